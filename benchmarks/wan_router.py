@@ -1,0 +1,173 @@
+"""The router between the sites, and their links: rate by tc-tbf(8), delay by sch_netem or wan_delay.py."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from netns import Namespaces, call
+
+from geomx_cli.errors import CheckFailed
+
+__all__ = ["Router", "Shape"]
+
+ROUTER = "router"
+FRAME_BYTES = 1514
+OFFLOAD_BYTES = 65536
+BURST_SECONDS = 1e-3
+BUCKET_SECONDS = 2e-3
+QUEUE_SECONDS = 0.2
+SOCKET_BYTES = 4 << 20
+
+
+class Shape(NamedTuple):
+    """How a rate becomes settings, in bytes: the largest offload frame, the token bucket, the queue.
+
+    The bucket is what passes at once after a pause, so it is as small as keeps the rate when a timer is
+    late: 2 ms, and never less than two offload frames. The queue holds 200 ms, what a provider's router
+    typically has.
+    """
+
+    offload: int
+    bucket: int
+    queue: int
+
+    @classmethod
+    def of(cls, rate: float) -> Self:
+        """From bits per second."""
+        offload = min(OFFLOAD_BYTES, max(4 * FRAME_BYTES, round(rate / 8 * BURST_SECONDS)))
+        bucket = max(2 * offload + FRAME_BYTES, round(rate / 8 * BUCKET_SECONDS))
+        return cls(offload, bucket, bucket + max(16 * offload, round(rate / 8 * QUEUE_SECONDS)))
+
+    def tbf(self, rate: float) -> list[str]:
+        """The arguments of tc-qdisc(8)."""
+        return f"tbf rate {round(rate)}bit burst {self.bucket} limit {self.queue}".split()
+
+
+class Router:
+    """Joins the namespaces of `sites`; `rate` in bits per second, `rtt` in seconds, either may be None.
+
+    `delay_by` says what delays: "nothing", "netem" or "wan_delay.py". The devices go with the namespaces;
+    `stop` ends the forwarder, which must happen before.
+    """
+
+    def __init__(
+        self, spaces: Namespaces, sites: Sequence[str], rate: float | None, rtt: float | None
+    ) -> None:
+        self.delay_by = "nothing"
+        self._spaces = spaces
+        self._sites = tuple(sites)
+        self._rate = rate
+        self._rtt = rtt
+        self._forwarder: subprocess.Popen[str] | None = None
+
+    def address(self, site: str) -> str:
+        return f"10.77.0.{self._sites.index(site) + 1}"
+
+    def build(self) -> None:
+        """Needs the sites' namespaces; CheckFailed if the kernel or a program lacks something."""
+        self._spaces.add(ROUTER)
+        for site in self._sites:
+            self._join(site)
+            self._tune(site)
+        if self._rtt and self._netem():
+            self.delay_by = "netem"
+        elif self._rtt:
+            self._start_forwarder(self._rtt / 2)
+            self.delay_by = "wan_delay.py"
+        if self._forwarder is None:
+            self._bridge()
+        if self._rate:
+            for site in self._sites:
+                self._shape(site, self._rate)
+
+    def stop(self) -> None:
+        if self._forwarder:
+            self._forwarder.kill()
+            self._forwarder.communicate()
+            self._forwarder = None
+
+    def cpu_seconds(self) -> float:
+        """Processor time that the forwarder has used so far; 0 without one."""
+        if self._forwarder is None:
+            return 0.0
+        fields = Path(f"/proc/{self._forwarder.pid}/schedstat").read_text(encoding="ascii").split()
+        return int(fields[0]) / 1e9
+
+    def _station(self, site: str) -> str:
+        return f"02:00:00:00:00:{self._sites.index(site) + 1:02x}"
+
+    def _join(self, site: str) -> None:
+        """The link of a site. Neighbours are fixed: no address resolution costs anyone a round trip."""
+        device, name = f"to{site}", self._spaces.name(site)
+        offload = Shape.of(self._rate).offload if self._rate else OFFLOAD_BYTES
+        self._spaces.configure(ROUTER, [f"link add {device} type veth peer name eth0 netns {name}"])
+        for place, end in ((ROUTER, device), (site, "eth0")):
+            self._spaces.sysctl(place, {f"net.ipv6.conf.{end}.disable_ipv6": "1"})
+        self._spaces.configure(ROUTER, [f"link set {device} gso_max_size {offload} up"])
+        neighbours = [
+            f"neigh replace {self.address(other)} lladdr {self._station(other)} dev eth0 nud permanent"
+            for other in self._sites
+            if other != site
+        ]
+        own = f"link set eth0 address {self._station(site)} gso_max_size {offload} up"
+        self._spaces.configure(site, [own, f"addr add {self.address(site)}/24 dev eth0", *neighbours])
+
+    def _tune(self, site: str) -> None:
+        """TCP of this site: windows that fill the link, nothing learnt kept from one connection to the next.
+
+        Congestion control stays the machine's default: a kernel allows few others outside its first
+        namespace.
+        """
+        window = max(SOCKET_BYTES, round(4 * (self._rate or 1e9) / 8 * (self._rtt or 0.0)))
+        values = {
+            "net.ipv4.tcp_no_metrics_save": "1",
+            "net.ipv4.tcp_wmem": f"4096 16384 {window}",
+            "net.ipv4.tcp_rmem": f"4096 131072 {2 * window}",
+        }
+        self._spaces.sysctl(site, values)
+
+    def _bridge(self) -> None:
+        lines = ["link add br0 type bridge", *(f"link set to{site} master br0" for site in self._sites)]
+        self._spaces.configure(ROUTER, [*lines, "link set br0 up"])
+        self._spaces.sysctl(ROUTER, {"net.ipv6.conf.br0.disable_ipv6": "1"})
+
+    def _netem(self) -> bool:
+        """Let the kernel delay what the router sends to each site; False if it cannot."""
+        delay = f"netem delay {round((self._rtt or 0.0) / 2 * 1e6)}us limit 1000000".split()
+        for site in self._sites:
+            add = ["qdisc", "add", "dev", f"to{site}", "root", "handle", "1:", *delay]
+            try:
+                call(["tc", "-n", self._spaces.name(ROUTER), *add])
+            except CheckFailed as error:
+                if "kind is unknown" in error.message or "No such file" in error.message:
+                    return False
+                raise
+        return True
+
+    def _start_forwarder(self, delay: float) -> None:
+        ports = [f"to{site}={self._station(site)}" for site in self._sites]
+        argv = [
+            sys.executable,
+            "-I",
+            "-S",
+            str(Path(__file__).with_name("wan_delay.py")),
+            f"{delay:.9f}",
+            *ports,
+        ]
+        self._forwarder = subprocess.Popen(
+            self._spaces.command(ROUTER, argv),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for us: the links must outlive the processes under test
+        )
+        if self._forwarder.stdout is None or self._forwarder.stdout.readline().strip() != "ready":
+            raise CheckFailed("the forwarder that delays frames does not start", "its own message is above")
+
+    def _shape(self, site: str, rate: float) -> None:
+        tbf = Shape.of(rate).tbf(rate)
+        behind = ["parent", "1:1", "handle", "10:"] if self.delay_by == "netem" else ["root"]
+        call(["tc", "-n", self._spaces.name(site), "qdisc", "add", "dev", "eth0", "root", *tbf])
+        call(["tc", "-n", self._spaces.name(ROUTER), "qdisc", "add", "dev", f"to{site}", *behind, *tbf])

@@ -1,0 +1,146 @@
+"""One process of the job, as its agent sees it."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from geomx_cli.agent import processes
+from geomx_cli.agent.assignment import Task
+from geomx_cli.agent.processes import Identity
+from geomx_cli.events import Event, read_events
+from geomx_cli.failure import Failure, describe_status, exception_line
+
+__all__ = ["Child"]
+
+_TAIL_LINES, _TAIL_BYTES = 15, 1 << 14
+_STOPPED_LIMIT = 5.0
+_TELLING = 500  # the longest message or exception line that is passed on
+
+
+class Child:
+    """Starts a task in a session of its own and sees how it goes. Used by one thread.
+
+    Once it has ended it stays a zombie until `close`: so long its pid, which names its process group as well, cannot
+    become another's, and signals to the group reach what it has left and nobody else.
+    """
+
+    def __init__(self, task: Task, job_dir: Path, host: str) -> None:
+        self.task = task
+        self.name = task.name
+        self.status: int | None = None
+        self.identity: Identity | None = None
+        self.pidfd = -1
+        self.failed = False
+        self._host = host
+        self._log = job_dir / "logs" / f"{task.file_name}.log"
+        self._events = job_dir / "events" / f"{task.file_name}.jsonl"
+        self._offset = 0
+        self._saw_round = False
+        self._own_words: Event | None = None
+        self._stopped_since: float | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, inherited: Mapping[str, str], working_dir: str) -> None:
+        """Raises OSError when the program or the working directory is not there, or the log cannot be written."""
+        self._log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.task.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**inherited, **self.task.env},
+                cwd=working_dir or None,
+                start_new_session=True,
+                preexec_fn=processes.die_with_parent(os.getpid()),  # noqa: PLW1509 - the agent has one thread
+            )
+        self.identity = processes.identify(self._process.pid)
+        self.pidfd = os.pidfd_open(self._process.pid)
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self.pidfd >= 0 and self.status is None
+
+    def check_end(self) -> bool:
+        """Whether it has ended by now; sets `status`. Does not wait and does not reap it."""
+        if self.running:
+            result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if result is not None:
+                exited = result.si_code == os.CLD_EXITED
+                self.status = result.si_status if exited else -result.si_status
+        return self.status is not None
+
+    def new_events(self) -> list[Event]:
+        """What it has written since the last call; of its rounds only its very first and the newest."""
+        if not self._events.exists():
+            return []
+        events: list[Event] = []
+        newest: Event | None = None
+        for event, self._offset in read_events(self._events, self._offset):
+            kind = event.get("event")
+            if kind == "round" and self._saw_round:
+                newest = event
+                continue
+            self._saw_round |= kind == "round"
+            if kind == "failed":
+                self._own_words = event
+            events.append(event)
+        return events if newest is None else [*events, newest]
+
+    def failure(self, *, memory: bool) -> Failure | None:
+        """Why it ended, if it failed. Call `new_events` before, for its own account of it."""
+        if not self.status:
+            return None
+        tail = self.tail()
+        words = self._own_words or {}
+        what = str(words.get("message") or "") or exception_line(tail)
+        cause = describe_status(self.status, memory=memory) + (f": {what[:_TELLING]}" if what else "")
+        hint = str(words.get("hint") or "")
+        peer = str(words.get("peer") or "")
+        when = float(words.get("time") or time.time())
+        return Failure(self.name, self._host, cause, when, hint, "" if peer == self.name else peer, tail)
+
+    def check_stopped(self) -> Failure | None:
+        """A failure, once, when somebody has stopped (as with SIGSTOP) the process and not continued it in time."""
+        if not self.running or self.identity is None or processes.state(self.identity) != "T":
+            self._stopped_since = None
+            return None
+        now = time.monotonic()
+        self._stopped_since = self._stopped_since or now
+        if self.failed or now - self._stopped_since < _STOPPED_LIMIT:
+            return None
+        hint = "find out who sent it SIGSTOP; a debugger does, for example"
+        return Failure(self.name, self._host, "was stopped (SIGSTOP)", time.time() - _STOPPED_LIMIT, hint, "", self.tail())
+
+    def tail(self) -> list[str]:
+        """The last lines of its log."""
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                return log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+        except OSError:
+            return []
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to it and to what it has started; one that was stopped is continued to receive it."""
+        if self._process is not None and self.pidfd >= 0:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+                os.killpg(self._process.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """Reap it. Only after `check_end` said so, and after the last signal to its group."""
+        if self._process is not None and self.status is not None and self.pidfd >= 0:
+            self._process.wait()
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    def started_message(self) -> dict[str, Any]:
+        """What the control machine is told of its start."""
+        return {"type": "started", "process": self.name, "pid": self.identity.pid if self.identity else 0}

@@ -1,0 +1,247 @@
+"""The agent's loop: start this host's processes, watch them, report, and leave none behind."""
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from enum import IntEnum
+from pathlib import Path
+
+from geomx_cli.agent import processes
+from geomx_cli.agent.assignment import AgentState, Assignment
+from geomx_cli.agent.child import Child
+from geomx_cli.agent.control import Control, Message
+from geomx_cli.agent.processes import Identity
+from geomx_cli.failure import Failure
+
+__all__ = ["Supervisor"]
+
+_TICK = 0.25  # between two looks at the event logs
+_LOOK = 1.0  # between two looks at the processes' state
+_LEASE = 6.0  # the control machine's longest silence
+_CONNECT = 15.0  # until the control machine must have connected
+_GRACE = 2.0  # for the others to end by themselves after one has failed
+_TERMINATE = 1.0  # between SIGTERM and SIGKILL
+_KILL = 2.0  # for the kernel to end what was killed
+
+
+class _Stage(IntEnum):
+    WAITING = 0  # for "start"
+    RUNNING = 1
+    GRACE = 2
+    TERMINATING = 3
+    KILLING = 4
+
+
+class Supervisor:
+    """Single-threaded; `run` returns when every process has ended and everything is reported.
+
+    A process that fails, "stop", SIGTERM or SIGINT to the agent, and a control machine that disappears or is silent
+    all end the whole part of the job: after a grace SIGTERM, then SIGKILL, to whole process groups and to whatever
+    else descends from the agent. If the agent itself is killed the kernel kills its children, and reaper.py the rest.
+    """
+
+    def __init__(self, directory: Path, assignment: Assignment) -> None:
+        self._directory = directory
+        self._assignment = assignment
+        job_dir = Path(assignment.job_dir)
+        self._children = [Child(task, job_dir, assignment.host) for task in assignment.tasks]
+        self._selector = selectors.DefaultSelector()
+        self._control = Control(assignment.socket, self._selector)
+        self._stage = _Stage.WAITING
+        self._deadline = time.monotonic() + _CONNECT
+        self._next_look = 0.0
+        self._oom_kills = processes.oom_kills()
+        self._wakeup, self._signals = socket.socketpair()
+
+    def run(self) -> int:
+        """The agent's exit status: 0, or 1 when something could not be ended."""
+        processes.adopt_orphans()
+        self._catch_signals()
+        self._write_state()
+        try:
+            while not self._over():
+                for key, mask in self._selector.select(_TICK):
+                    self._handle(key.fileobj, key.data, mask)
+                self._tick(time.monotonic())
+        finally:
+            left = self._sweep()
+            self._control.send({"type": "done", "left": left})
+            self._control.close(_TERMINATE)
+            self._assignment.remove_secrets()
+        return 1 if left else 0
+
+    def _catch_signals(self) -> None:
+        for end in (self._wakeup, self._signals):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._signals.fileno())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
+
+    def _handle(self, source: object, child: Child | None, mask: int) -> None:
+        if child is not None:
+            self._check_end(child)
+        elif source is self._wakeup:
+            self._wakeup.recv(64)
+            self._stop("was told to stop", 0)
+        else:
+            connected = self._control.connected
+            for message in self._control.handle(source, mask):
+                self._obey(message)
+            if self._control.connected and not connected:
+                self._control.send({"type": "hello", "pid": os.getpid()})
+
+    def _obey(self, message: Message) -> None:
+        match message.get("type"):
+            case "start" if self._stage is _Stage.WAITING:
+                self._start()
+            case "heartbeat":
+                self._control.send({"type": "alive"})
+            case "stop":
+                self._stop("was asked to stop", float(message.get("grace", 0)))
+            case "kill":
+                self._stop("was asked to stop at once", 0)
+                self._enter(_Stage.KILLING)
+
+    def _start(self) -> None:
+        self._enter(_Stage.RUNNING)
+        inherited = _inherited(self._assignment)
+        for child in self._children:
+            try:
+                child.start(_merge_path(inherited, child.task.env), self._assignment.working_dir)
+            except OSError as error:
+                what = f"could not be started: {error.strerror}: {error.filename}"
+                self._fail(child, Failure(child.name, self._assignment.host, what, time.time()))
+                break
+            self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+            self._control.send(child.started_message())
+        self._write_state()
+
+    def _tick(self, now: float) -> None:
+        for child in self._children:
+            if child.running:
+                self._forward(child)
+        if now >= self._next_look:
+            self._next_look = now + _LOOK
+            for child in self._children:
+                if (failure := child.check_stopped()) is not None:
+                    self._fail(child, failure)
+        if self._control.lost:
+            self._stop("the control machine went away", 0)
+        elif self._control.connected and now - self._control.heard > _LEASE:
+            self._stop(f"the control machine has said nothing for {_LEASE:g} s", 0)
+        if self._stage is not _Stage.RUNNING and now >= self._deadline:
+            self._escalate()
+
+    def _forward(self, child: Child) -> None:
+        for event in child.new_events():
+            age = max(0.0, time.time() - float(event.get("time", 0)))
+            self._control.send({"type": "event", "process": child.name, "age": age, "event": event})
+
+    def _check_end(self, child: Child) -> None:
+        if not child.check_end():
+            return
+        self._selector.unregister(child.pidfd)
+        self._forward(child)
+        memory = processes.oom_kills() > self._oom_kills
+        failure = child.failure(memory=memory)
+        if failure is not None and self._stage <= _Stage.GRACE:
+            self._fail(child, failure)
+        self._control.send({"type": "ended", "process": child.name, "status": child.status})
+
+    def _fail(self, child: Child, failure: Failure) -> None:
+        """Report a failure, and end the others soon: the first one that failed by itself ends the job."""
+        child.failed = True
+        age = max(0.0, time.time() - failure.when)
+        self._control.send({"type": "failure", "age": age, "failure": failure.to_message()})
+        self._stop(f"{failure.process} {failure.cause}", _GRACE)
+
+    def _stop(self, why: str, grace: float) -> None:
+        if self._stage < _Stage.GRACE:
+            print(f"stopping: {why}", file=sys.stderr, flush=True)
+            self._enter(_Stage.GRACE, grace)
+        if self._stage is _Stage.GRACE:
+            self._deadline = min(self._deadline, time.monotonic() + grace)
+
+    def _enter(self, stage: _Stage, limit: float = 0) -> None:
+        if stage >= self._stage:
+            self._stage = stage
+            self._deadline = time.monotonic() + limit
+
+    def _escalate(self) -> None:
+        """The present stage's time is over."""
+        match self._stage:
+            case _Stage.WAITING:
+                self._stop(f"no control machine said start within {_CONNECT:g} s", 0)
+            case _Stage.GRACE:
+                self._signal(signal.SIGTERM)
+                self._enter(_Stage.TERMINATING, _TERMINATE)
+            case _Stage.TERMINATING:
+                self._enter(_Stage.KILLING, _KILL)
+                self._signal(signal.SIGKILL)
+            case _Stage.KILLING:
+                self._enter(_Stage.KILLING, _TICK)
+                self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for child in self._children:
+            child.signal_group(number)
+
+    def _over(self) -> bool:
+        """Whether no process of ours runs any more. What a process has left behind does not delay the end."""
+        return self._stage is not _Stage.WAITING and not any(child.running for child in self._children)
+
+    def _sweep(self) -> list[str]:
+        """End whatever still descends from us, reap, and name what could not be ended."""
+        me = os.getpid()
+
+        def find() -> list[Identity]:
+            return processes.descendants(me)
+
+        if self._stage <= _Stage.RUNNING and find():
+            self._signal(signal.SIGTERM)  # what processes that are done have left behind
+            _wait_until_none(find, _TERMINATE)
+        left = processes.end(find, _KILL)
+        for child in self._children:
+            child.check_end()
+            child.close()
+        _reap_adopted()
+        return [f"pid {who.pid}" for who in left]
+
+    def _write_state(self) -> None:
+        me = processes.identify(os.getpid())
+        assert me is not None
+        started = {child.name: child.identity for child in self._children if child.identity is not None}
+        AgentState(me, started, processes.boot_id()).write(self._directory)
+
+
+def _wait_until_none(find: "processes.Finder", limit: float) -> None:
+    deadline = time.monotonic() + limit
+    while find() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _reap_adopted() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _inherited(assignment: Assignment) -> dict[str, str]:
+    """The agent's own variables less those of a job: what a person's shell has set must not reach into this one."""
+    ours = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("DMLC_", "GEOMX_")) and name not in assignment.clear
+    }
+    return {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **ours}
+
+
+def _merge_path(inherited: dict[str, str], env: "dict[str, str] | object") -> dict[str, str]:
+    return inherited

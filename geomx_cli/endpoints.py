@@ -1,0 +1,104 @@
+"""Endpoints: where the processes of a job listen and what others dial. Pure functions."""
+
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.inventory import Host
+from geomx_cli.topology import Link, Node
+
+__all__ = ["Endpoint", "lay_endpoints"]
+
+# A unix socket's path may have 107 bytes; 8 are left for what a library adds.
+_LONGEST_PATH = 99
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where one process listens: `bind` is what it binds, `advertised` what others dial.
+
+    `purpose` is membership for a scheduler and slices for a server. A global server listens once for both of
+    its planes, and counts as of the global one. `port` belongs to the process even where it listens on a unix
+    socket only: the DMLC variables name a scheduler by its port.
+    """
+
+    process: str
+    plane: Literal["local", "global"]
+    purpose: Literal["membership", "slices"]
+    protocol: Literal["tcp", "ipc"]
+    bind: str
+    advertised: str
+    port: int
+
+
+def lay_endpoints(
+    nodes: Sequence[Node], wires: Sequence[Link], socket_dir: str
+) -> Mapping[str, Sequence[Endpoint]]:
+    """The endpoints of each process that listens, by name.
+
+    A unix socket if somebody on its host dials it, TCP if somebody elsewhere does. Ports are taken from the
+    hosts' lists in the order of `nodes`. Raises InvalidSettings when a host has too few, or a socket's path
+    is too long.
+    """
+    ports = {node.host.name: iter(node.host.ports) for node in nodes}
+    found: dict[str, Sequence[Endpoint]] = {}
+    for node in nodes:
+        if node.listens:
+            dialled = [wire for wire in wires if wire.listener is node]
+            scheduler = node.role.endswith("scheduler")
+            far = any(not wire.near for wire in dialled)
+            port = _next_port(node.host, ports[node.host.name]) if far or scheduler else 0
+            found[node.name] = tuple(_of(node, dialled, port, socket_dir))
+    return found
+
+
+def _of(node: Node, dialled: Sequence[Link], port: int, socket_dir: str) -> Iterator[Endpoint]:
+    plane: Literal["local", "global"] = "global" if node.role.startswith("global_") else "local"
+    purpose: Literal["membership", "slices"] = "membership" if node.role.endswith("scheduler") else "slices"
+    if any(wire.near for wire in dialled):
+        path = f"ipc://{_socket(node, socket_dir)}"
+        yield Endpoint(node.name, plane, purpose, "ipc", path, path, port)
+    dialled_as = {node.host.address_for(wire.dialler.host) for wire in dialled if not wire.near}
+    if dialled_as:
+        address = node.host.address
+        seen = next(iter(dialled_as - {address}), address)
+        bind = _tcp(_listening(address, everywhere=dialled_as != {address}), port)
+        yield Endpoint(node.name, plane, purpose, "tcp", bind, _tcp(seen, port), port)
+
+
+def _listening(address: str, *, everywhere: bool) -> str:
+    """What to bind: the host's own address, or all that it has if others know it by another or by a name."""
+    try:
+        version = ipaddress.ip_address(address).version
+    except ValueError:
+        return "localhost" if address == "localhost" else "0.0.0.0"
+    if everywhere:
+        return "::" if version == 6 else "0.0.0.0"
+    return address
+
+
+def _tcp(address: str, port: int) -> str:
+    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+
+
+def _socket(node: Node, socket_dir: str) -> str:
+    name = node.name.replace("/", "-").replace(":", "-")
+    path = f"{socket_dir}/{name}.sock"
+    if len(path.encode()) > _LONGEST_PATH:
+        raise InvalidSettings(
+            f"the path of the unix socket {path} is longer than {_LONGEST_PATH} bytes",
+            "use a shorter directory for sockets (TMPDIR), or a shorter name for the party",
+        )
+    return path
+
+
+def _next_port(host: Host, ports: Iterator[int]) -> int:
+    try:
+        return next(ports)
+    except StopIteration:
+        raise InvalidSettings(
+            f"host {host.name} has {len(host.ports)} ports, fewer than it has schedulers and servers",
+            "give it more ports in the inventory",
+        ) from None

@@ -1,0 +1,70 @@
+"""The event log: what one process has to say, as JSON lines, one event a line.
+
+Every line carries `time` (Unix seconds), `party`, `role`, `rank` and `event`; the rest are the event's own fields.
+Status, summaries, figures and the live view read nothing else.
+
+Events: "state" (state), "telemetry" (see ps/telemetry.py), "round" (a worker's record of one round),
+"evaluation" (accuracy), "warning" (message), "failed" (message, hint, peer), "finished".
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Event", "EventLog", "read_events"]
+
+Event = dict[str, Any]
+
+
+class EventLog:
+    """Appends events to one file. A line is one write, so that a reader never sees two events mixed.
+
+    Used by one thread, or by several that each write whole events (O_APPEND keeps lines apart). With no path, events
+    are dropped: a process started by hand without a job directory has no log. A full disk raises OSError at the write.
+    """
+
+    def __init__(self, path: Path | None, *, party: str = "", role: str = "", rank: int = -1) -> None:
+        self._who = {"party": party, "role": role, "rank": rank}
+        self._file = -1
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event with the time of now."""
+        if self._file >= 0:
+            line = json.dumps({"time": round(time.time(), 6), **self._who, "event": event, **fields})
+            os.write(self._file, line.encode() + b"\n")
+
+    def identify(self, *, party: str, role: str, rank: int) -> None:
+        """Set who speaks, once the scheduler has told a process started by hand its rank."""
+        self._who = {"party": party, "role": role, "rank": rank}
+
+    def close(self) -> None:
+        """Close the file; later writes are dropped."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def read_events(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
+    """Yield each whole event from byte `start` on, with the offset behind it.
+
+    A line that is still being written (no newline yet) is left for the next call; one that is no JSON object is
+    passed over.
+    """
+    with path.open("rb") as file:
+        file.seek(start)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            start += len(line)
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(event, dict):
+                yield event, start

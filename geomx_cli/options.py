@@ -1,0 +1,207 @@
+"""The table of options: each is written once, here or in the plug-in that it belongs to.
+
+The command line, the environment of the processes, validation, `--dry-run` and the reference page are made from this
+table. An option's value is a plain bool, int, float or str; durations are seconds, sizes are bytes and rates bits a
+second, parsed from text with a unit.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from geomx_cli import units
+from geomx_cli.errors import InvalidSettings
+
+__all__ = ["OPTIONS", "Kind", "Option", "Value", "decode", "defaults", "encode"]
+
+Value = bool | int | float | str
+Kind = Literal["bool", "int", "float", "text", "duration", "size", "wan"]
+Group = Literal["cluster", "synchronisation", "transport", "training"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. `env` is the variable that carries it to a process; `minimum` and `maximum` bound a number."""
+
+    name: str
+    kind: Kind
+    default: Value
+    env: str
+    help: str
+    group: Group
+    choices: tuple[str, ...] = ()
+    minimum: float = -math.inf
+    maximum: float = math.inf
+
+    @property
+    def flag(self) -> str:
+        """As on the command line: `--batch-size`."""
+        return "--" + self.name.replace("_", "-")
+
+
+def _option(group: Group) -> Callable[..., Option]:
+    def make(name: str, kind: Kind, default: Value, env: str, text: str, **rest: object) -> Option:
+        return Option(name, kind, default, env, text, group, **rest)  # type: ignore[arg-type]
+
+    return make
+
+
+_cluster, _sync, _net, _train = (
+    _option("cluster"),
+    _option("synchronisation"),
+    _option("transport"),
+    _option("training"),
+)
+
+OPTIONS: tuple[Option, ...] = (
+    _cluster("parties", "int", 2, "GEOMX_PARTIES", "Participating parties (data centres).", minimum=1, maximum=1024),
+    _cluster("workers", "int", 2, "GEOMX_WORKERS", "Workers in each participating party.", minimum=1, maximum=1024),
+    _cluster(
+        "central_workers", "int", 0, "GEOMX_CENTRAL_WORKERS",
+        "Workers of the central party that train beside the master worker.", minimum=0, maximum=1024,
+    ),
+    _cluster(
+        "topology", "text", "central", "GEOMX_TOPOLOGY",
+        "Where the global servers stand: in the central party, spread over the parties, or one flat plane"
+        " without local servers.", choices=("central", "spread", "flat"),
+    ),
+    _cluster(
+        "global_servers", "int", 1, "GEOMX_GLOBAL_SERVERS",
+        "Global servers that share the model (with --topology spread: in each party).", minimum=1, maximum=256,
+    ),
+    _cluster(
+        "local_servers", "int", 1, "GEOMX_LOCAL_SERVERS",
+        "Local servers in each party that share the model.", minimum=1, maximum=64,
+    ),
+    _sync("algo", "text", "fsa", "GEOMX_ALGO", "Synchronisation algorithm."),
+    _sync("delivery", "text", "direct", "GEOMX_DELIVERY", "How slices travel."),
+    _net(
+        "slice_elements", "int", 262_144, "MXNET_KVSTORE_BIGARRAY_BOUND",
+        "Elements in a slice, the unit of sending; a larger tensor is cut.", minimum=16, maximum=8_388_608,
+    ),
+    _net(
+        "window", "size", 0, "GEOMX_WINDOW",
+        "Bytes under way on one link before the sender waits for credit; 0 measures what the link needs.",
+        minimum=0, maximum=2**30,
+    ),
+    _net(
+        "wan", "wan", "", "GEOMX_WAN",
+        "Shape the links between parties on one machine: rate of a party's link and round trip, as 100mbit,30ms.",
+    ),
+    _net("heartbeat", "duration", 1.0, "GEOMX_HEARTBEAT", "Time between heartbeats.", minimum=0.05, maximum=60),
+    _net(
+        "silence", "duration", 6.0, "GEOMX_SILENCE",
+        "A process that says nothing for this long counts as lost.", minimum=0.5, maximum=3600,
+    ),
+    _net(
+        "timeout", "duration", 60.0, "GEOMX_TIMEOUT",
+        "Longest wait for the other processes to start, or for an answer outside a round.", minimum=1, maximum=86400,
+    ),
+    _net(
+        "patience", "duration", 600.0, "GEOMX_PATIENCE",
+        "Longest wait for a round or a barrier while every process lives.", minimum=1, maximum=86400 * 7,
+    ),
+    _train("network", "text", "cnn", "GEOMX_NETWORK", "Network to train.", choices=("cnn",)),
+    _train("data", "text", "fashion-mnist", "GEOMX_DATA", "Data set.", choices=("fashion-mnist",)),
+    _train("data_dir", "text", "", "GEOMX_DATA_DIR", "Where the data set lies; searched for when not given."),
+    _train("batch_size", "int", 64, "GEOMX_BATCH_SIZE", "Samples in one worker's batch.", minimum=1, maximum=65536),
+    _train("epochs", "int", 3, "GEOMX_EPOCHS", "Passes over the training data.", minimum=1, maximum=100_000),
+    _train("time_limit", "duration", 0.0, "GEOMX_TIME_LIMIT", "Stop training after this long; 0 is never.", minimum=0),
+    _train(
+        "optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer.",
+        choices=("sgd", "nag", "adam", "adagrad", "rmsprop", "adamw"),
+    ),
+    _train(
+        "optimizer_on", "text", "server", "GEOMX_OPTIMIZER_ON",
+        "Where the optimizer runs: global servers answer with weights, or with summed gradients for the workers.",
+        choices=("server", "worker"),
+    ),
+    _train("lr", "float", 0.05, "GEOMX_LR", "Learning rate.", minimum=0, maximum=1e6),
+    _train("momentum", "float", 0.9, "GEOMX_MOMENTUM", "Momentum of sgd and nag.", minimum=0, maximum=1),
+    _train("seed", "int", 1, "GEOMX_SEED", "Seed of initial weights and of the order of samples.", minimum=0),
+    _train("eval_every", "int", 100, "GEOMX_EVAL_EVERY", "Rounds between two evaluations; 0: only at the end.", minimum=0),
+    _train(
+        "target_accuracy", "float", 0.0, "GEOMX_TARGET_ACCURACY",
+        "Stop when the test accuracy reaches this; 0 is never.", minimum=0, maximum=1,
+    ),
+)  # fmt: skip
+
+
+def defaults(table: Iterable[Option] = OPTIONS) -> dict[str, Value]:
+    """The value of every option where nobody says otherwise."""
+    return {option.name: option.default for option in table}
+
+
+def decode(option: Option, text: str) -> Value:
+    """The value that `text` stands for. Raises InvalidSettings with what to write instead."""
+    try:
+        value = _PARSERS[option.kind](text.strip())
+    except (ValueError, InvalidSettings) as error:
+        hint = error.hint if isinstance(error, InvalidSettings) else f"write {_EXAMPLES[option.kind]}"
+        raise InvalidSettings(f"{option.flag} ({option.env}): {text!r} is no {option.kind}", hint) from None
+    return check(option, value)
+
+
+def check(option: Option, value: Value) -> Value:
+    """`value` again, if the option allows it. Raises InvalidSettings otherwise."""
+    if option.choices and value not in option.choices:
+        raise InvalidSettings(
+            f"{option.flag} ({option.env}): there is no {value!r}", f"choose one of {', '.join(option.choices)}"
+        )
+    if not isinstance(value, str) and not option.minimum <= value <= option.maximum:
+        raise InvalidSettings(
+            f"{option.flag} ({option.env}): {value} is out of range",
+            f"it lies between {option.minimum:g} and {option.maximum:g}",
+        )
+    return value
+
+
+def encode(option: Option, value: Value) -> str:
+    """`value` as text that `decode` reads back."""
+    if option.kind == "bool":
+        return "1" if value else "0"
+    return str(value)
+
+
+def parse_wan(text: str) -> tuple[float, float]:
+    """(bits per second, seconds of round trip) from "100mbit,30ms"; either part may be left out; "" is (0, 0)."""
+    rate = delay = 0.0
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if part.lower().endswith("bit"):
+            rate = units.parse_rate(part)
+        else:
+            delay = units.parse_duration(part)
+    return rate, delay
+
+
+def _parse_bool(text: str) -> bool:
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in known:
+        raise ValueError(text)
+    return known[text.lower()]
+
+
+def _parse_wan_text(text: str) -> str:
+    parse_wan(text)
+    return text
+
+
+_PARSERS: Mapping[Kind, Callable[[str], Value]] = {
+    "bool": _parse_bool,
+    "int": int,
+    "float": float,
+    "text": str,
+    "duration": units.parse_duration,
+    "size": units.parse_size,
+    "wan": _parse_wan_text,
+}
+_EXAMPLES: Mapping[Kind, str] = {
+    "bool": "1 or 0",
+    "int": "a whole number",
+    "float": "a number",
+    "text": "text",
+    "duration": "a duration such as 30ms",
+    "size": "a size such as 1MiB",
+    "wan": "a rate and a round trip, as 100mbit,30ms",
+}

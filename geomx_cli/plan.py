@@ -1,0 +1,268 @@
+"""The plan of a job: every process with its host, command, environment and endpoints. A pure function.
+
+`launch` starts what the plan says and `--dry-run` prints it; nothing here looks at the machine.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from geomx_cli import plugins
+from geomx_cli.endpoints import Endpoint, lay_endpoints
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.inventory import Inventory
+from geomx_cli.options import Value, check, defaults
+from geomx_cli.ps.config import PlaneSettings, Role
+from geomx_cli.runtime.settings import Settings
+from geomx_cli.topology import Link, Node, arrange, links
+
+__all__ = ["Endpoint", "JobSpec", "Plan", "Process", "SCHEMA_VERSION", "file_name", "plan"]
+
+SCHEMA_VERSION = 1
+_PACKAGE = str(Path(__file__).parent)
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What to run. `options` may leave out those at their default; `script` is () for the bundled job.
+
+    `job_dir`, `socket_dir` and `key_dir` are paths on every host. Each process has its own file of keys in
+    `key_dir`; without it there are no keys, and processes listen on loopback only. `python` is for hosts that
+    name none. `env` is what each process has beneath its own variables (a host's `env` goes before it):
+    PYTHONPATH, thread counts.
+    """
+
+    job: str
+    options: Mapping[str, Value] = field(default_factory=dict)
+    script: tuple[str, ...] = ()
+    job_dir: str = ""
+    socket_dir: str = ""
+    key_dir: str = ""
+    python: str = "python3"
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process. `rank` counts the processes of its role (see topology.Node); `env` is exact."""
+
+    name: str
+    host: str
+    party: str
+    role: Role
+    rank: int
+    global_rank: int | None
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    endpoints: tuple[Endpoint, ...]
+
+    @property
+    def file_name(self) -> str:
+        """The stem of its log and event log: "A-worker-1"."""
+        return file_name(self.name)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every process of a job, and who dials whom. `spec` has every option's value."""
+
+    job: str
+    spec: JobSpec
+    topology: Literal["central", "spread", "flat"]
+    processes: tuple[Process, ...]
+    links: tuple[tuple[str, str], ...]
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Those of all processes."""
+        return tuple(endpoint for process in self.processes for endpoint in process.endpoints)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the hosts that run something, in the order of the processes."""
+        return tuple(dict.fromkeys(process.host for process in self.processes))
+
+    def process(self, name: str) -> Process:
+        """The process called `name`. Raises InvalidSettings when there is none."""
+        for process in self.processes:
+            if process.name == name:
+                return process
+        known = ", ".join(process.name for process in self.processes)
+        raise InvalidSettings(f"there is no process {name!r}", f"there are {known}")
+
+    def on_host(self, host: str) -> tuple[Process, ...]:
+        """The processes of one host."""
+        return tuple(process for process in self.processes if process.host == host)
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as an object that `json` writes."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "job": self.job,
+            "topology": self.topology,
+            "script": list(self.spec.script),
+            "options": dict(self.spec.options),
+            "job_dir": self.spec.job_dir,
+            "socket_dir": self.spec.socket_dir,
+            "processes": [asdict(process) for process in self.processes],
+            "links": [{"dialler": dialler, "listener": listener} for dialler, listener in self.links],
+        }
+
+
+def plan(inventory: Inventory, spec: JobSpec) -> Plan:
+    """Lay out the job `spec` on the machines of `inventory`.
+
+    The cluster's options in `spec` give way to the inventory. Raises InvalidSettings for an unknown option, a
+    value out of range, a combination that cannot work, a host with too few ports and too deep a socket
+    directory.
+    """
+    spec = replace(spec, options=_complete(inventory, spec))
+    _check(inventory, spec)
+    nodes = arrange(inventory)
+    wires = links(nodes)
+    endpoints = lay_endpoints(nodes, wires, spec.socket_dir)
+    return Plan(
+        job=spec.job,
+        spec=spec,
+        topology=inventory.topology,
+        processes=tuple(
+            _process(node, _settings(node, nodes, wires, endpoints, spec), endpoints, spec) for node in nodes
+        ),
+        links=tuple((wire.dialler.name, wire.listener.name) for wire in wires),
+    )
+
+
+def file_name(process: str) -> str:
+    """A process's name as part of a path: "A/worker:1" is "A-worker-1"."""
+    return process.replace("/", "-").replace(":", "-")
+
+
+def _complete(inventory: Inventory, spec: JobSpec) -> dict[str, Value]:
+    known = {option.name: option for option in plugins.table()}
+    for name in spec.options:
+        if name not in known:
+            raise InvalidSettings(f"there is no option {name!r}", f"choose from {', '.join(sorted(known))}")
+    values = defaults(known.values()) | dict(spec.options) | inventory.options()
+    return {name: check(known[name], value) for name, value in values.items()}
+
+
+def _check(inventory: Inventory, spec: JobSpec) -> None:
+    """Refuse what cannot work, with one message each."""
+    options, topology = spec.options, inventory.topology
+    if topology == "flat" and inventory.central.workers:
+        raise InvalidSettings(
+            "--topology flat has no central workers", "leave them out, or add a party (--parties)"
+        )
+    if topology == "flat" and inventory.local_servers > 1:
+        raise InvalidSettings("--topology flat has no local servers", "share the model with --global-servers")
+    if topology == "spread" and inventory.central.workers:
+        raise InvalidSettings(
+            "--topology spread has no central workers: their gradients would cross to every party one by one",
+            "add a party in their place (--parties), which has a local server of its own",
+        )
+    if float(options["silence"]) < 2 * float(options["heartbeat"]):
+        raise InvalidSettings(
+            f"--silence {options['silence']:g}s is too short for a heartbeat every {options['heartbeat']:g}s",
+            "make --silence at least twice --heartbeat",
+        )
+    remote = [host.name for host in inventory.hosts if host.kind != "local"]
+    if options["wan"] and remote:
+        raise InvalidSettings(
+            f"--wan emulates links on one machine, and host {remote[0]} is another", "leave out --wan"
+        )
+    for kind, option in (("algorithm", "algo"), ("delivery", "delivery")):
+        name = str(options[option])
+        reason = plugins.find(kind, name).refuses(spec)  # type: ignore[arg-type]
+        if reason:
+            hint = f"change --{option} or what it cannot work with"
+            raise InvalidSettings(f"--{option} {name}: {reason}", hint)
+
+
+def _settings(
+    node: Node,
+    nodes: Sequence[Node],
+    wires: Sequence[Link],
+    endpoints: Mapping[str, Sequence[Endpoint]],
+    spec: JobSpec,
+) -> Settings:
+    central = next(other for other in nodes if other.role == "scheduler").local
+    own = endpoints.get(node.name, ())
+    return Settings(
+        role=node.role,
+        local=_plane(node.local, node, nodes, endpoints),
+        upper=_plane(node.upper, node, nodes, endpoints),
+        master=node.master,
+        central_workers=node.local == central and int(spec.options["central_workers"]) > 0,
+        num_all_workers=sum(other.global_rank is not None for other in nodes),
+        interface=node.host.interface,
+        job=spec.job,
+        job_dir=spec.job_dir,
+        process=node.name,
+        party=node.party,
+        party_index=node.index,
+        host=node.host.name,
+        rank=node.rank,
+        global_rank=node.global_rank,
+        bind=tuple(endpoint.bind for endpoint in own),
+        advertise=tuple(endpoint.advertised for endpoint in own),
+        key_file=f"{spec.key_dir}/{file_name(node.name)}.key" if spec.key_dir else "",
+        wan_share=_wan_share(node, wires),
+        options=spec.options,
+    )
+
+
+def _plane(
+    name: str, node: Node, nodes: Sequence[Node], endpoints: Mapping[str, Sequence[Endpoint]]
+) -> PlaneSettings | None:
+    if not name:
+        return None
+    leader = next(other for other in nodes if other.leads(name))
+    near = leader.host.name == node.host.name and leader is not node
+    sockets = [endpoint.advertised for endpoint in endpoints[leader.name] if endpoint.protocol == "ipc"]
+    return PlaneSettings(
+        uri=leader.host.address_for(node.host),
+        port=endpoints[leader.name][0].port,
+        servers=sum(other.serves(name) for other in nodes),
+        workers=sum(other.uses(name) for other in nodes),
+        scheduler=sockets[0] if near else "",
+    )
+
+
+def _wan_share(node: Node, wires: Sequence[Link]) -> float:
+    """The part of its party's emulated link that a process has, among those that carry slices."""
+    carriers = {
+        end.name
+        for wire in wires
+        if wire.wide_area and not wire.listener.role.endswith("scheduler")
+        for end in (wire.dialler, wire.listener)
+        if end.party == node.party
+    }
+    return 1 / len(carriers) if node.name in carriers else 1.0
+
+
+def _process(
+    node: Node, settings: Settings, endpoints: Mapping[str, Sequence[Endpoint]], spec: JobSpec
+) -> Process:
+    python = node.host.python or spec.python
+    # Servers add arrays in one thread; a worker shares the cores with others unless its host says more.
+    threads = node.host.threads if node.role == "worker" else 1
+    env = {"OMP_NUM_THREADS": str(threads), **spec.env, **node.host.env}
+    argv: tuple[str, ...] = (python, "-m", "geomx_cli.runtime")
+    if node.role == "worker" and spec.script:
+        program, *arguments = spec.script
+        argv = (python if program in ("python", "python3") else program, *arguments)
+        hook = str(PurePosixPath(node.host.package or _PACKAGE, "runtime", "hook"))
+        env["PYTHONPATH"] = f"{hook}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else hook
+    env |= settings.to_environment(plugins.table())
+    return Process(
+        name=node.name,
+        host=node.host.name,
+        party=node.party,
+        role=node.role,
+        rank=node.rank,
+        global_rank=node.global_rank,
+        argv=argv,
+        env=dict(sorted(env.items())),
+        endpoints=tuple(endpoints.get(node.name, ())),
+    )

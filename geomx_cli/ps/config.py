@@ -1,0 +1,70 @@
+"""What a process of the parameter server is told about itself and its planes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from geomx_cli.options import Value
+
+__all__ = ["NodeSettings", "PlaneSettings", "Role"]
+
+Role = Literal["global_scheduler", "global_server", "scheduler", "server", "worker"]
+
+
+@dataclass(frozen=True)
+class PlaneSettings:
+    """One plane that a process belongs to: where its scheduler is, and how many members it has."""
+
+    uri: str
+    port: int
+    servers: int
+    workers: int
+    scheduler: str = ""
+
+    @property
+    def endpoint(self) -> str:
+        """Where to dial, or for the scheduler itself to listen."""
+        host = f"[{self.uri}]" if ":" in self.uri else self.uri
+        return self.scheduler or f"tcp://{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """Everything that a process is told. `local` is the plane of its party, `upper` the global plane.
+
+    A server with both planes is a local server, or a root (`global_server`); a server without `upper` is the root of
+    a flat cluster. `party_index`, `rank` and `global_rank` are None where the scheduler is to choose.
+    `wan_share` is this process's part of its party's emulated link. `options` holds the table of options by name.
+    """
+
+    role: Role = "worker"
+    local: PlaneSettings | None = None
+    upper: PlaneSettings | None = None
+    master: bool = False
+    central_workers: bool = False
+    num_all_workers: int = 0
+    interface: str = ""
+    node_host: str = ""
+    port: int = 0
+    job: str = ""
+    job_dir: str = ""
+    process: str = ""
+    party: str = ""
+    party_index: int | None = None
+    host: str = ""
+    rank: int | None = None
+    global_rank: int | None = None
+    bind: tuple[str, ...] = ()
+    advertise: tuple[str, ...] = ()
+    key_file: str = ""
+    insecure: bool = False
+    wan_share: float = 1.0
+    options: Mapping[str, Value] = field(default_factory=dict)
+
+    def number(self, option: str) -> float:
+        """The value of a numeric option."""
+        return float(self.options[option])
+
+    def text(self, option: str) -> str:
+        """The value of a text option."""
+        return str(self.options[option])

@@ -1,0 +1,57 @@
+"""One worker's exchange of one tensor: its slices go up, their results come down into one array."""
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from geomx_cli.ps.wire import Array
+
+__all__ = ["Exchange"]
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """`sent`: the source may be reused. `done`: the result is complete, in `out` if there was one.
+
+    Both are futures of any thread; a failure of the job is set on both. Without `out` the result's slices are kept as
+    they came, and `copy_to` copies them later.
+    """
+
+    out: Array | None
+    missing: int
+    sent: "Future[None]" = field(default_factory=Future)
+    done: "Future[None]" = field(default_factory=Future)
+    contributors: tuple[int, ...] = ()
+    weight: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+    _kept: list[tuple[int, Array]] = field(default_factory=list)
+
+    def age(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.started
+
+    def take(self, offset: int, array: Array) -> None:
+        """A slice's result has come; `array` stays valid as long as it is held."""
+        if self.out is not None:
+            np.copyto(self.out[offset : offset + len(array)], array)
+        else:
+            self._kept.append((offset, array))
+        self.missing -= 1
+        if self.missing == 0:
+            self.sent.set_result(None)
+            self.done.set_result(None)
+
+    def copy_to(self, out: Array) -> None:
+        """Copy the complete result to a 1-D array; any thread, after `done`."""
+        if self.out is not None:
+            np.copyto(out, self.out)
+        for offset, array in self._kept:
+            np.copyto(out[offset : offset + len(array)], array)
+
+    def fail(self, error: Exception) -> None:
+        """The result will not come."""
+        for future in (self.sent, self.done):
+            if not future.done():
+                future.set_exception(error)

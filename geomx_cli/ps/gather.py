@@ -1,0 +1,87 @@
+"""One slice in one round at a server: contributions come in any order and are added in rank order.
+
+Adding in rank order makes the sum the same, bit for bit, whatever the order of arrival. A contribution that comes
+before that of a lower rank is parked; its sender gets its credit back only when it has been added.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from geomx_cli.ps.wire import Array, BadMessage
+
+__all__ = ["Contribution", "Gathering"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one member gives: the ranks merged in, an array that nobody writes to, and what to call once it is added."""
+
+    ranks: tuple[int, ...]
+    array: Array
+    weight: float
+    hyper: dict[str, float]
+    added: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Gathering:
+    """The contributions to one slice and round.
+
+    `total` is fp32 (fp64 for fp64 contributions); with a single contribution it may be that contribution's own,
+    read-only array. `ranks` are those added so far, `weight` the sum of their weights, `hyper` the hyper-parameters of
+    the lowest rank that sent any.
+    """
+
+    total: Array | None = None
+    ranks: set[int] = field(default_factory=set)
+    weight: float = 0.0
+    hyper: dict[str, float] = field(default_factory=dict)
+    priority: int = 0
+    _parked: dict[int, Contribution] = field(default_factory=dict)
+    _owned: bool = False
+
+    def offer(self, contribution: Contribution) -> bool:
+        """Take a contribution, to be added by `merge`. False if it is here already; BadMessage if it overlaps others."""
+        known = self.ranks.union(*(item.ranks for item in self._parked.values()))
+        overlap = known.intersection(contribution.ranks)
+        if overlap:
+            if overlap == set(contribution.ranks):
+                return False
+            raise BadMessage(f"contributions of ranks {sorted(overlap)} twice")
+        self._parked[min(contribution.ranks)] = contribution
+        return True
+
+    def merge(self, owing: Iterable[int]) -> bool:
+        """Add what can be added in rank order; `owing` are the ranks that have not left. True when none is missing."""
+        for rank in sorted({*owing, *self._parked} - self.ranks):
+            if rank in self.ranks:
+                continue
+            contribution = self._parked.pop(rank, None)
+            if contribution is None:
+                return False
+            self._add(contribution)
+        return True
+
+    def missing(self, owing: Iterable[int]) -> set[int]:
+        """The ranks that hold up parked contributions; none if nothing is parked."""
+        if not self._parked:
+            return set()
+        return set(owing).difference(self.ranks, *(item.ranks for item in self._parked.values()))
+
+    def _add(self, contribution: Contribution) -> None:
+        array = contribution.array
+        if array.dtype == np.float16:
+            array = array.astype(np.float32)
+        if self.total is None:
+            self.total = array
+        elif self._owned:
+            np.add(self.total, array, out=self.total)
+        else:
+            self.total = np.add(self.total, array)
+            self._owned = True
+        self.ranks.update(contribution.ranks)
+        self.weight += contribution.weight
+        self.hyper = self.hyper or contribution.hyper
+        contribution.added()

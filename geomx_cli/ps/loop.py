@@ -1,0 +1,119 @@
+"""One thread, many sockets, some timers: the loop that every scheduler, server and client runs."""
+
+import heapq
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+__all__ = ["Loop", "Timer"]
+
+
+class Timer:
+    """A call that is to happen once; `cancel` takes it back."""
+
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        """The call will not happen."""
+        self.callback = None
+
+
+class Loop:
+    """Calls handlers when sockets have something to say, and timers when their time has come.
+
+    Everything but `submit` is called by the loop's own thread. A handler that raises ends `run` with its exception:
+    what a peer sends must be refused where it is decoded, so an exception here is a failure of this process.
+    """
+
+    def __init__(self) -> None:
+        self._poller = zmq.Poller()
+        self._handlers: dict[object, Callable[[], None]] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._idle: list[Callable[[], None]] = []
+        self._stopping = False
+        self.watch(self._wake, self._drain_inbox)
+
+    def watch(self, source: zmq.Socket[bytes] | int, handler: Callable[[], None]) -> None:
+        """Call `handler` whenever `source` (a ZeroMQ socket or file descriptor) can be read."""
+        self._poller.register(source, zmq.POLLIN)
+        self._handlers[source] = handler
+
+    def unwatch(self, source: zmq.Socket[bytes] | int) -> None:
+        """Stop watching `source`."""
+        self._poller.unregister(source)
+        del self._handlers[source]
+
+    def each_turn(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each batch of handlers, before the loop sleeps."""
+        self._idle.append(callback)
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
+        """Call `callback` once at `when` (time.monotonic seconds)."""
+        timer = Timer(callback)
+        heapq.heappush(self._timers, (when, next(self._order), timer))
+        return timer
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
+        """Call `callback` once, `delay` seconds from now."""
+        return self.call_at(time.monotonic() + delay, callback)
+
+    def every(self, interval: float, callback: Callable[[], None]) -> None:
+        """Call `callback` each `interval` seconds, as long as the loop runs."""
+
+        def tick() -> None:
+            self.call_later(interval, tick)
+            callback()
+
+        self.call_later(interval, tick)
+
+    def submit(self, callback: Callable[[], None]) -> None:
+        """Have the loop's thread call `callback` soon. The one method for other threads."""
+        self._inbox.append(callback)
+        os.eventfd_write(self._wake, 1)
+
+    def stop(self) -> None:
+        """Let `run` return after the turn in progress."""
+        self._stopping = True
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Run until `stop` is called, or `until()` holds."""
+        while not self._stopping and not (until is not None and until()):
+            for source, _ in self._poller.poll(self._sleep_ms()):
+                handler = self._handlers.get(source)
+                if handler is not None:
+                    handler()
+            self._run_timers()
+            for callback in self._idle:
+                callback()
+
+    def close(self) -> None:
+        """Release the wake-up descriptor; the loop cannot run again."""
+        self._stopping = True
+        os.close(self._wake)
+
+    def _sleep_ms(self) -> int:
+        if not self._timers:
+            return 1000
+        return max(0, min(1000, int((self._timers[0][0] - time.monotonic()) * 1e3 + 0.999)))
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.callback is not None:
+                timer.callback()
+
+    def _drain_inbox(self) -> None:
+        os.eventfd_read(self._wake)
+        while self._inbox:
+            self._inbox.popleft()()

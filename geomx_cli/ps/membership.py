@@ -1,0 +1,126 @@
+"""One node's membership of one plane: join, roster, heartbeats, failure, farewell. Its scheduler is the other side."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
+from geomx_cli.ps.config import PlaneSettings
+from geomx_cli.ps.wire import BadMessage
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.node import Node
+
+__all__ = ["Member", "Membership"]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process of a plane, as the roster has it. `endpoints` are what others dial (empty for workers)."""
+
+    process: str
+    party: str
+    host: str
+    role: str
+    rank: int
+    endpoints: tuple[str, ...] = ()
+
+    def endpoint_for(self, host: str) -> str:
+        """Where a process on planned host `host` dials: a unix socket on the same planned host, else TCP."""
+        near = host != "" and host == self.host
+        fitting = [item for item in self.endpoints if item.startswith("ipc:") == near]
+        return (fitting or list(self.endpoints))[0]
+
+
+class Membership:
+    """Created by Node.join. `rank` and `members` are there once the roster has come."""
+
+    def __init__(
+        self,
+        node: "Node",
+        plane: PlaneSettings,
+        role: str,
+        facts: dict[str, Any],
+        on_roster: Callable[["Membership"], None],
+    ) -> None:
+        self.rank = -1
+        self.members: list[Member] = []
+        self._node = node
+        self._on_roster = on_roster
+        self._plane = plane
+        self._missing = f"an answer of its scheduler at {plane.endpoint}"
+        self._last_heard = time.monotonic()
+        self._silence = node.settings.number("silence")
+        settings = node.settings
+        self.link = node.transport.dial(
+            plane.endpoint, f"the scheduler at {plane.endpoint}", wide_area=facts.pop("wide_area", False)
+        )
+        body = {
+            "role": role,
+            "process": node.process,
+            "party": settings.party,
+            "host": settings.host,
+            "servers": plane.servers,
+            "workers": plane.workers,
+            **facts,
+        }
+        self._deadline = node.loop.call_later(node.timeout, self._expire)
+        node.request(self.link, "join", body, self._joined, self._refused, limit=node.timeout + 5)
+
+    def servers(self) -> list[Member]:
+        """The servers of the plane, by rank."""
+        return sorted((item for item in self.members if item.role == "server"), key=lambda item: item.rank)
+
+    def beat(self, telemetry: dict[str, Any]) -> None:
+        """Send a heartbeat; fail if the scheduler has been silent for too long."""
+        if not self.members:
+            return
+        self.link.control("beat", telemetry)
+        silent = time.monotonic() - self._last_heard
+        if silent > self._silence:
+            name = self.link.name
+            self._node.fail(PeerLost(f"{name} has been silent for {silent:.0f} s", peer=name))
+
+    def farewell(self) -> None:
+        """This node is done, and all is well."""
+        self.link.control("bye")
+
+    def report_failure(self, error: GeomxError) -> None:
+        """Tell the scheduler why this node fails, so that everybody learns it."""
+        origin = error.peer if isinstance(error, PeerLost) and error.peer else self._node.process
+        self.link.control("fail", {"process": origin, "message": error.message, "hint": error.hint})
+
+    def on_control(self, topic: str, body: dict[str, Any]) -> None:
+        """Handle what the scheduler says beside answers."""
+        self._last_heard = time.monotonic()
+        if topic == "pending":
+            self._missing = str(body.get("missing"))
+            self._node.events.write("state", state="waiting", message=f"waiting for {self._missing}")
+        elif topic == "fail":
+            process = str(body.get("process"))
+            self._node.fail(PeerLost(str(body.get("message")), str(body.get("hint", "")), peer=process))
+        elif topic != "beat":
+            raise BadMessage(f"unknown topic {topic!r} from a scheduler")
+
+    def _joined(self, body: dict[str, Any]) -> None:
+        self._deadline.cancel()
+        self._last_heard = time.monotonic()
+        self.rank = int(body["rank"])
+        self.link.name = str(body["scheduler"])
+        self.members = [Member(**{**item, "endpoints": tuple(item["endpoints"])}) for item in body["members"]]
+        self._on_roster(self)
+
+    def _refused(self, error: GeomxError) -> None:
+        self._deadline.cancel()
+        self._node.fail(InvalidSettings(f"{self.link.name} refused this process: {error.message}", error.hint))
+
+    def _expire(self) -> None:
+        plane = self._plane
+        self._node.fail(
+            TimedOut(
+                f"waited {self._node.timeout:g} s for {self._missing}",
+                f"check that the {plane.servers} servers and {plane.workers} workers of this plane have been started,"
+                f" that all were told the same counts, and that {plane.endpoint} can be reached",
+            )
+        )

@@ -1,0 +1,233 @@
+"""What all optimizers of a root server share: checked hyper-parameters, state by slot, the walk over a slice.
+
+The rules themselves (SGD, Adam, ...) are in `optimizers.py`. This module knows no framework.
+"""
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from geomx_cli.errors import InvalidSettings
+
+__all__ = ["Array", "Call", "Field", "Optimizer", "Slot", "Value", "fields_of", "rate_field"]
+
+Array = npt.NDArray[Any]
+Slot = tuple[int, int]
+Value = float | int | bool
+
+# A block of each operand and of the scratch stays in the level 2 cache: 1.5 times faster than whole slices.
+_BLOCK = 32768
+_WORK = {np.dtype(t): np.dtype(w) for t, w in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}
+_STATE_NAME = re.compile(r"([0-9]+)/([0-9]+)/([a-z]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One hyper-parameter: its default (which gives the type) and its range, low <= value < high."""
+
+    default: float | bool
+    low: float = -math.inf
+    high: float = math.inf
+    optional: bool = False
+
+    def check(self, name: str, value: Value | None) -> float | bool:
+        """The value as float or bool. Raises InvalidSettings, about `name`, for another type or range."""
+        if isinstance(self.default, bool):
+            if isinstance(value, bool):
+                return value
+            raise InvalidSettings(f"{name} must be true or false, not {value!r}")
+        if value is None and self.optional:
+            return 0.0
+        if not isinstance(value, Real) or isinstance(value, bool):
+            raise InvalidSettings(f"{name} must be a number, not {value!r}")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not (math.isfinite(number) and self.low <= number < self.high):
+            least = f" of {self.low:g} or more" if self.low > -math.inf else ""
+            below = f", below {self.high:g}" if self.high < math.inf else ""
+            raise InvalidSettings(f"{name} must be a finite number{least}{below}, not {number!r}")
+        return number
+
+
+def fields_of(learning_rate: float, wd: float = 0.0, **own: Field) -> Mapping[str, Field]:
+    """The hyper-parameters that every optimizer has, with these defaults, and an optimizer's own."""
+    common = {
+        "learning_rate": Field(learning_rate, low=0.0),
+        "wd": Field(wd, low=0.0),
+        "rescale_grad": Field(1.0),
+        "clip_gradient": Field(0.0, optional=True),
+    }
+    return MappingProxyType(common | own)
+
+
+def rate_field(default: float) -> Field:
+    """A momentum or the decay rate of a moving average."""
+    return Field(default, low=0.0, high=1.0)
+
+
+@dataclass(slots=True)
+class _State:
+    """What one slot keeps: flat arrays of the working dtype, and for fp16 weights an fp32 master."""
+
+    step: int = 0
+    master: Array | None = None
+    arrays: dict[str, Array] = field(default_factory=dict)
+
+    def named(self) -> dict[str, Array]:
+        return self.arrays if self.master is None else {"master": self.master, **self.arrays}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What holds for all blocks of one update."""
+
+    step: int
+    lr: float
+    wd: float
+    clip: float
+
+
+class Optimizer(ABC):
+    """Updates slices. Keeps per slot the moments, the number of updates and, for fp16 weights, an fp32 copy.
+
+    Arithmetic is fp32 for fp16 and fp32 weights, fp64 for fp64, element by element: how a tensor is cut into
+    slices changes no bit. Infinite and not-a-number gradients go through silently. For one thread at a time.
+    A call that raises InvalidSettings has changed nothing.
+    """
+
+    name: ClassVar[str]
+    fields: ClassVar[Mapping[str, Field]]
+    required: ClassVar[tuple[str, ...]] = ()
+    occasional: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, params: Mapping[str, Value | None]) -> None:
+        self._params: dict[str, float | bool] = {name: field.default for name, field in self.fields.items()}
+        self._states: dict[Slot, _State] = {}
+        self._scratch: dict[np.dtype[Any], tuple[Array, Array]] = {}
+        self.set(**params)
+
+    @property
+    def params(self) -> dict[str, Value]:
+        """All hyper-parameters, defaults too; `create(name, params)` makes an optimizer that has them."""
+        return dict(self._params)
+
+    def set(self, /, **params: Value | None) -> None:
+        """Change hyper-parameters from the next update on; all are checked before the first one changes.
+
+        State stays, except arrays that the new hyper-parameters have no use for (`momentum=0`): a slot's next
+        update drops those, and starts newly needed ones at zero.
+        """
+        checked = {}
+        for name, value in params.items():
+            if name not in self.fields:
+                known = ", ".join(self.fields)
+                raise InvalidSettings(f"{self.name} has no hyper-parameter {name!r}", f"it has {known}")
+            checked[name] = self.fields[name].check(f"{name} of {self.name}", value)
+        self._params.update(checked)
+
+    def update(
+        self, slot: Slot, weight: Array, grad: Array, *, lr_mult: float = 1.0, wd_mult: float = 1.0
+    ) -> Array:
+        """The new weight: a new array of the weight's shape and dtype (fp16, fp32 or fp64).
+
+        `grad` has the weight's shape and any of the three dtypes. Neither is written to. An fp16 slot goes on
+        from its fp32 copy, not from `weight`: after setting a weight by other means, `forget` the slot first.
+        """
+        work = _WORK.get(weight.dtype)
+        if work is None or grad.dtype not in _WORK or grad.shape != weight.shape:
+            what = f"a gradient of {grad.dtype}{grad.shape} and a weight of {weight.dtype}{weight.shape}"
+            raise InvalidSettings(f"{self.name} cannot take {what}", "it takes equal shapes of floats")
+        state = self._ready_state(slot, weight, work)
+        params, state.step = self._params, state.step + 1
+        lr, wd = params["learning_rate"] * lr_mult, params["wd"] * wd_mult
+        result = np.empty(weight.shape, weight.dtype)
+        self._run(Call(state.step, lr, wd, params["clip_gradient"]), state, weight, grad, result)
+        return result
+
+    def _run(self, call: Call, state: _State, weight: Array, grad: Array, result: Array) -> None:
+        source, out, master = grad.reshape(-1), result.reshape(-1), state.master
+        old = weight.reshape(-1) if master is None else master
+        new = out if master is None else master
+        arrays, scale = tuple(state.arrays.values()), self._params["rescale_grad"]
+        if old.dtype not in self._scratch:
+            self._scratch[old.dtype] = (np.empty(_BLOCK, old.dtype), np.empty(_BLOCK, old.dtype))
+        scratch = self._scratch[old.dtype]
+        with np.errstate(all="ignore"):
+            for start in range(0, out.size, _BLOCK):
+                part = slice(start, min(start + _BLOCK, out.size))
+                g, temp = (buffer[: part.stop - start] for buffer in scratch)
+                np.multiply(source[part], scale, out=g, dtype=g.dtype, casting="same_kind")
+                self._step(call, old[part], g, temp, new[part], *(array[part] for array in arrays))
+                if master is not None:
+                    np.copyto(out[part], new[part], casting="same_kind")
+
+    @abstractmethod
+    def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
+        """Write a block of the new weight to `new`, which may be `old` itself; `g` and `temp` are scratch."""
+
+    def _wanted(self) -> tuple[str, ...]:
+        """The state arrays that the present hyper-parameters need, in the order of `_step`'s arguments."""
+        return self.required
+
+    def _ready_state(self, slot: Slot, weight: Array, work: np.dtype[Any]) -> _State:
+        state, halved = self._states.get(slot), weight.dtype != work
+        if state is None:
+            state = self._states[slot] = _State(master=weight.astype(work).reshape(-1) if halved else None)
+        fits = (state.master is not None) == halved
+        if not fits or any(a.size != weight.size or a.dtype != work for a in state.named().values()):
+            what = f"weight of {weight.dtype}{weight.shape}"
+            raise InvalidSettings(f"the {self.name} state of slot {slot[0]}/{slot[1]} does not fit a {what}")
+        wanted = self._wanted()
+        if tuple(state.arrays) != wanted:
+            held = state.arrays
+            state.arrays = {n: held[n] if n in held else np.zeros(weight.size, work) for n in wanted}
+        return state
+
+    def forget(self, slot: Slot) -> None:
+        """Drop the slot's state, if any; its next update starts afresh."""
+        self._states.pop(slot, None)
+
+    def export_state(self) -> dict[str, Array]:
+        """Copies of all state, named "key/slice/what": `step` (int64, shape (1,)), `master`, flat moments."""
+        named: dict[str, Array] = {}
+        for (key, index), state in sorted(self._states.items()):
+            named[f"{key}/{index}/step"] = np.array([state.step], np.int64)
+            named |= {f"{key}/{index}/{what}": array.copy() for what, array in state.named().items()}
+        return named
+
+    def import_state(self, named: Mapping[str, Array]) -> None:
+        """Replace all state by a copy of what `export_state` gave.
+
+        Raises InvalidSettings if this is not the whole state of such an optimizer; the old state then stays.
+        """
+        slots: dict[Slot, dict[str, Array]] = {}
+        for name, array in named.items():
+            match = _STATE_NAME.fullmatch(name)
+            if match is None:
+                raise InvalidSettings(f"{name!r} does not name optimizer state", 'as in "3/0/step"')
+            slots.setdefault((int(match[1]), int(match[2])), {})[match[3]] = array
+        self._states = {slot: self._import_slot(slot, arrays) for slot, arrays in slots.items()}
+
+    def _import_slot(self, slot: Slot, named: dict[str, Array]) -> _State:
+        known = {"master", *self.required, *self.occasional}
+        arrays = {what: array.copy() for what, array in named.items() if what != "step"}
+        step = named.get("step")
+        good = step is not None and step.shape == (1,) and step.dtype.kind == "i" and step[0] >= 0
+        whole = set(self.required) <= arrays.keys() <= known
+        alike = len({(array.dtype, array.shape) for array in arrays.values()}) <= 1
+        alike = alike and all(array.ndim == 1 and array.dtype in _WORK.values() for array in arrays.values())
+        if step is None or not (good and whole and alike):
+            found, need = ", ".join(sorted(named)), ", ".join(("step", *self.required))
+            message = f"slot {slot[0]}/{slot[1]} has no state of {self.name} in ({found})"
+            raise InvalidSettings(message, f"it needs {need}, of one size and dtype")
+        return _State(int(step[0]), arrays.pop("master", None), arrays)

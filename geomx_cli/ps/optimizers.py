@@ -1,0 +1,288 @@
+"""Optimizers that a root server runs, one slice of a tensor at a time.
+
+An optimizer travels as its name and a flat mapping of hyper-parameters. Names, defaults and formulas are
+those of `mxnet.optimizer` 1.9.1 on dense arrays, down to the order of operations, so that a script trains alike
+whether servers or workers update; `adamw` is that of `torch.optim`. In the formulas w is the weight, g the
+gradient times `rescale_grad`, lr and wd the learning rate and weight decay times the tensor's multipliers, t
+counts the updates of the slot. clip(x) limits x to ±`clip_gradient`; `None`, 0 or less means no limit.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps.optimizer import Array, Call, Field, Optimizer, Slot, Value, fields_of, rate_field
+
+__all__ = ["SUPPORTED", "Array", "Optimizer", "Slot", "Value", "create"]
+
+
+def _clip(values: Array, limit: float) -> None:
+    if limit > 0.0:
+        np.minimum(values, limit, out=values)
+        np.maximum(values, -limit, out=values)
+
+
+def _add_decay(g: Array, old: Array, wd: float, temp: Array) -> None:
+    if wd:
+        np.multiply(old, wd, out=temp)
+        np.add(g, temp, out=g)
+
+
+def _rest(rate: float, like: Array) -> float:
+    """1 - rate with the rate rounded to the working dtype, as in MXNet: 1 - 0.999 becomes 4.7e-5 larger."""
+    return 1.0 - float(like.dtype.type(rate))
+
+
+def _product(a: float, b: float, like: Array) -> float:
+    """a * b in the working dtype."""
+    kind = like.dtype.type
+    return float(kind(a) * kind(b))
+
+
+def _average(mean: Array, rate: float, rest: float, value: Array, temp: Array) -> None:
+    """mean <- rate * mean + rest * value."""
+    np.multiply(value, rest, out=temp)
+    np.multiply(mean, rate, out=mean)
+    np.add(mean, temp, out=mean)
+
+
+def _average_square(mean: Array, rate: float, rest: float, value: Array, temp: Array) -> None:
+    """mean <- rate * mean + rest * value * value."""
+    np.multiply(value, rest, out=temp)
+    np.multiply(temp, value, out=temp)
+    np.multiply(mean, rate, out=mean)
+    np.add(mean, temp, out=mean)
+
+
+class Sgd(Optimizer):
+    """Stochastic gradient descent with momentum (Polyak, 1964).
+
+    m <- momentum m - lr (clip(g) + wd w); w <- w + m.
+    `lazy_update` is accepted for MXNet's sake; it means something for row-sparse gradients only.
+    """
+
+    name = "sgd"
+    fields = fields_of(0.01, momentum=rate_field(0.0), lazy_update=Field(True))
+    occasional = ("momentum",)
+
+    def _wanted(self) -> tuple[str, ...]:
+        return ("momentum",) if self._params["momentum"] else ()
+
+    def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
+        decay = _product(call.lr, call.wd, g)
+        _clip(g, call.clip)
+        np.multiply(g, call.lr, out=g)
+        if not arrays:
+            _add_decay(g, old, decay, temp)
+            np.subtract(old, g, out=new)
+            return
+        (momentum,) = arrays
+        np.multiply(momentum, self._params["momentum"], out=momentum)
+        if decay:
+            np.multiply(old, decay, out=temp)
+            np.subtract(momentum, temp, out=momentum)
+        np.subtract(momentum, g, out=momentum)
+        np.add(old, momentum, out=new)
+
+
+class Nag(Optimizer):
+    """Nesterov's accelerated gradient (Nesterov, 1983, as in Sutskever et al., 2013).
+
+    h = momentum m - lr (clip(g) + wd w); w' = w - momentum m + (1 + momentum) h; m <- h; w <- w'. With weight
+    decay, m is computed again from the new weight: m <- momentum m - lr (clip(g) + wd w'). MXNet's manual
+    does not say so, but its operators do it, and differ from the textbook by lr wd (w' - w) in m.
+    """
+
+    name = "nag"
+    fields = fields_of(0.01, momentum=rate_field(0.0))
+    occasional = ("momentum",)
+
+    def _wanted(self) -> tuple[str, ...]:
+        return ("momentum",) if self._params["momentum"] else ()
+
+    def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
+        _clip(g, call.clip)
+        if not arrays:
+            np.multiply(g, call.lr, out=g)
+            np.multiply(old, _rest(_product(call.lr, call.wd, g), g), out=temp)
+            np.subtract(temp, g, out=new)
+            return
+        (momentum,), rate = arrays, self._params["momentum"]
+        np.multiply(momentum, rate, out=momentum)
+        np.multiply(old, call.wd, out=temp)
+        np.add(temp, g, out=temp)
+        np.multiply(temp, call.lr, out=temp)
+        np.subtract(momentum, temp, out=temp)
+        np.multiply(temp, 1.0 + rate, out=temp)
+        np.subtract(old, momentum, out=new)
+        np.add(new, temp, out=new)
+        _add_decay(g, new, call.wd, temp)
+        np.multiply(g, call.lr, out=g)
+        np.subtract(momentum, g, out=momentum)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma and Ba, arXiv:1412.6980), with the epsilon that its section 2 calls epsilon-hat.
+
+    h = clip(g + wd w); m <- beta1 m + (1 - beta1) h; v <- beta2 v + (1 - beta2) h²;
+    w <- w - lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + epsilon).
+    `lazy_update` is accepted for MXNet's sake; it means something for row-sparse gradients only.
+    """
+
+    name = "adam"
+    fields = fields_of(
+        0.001,
+        beta1=rate_field(0.9),
+        beta2=rate_field(0.999),
+        epsilon=Field(1e-8, low=0.0),
+        lazy_update=Field(True),
+    )
+    required = ("mean", "variance")
+
+    def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
+        mean, variance = arrays
+        beta1, beta2 = self._params["beta1"], self._params["beta2"]
+        lr = call.lr * math.sqrt(1.0 - beta2**call.step) / (1.0 - beta1**call.step)
+        _add_decay(g, old, call.wd, temp)
+        _clip(g, call.clip)
+        _average(mean, beta1, _rest(beta1, g), g, temp)
+        _average_square(variance, beta2, _rest(beta2, g), g, temp)
+        np.sqrt(variance, out=temp)
+        np.add(temp, self._params["epsilon"], out=temp)
+        np.multiply(mean, lr, out=g)
+        np.divide(g, temp, out=g)
+        np.subtract(old, g, out=new)
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), as in `torch.optim.AdamW`.
+
+    m <- beta1 m + (1 - beta1) clip(g); v <- beta2 v + (1 - beta2) clip(g)²; with c1 = 1 - beta1^t and
+    c2 = 1 - beta2^t (1 without `correct_bias`), w <- (1 - lr wd) w - lr / c1 m / (sqrt(v / c2) + epsilon).
+    """
+
+    name = "adamw"
+    fields = fields_of(
+        0.001, wd=0.01,
+        beta1=rate_field(0.9),
+        beta2=rate_field(0.999),
+        epsilon=Field(1e-8, low=0.0),
+        correct_bias=Field(True),
+    )
+    required = ("mean", "variance")
+
+    def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
+        mean, variance = arrays
+        beta1, beta2 = self._params["beta1"], self._params["beta2"]
+        correct = self._params["correct_bias"]
+        c1, c2 = (1.0 - beta1**call.step, 1.0 - beta2**call.step) if correct else (1.0, 1.0)
+        _clip(g, call.clip)
+        _average(mean, beta1, 1.0 - beta1, g, temp)
+        _average_square(variance, beta2, 1.0 - beta2, g, temp)
+        np.sqrt(variance, out=temp)
+        np.divide(temp, math.sqrt(c2), out=temp)
+        np.add(temp, self._params["epsilon"], out=temp)
+        np.multiply(mean, call.lr / c1, out=g)
+        np.divide(g, temp, out=g)
+        np.multiply(old, 1.0 - call.lr * call.wd, out=temp)
+        np.subtract(temp, g, out=new)
+
+
+class AdaGrad(Optimizer):
+    """AdaGrad (Duchi, Hazan and Singer, JMLR 12, 2011).
+
+    s <- s + clip(g)²; w <- w - lr (clip(g) / sqrt(s + eps) + wd w).
+    """
+
+    name = "adagrad"
+    fields = fields_of(0.01, eps=Field(1e-7, low=0.0))
+    required = ("history",)
+
+    def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
+        (history,) = arrays
+        _clip(g, call.clip)
+        np.multiply(g, g, out=temp)
+        np.add(history, temp, out=history)
+        np.add(history, self._params["eps"], out=temp)
+        np.sqrt(temp, out=temp)
+        np.divide(g, temp, out=g)
+        _add_decay(g, old, call.wd, temp)
+        np.multiply(g, call.lr, out=g)
+        np.subtract(old, g, out=new)
+
+
+class RmsProp(Optimizer):
+    """RMSProp (Tieleman and Hinton, lecture 6.5, 2012); `centered`: that of Graves (arXiv:1308.0850, 38-45).
+
+    h = clip(g + wd w); n <- gamma1 n + (1 - gamma1) h². Plain: w <- w - lr h / sqrt(n + epsilon). Centered:
+    a <- gamma1 a + (1 - gamma1) h; d <- gamma2 d - lr h / sqrt(n - a² + epsilon); w <- w + d.
+    `clip_weights` above 0 then limits w to ± that.
+    """
+
+    name = "rmsprop"
+    fields = fields_of(
+        0.001,
+        gamma1=rate_field(0.9),
+        gamma2=rate_field(0.9),
+        epsilon=Field(1e-8, low=0.0),
+        centered=Field(False),
+        clip_weights=Field(0.0, optional=True),
+    )
+    required = ("square",)
+    occasional = ("mean", "delta")
+
+    def _wanted(self) -> tuple[str, ...]:
+        return ("square", "mean", "delta") if self._params["centered"] else ("square",)
+
+    def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
+        square, *centre = arrays
+        _add_decay(g, old, call.wd, temp)
+        _clip(g, call.clip)
+        if centre:
+            self._step_centered(call, old, g, temp, new, *arrays)
+        else:
+            gamma1 = self._params["gamma1"]
+            np.multiply(g, g, out=temp)
+            _average(square, gamma1, _rest(gamma1, g), temp, temp)
+            np.add(square, self._params["epsilon"], out=temp)
+            np.sqrt(temp, out=temp)
+            np.divide(g, temp, out=g)
+            np.multiply(g, call.lr, out=g)
+            np.subtract(old, g, out=new)
+        _clip(new, self._params["clip_weights"])
+
+    def _step_centered(
+        self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array
+    ) -> None:
+        square, mean, delta = arrays
+        gamma1, gamma2 = self._params["gamma1"], self._params["gamma2"]
+        _average_square(square, gamma1, _rest(gamma1, g), g, temp)
+        _average(mean, gamma1, _rest(gamma1, g), g, temp)
+        np.multiply(mean, mean, out=temp)
+        np.subtract(square, temp, out=temp)
+        # Under a constant gradient rounding can take this variance below -epsilon, and the weight to NaN.
+        np.maximum(temp, 0.0, out=temp)
+        np.add(temp, self._params["epsilon"], out=temp)
+        np.sqrt(temp, out=temp)
+        np.multiply(g, call.lr, out=g)
+        np.divide(g, temp, out=g)
+        np.multiply(delta, gamma2, out=delta)
+        np.subtract(delta, g, out=delta)
+        np.add(old, delta, out=new)
+
+
+_CLASSES: dict[str, type[Optimizer]] = {kind.name: kind for kind in (Sgd, Nag, Adam, AdamW, AdaGrad, RmsProp)}
+SUPPORTED: tuple[str, ...] = tuple(_CLASSES)
+
+
+def create(name: str, params: Mapping[str, Value | None]) -> Optimizer:
+    """The optimizer called `name`; hyper-parameters left out have MXNet's defaults (`adamw`: PyTorch's).
+
+    Raises InvalidSettings for an unknown name and an unknown, badly typed, non-finite or out-of-range
+    hyper-parameter; the hint lists what there is.
+    """
+    if name not in _CLASSES:
+        raise InvalidSettings(f"no server optimizer is called {name!r}", f"there are {', '.join(SUPPORTED)}")
+    return _CLASSES[name](params)

@@ -1,0 +1,95 @@
+"""Tensors are cut into slices of near equal size, and the slices are spread over the servers by bytes.
+
+The rank-0 root decides for the roots, the rank-0 local server for its party; everybody else learns the placement when
+the tensor is declared. The key's name plays no part, so no pattern of names can overload one server.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps.wire import DTYPES, MAX_ELEMENTS
+
+__all__ = ["Partition", "Placement", "Slice", "Tensor"]
+
+MAX_KEYS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor by name: `size` elements of `dtype` ("float32", "float64" or "float16")."""
+
+    name: str
+    size: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Elements [offset, offset + length) of a tensor; `root` owns it, `server` of one's own plane handles it."""
+
+    offset: int
+    length: int
+    root: int
+    server: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a declared tensor lies."""
+
+    key: int
+    tensor: Tensor
+    slices: tuple[Slice, ...]
+
+
+class Partition:
+    """Cuts and places each tensor when it is first declared. Declaring it again changes nothing."""
+
+    def __init__(self, slice_elements: int, servers: int) -> None:
+        self._slice_elements = min(slice_elements, MAX_ELEMENTS)
+        self._load = [0] * servers
+        self._placed: dict[str, Placement] = {}
+
+    def declare(self, tensor: Tensor) -> Placement:
+        """The placement of `tensor` over the roots. Raises InvalidSettings if it was declared with another size or dtype."""
+        known = self._placed.get(tensor.name)
+        if known is None:
+            known = self._place(tensor)
+            self._placed[tensor.name] = known
+        if known.tensor != tensor:
+            was = known.tensor
+            raise InvalidSettings(
+                f"key {tensor.name!r} has {tensor.size} elements of {tensor.dtype} here,"
+                f" but {was.size} of {was.dtype} where it was first declared",
+                "every worker initialises the same keys with the same shapes and dtypes",
+            )
+        return known
+
+    def assign(self, sizes: Sequence[int]) -> list[int]:
+        """The least loaded server for each size in turn (lowest rank among equals)."""
+        chosen = []
+        for size in sizes:
+            server = self._load.index(min(self._load))
+            self._load[server] += size
+            chosen.append(server)
+        return chosen
+
+    def _place(self, tensor: Tensor) -> Placement:
+        if tensor.dtype not in {str(dtype) for dtype in DTYPES}:
+            known = ", ".join(str(dtype) for dtype in DTYPES)
+            raise InvalidSettings(f"key {tensor.name!r} is {tensor.dtype}", f"the store holds {known}")
+        if not 0 < tensor.size < 2**53 or len(self._placed) >= MAX_KEYS:
+            raise InvalidSettings(f"key {tensor.name!r} has {tensor.size} elements", "it must have at least one")
+        lengths = self._cut(tensor.size)
+        itemsize = np.dtype(tensor.dtype).itemsize
+        roots = self.assign([length * itemsize for length in lengths])
+        offsets = [sum(lengths[:index]) for index in range(len(lengths))]
+        slices = tuple(Slice(o, n, root, root) for o, n, root in zip(offsets, lengths, roots, strict=True))
+        return Placement(len(self._placed), tensor, slices)
+
+    def _cut(self, size: int) -> list[int]:
+        count = -(-size // self._slice_elements)
+        return [size // count + (index < size % count) for index in range(count)]

@@ -1,0 +1,90 @@
+"""Keys of a job: who may speak, and that nobody else can listen (CurveZMQ, RFC 26 and 27).
+
+`geomx launch` makes the keys, one file of mode 0600 for each process. All who listen share the job's server key;
+everybody has a client key of their own, and those who listen hold the list of client keys that are let in.
+The job secret is what keys of datagrams are derived from.
+"""
+
+import json
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+import zmq.utils.z85
+
+from geomx_cli.errors import InvalidSettings
+
+__all__ = ["Doorkeeper", "KeyRing", "generate", "load"]
+
+
+@dataclass(frozen=True)
+class KeyRing:
+    """The keys of one process, as Z85 text. `server_secret` and `allowed` only where it listens."""
+
+    job: str
+    secret: str = field(repr=False)
+    public: str
+    private: str = field(repr=False)
+    server_public: str
+    server_secret: str = field(default="", repr=False)
+    allowed: frozenset[str] = frozenset()
+
+
+def generate(job: str, processes: Mapping[str, bool]) -> dict[str, bytes]:
+    """The content of each process's key file. `processes`: name -> whether it listens."""
+    server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
+    pairs = {name: tuple(key.decode() for key in zmq.curve_keypair()) for name in processes}
+    allowed = sorted(public for public, _ in pairs.values())
+    secret = secrets.token_hex(32)
+    return {
+        name: json.dumps(
+            {
+                "job": job,
+                "secret": secret,
+                "public": pairs[name][0],
+                "private": pairs[name][1],
+                "server_public": server_public,
+                "server_secret": server_secret if listens else "",
+                "allowed": allowed if listens else [],
+            }
+        ).encode()
+        for name, listens in processes.items()
+    }
+
+
+def load(path: str) -> KeyRing | None:
+    """The key ring in `path`; None for "". Raises InvalidSettings for a file that is not ours, or that others can read."""
+    if not path:
+        return None
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        if mode & 0o077:
+            raise InvalidSettings(f"{path}: others can read the keys (mode {mode:o})", f"chmod 600 {path}")
+        fields = json.loads(Path(path).read_bytes())
+        return KeyRing(**{**fields, "allowed": frozenset(fields["allowed"])})
+    except OSError as error:
+        raise InvalidSettings(f"GEOMX_KEY_FILE={path}: {error.strerror}", "start the job with geomx launch") from None
+    except (ValueError, KeyError, TypeError):
+        raise InvalidSettings(f"{path} is no key file", "start the job with geomx launch") from None
+
+
+class Doorkeeper:
+    """Answers libzmq's question "may this key come in?" (ZAP, RFC 27) in the loop's own thread. Counts the refused."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: KeyRing) -> None:
+        self._allowed = {zmq.utils.z85.decode(key) for key in keys.allowed}
+        self.socket = context.socket(zmq.REP)
+        self.socket.bind("inproc://zeromq.zap.01")
+        self.refused = 0
+
+    def answer(self) -> None:
+        """Handle one question; the loop calls this when the socket can be read."""
+        version, request, _domain, _address, _identity, mechanism, *credentials = self.socket.recv_multipart()
+        welcome = mechanism == b"CURVE" and bool(credentials) and credentials[0] in self._allowed
+        self.refused += not welcome
+        status = (b"200", b"OK") if welcome else (b"400", b"this key is not of the job")
+        self.socket.send_multipart([version, request, *status, b"", b""])

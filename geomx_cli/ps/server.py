@@ -1,0 +1,377 @@
+"""A server: members below and, optionally, roots above. Without an upstream it is a root itself.
+
+    flat      root:          members are the workers
+    central   local server:  members are its party's workers, upstream are the roots
+              root:          members are the local servers, the master worker and the central party's workers
+    spread    as central, with a root in each party
+
+One loop handles one message at a time. A server ends when all members have said farewell.
+"""
+
+from typing import Any
+
+from geomx_cli.errors import GeomxError, InvalidSettings
+from geomx_cli.events import EventLog
+from geomx_cli.ps import optimizers
+from geomx_cli.ps.algorithm import ServerPart
+from geomx_cli.ps.barrier import Barrier
+from geomx_cli.ps.config import NodeSettings
+from geomx_cli.ps.membership import Membership
+from geomx_cli.ps.node import Node, Request
+from geomx_cli.ps.partition import Partition, Tensor
+from geomx_cli.ps.rounds import STALL, Rounds
+from geomx_cli.ps.transport import Link
+from geomx_cli.ps.uplink import Delivery, Uplink
+from geomx_cli.ps.wire import BadMessage, Header, Kind
+
+__all__ = ["Server"]
+
+CENTRAL = 32_768
+"""Ranks of central workers among a root's contributors begin here, behind every party's."""
+
+
+class Server:
+    """One server process; `run` returns when the job has ended well and raises GeomxError when it has not."""
+
+    def __init__(self, settings: NodeSettings, events: EventLog, algorithm: ServerPart, delivery: Delivery) -> None:
+        self._settings = settings
+        self._is_root = settings.role == "global_server" or settings.upper is None
+        self._members: dict[int, list[Link]] = {}
+        self._arrived: set[Link] = set()
+        self._left: set[int] = set()
+        self._farewells: set[Link] = set()
+        self._waiting: list[Request] = []
+        self._optimizer_by = ""
+        self._partition: Partition | None = None
+        self._placements: dict[str, dict[str, Any]] = {}
+        self.node = Node(settings, events, on_tensor=self._on_tensor, on_request=self._on_request)
+        self._uplink = None if self._is_root else Uplink(delivery)
+        self.rounds = Rounds(
+            algorithm=algorithm,
+            delivery=delivery,
+            uplink=self._uplink,
+            own_rank=lambda: self._party_index,
+            owing=self._owing,
+            links_of=lambda rank: self._members.get(rank, []),
+        )
+        self._barriers = {"party": Barrier(self._party_members), "all": Barrier(self._all_members)}
+        self._party_index = 0
+        self._expected = self._count_expected()
+        self._endpoints = self.node.listen(settings.local)
+        self._join()
+
+    def run(self) -> None:
+        """Serve until all members have said farewell."""
+        self.node.loop.every(STALL, self.rounds.unstall)
+        self.node.loop.every(self._settings.number("heartbeat"), self._report)
+        try:
+            self.node.run()
+        finally:
+            self.node.close()
+
+    # Joining.
+
+    def _count_expected(self) -> int:
+        assert self._settings.local is not None
+        below = self._settings.local.workers
+        if self._is_root and self._settings.upper is not None:
+            below += self._settings.upper.workers
+        return below
+
+    def _join(self) -> None:
+        settings, local, upper = self._settings, self._settings.local, self._settings.upper
+        assert local is not None
+        endpoints = list(self._endpoints)
+        if upper is None:
+            self.node.join(local, "server", lambda _: self._joined(), rank=settings.rank, endpoints=endpoints)
+        elif self._is_root:
+            self.node.join(upper, "server", self._join_central_plane, rank=settings.rank, endpoints=endpoints)
+        else:
+            self.node.join(local, "server", self._join_global_plane, rank=settings.rank, endpoints=endpoints)
+            if local.servers == 1 or settings.rank is not None:
+                self._join_upper(settings.rank or 0)
+
+    def _join_central_plane(self, membership: Membership) -> None:
+        assert self._settings.local is not None
+        rank, endpoints = membership.rank, list(self._endpoints)
+        self.node.join(self._settings.local, "server", lambda _: self._joined(), rank=rank, endpoints=endpoints)
+
+    def _join_global_plane(self, membership: Membership) -> None:
+        if len(self.node.memberships) == 1:
+            self._join_upper(membership.rank)
+
+    def _join_upper(self, own_rank: int) -> None:
+        settings = self._settings
+        assert settings.local is not None and settings.upper is not None
+        rank = None
+        if settings.party_index is not None:
+            rank = settings.party_index * settings.local.servers + own_rank
+        group = f"{settings.local.uri}:{settings.local.port}"
+        self.node.join(settings.upper, "worker", self._dial_roots, rank=rank, group=group, wide_area=True)
+
+    def _dial_roots(self, membership: Membership) -> None:
+        settings, uplink = self._settings, self._uplink
+        assert uplink is not None and settings.local is not None
+        self._party_index = membership.rank // settings.local.servers
+        for member in membership.servers():
+            link = self.node.transport.dial(
+                member.endpoint_for(settings.host), member.process, wide_area=member.party != settings.party,
+                plane="global", rank=self._party_index, workers=settings.local.workers,
+            )  # fmt: skip
+            link.control("arrive")
+            uplink.links.append(link)
+        self._joined()
+
+    def _joined(self) -> None:
+        self.node.telemetry["state"] = "serving"
+        self._serve_waiting()
+
+    # Members.
+
+    def _rank_of(self, link: Link) -> int:
+        """The rank under which this peer contributes. Raises BadMessage for one that has not arrived."""
+        rank = link.hello.get("contributor")
+        if not isinstance(rank, int):
+            raise BadMessage("a message from a process that has not arrived")
+        return rank
+
+    def _arrive(self, link: Link) -> None:
+        rank, plane = link.hello.get("rank"), link.hello.get("plane")
+        if not isinstance(rank, int) or not 0 <= rank < CENTRAL or plane not in ("local", "global"):
+            raise BadMessage("an arrival without rank and plane")
+        central = self._is_root and self._settings.upper is not None and plane == "local"
+        link.hello["contributor"] = rank + CENTRAL if central else rank
+        links = self._members.setdefault(link.hello["contributor"], [])
+        if links and plane == "local":
+            raise BadMessage(f"a second worker of rank {rank}")
+        links.append(link)
+        self._arrived.add(link)
+        self._serve_waiting()
+
+    def _all_here(self) -> bool:
+        return len(self._arrived) >= self._expected
+
+    def _owes(self, rank: int) -> bool:
+        return rank not in self._left and (rank < CENTRAL or self._settings.central_workers)
+
+    def _owing(self) -> list[int] | None:
+        return [rank for rank in self._members if self._owes(rank)] if self._all_here() else None
+
+    def _party_members(self) -> list[int]:
+        """Who meets at a barrier of this plane: at a root with a global plane, the central party's processes."""
+        central = self._is_root and self._settings.upper is not None
+        return [rank for rank in self._members if rank not in self._left and (rank >= CENTRAL) == central]
+
+    def _all_members(self) -> list[int]:
+        return [rank for rank in self._members if self._owes(rank)]
+
+    def _leave(self, link: Link) -> None:
+        self._left.add(self._rank_of(link))
+        self.rounds.members_changed()
+        self._release_barriers()
+        if self._uplink is not None and not self._owing():
+            for root in self._uplink.links:
+                root.control("leave")
+
+    def _farewell(self, link: Link) -> None:
+        self._farewells.add(link)
+        if len(self._farewells) >= self._expected:
+            for root in self._uplink.links if self._uplink is not None else ():
+                root.control("bye")
+            for membership in self.node.memberships:
+                membership.farewell()
+            self.node.telemetry["state"] = "finished"
+            self.node.loop.stop()
+
+    # Tensors.
+
+    def _on_tensor(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        if header.kind == Kind.RESULT:
+            if self._uplink is None:
+                raise BadMessage("a result for a root")
+            self._uplink.on_result(link, header, payload)
+            return
+        rank = self._rank_of(link)
+        if header.kind == Kind.EXCHANGE:
+            if header.contributors not in ((), (rank,)):
+                raise BadMessage(f"contributions of ranks {header.contributors} from rank {rank}")
+            self.rounds.on_exchange(link, header, payload, (rank,) if self._owes(rank) else ())
+        elif header.kind == Kind.PULL:
+            self.rounds.on_pull(link, header)
+        else:
+            self.rounds.on_push(link, header, payload)
+
+    # Requests.
+
+    def _on_request(self, request: Request) -> None:
+        if request.topic == "arrive":
+            self._arrive(request.link)
+            return
+        self._rank_of(request.link)
+        if request.topic == "leave":
+            self._leave(request.link)
+        elif request.topic == "bye":
+            self._farewell(request.link)
+        elif not self._all_here() or (self._uplink is not None and not self._uplink.links):
+            self._waiting.append(request)
+        else:
+            self._answer(request)
+
+    def _serve_waiting(self) -> None:
+        if self._all_here() and (self._uplink is None or self._uplink.links):
+            waiting, self._waiting = self._waiting, []
+            for request in waiting:
+                self._answer(request)
+            self.rounds.members_changed()
+
+    def _answer(self, request: Request) -> None:
+        try:
+            match request.topic:
+                case "cluster":
+                    self._on_cluster(request)
+                case "declare":
+                    self._on_declare(request)
+                case "optimizer":
+                    self._on_optimizer(request)
+                case "barrier":
+                    self._on_barrier(request)
+                case topic if self._uplink is not None:
+                    self._relay(request, topic)
+                case topic:
+                    raise InvalidSettings(f"nobody answers {topic!r}")
+        except GeomxError as error:
+            request.refuse(error)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadMessage(f"{request.topic}: {error!r}") from None
+
+    def _relay(self, request: Request, topic: str) -> None:
+        assert self._uplink is not None
+        self.node.request(self._uplink.links[0], topic, request.body, request.answer, request.refuse)
+
+    def _on_cluster(self, request: Request) -> None:
+        """Who takes part in the job: answered by the rank-0 root, completed by the local server."""
+        if self._uplink is not None:
+
+            def complete(body: dict[str, Any]) -> None:
+                request.answer({**body, "party_index": self._party_index, "root": False, "trains": True})
+
+            self.node.request(self._uplink.links[0], "cluster", {}, complete, request.refuse)
+            return
+        flat = self._settings.upper is None
+        below = [links[0].hello for rank, links in sorted(self._members.items()) if rank < CENTRAL]
+        central = sum(rank >= CENTRAL for rank in self._members) if self._settings.central_workers else 0
+        workers = [1 if flat else int(hello.get("workers", 1)) for hello in below]
+        rank = self._rank_of(request.link)
+        request.answer(
+            {
+                "workers": workers,
+                "central": central,
+                "root": True,
+                "flat": flat,
+                "trains": self._owes(rank),
+                "party_index": -1,
+            }
+        )
+
+    def _on_declare(self, request: Request) -> None:
+        tensors = [Tensor(str(n), int(size), str(dtype)) for n, size, dtype in request.body["tensors"]]
+        if self._uplink is None:
+            self._partition = self._partition or self._new_partition(self._plane_of_roots())
+            placed = [self._partition.declare(tensor) for tensor in tensors]
+            answer = [
+                [item.key, [[s.offset, s.length, s.root, s.server] for s in item.slices]] for item in placed
+            ]
+            request.answer({"placements": answer})
+            return
+        self.node.request(
+            self._uplink.links[0], "declare", request.body,
+            lambda body: self._assign_to_party(request, tensors, body), request.refuse,
+        )  # fmt: skip
+
+    def _assign_to_party(self, request: Request, tensors: list[Tensor], body: dict[str, Any]) -> None:
+        """Spread the slices over the local servers of this party, and remember how."""
+        assert self._settings.local is not None
+        self._partition = self._partition or self._new_partition(self._settings.local.servers)
+        answer = []
+        for tensor, (key, slices) in zip(tensors, body["placements"], strict=True):
+            if tensor.name not in self._placements:
+                servers = self._partition.assign([length for _, length, _, _ in slices])
+                placed = [[o, n, root, own] for (o, n, root, _), own in zip(slices, servers, strict=True)]
+                self._placements[tensor.name] = {"placement": [key, placed]}
+            answer.append(self._placements[tensor.name]["placement"])
+        request.answer({"placements": answer})
+
+    def _new_partition(self, servers: int) -> Partition:
+        return Partition(int(self._settings.number("slice_elements")), servers)
+
+    def _plane_of_roots(self) -> int:
+        plane = self._settings.upper or self._settings.local
+        assert plane is not None
+        return plane.servers
+
+    def _on_optimizer(self, request: Request) -> None:
+        """Set the optimizer. The same again changes nothing; another one is only taken from who set the first."""
+        if self._uplink is not None:
+            self._relay_to_all(request)
+            return
+        name, params = str(request.body["name"]), dict(request.body["params"])
+        new = optimizers.create(name, params)
+        current, by = self.rounds.optimizer, str(request.body["by"])
+        if current is None or self._optimizer_by == by:
+            self.rounds.optimizer, self._optimizer_by = new, by
+        elif (current.name, current.params) != (new.name, new.params):
+            raise InvalidSettings(
+                f"{by} asks for the optimizer {name} {params}, but {self._optimizer_by} has set"
+                f" {current.name} {dict(current.params)}",
+                "all workers that call set_optimizer must ask for the same one",
+            )
+        self.rounds.members_changed()
+        request.answer()
+
+    def _relay_to_all(self, request: Request) -> None:
+        assert self._uplink is not None
+        missing = set(range(len(self._uplink.links)))
+        errors: list[GeomxError] = []
+
+        def done(index: int, error: GeomxError | None) -> None:
+            missing.discard(index)
+            errors.extend([error] if error else [])
+            if not missing:
+                request.refuse(errors[0]) if errors else request.answer()
+
+        for index, link in enumerate(self._uplink.links):
+            self.node.request(
+                link, request.topic, request.body,
+                lambda _, index=index: done(index, None), lambda error, index=index: done(index, error),
+            )  # type: ignore[misc]  # fmt: skip
+
+    def _on_barrier(self, request: Request) -> None:
+        self._barriers[str(request.body["scope"])].ask(self._rank_of(request.link), request)
+        self._release_barriers()
+
+    def _release_barriers(self) -> None:
+        for scope, barrier in self._barriers.items():
+            while released := barrier.release():
+                if scope == "party" or self._uplink is None:
+                    for request in released:
+                        request.answer()
+                else:
+                    self._barrier_above(released)
+
+    def _barrier_above(self, released: list[Request]) -> None:
+        """The party has met; now the parties meet."""
+        assert self._uplink is not None
+
+        def answer(body: dict[str, Any]) -> None:
+            for request in released:
+                request.answer()
+
+        def refuse(error: GeomxError) -> None:
+            for request in released:
+                request.refuse(error)
+
+        limit = self._settings.number("patience")
+        self.node.request(self._uplink.links[0], "barrier", {"scope": "all"}, answer, refuse, limit)
+
+    def _report(self) -> None:
+        self.node.telemetry["round"] = self.rounds.last_round

@@ -1,0 +1,71 @@
+"""The lower side of an exchange: contributions go up to the servers that own the slices, results come down.
+
+A contribution is kept until its result has come, so that it can be sent again. Servers use it towards the roots,
+workers towards their servers.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from geomx_cli.ps.transport import Link
+from geomx_cli.ps.wire import Array, BadMessage, Header, view
+
+__all__ = ["Delivery", "Uplink"]
+
+OnResult = Callable[[Header, Array], None]
+
+
+class Delivery(Protocol):
+    """How slices travel between two planes' processes; `payload` must not change until the result is there."""
+
+    def up(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        """Send a contribution."""
+
+    def down(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        """Send a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    server: int
+    header: Header
+    payload: memoryview | None
+    on_result: OnResult
+
+
+class Uplink:
+    """Links to the servers above, by rank, and what they still owe. Used by the loop's thread only."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.links: list[Link] = []
+        self._delivery = delivery
+        self._serial = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+
+    def send(self, server: int, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
+        """Send an EXCHANGE, PUSH or PULL; `on_result` gets the RESULT with its payload, valid as long as it is held."""
+        header.request = next(self._serial)
+        self._pending[header.request] = _Pending(server, header, payload, on_result)
+        self._delivery.up(self.links[server], header, payload)
+
+    def on_result(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        """Handle a RESULT. One that was answered before is dropped."""
+        if link not in self.links:
+            raise BadMessage("a result from a process that is no server of this one")
+        array = view(header, payload if payload is not None else memoryview(b""))
+        pending = self._pending.pop(header.request, None)
+        link.consumed(array.nbytes)
+        if pending is not None:
+            pending.on_result(header, array)
+
+    def repeat(self) -> None:
+        """Send again whatever has no result yet. Harmless: servers know repeats."""
+        for pending in list(self._pending.values()):
+            self._delivery.up(self.links[pending.server], pending.header, pending.payload)
+
+    @property
+    def waiting(self) -> int:
+        """How many results are outstanding."""
+        return len(self._pending)

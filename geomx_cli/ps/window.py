@@ -1,0 +1,60 @@
+"""How many bytes one link keeps under way: enough to fill the path, little enough that an urgent slice overtakes."""
+
+import time
+from collections import deque
+
+__all__ = ["Window"]
+
+LARGEST = 64 * 2**20
+START_SLICES = 8
+SPAN = 0.05
+
+
+class Window:
+    """Counts bytes under way and measures how many the path needs: max(2 slices, 1.5 x rate x round trip).
+
+    The round trip is the shortest time from sending to credit; the rate is the highest over SPAN seconds, forgotten by
+    a tenth each time. A fixed size (`fixed` > 0, bytes) is kept as it is. One message may always be under way.
+    """
+
+    def __init__(self, slice_bytes: int, fixed: int = 0) -> None:
+        self.size = fixed or START_SLICES * slice_bytes
+        self._least = 0 if fixed else 2 * slice_bytes
+        self.under_way = 0
+        self._sent = self._returned = 0
+        self._marks: deque[tuple[int, float]] = deque()
+        self._round_trip = float("inf")
+        self._rate = 0.0
+        self._span_start, self._span_bytes = 0.0, 0
+
+    def admits(self, size: int) -> bool:
+        """Whether `size` more bytes may be sent now."""
+        return self.under_way == 0 or self.under_way + size <= self.size
+
+    def sent(self, size: int) -> None:
+        """`size` bytes have been handed to the socket."""
+        if self.under_way == 0:
+            self._span_start, self._span_bytes = time.monotonic(), 0
+        self.under_way += size
+        self._sent += size
+        if self._least:
+            self._marks.append((self._sent, time.monotonic()))
+
+    def returned(self, size: int) -> None:
+        """The receiver is done with `size` bytes. More than are under way counts as all of them."""
+        size = min(size, self.under_way)
+        self.under_way -= size
+        self._returned += size
+        if self._least:
+            self._measure(size)
+
+    def _measure(self, size: int) -> None:
+        now = time.monotonic()
+        while self._marks and self._marks[0][0] <= self._returned:
+            self._round_trip = min(self._round_trip, now - self._marks.popleft()[1])
+        self._span_bytes += size
+        if now - self._span_start >= SPAN:
+            self._rate = max(0.9 * self._rate, self._span_bytes / (now - self._span_start))
+            self._span_start, self._span_bytes = now, 0
+            if self._round_trip < float("inf"):
+                self.size = max(self._least, min(LARGEST, int(1.5 * self._rate * self._round_trip)))

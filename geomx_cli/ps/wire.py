@@ -1,0 +1,193 @@
+"""What two processes say to each other: one header, and at most one payload.
+
+The header is a msgpack array whose every field has bounds; whatever does not fit is refused as BadMessage before
+anything is done with it. Nothing on the wire is ever unpickled.
+"""
+
+import zlib
+from enum import IntEnum
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "DTYPES",
+    "MAX_MESSAGE",
+    "VERSION",
+    "Array",
+    "BadMessage",
+    "Form",
+    "Header",
+    "Kind",
+    "Place",
+    "decode_body",
+    "decode_header",
+    "dtype_code",
+    "encode_body",
+    "encode_header",
+    "job_number",
+    "view",
+]
+
+Array = npt.NDArray[Any]
+
+VERSION = 1
+MAX_ELEMENTS = 8_388_608
+MAX_MESSAGE = MAX_ELEMENTS * 8 + 65_536
+MAX_CONTROL = 16 * 2**20
+DTYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(name) for name in ("float32", "float64", "float16"))
+
+
+class BadMessage(Exception):
+    """A message that is malformed, oversized or not for us. Counted and dropped; never ends a process."""
+
+
+class Kind(IntEnum):
+    """What a message is. An EXCHANGE is a contribution that expects the round's RESULT."""
+
+    PUSH = 0
+    PULL = 1
+    EXCHANGE = 2
+    RESULT = 3
+    CONTROL = 4
+
+
+class Form(IntEnum):
+    """How the payload is to be read: all elements, a difference to `base`, or rows of a matrix."""
+
+    FULL = 0
+    DELTA = 1
+    ROWS = 2
+
+
+class Place(IntEnum):
+    """Where the payload lies."""
+
+    NONE = 0
+    FRAME = 1
+    SHARED_MEMORY = 2
+    DATAGRAM = 3
+
+
+_U8 = Annotated[int, msgspec.Meta(ge=0, le=255)]
+_U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Length = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
+_Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+_Name = Annotated[str, msgspec.Meta(max_length=128)]
+_Ranks = Annotated[tuple[_Rank, ...], msgspec.Meta(max_length=4096)]
+_Hyper = Annotated[dict[Annotated[str, msgspec.Meta(max_length=32)], float], msgspec.Meta(max_length=16)]
+
+
+class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
+    """Every message begins with one.
+
+    version: of this format. job: `job_number` of the job's name; a stranger's is refused.
+    roster_epoch, partition_epoch: of the membership and the partition that the sender knows.
+    kind, request (number that an answer repeats), topic (of a CONTROL).
+    key, slice, root (rank of the root that owns the slice), offset and length in elements, dtype (index in DTYPES),
+    part of parts (of a payload that was cut again for sending).
+    round (of this key, from 1), sender (process name), incarnation (of the sender).
+    contributors: ranks merged into the payload. weight: their sum of weights.
+    base: version that the payload was computed from. value: version of a result.
+    form, codec and its parameters, place of the payload.
+    priority: higher goes first. deadline: Unix seconds after which nobody wants it, 0 for none.
+    checksum: crc32 of the payload where the place does not guard it, else 0.
+    credit: bytes of window that this message returns to its receiver.
+    hyper: hyper-parameters of the optimizer that hold from this round on.
+    """
+
+    version: _U8 = VERSION
+    job: _U32 = 0
+    roster_epoch: _U32 = 0
+    partition_epoch: _U32 = 0
+    kind: Kind = Kind.CONTROL
+    request: _Count = 0
+    topic: _Name = ""
+    key: _U32 = 0
+    slice: _U32 = 0
+    root: _Rank = 0
+    offset: _Count = 0
+    length: _Length = 0
+    dtype: _U8 = 0
+    part: _U32 = 0
+    parts: _U32 = 1
+    round: _Count = 0
+    sender: _Name = ""
+    incarnation: _Count = 0
+    contributors: _Ranks = ()
+    weight: float = 0.0
+    base: _Count = 0
+    value: _Count = 0
+    form: Form = Form.FULL
+    codec: _Name = ""
+    codec_parameters: Annotated[bytes, msgspec.Meta(max_length=4096)] = b""
+    place: Place = Place.NONE
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)] = 0
+    deadline: float = 0.0
+    checksum: _U32 = 0
+    credit: _Count = 0
+    hyper: _Hyper = {}
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Header)
+_body_decoder = msgspec.msgpack.Decoder(dict[str, Any])
+
+
+def encode_header(header: Header) -> bytes:
+    """The header as msgpack, about 80 bytes."""
+    return _encoder.encode(header)
+
+
+def decode_header(data: memoryview | bytes, job: int) -> Header:
+    """Read and check a header. Raises BadMessage."""
+    try:
+        header = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"malformed header: {error}") from None
+    if header.version != VERSION:
+        raise BadMessage(f"version {header.version} of the protocol, not {VERSION}")
+    if header.job != job:
+        raise BadMessage("a message of another job")
+    if header.dtype >= len(DTYPES):
+        raise BadMessage(f"unknown dtype {header.dtype}")
+    return header
+
+
+def encode_body(body: dict[str, Any]) -> bytes:
+    """The body of a CONTROL message."""
+    return _encoder.encode(body)
+
+
+def decode_body(data: memoryview | bytes) -> dict[str, Any]:
+    """Read the body of a CONTROL message. Raises BadMessage."""
+    if len(data) > MAX_CONTROL:
+        raise BadMessage(f"a control message of {len(data)} bytes")
+    if len(data) == 0:
+        return {}
+    try:
+        return _body_decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"malformed body: {error}") from None
+
+
+def view(header: Header, payload: memoryview | None) -> Array:
+    """The payload as a read-only 1-D array of `length` elements. Raises BadMessage if the sizes disagree."""
+    dtype = DTYPES[header.dtype]
+    if payload is None or len(payload) != header.length * dtype.itemsize:
+        size = 0 if payload is None else len(payload)
+        raise BadMessage(f"{size} bytes of payload for {header.length} elements of {dtype}")
+    return np.frombuffer(payload, dtype)
+
+
+def dtype_code(dtype: np.dtype[Any]) -> int:
+    """Index in DTYPES; ValueError for any other dtype."""
+    return DTYPES.index(dtype)
+
+
+def job_number(job: str) -> int:
+    """The job's name as the number that its messages carry."""
+    return zlib.crc32(job.encode())

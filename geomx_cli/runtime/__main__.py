@@ -1,0 +1,97 @@
+"""`python -m geomx_cli.runtime [SCRIPT [ARGUMENTS]]`: reads the environment and becomes the role that it names."""
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from geomx_cli import plugins
+from geomx_cli.errors import GeomxError, PeerLost
+from geomx_cli.events import EventLog
+from geomx_cli.runtime.settings import Settings
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+
+
+def main(argv: list[str]) -> int:
+    """Run the role to its end; returns the exit status."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        settings = Settings.from_environment(plugins.table())
+    except GeomxError as error:
+        return _failed(EventLog(None), error)
+    events = event_log(settings)
+    try:
+        if settings.role == "worker":
+            _work(settings, events, argv)
+        else:
+            _serve(settings, events)
+    except GeomxError as error:
+        return _failed(events, error)
+    events.write("finished")
+    return 0
+
+
+def event_log(settings: Settings) -> EventLog:
+    """This process's event log, in the job's directory; one that drops everything if there is none."""
+    name = settings.process.replace("/", "-").replace(":", "-")
+    path = Path(settings.job_dir, "events", f"{name}.jsonl") if settings.job_dir and name else None
+    return EventLog(path, party=settings.party, role=settings.role, rank=-1 if settings.rank is None else settings.rank)
+
+
+def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
+    if argv:
+        from geomx_cli.runtime import script
+
+        script.run(argv)
+        return
+    from geomx_cli.ps.client import Client
+    from geomx_cli.runtime import training
+
+    client = Client(settings, events, plugins.deliveries()[settings.text("delivery")].worker())
+    try:
+        training.main(client)
+        client.leave()
+        client.close()
+    except GeomxError as error:
+        client.close(error)
+        raise
+
+
+def _serve(settings: Settings, events: EventLog) -> None:
+    _keep_freed_memory()
+    if settings.role.endswith("scheduler"):
+        from geomx_cli.ps.scheduler import Scheduler
+
+        plane = settings.upper if settings.role == "global_scheduler" else settings.local
+        assert plane is not None
+        Scheduler(settings, plane, events).run()
+        return
+    from geomx_cli.ps.server import Server
+
+    algorithm = plugins.algorithms()[settings.text("algo")].server(settings)
+    Server(settings, events, algorithm, plugins.deliveries()[settings.text("delivery")].server()).run()
+
+
+def _keep_freed_memory() -> None:
+    """Let malloc reuse slices instead of mapping and unmapping (and faulting in) each anew."""
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
+    mallopt(M_TRIM_THRESHOLD, 512 * 2**20)
+
+
+def _failed(events: EventLog, error: GeomxError) -> int:
+    peer = error.peer if isinstance(error, PeerLost) else ""
+    events.write("failed", message=error.message, hint=error.hint, peer=peer)
+    print(f"error: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
+    return 1
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

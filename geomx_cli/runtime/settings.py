@@ -1,0 +1,172 @@
+"""Environment <-> Settings: what one process of a job needs to know. The only module that reads os.environ.
+
+The `DMLC_*` variables mean what they mean in MXNet and GeoMX, so that a process started by hand with only those works;
+`GEOMX_*` carry what the planner knows beyond them. An option's variable is in the table of options.
+
+    variable              who       meaning
+    DMLC_ROLE             all       scheduler, server or worker (unset: worker); not for a global scheduler
+    DMLC_ROLE_GLOBAL      roots     global_scheduler or global_server
+    DMLC_ROLE_MASTER_WORKER         1: this worker configures the global servers and gives the initial weights
+    DMLC_PS_ROOT_URI, _PORT         the scheduler of this process's party
+    DMLC_NUM_SERVER, DMLC_NUM_WORKER    members of the party's plane
+    DMLC_PS_GLOBAL_ROOT_URI, _PORT      the scheduler of the global plane
+    DMLC_NUM_GLOBAL_SERVER, DMLC_NUM_GLOBAL_WORKER    global servers and local servers
+    DMLC_NUM_ALL_WORKER, DMLC_ENABLE_CENTRAL_WORKER, DMLC_INTERFACE, DMLC_NODE_HOST, PORT
+    GEOMX_JOB, GEOMX_JOB_DIR, GEOMX_PROCESS, GEOMX_PARTY, GEOMX_PARTY_INDEX, GEOMX_HOST
+    GEOMX_RANK, GEOMX_GLOBAL_RANK       ranks given by the planner
+    GEOMX_BIND, GEOMX_ADVERTISE         endpoints, separated by blanks
+    GEOMX_SCHEDULER, GEOMX_GLOBAL_SCHEDULER    endpoints to dial in place of tcp://URI:PORT
+    GEOMX_KEY_FILE, GEOMX_INSECURE, GEOMX_WAN_SHARE
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.options import Option, decode, encode
+from geomx_cli.ps.config import NodeSettings, PlaneSettings, Role
+
+__all__ = ["PlaneSettings", "Role", "Settings"]
+
+
+@dataclass(frozen=True)
+class Settings(NodeSettings):
+    """NodeSettings that can be written to an environment and read from one."""
+
+    def to_environment(self, table: Iterable[Option]) -> dict[str, str]:
+        """The exact variables for this process; options at their default are left out."""
+        env = {
+            "DMLC_ROLE": "" if self.role == "global_scheduler" else self.role.removeprefix("global_"),
+            "DMLC_ROLE_GLOBAL": self.role if self.role.startswith("global_") else "",
+            "DMLC_ROLE_MASTER_WORKER": "1" if self.master else "",
+            "DMLC_ENABLE_CENTRAL_WORKER": "1" if self.central_workers else "",
+            "DMLC_NUM_ALL_WORKER": str(self.num_all_workers or ""),
+            "DMLC_INTERFACE": self.interface,
+            "DMLC_NODE_HOST": self.node_host,
+            "PORT": str(self.port or ""),
+            "GEOMX_JOB": self.job,
+            "GEOMX_JOB_DIR": self.job_dir,
+            "GEOMX_PROCESS": self.process,
+            "GEOMX_PARTY": self.party,
+            "GEOMX_PARTY_INDEX": _text(self.party_index),
+            "GEOMX_HOST": self.host,
+            "GEOMX_RANK": _text(self.rank),
+            "GEOMX_GLOBAL_RANK": _text(self.global_rank),
+            "GEOMX_BIND": " ".join(self.bind),
+            "GEOMX_ADVERTISE": " ".join(self.advertise),
+            "GEOMX_KEY_FILE": self.key_file,
+            "GEOMX_INSECURE": "1" if self.insecure else "",
+            "GEOMX_WAN_SHARE": "" if self.wan_share == 1 else repr(self.wan_share),
+        }
+        env |= _plane_to_environment(self.local, "", "GEOMX_SCHEDULER")
+        env |= _plane_to_environment(self.upper, "GLOBAL_", "GEOMX_GLOBAL_SCHEDULER")
+        for option in table:
+            value = self.options.get(option.name, option.default)
+            if value != option.default:
+                env[option.env] = encode(option, value)
+        return {name: text for name, text in env.items() if text}
+
+    @classmethod
+    def from_environment(cls, table: Iterable[Option], env: Mapping[str, str] | None = None) -> "Settings":
+        """Read a process's settings. Raises InvalidSettings naming the variable that is missing or wrong."""
+        env = os.environ if env is None else env
+        role = _role(env)
+        return cls(
+            role=role,
+            local=None if role == "global_scheduler" else _plane(env, "", "GEOMX_SCHEDULER"),
+            upper=_upper(env, role),
+            master=_int(env, "DMLC_ROLE_MASTER_WORKER", 0) == 1,
+            central_workers=_int(env, "DMLC_ENABLE_CENTRAL_WORKER", 0) == 1,
+            num_all_workers=_int(env, "DMLC_NUM_ALL_WORKER", 0),
+            interface=env.get("DMLC_INTERFACE", ""),
+            node_host=env.get("DMLC_NODE_HOST", ""),
+            port=_int(env, "PORT", 0) if env.get("PORT", "0").isdigit() else 0,
+            job=env.get("GEOMX_JOB", ""),
+            job_dir=env.get("GEOMX_JOB_DIR", ""),
+            process=env.get("GEOMX_PROCESS", ""),
+            party=env.get("GEOMX_PARTY", ""),
+            party_index=_optional(env, "GEOMX_PARTY_INDEX"),
+            host=env.get("GEOMX_HOST", ""),
+            rank=_optional(env, "GEOMX_RANK"),
+            global_rank=_optional(env, "GEOMX_GLOBAL_RANK"),
+            bind=tuple(env.get("GEOMX_BIND", "").split()),
+            advertise=tuple(env.get("GEOMX_ADVERTISE", "").split()),
+            key_file=env.get("GEOMX_KEY_FILE", ""),
+            insecure=_int(env, "GEOMX_INSECURE", 0) == 1,
+            wan_share=float(env.get("GEOMX_WAN_SHARE", "1")),
+            options={
+                option.name: decode(option, env[option.env]) if env.get(option.env) else option.default
+                for option in table
+            },
+        )
+
+
+def _text(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _plane_to_environment(plane: PlaneSettings | None, infix: str, scheduler: str) -> dict[str, str]:
+    if plane is None:
+        return {}
+    return {
+        f"DMLC_PS_{infix}ROOT_URI": plane.uri,
+        f"DMLC_PS_{infix}ROOT_PORT": str(plane.port),
+        f"DMLC_NUM_{infix}SERVER": str(plane.servers),
+        f"DMLC_NUM_{infix}WORKER": str(plane.workers),
+        scheduler: plane.scheduler,
+    }
+
+
+def _role(env: Mapping[str, str]) -> Role:
+    upper, role = env.get("DMLC_ROLE_GLOBAL", ""), env.get("DMLC_ROLE", "") or "worker"
+    match upper, role:
+        case ("global_scheduler", _):
+            return "global_scheduler"
+        case ("global_server", "server"):
+            return "global_server"
+        case ("", "scheduler" | "server" | "worker"):
+            return role  # type: ignore[return-value]
+    raise InvalidSettings(
+        f"DMLC_ROLE={role!r} with DMLC_ROLE_GLOBAL={upper!r} is no role",
+        "DMLC_ROLE is scheduler, server or worker; DMLC_ROLE_GLOBAL is global_scheduler, or global_server on a server",
+    )
+
+
+def _upper(env: Mapping[str, str], role: Role) -> PlaneSettings | None:
+    if role.startswith("global_") or (role == "server" and env.get("DMLC_PS_GLOBAL_ROOT_URI")):
+        return _plane(env, "GLOBAL_", "GEOMX_GLOBAL_SCHEDULER")
+    return None
+
+
+def _plane(env: Mapping[str, str], infix: str, scheduler: str) -> PlaneSettings:
+    uri = f"DMLC_PS_{infix}ROOT_URI"
+    if not env.get(uri):
+        raise InvalidSettings(f"{uri} is not set", "it is the address of the scheduler; geomx launch sets it for you")
+    port = _int(env, f"DMLC_PS_{infix}ROOT_PORT", None)
+    if not 0 < port < 65536:
+        raise InvalidSettings(f"DMLC_PS_{infix}ROOT_PORT={port} is no port", "it lies between 1 and 65535")
+    servers = _int(env, f"DMLC_NUM_{infix}SERVER", None)
+    workers = _int(env, f"DMLC_NUM_{infix}WORKER", None)
+    if servers < 1 or workers < 1:
+        raise InvalidSettings(
+            f"DMLC_NUM_{infix}SERVER={servers}, DMLC_NUM_{infix}WORKER={workers}: each must be at least 1",
+            "they count the members of the plane, and are the same in all of its processes",
+        )
+    return PlaneSettings(env[uri], port, servers, workers, env.get(scheduler, ""))
+
+
+def _int(env: Mapping[str, str], name: str, default: int | None) -> int:
+    text = env.get(name, "")
+    if not text:
+        if default is None:
+            raise InvalidSettings(f"{name} is not set", "geomx launch sets it for you")
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidSettings(f"{name}={text!r} is no whole number", f"set {name} to a number") from None
+
+
+def _optional(env: Mapping[str, str], name: str) -> int | None:
+    return _int(env, name, None) if env.get(name) else None

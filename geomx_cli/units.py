@@ -1,0 +1,71 @@
+"""Durations, sizes and rates as people write them: "30ms", "1MiB", "100mbit". Parsed once, at the edge."""
+
+import re
+
+from geomx_cli.errors import InvalidSettings
+
+__all__ = [
+    "format_bytes",
+    "format_duration",
+    "format_rate",
+    "parse_duration",
+    "parse_rate",
+    "parse_size",
+]
+
+_DURATIONS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZES = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9}
+_SIZES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
+_RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def _parse(text: str, scale: dict[str, float] | dict[str, int], kind: str, example: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    unit = match.group(2).lower() if match else ""
+    if match is None or unit not in scale:
+        units = ", ".join(name for name in scale if name)
+        raise InvalidSettings(f"{text!r} is not a {kind}", f"write a number and one of {units}, as in {example}")
+    return float(match.group(1)) * scale[unit]
+
+
+def parse_duration(text: str) -> float:
+    """Seconds, from "5s", "300ms", "2m", "1.5h" or a bare number of seconds."""
+    return _parse(text, _DURATIONS, "duration", '"30ms"')
+
+
+def parse_size(text: str) -> int:
+    """Bytes, from "1MiB", "64k", "2GB" or a bare number of bytes."""
+    return int(_parse(text, _SIZES, "size", '"1MiB"'))
+
+
+def parse_rate(text: str) -> float:
+    """Bits per second, from "100mbit", "1gbit" or "512kbit"; the unit is required."""
+    return _parse(text, _RATES, "rate", '"100mbit"')
+
+
+def format_duration(seconds: float) -> str:
+    """Short and readable: "850 ms", "4.2 s", "3 min 05 s", "1 h 02 min"."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+
+
+def format_bytes(count: float) -> str:
+    """Decimal, as network people count: "715 kB", "46.8 MB"."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_rate(bits: float) -> str:
+    """As tc(8) writes it: "100mbit"."""
+    for unit, scale in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)):
+        if bits >= scale:
+            return f"{bits / scale:g}{unit}"
+    return f"{bits:g}bit"
