@@ -129,7 +129,10 @@ class Router:
         self._spaces.sysctl(site, values)
 
     def _bridge(self) -> None:
-        lines = ["link add br0 type bridge", *(f"link set to{site} master br0" for site in self._sites)]
+        lines = [
+            "link add br0 type bridge mcast_snooping 0",
+            *(f"link set to{site} master br0" for site in self._sites),
+        ]
         self._spaces.configure(ROUTER, [*lines, "link set br0 up"])
         self._spaces.sysctl(ROUTER, {"net.ipv6.conf.br0.disable_ipv6": "1"})
 

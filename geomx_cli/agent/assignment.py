@@ -85,7 +85,7 @@ class AgentState:
     def write(self, directory: Path) -> None:
         """Replace agent-state.json at once."""
         part = directory / "agent-state.json.part"
-        part.write_text(json.dumps({**asdict(self), "agent": self.agent, "processes": self.processes}))
+        part.write_text(json.dumps(asdict(self)))
         part.replace(directory / "agent-state.json")
 
     @classmethod

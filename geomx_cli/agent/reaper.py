@@ -18,15 +18,13 @@ def reap(directory: Path) -> list[int]:
     still leads, or by the job's own variables in their environment. Where nothing was started, nothing is done.
     """
     assignment = Assignment.read(directory)
-    known = AgentState.read(directory)
+    state = AgentState.read(directory)
+    known = [] if state is None else [state.agent, *state.processes.values()]
 
     def find() -> list[Identity]:
-        ours = processes.marked({"GEOMX_JOB": assignment.job, "GEOMX_HOST": assignment.host})
-        if known is not None:
-            listed = [known.agent, *known.processes.values()]
-            ours += [who for who in listed if processes.exists(who)]
-            ours += processes.session_members(who.pid for who in listed if processes.exists(who))
-        return ours
+        alive = [who for who in known if processes.exists(who)]
+        marked = processes.marked({"GEOMX_JOB": assignment.job, "GEOMX_HOST": assignment.host})
+        return [*alive, *processes.session_members(who.pid for who in alive), *marked]
 
     left = processes.end(find, _LIMIT)
     assignment.remove_secrets()

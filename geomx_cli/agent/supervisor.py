@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 
@@ -53,6 +54,7 @@ class Supervisor:
         self._stage = _Stage.WAITING
         self._deadline = time.monotonic() + _CONNECT
         self._next_look = 0.0
+        self._gave_up = False
         self._oom_kills = processes.oom_kills()
         self._wakeup, self._signals = socket.socketpair()
 
@@ -105,14 +107,14 @@ class Supervisor:
                 self._stop("was asked to stop", float(message.get("grace", 0)))
             case "kill":
                 self._stop("was asked to stop at once", 0)
-                self._enter(_Stage.KILLING)
+                self._kill()
 
     def _start(self) -> None:
         self._enter(_Stage.RUNNING)
         inherited = _inherited(self._assignment)
         for child in self._children:
             try:
-                child.start(_merge_path(inherited, child.task.env), self._assignment.working_dir)
+                child.start(inherited, self._assignment.working_dir)
             except OSError as error:
                 what = f"could not be started: {error.strerror}: {error.filename}"
                 self._fail(child, Failure(child.name, self._assignment.host, what, time.time()))
@@ -181,11 +183,13 @@ class Supervisor:
                 self._signal(signal.SIGTERM)
                 self._enter(_Stage.TERMINATING, _TERMINATE)
             case _Stage.TERMINATING:
-                self._enter(_Stage.KILLING, _KILL)
-                self._signal(signal.SIGKILL)
+                self._kill()
             case _Stage.KILLING:
-                self._enter(_Stage.KILLING, _TICK)
-                self._signal(signal.SIGKILL)
+                self._gave_up = True
+
+    def _kill(self) -> None:
+        self._enter(_Stage.KILLING, _KILL)
+        self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         for child in self._children:
@@ -193,7 +197,8 @@ class Supervisor:
 
     def _over(self) -> bool:
         """Whether no process of ours runs any more. What a process has left behind does not delay the end."""
-        return self._stage is not _Stage.WAITING and not any(child.running for child in self._children)
+        running = self._stage is _Stage.WAITING or any(child.running for child in self._children)
+        return self._gave_up or not running
 
     def _sweep(self) -> list[str]:
         """End whatever still descends from us, reap, and name what could not be ended."""
@@ -219,7 +224,7 @@ class Supervisor:
         AgentState(me, started, processes.boot_id()).write(self._directory)
 
 
-def _wait_until_none(find: "processes.Finder", limit: float) -> None:
+def _wait_until_none(find: Callable[[], list[Identity]], limit: float) -> None:
     deadline = time.monotonic() + limit
     while find() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -241,7 +246,3 @@ def _inherited(assignment: Assignment) -> dict[str, str]:
         if not name.startswith(("DMLC_", "GEOMX_")) and name not in assignment.clear
     }
     return {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **ours}
-
-
-def _merge_path(inherited: dict[str, str], env: "dict[str, str] | object") -> dict[str, str]:
-    return inherited

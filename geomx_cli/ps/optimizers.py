@@ -1,10 +1,10 @@
 """Optimizers that a root server runs, one slice of a tensor at a time.
 
 An optimizer travels as its name and a flat mapping of hyper-parameters. Names, defaults and formulas are
-those of `mxnet.optimizer` 1.9.1 on dense arrays, down to the order of operations, so that a script trains alike
-whether servers or workers update; `adamw` is that of `torch.optim`. In the formulas w is the weight, g the
-gradient times `rescale_grad`, lr and wd the learning rate and weight decay times the tensor's multipliers, t
-counts the updates of the slot. clip(x) limits x to ±`clip_gradient`; `None`, 0 or less means no limit.
+those of `mxnet.optimizer` 1.9.1 on dense arrays, down to the order of operations, so that a script trains
+alike whether servers or workers update; `adamw` is that of `torch.optim`. In the formulas w is the weight, g
+the gradient times `rescale_grad`, lr and wd the learning rate and weight decay times the multipliers, and
+t counts the updates of the slot. clip(x) limits x to ±`clip_gradient`; `None`, 0 or less means no limit.
 """
 
 import math
@@ -165,7 +165,8 @@ class AdamW(Optimizer):
 
     name = "adamw"
     fields = fields_of(
-        0.001, wd=0.01,
+        0.001,
+        wd=0.01,
         beta1=rate_field(0.9),
         beta2=rate_field(0.999),
         epsilon=Field(1e-8, low=0.0),

@@ -1,0 +1,325 @@
+"""How long one exchange of a whole model takes: every worker pushes all tensors and waits for all results.
+
+    python benchmarks/pushpull.py --topology flat                     loopback, our client
+    python benchmarks/pushpull.py --topology flat --system mxnet      MXNet's own dist_sync
+    python benchmarks/pushpull.py --topology spread --rate 200mbit    through emulated links (root)
+    python benchmarks/pushpull.py --compare                           the table of the README's loopback figures
+
+Prints time per iteration (wall period over all workers), its ratio to the wire limit, bytes per link, CPU seconds per
+iteration and peak memory per role, as a table, or with --json as one object. The wire limit is the payload of the
+busiest link over the goodput that plain TCP reaches both ways at once, measured in the same run.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from tensors import LISTS
+from wan import Wan
+
+from geomx_cli import plugins
+from geomx_cli.errors import GeomxError, TrainingFailed
+from geomx_cli.inventory import Inventory, free_ports, ports_needed, this_machine
+from geomx_cli.options import defaults
+from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.ps import security
+
+HERE = Path(__file__).parent
+WORKER = HERE / "pushpull_worker.py"
+
+
+@dataclass
+class Case:
+    """One measurement. `system` is client, store or mxnet (see pushpull_worker.py)."""
+
+    system: str
+    topology: str
+    tensors: str
+    parties: int
+    workers: int
+    global_servers: int
+    local_servers: int
+    iterations: int
+    warm_up: int
+    rate: str
+    rtt: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Running:
+    """One process of the job: what it said, its CPU seconds at the start and the end, its peak memory."""
+
+    role: str
+    popen: subprocess.Popen[str]
+    errors: Path
+    said: dict[str, Any] = field(default_factory=dict)
+    cpu: list[float] = field(default_factory=list)
+    peak: int = 0
+
+    def cpu_now(self) -> float:
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(self.popen.pid).cpu_times()
+            return float(times.user + times.system)
+        return 0.0
+
+    def memory(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(f"/proc/{self.popen.pid}/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    self.peak = int(line.split()[1]) * 1024
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Run one case and return its figures."""
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="gxb"))
+        sites = ["C", *_letters(case.parties)]
+        wan = stack.enter_context(Wan(sites=tuple(sites), rate=case.rate or None, rtt=case.rtt or None)) if _wide(case) else None
+        limit = _goodput(wan)
+        processes = _start(case, Path(directory), wan, stack)
+        figures = _follow(case, processes, wan)
+    return {**vars(case), **figures, **_limits(case, figures, limit)}
+
+
+def _wide(case: Case) -> bool:
+    return bool(case.rate or case.rtt)
+
+
+def _letters(count: int) -> str:
+    return "ABDEFGHIJKLMNOPQRSTUVWXYZ"[:count]
+
+
+def _goodput(wan: Wan | None) -> float:
+    """Bytes a second that plain TCP reaches each way, both ways at once; 0 on loopback."""
+    if wan is None:
+        return 0.0
+    test = wan.self_test()
+    test.check()
+    print(f"links: {test.wire_goodput * 8e-6:.1f} Mbit/s both ways at once, round trip {test.round_trip * 1e3:.1f} ms,"
+          f" the emulation took {test.emulation_cpu:.2f} cores", file=sys.stderr)  # fmt: skip
+    return float(test.wire_goodput)
+
+
+def _start(case: Case, directory: Path, wan: Wan | None, stack: contextlib.ExitStack) -> list[Running]:
+    commands = _mxnet_commands(case, wan) if case.system == "mxnet" else _our_commands(case, directory, wan)
+    clean = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
+    running = []
+    for role, site, argv, env in commands:
+        argv = wan.command(site, argv) if wan is not None else argv
+        out = subprocess.PIPE if role == "worker" else subprocess.DEVNULL
+        errors = directory / f"errors{len(running)}"
+        with errors.open("w") as err:
+            popen = subprocess.Popen(
+                argv, env={**clean, **env}, stdout=out, stderr=err, text=True, start_new_session=True, cwd=directory
+            )
+        stack.callback(_end, popen)
+        running.append(Running(role, popen, errors))
+    return running
+
+
+def _end(popen: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(popen.pid, 9)
+    popen.wait()
+
+
+def _our_commands(case: Case, directory: Path, wan: Wan | None) -> list[tuple[str, str, list[str], dict[str, str]]]:
+    options = defaults(plugins.table()) | case.options
+    options |= {
+        "parties": case.parties, "workers": case.workers, "topology": case.topology,
+        "global_servers": case.global_servers, "local_servers": case.local_servers,
+    }  # fmt: skip
+    inventory = this_machine(options, free_ports(ports_needed(options)), one_host=wan is None, python=sys.executable)
+    if wan is not None:
+        inventory = _placed(inventory, wan)
+    script = ("python", str(WORKER), case.system, case.tensors, str(case.warm_up), str(case.iterations))
+    paths = f"{HERE.parent}:{HERE}"
+    spec = JobSpec(
+        job="pushpull", options=options, script=script, job_dir=str(directory), socket_dir=str(directory),
+        key_dir=str(directory) if wan is not None else "", python=sys.executable, env={"PYTHONPATH": paths},
+    )  # fmt: skip
+    laid = plan(inventory, spec)
+    if wan is not None:
+        _write_keys(laid, directory)
+    site = {"central": "C", **{name: letter for name, letter in zip("ABCDEFGH", _letters(case.parties), strict=False)}}
+    return [
+        ("master" if item.role == "worker" and item.global_rank is None else item.role,
+         site[item.party], list(item.argv), dict(item.env))
+        for item in laid.processes
+    ]  # fmt: skip
+
+
+def _placed(inventory: Inventory, wan: Wan) -> Inventory:
+    """The inventory with each party's host at its site's address."""
+    names = {"central": "C", **{n: letter for n, letter in zip("ABCDEFGH", _letters(len(inventory.parties)), strict=False)}}
+    hosts = [host.model_copy(update={"address": wan.address(names[host.name])}) for host in inventory.hosts]
+    return inventory.model_copy(update={"hosts": tuple(hosts)})
+
+
+def _write_keys(laid: Plan, directory: Path) -> None:
+    files = security.generate(laid.job, {item.name: bool(item.endpoints) for item in laid.processes})
+    for item in laid.processes:
+        path = directory / f"{item.file_name}.key"
+        path.touch(0o600)
+        path.write_bytes(files[item.name])
+
+
+def _mxnet_commands(case: Case, wan: Wan | None) -> list[tuple[str, str, list[str], dict[str, str]]]:
+    """MXNet's own flat cluster: scheduler and server at C, the workers in their parties."""
+    prelude = "import numpy as n\nfor k in 'bool int float object complex'.split(): setattr(n, k, __builtins__.__dict__[k])\n"
+    serve = [sys.executable, "-c", prelude + "import mxnet"]
+    work = [sys.executable, str(WORKER), "mxnet", case.tensors, str(case.warm_up), str(case.iterations)]
+    common = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1" if wan is None else wan.address("C"),
+        "DMLC_PS_ROOT_PORT": str(free_ports(1)[0]),
+        "DMLC_NUM_SERVER": str(case.global_servers),
+        "DMLC_NUM_WORKER": str(case.parties * case.workers),
+        "PYTHONPATH": f"{HERE.parent}:{HERE}",
+        "OMP_NUM_THREADS": "1",
+    }
+    roles = [("scheduler", "C", serve)] + [("global_server", "C", serve)] * case.global_servers
+    roles += [("worker", letter, work) for letter in _letters(case.parties) for _ in range(case.workers)]
+    return [
+        (role, site, argv, {
+            **common,
+            "DMLC_ROLE": role.removeprefix("global_"),
+            "DMLC_NODE_HOST": "127.0.0.1" if wan is None else wan.address(site),
+        })
+        for role, site, argv in roles
+    ]  # fmt: skip
+
+
+def _follow(case: Case, processes: list[Running], wan: Wan | None) -> dict[str, Any]:
+    """Read what the workers say; sample CPU and links when the first starts and when the last ends."""
+    workers = [item for item in processes if item.role == "worker"]
+    marks: dict[str, Any] = {}
+    lock = threading.Lock()
+
+    def read(item: Running) -> None:
+        assert item.popen.stdout is not None
+        for line in item.popen.stdout:
+            with contextlib.suppress(ValueError):
+                item.said |= json.loads(line)
+            with lock:
+                started = sum("start" in other.said for other in workers)
+                ended = sum("end" in other.said for other in workers)
+                if started == 1 and not marks.get("started"):
+                    marks["started"] = _sample(processes, wan)
+                if ended == len(workers) and not marks.get("ended"):
+                    marks["ended"] = _sample(processes, wan)
+
+    threads = [threading.Thread(target=read, args=(item,), daemon=True) for item in workers]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 900
+    while any(item.popen.poll() is None for item in workers) and time.monotonic() < end:
+        for item in processes:
+            item.memory()
+        if any(item.popen.poll() for item in processes):
+            break
+        time.sleep(0.05)
+    failed = [f"{item.role}: {item.popen.poll()}" for item in workers if item.popen.wait(5) or "end" not in item.said]
+    if failed:
+        tails = "\n".join(item.errors.read_text()[-800:] for item in processes)
+        raise TrainingFailed(f"the run failed ({', '.join(failed)}):\n{tails}")
+    for thread in threads:
+        thread.join(5)
+    return _figures(case, processes, workers, marks)
+
+
+def _sample(processes: list[Running], wan: Wan | None) -> Any:
+    for item in processes:
+        item.cpu.append(item.cpu_now())
+    return wan.bytes() if wan is not None else {}
+
+
+def _figures(case: Case, processes: list[Running], workers: list[Running], marks: dict[str, Any]) -> dict[str, Any]:
+    period = max(item.said["end"] for item in workers) - min(item.said["start"] for item in workers)
+    cpu: defaultdict[str, float] = defaultdict(float)
+    memory: defaultdict[str, int] = defaultdict(int)
+    for item in processes:
+        if len(item.cpu) == 2:
+            cpu[item.role] += (item.cpu[1] - item.cpu[0]) / case.iterations
+        memory[item.role] = max(memory[item.role], item.peak)
+    links = {
+        site: {way: (marks["ended"][site][way] - count) / case.iterations for way, count in ways.items()}
+        for site, ways in marks["started"].items()
+    }
+    return {
+        "seconds": period / case.iterations,
+        "cpu_seconds": dict(cpu),
+        "peak_bytes": dict(memory),
+        "link_bytes": links,
+    }
+
+
+def _limits(case: Case, figures: dict[str, Any], goodput: float) -> dict[str, Any]:
+    """The wire limit, and bytes on the busiest link beyond the payload (as Ethernet frames, headers included)."""
+    model = 4 * sum(LISTS[case.tensors])
+    copies = {"central": case.parties, "spread": 2 * (case.parties - 1) / case.parties}.get(
+        case.topology, case.parties * case.workers
+    )
+    if not goodput:
+        return {"model_bytes": model}
+    limit = copies * model / goodput
+    return {"model_bytes": model, "limit_seconds": limit, "ratio": figures["seconds"] / limit, "payload_bytes": copies * model}
+
+
+def show(result: dict[str, Any]) -> None:
+    """The result as a table on stdout."""
+    title = f"{result['system']} {result['topology']} {result['tensors']}, {result['parties']} x {result['workers']} workers"
+    print(f"{title}: {result['seconds'] * 1e3:.1f} ms per iteration")
+    if "ratio" in result:
+        print(f"  wire limit {result['limit_seconds'] * 1e3:.1f} ms, ratio {result['ratio']:.3f}")
+    for site, ways in result["link_bytes"].items():
+        print(f"  link {site}: sent {ways['sent'] / 1e6:.2f} MB, received {ways['received'] / 1e6:.2f} MB")
+    for role, seconds in result["cpu_seconds"].items():
+        print(f"  {role:17} {seconds * 1e3:8.1f} ms CPU  peak {result['peak_bytes'][role] / 1e6:7.1f} MB")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--system", nargs="+", choices=("client", "store", "mxnet"), default=["client"])
+    parser.add_argument("--topology", choices=("flat", "central", "spread"), default="flat")
+    parser.add_argument("--tensors", choices=sorted(LISTS), default="resnet18")
+    for name, value in {"parties": 2, "workers": 2, "global-servers": 1, "local-servers": 1}.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--warm-up", type=int, default=3)
+    parser.add_argument("--rate", default="", help="of each party's link, as 200mbit")
+    parser.add_argument("--rtt", default="", help="round trip between parties, as 30ms")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure each system in turn."""
+    arguments = vars(_arguments())
+    as_json, systems = arguments.pop("json"), arguments.pop("system")
+    try:
+        results = [measure(Case(system=system, **arguments)) for system in systems]
+    except GeomxError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if as_json:
+        print(json.dumps({"schema_version": 1, "results": results}))
+    else:
+        for result in results:
+            show(result)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""One worker of pushpull.py: exchanges a tensor list again and again, and prints when each iteration ended.
+
+Started with the environment of its role; argv: SYSTEM LIST WARM_UP ITERATIONS, where SYSTEM is "client" (the parameter
+server's client with numpy arrays), "store" (our MXNet store) or "mxnet" (MXNet's own dist_sync).
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from tensors import LISTS
+
+
+def main(system: str, name: str, warm_up: int, iterations: int) -> None:
+    sizes = LISTS[name]
+    exchange = {"client": Client, "store": Store, "mxnet": Store}[system](sizes, system == "mxnet")
+    if exchange.trains:
+        for _ in range(warm_up):
+            exchange.iterate()
+        exchange.barrier()
+        exchange.check(warm_up)
+        start, bytes_before = time.monotonic(), exchange.bytes()
+        print(json.dumps({"start": start, "pid": os.getpid()}), flush=True)
+        for _ in range(iterations):
+            exchange.iterate()
+        end = time.monotonic()
+        print(json.dumps({"end": end, "before": bytes_before, "after": exchange.bytes()}), flush=True)
+        exchange.check(warm_up + iterations)
+    exchange.close()
+
+
+class Client:
+    """The parameter server's client. Every worker gives ones, so that each result is the number of workers."""
+
+    def __init__(self, sizes: list[int], _: bool) -> None:
+        from geomx_cli import plugins
+        from geomx_cli.ps.client import Client as PsClient
+        from geomx_cli.ps.partition import Tensor
+        from geomx_cli.runtime.__main__ import event_log
+        from geomx_cli.runtime.settings import Settings
+
+        settings = Settings.from_environment(plugins.table())
+        self._client = PsClient(settings, event_log(settings), plugins.deliveries()["direct"].worker())  # type: ignore[attr-defined]
+        self.trains = self._client.trains
+        self._names = [str(index) for index in range(len(sizes))]
+        tensors = [Tensor(name, size, "float32") for name, size in zip(self._names, sizes, strict=True)]
+        self._client.declare(tensors)
+        self._src = [np.ones(size, np.float32) for size in sizes]
+        self._out = [np.empty(size, np.float32) for size in sizes]
+        for name, value in zip(self._names, self._src, strict=True):
+            self._client.init(name, value)
+
+    def iterate(self) -> None:
+        exchanges = [
+            self._client.exchange(name, src, out, priority=-index)
+            for index, (name, src, out) in enumerate(zip(self._names, self._src, self._out, strict=True))
+        ]
+        for exchange in exchanges:
+            exchange.done.result(600)
+
+    def barrier(self) -> None:
+        self._client.barrier("all")
+
+    def check(self, rounds: int) -> None:
+        for out in self._out:
+            assert (out == self._client.num_all_workers).all(), "a wrong result"
+
+    def bytes(self) -> Any:
+        return self._client.bytes()
+
+    def close(self) -> None:
+        self._client.leave()
+        self._client.close()
+
+
+class Store:
+    """A KVStore of MXNet: its own, or ours under the same name. Keys are pushed and pulled in order."""
+
+    def __init__(self, sizes: list[int], native: bool) -> None:
+        if native:
+            for name, kind in {"bool": bool, "int": int, "float": float, "object": object, "complex": complex}.items():
+                setattr(np, name, kind)
+        import mxnet as mx
+
+        self._mx = mx
+        self._kv = mx.kv.create("dist_sync")
+        self._native = native
+        self.trains = native or not self._kv.is_master_worker
+        self._src = [mx.nd.ones((size,)) for size in sizes]
+        self._out = [mx.nd.zeros((size,)) for size in sizes]
+        self._workers = self._kv.num_workers if native else self._kv.num_all_workers
+        for key, src in enumerate(self._src):
+            self._kv.init(key, src)
+
+    def iterate(self) -> None:
+        for key, (src, out) in enumerate(zip(self._src, self._out, strict=True)):
+            self._kv.push(key, src, priority=-key)
+            self._kv.pull(key, out, priority=-key)
+        self._mx.nd.waitall()
+
+    def barrier(self) -> None:
+        if self._native:
+            self._kv._barrier()
+        else:
+            self._kv.barrier("all")
+
+    def check(self, rounds: int) -> None:
+        """MXNet's own store writes pulled values into the pushed arrays as well, so its results grow; ours must be exact."""
+        for out in self._out:
+            assert self._native or (out.asnumpy() == self._workers).all(), "a wrong result"
+
+    def bytes(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

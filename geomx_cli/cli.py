@@ -1,0 +1,88 @@
+"""The command line: `geomx COMMAND ...`.
+
+A command's module is imported when the command is used, so that `geomx --help` answers at once. This is the
+only place that turns an error into text on stderr and an exit status.
+"""
+
+import importlib
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import click
+
+from geomx_cli.errors import GeomxError, Interrupted
+
+__all__ = ["COMMANDS", "geomx", "main"]
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "launch": ("geomx_cli.commands.launch", "Start a training job, watch it and wait for its end."),
+}
+"""Each command's module, which has it as `command`, and its line in `geomx --help`."""
+
+
+class _LazyGroup(click.Group):
+    """Knows its commands from COMMANDS and imports one when it runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return cast(click.Command, importlib.import_module(COMMANDS[cmd_name][0]).command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        click.echo(f"geomx {version('geomx-cli')}")
+        ctx.exit()
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version.",
+)
+def geomx() -> None:
+    """Train one model over several data centres joined by slow, unreliable wide-area links."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `geomx` with `arguments`, by default the process's; returns the exit status (see errors.py)."""
+    try:
+        given = None if arguments is None else list(arguments)
+        status = geomx.main(given, prog_name="geomx", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return _say(Interrupted("interrupted"))
+    except GeomxError as error:
+        return _say(error)
+    except Exception:
+        traceback.print_exc()
+        print(
+            "error: this is a defect of geomx, not of your settings\n"
+            "  please report it to its maintainers with the lines above and the output of geomx --version",
+            file=sys.stderr,
+        )
+        return 1
+    return status if isinstance(status, int) else 0
+
+
+def _say(error: GeomxError) -> int:
+    hint = f"\n  {error.hint}" if error.hint else ""
+    print(f"error: {error.message}{hint}", file=sys.stderr)
+    return error.exit_code

@@ -1,0 +1,94 @@
+"""Command-line options from the table of options: flag first, then environment variable, then default."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import click
+
+from geomx_cli import units
+from geomx_cli.options import Option, Value, decode, encode
+
+__all__ = ["GroupedCommand", "add_options", "values"]
+
+_METAVARS = {"bool": "1|0", "int": "NUMBER", "float": "NUMBER", "text": "TEXT", "wan": "RATE,RTT"}
+
+
+class _Type(click.ParamType[Value]):
+    """The text of one option. What is wrong raises InvalidSettings, from a flag as from a variable."""
+
+    def __init__(self, option: Option) -> None:
+        self.option = option
+        self.name = option.kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Value:
+        return decode(self.option, value) if isinstance(value, str) else value
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        if self.option.choices:
+            return "|".join(self.option.choices)
+        return _METAVARS.get(self.option.kind, self.option.kind.upper())
+
+
+class TableOption(click.Option):
+    """A click option made from one of the table. A bool is written `--name` or `--no-name`."""
+
+    def __init__(self, option: Option) -> None:
+        self.option = option
+        names = [option.name, option.flag]
+        flag: dict[str, Any] = {}
+        if option.kind == "bool":
+            names[1] = f"{option.flag}/--no-{option.flag.removeprefix('--')}"
+            flag = {"is_flag": True}
+        super().__init__(
+            names,
+            type=_Type(option),
+            default=option.default,
+            envvar=option.env,
+            show_envvar=True,
+            show_default=default_text(option) or False,
+            help=option.help,
+            **flag,
+        )
+
+
+class GroupedCommand(click.Command):
+    """A command whose help lists its own options, then those of the table under their groups' headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record:
+                ours = isinstance(parameter, TableOption)
+                heading = parameter.option.group.capitalize() if ours else "Options"
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def add_options(table: Iterable[Option]) -> Callable[[click.Command], click.Command]:
+    """A decorator that gives a command each option of `table`."""
+
+    def decorate(command: click.Command) -> click.Command:
+        command.params += [TableOption(option) for option in table]
+        return command
+
+    return decorate
+
+
+def values(table: Iterable[Option], parameters: Mapping[str, Any]) -> dict[str, Value]:
+    """The values of the table's options among a command's `parameters`."""
+    return {option.name: parameters[option.name] for option in table}
+
+
+def default_text(option: Option) -> str:
+    """The default as a person writes it, with a unit: "6s", "1MiB"; "" for none."""
+    if option.kind == "duration":
+        return f"{option.default:g}s"
+    if option.kind == "bool":
+        return "yes" if option.default else "no"
+    if option.kind == "size":
+        return units.format_bytes(float(option.default)).replace(" ", "") if option.default else "0"
+    return encode(option, option.default)

@@ -1,0 +1,41 @@
+"""`geomx data`: the data sets of the bundled training job."""
+
+import json
+import sys
+
+import click
+
+from geomx_cli.runtime.training import fetch as fetching
+
+__all__ = ["data"]
+
+
+@click.group()
+def data() -> None:
+    """Data sets of the bundled training job."""
+
+
+@data.command()
+@click.argument("name", type=click.Choice(fetching.DATA_SETS))
+@click.option("--data-dir", default="", metavar="DIR", help="Where to put it; your own data directory by default.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def fetch(name: str, data_dir: str, as_json: bool) -> None:
+    """Fetch a data set, if it is not there yet, and print its directory."""
+    directory = fetching.fetch(name, data_dir, _Progress())
+    click.echo(json.dumps({"schema": 1, "data": name, "directory": str(directory)}) if as_json else str(directory))
+
+
+class _Progress:
+    """Says on stderr what is being fetched; on a terminal with a percentage that counts up in place."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._current = ""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._terminal and total:
+            end = "\n" if done >= total else ""
+            click.echo(f"\r{what}: {done / total:4.0%}{end}", err=True, nl=False)
+        elif what != self._current:
+            click.echo(what, err=True)
+        self._current = what

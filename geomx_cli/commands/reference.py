@@ -1,0 +1,52 @@
+"""The page docs/options.md, from the table: `python -m geomx_cli.commands.reference > docs/options.md`."""
+
+from collections.abc import Iterable, Iterator
+
+from geomx_cli.commands._options import default_text
+from geomx_cli.options import Option
+from geomx_cli.plugins import table
+
+__all__ = ["page"]
+
+_HEAD = """\
+# Options
+
+This page is made from the table of options by `python -m geomx_cli.commands.reference`.
+
+Each option is a flag of `geomx launch` and an environment variable, which also carries it to the processes. A
+flag goes before the variable, and the variable before the default. Durations take a unit (`300ms`, `5s`,
+`2m`, `1.5h`), sizes too (`64k`, `1MiB`); a bool is `--name` or `--no-name`, and 1 or 0 in the environment.
+"""
+
+
+def page(options: Iterable[Option]) -> str:
+    """The whole page as Markdown."""
+    groups: dict[str, list[Option]] = {}
+    for option in options:
+        groups.setdefault(option.group, []).append(option)
+    return _HEAD + "".join(
+        f"\n## {group.capitalize()}\n\n| Flag | Variable | Default | Values | Meaning |\n|---|---|---|---|---|\n"
+        + "".join(_rows(members))
+        for group, members in groups.items()
+    )
+
+
+def _rows(options: Iterable[Option]) -> Iterator[str]:
+    for option in options:
+        default = f"`{text}`" if (text := default_text(option)) else ""
+        yield f"| `{option.flag}` | `{option.env}` | {default} | {_values(option)} | {option.help} |\n"
+
+
+def _values(option: Option) -> str:
+    if option.choices:
+        return ", ".join(f"`{choice}`" for choice in option.choices)
+    bounds = [
+        f"{word} {bound:.10g}"
+        for word, bound in (("from", option.minimum), ("to", option.maximum))
+        if abs(bound) != float("inf")
+    ]
+    return " ".join([option.kind, *bounds])
+
+
+if __name__ == "__main__":
+    print(page(table()), end="")

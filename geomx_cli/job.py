@@ -1,0 +1,116 @@
+"""A job's directory: the same layout, at the same path, on the control machine and on each host.
+
+    plan.json                 what is to run, without secrets (control machine)
+    hosts/HOST/agent.json     one host's part of it
+    hosts/HOST/agent-state.json, agent.log      what its agent has started and said
+    events/, logs/            one file for each process
+    keys/                     mode 0700, one file of mode 0600 for each process; removed at the end
+
+Unix sockets have a folder of their own, because their paths must be short; it is removed at the end as well.
+"""
+
+import json
+import os
+import secrets
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from geomx_cli import plugins
+from geomx_cli.agent.assignment import Assignment, Task
+from geomx_cli.errors import DoneInPart
+from geomx_cli.hosts import Host
+from geomx_cli.plan import JobSpec, Plan
+from geomx_cli.ps import security
+
+__all__ = ["Job", "jobs_folder"]
+
+_REAP_LIMIT = 8.0
+
+
+def jobs_folder() -> Path:
+    """Where jobs lie: $XDG_STATE_HOME/geomx/jobs, or ~/.local/state/geomx/jobs."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser().absolute() / "geomx" / "jobs"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Where the parts of one job lie. Making one touches no disk."""
+
+    id: str
+    directory: Path
+    sockets: Path
+
+    @classmethod
+    def new(cls, folder: Path | None = None) -> "Job":
+        """A job with an id that sorts by time: "20260131-142233-9f3a"."""
+        job = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        short = Path(tempfile.gettempdir(), f"gx-{os.getuid()}-{secrets.token_hex(4)}")
+        return cls(job, (folder or jobs_folder()) / job, short)
+
+    @property
+    def logs(self) -> Path:
+        """The folder with the output of each process."""
+        return self.directory / "logs"
+
+    @property
+    def keys(self) -> Path:
+        """The folder with the key files."""
+        return self.directory / "keys"
+
+    def host_directory(self, host: str) -> Path:
+        """What the agent of `host` is given."""
+        return self.directory / "hosts" / host
+
+    def complete(self, spec: JobSpec) -> JobSpec:
+        """`spec` with this job's id and paths."""
+        return replace(
+            spec, job=self.id, job_dir=str(self.directory), socket_dir=str(self.sockets), key_dir=str(self.keys)
+        )
+
+    def assignments(self, plan: Plan, working_dirs: dict[str, str]) -> dict[str, Assignment]:
+        """Each host's part of the plan. `working_dirs`: where the processes of a host start."""
+        clear = ("PORT", *(option.env for option in plugins.table()))
+        return {
+            host: Assignment(
+                job=self.id,
+                host=host,
+                job_dir=str(self.directory),
+                sockets=str(self.sockets),
+                socket=str(self.sockets / f"agent-{index}.sock"),
+                working_dir=working_dirs[host],
+                clear=clear,
+                tasks=tuple(Task(process.name, process.argv, process.env) for process in plan.on_host(host)),
+            )
+            for index, host in enumerate(plan.hosts)
+        }
+
+    def key_files(self, plan: Plan) -> dict[str, dict[str, bytes]]:
+        """For each host: path -> content of its processes' key files. New keys at each call."""
+        rings = security.generate(self.id, {process.name: bool(process.endpoints) for process in plan.processes})
+        return {
+            host: {
+                process.env["GEOMX_KEY_FILE"]: rings[process.name]
+                for process in plan.on_host(host)
+                if "GEOMX_KEY_FILE" in process.env
+            }
+            for host in plan.hosts
+        }
+
+    def write_plan(self, plan: Plan) -> None:
+        """Write plan.json on the control machine; the first thing that a job writes."""
+        self.directory.mkdir(parents=True, mode=0o700)
+        (self.directory / "plan.json").write_text(json.dumps(plan.to_json(), indent=1))
+
+    def reap(self, host: Host) -> None:
+        """End what an agent that was killed or hangs has left on `host`, and remove its key files and sockets.
+
+        Raises DoneInPart when something cannot be ended, HostUnreachable or TimedOut when the host does not answer.
+        """
+        directory = str(self.host_directory(host.name))
+        done = host.run([host.python, "-m", "geomx_cli.agent", "--reap", directory], limit=_REAP_LIMIT)
+        if done.status != 0:
+            what = (done.errors or done.output).decode(errors="replace").strip()
+            raise DoneInPart(f"processes are left on {host.name}: {what}", "end them by hand")
