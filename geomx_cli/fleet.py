@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
@@ -34,6 +34,7 @@ class _Agent:
     heard: float = 0.0
     over: bool = False  # it has said that nothing of its is left
     began: bool = False  # files may lie on its host
+    sending: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Fleet:
@@ -60,7 +61,7 @@ class Fleet:
         """Tell every agent; one that cannot be told is seen by its silence."""
         for name, agent in self._agents.items():
             if agent.channel is not None and name not in but:
-                with suppress(OSError):
+                with suppress(OSError), agent.sending:
                     agent.channel.send(json.dumps(message).encode() + b"\n")
 
     def silence(self, host: str) -> float:

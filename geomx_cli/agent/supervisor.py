@@ -70,9 +70,9 @@ class Supervisor:
                 self._tick(time.monotonic())
         finally:
             left = self._sweep()
+            self._assignment.remove_secrets()
             self._control.send({"type": "done", "left": left})
             self._control.close(_TERMINATE)
-            self._assignment.remove_secrets()
         return 1 if left else 0
 
     def _catch_signals(self) -> None:

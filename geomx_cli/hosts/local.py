@@ -7,14 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from geomx_cli.errors import TimedOut
 from geomx_cli.hosts import Channel, Completed
 
-__all__ = ["LocalHost"]
+__all__ = ["LocalHost", "python_path"]
 
 _CHUNK = 1 << 16
+_ENDING = 1.0
 
 
 class LocalHost:
@@ -87,9 +89,10 @@ class LocalHost:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """See Host.close. Agents that have ended are reaped."""
-        for pid in list(self._started):
-            self._has_ended(pid)
+        """See Host.close. Waits a moment for agents that are about to end, so that they are gone afterwards."""
+        for process in self._started.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_ENDING)
 
     def _has_ended(self, pid: int) -> bool:
         process = self._started.get(pid)
@@ -119,12 +122,15 @@ class _LocalChannel:
         self._stream.close()
 
 
-def _environment() -> dict[str, str]:
-    """Ours, with the folder that geomx_cli was imported from: a checkout that is not installed works as well."""
-    import geomx_cli
-
-    source = str(Path(geomx_cli.__file__).parent.parent)
+def python_path() -> str:
+    """Our PYTHONPATH, and where geomx_cli was imported from: a checkout that is not installed works as well."""
+    source = str(Path(__file__).parents[2])
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if source.endswith("-packages") or source in inherited:
-        return dict(os.environ)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*inherited, source])}
+        return os.pathsep.join(inherited)
+    return os.pathsep.join([*inherited, source])
+
+
+def _environment() -> dict[str, str]:
+    path = python_path()
+    return {**os.environ, "PYTHONPATH": path} if path else dict(os.environ)

@@ -5,6 +5,7 @@ nothing ever blocks in a send: each link queues by priority (first in, first out
 only what its window admits. Control messages never wait behind tensors.
 """
 
+import ctypes
 import heapq
 import itertools
 import secrets
@@ -42,6 +43,8 @@ Handler = Callable[["Link", Header, memoryview | None], None]
 BATCH = 64
 CREDIT_STEP = 512 * 1024
 MAX_LINKS = 4096
+LOCAL_BUFFER = 2 * 2**20
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 class Link:
@@ -178,6 +181,7 @@ class Transport:
         self._owing: set[Link] = set()
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 65_000)
+        _keep_freed_memory()
         self._sockets: list[Socket] = []
         self._accepted: dict[bytes, Link] = {}
         self._doorkeeper: Doorkeeper | None = None
@@ -195,6 +199,7 @@ class Transport:
         bound = []
         for endpoint in endpoints:
             self._secure_listener(router, endpoint)
+            self._widen(router, endpoint)
             try:
                 router.bind(endpoint)
             except zmq.ZMQError as error:
@@ -214,6 +219,7 @@ class Transport:
             dealer.set(zmq.CURVE_SERVERKEY, self._keys.server_public.encode())
             dealer.set(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
             dealer.set(zmq.CURVE_SECRETKEY, self._keys.private.encode())
+        self._widen(dealer, endpoint)
         dealer.connect(endpoint)
         link = Link(self, dealer, b"", name, wide_area)
         self.links.append(link)
@@ -357,6 +363,12 @@ class Transport:
         self._sockets.append(socket)
         return socket
 
+    def _widen(self, socket: Socket, endpoint: str) -> None:
+        """A unix socket's buffer is small, and a slice would take many turns; TCP sizes its own."""
+        size = LOCAL_BUFFER if endpoint.startswith("ipc:") else -1
+        socket.set(zmq.SNDBUF, size)
+        socket.set(zmq.RCVBUF, size)
+
     def _secure_listener(self, router: Socket, endpoint: str) -> None:
         tcp = endpoint.startswith("tcp:")
         router.set(zmq.CURVE_SERVER, int(tcp and self._keys is not None))
@@ -390,3 +402,10 @@ class Transport:
             self.refuse(None, "handshake", "it does not speak this protocol, or has no key of this job")
 
         self.loop.watch(monitor, report)
+
+
+def _keep_freed_memory() -> None:
+    """Let malloc reuse slices instead of mapping and unmapping (and faulting in) each anew."""
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
+    mallopt(M_TRIM_THRESHOLD, 512 * 2**20)

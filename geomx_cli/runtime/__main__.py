@@ -1,6 +1,5 @@
 """`python -m geomx_cli.runtime [SCRIPT [ARGUMENTS]]`: reads the environment and becomes the role that it names."""
 
-import ctypes
 import os
 import signal
 import sys
@@ -11,8 +10,6 @@ from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, PeerLost
 from geomx_cli.events import EventLog
 from geomx_cli.runtime.settings import Settings
-
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def main(argv: list[str]) -> int:
@@ -61,7 +58,6 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
 
 
 def _serve(settings: Settings, events: EventLog) -> None:
-    _keep_freed_memory()
     if settings.role.endswith("scheduler"):
         from geomx_cli.ps.scheduler import Scheduler
 
@@ -73,13 +69,6 @@ def _serve(settings: Settings, events: EventLog) -> None:
 
     algorithm = plugins.algorithms()[settings.text("algo")].server(settings)
     Server(settings, events, algorithm, plugins.deliveries()[settings.text("delivery")].server()).run()
-
-
-def _keep_freed_memory() -> None:
-    """Let malloc reuse slices instead of mapping and unmapping (and faulting in) each anew."""
-    mallopt = ctypes.CDLL(None).mallopt
-    mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
-    mallopt(M_TRIM_THRESHOLD, 512 * 2**20)
 
 
 def _failed(events: EventLog, error: GeomxError) -> int:

@@ -1,0 +1,186 @@
+"""How far a job is: what its processes have said, and what that comes to."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from geomx_cli.events import Event
+from geomx_cli.plan import Plan, Process
+
+__all__ = ["Progress", "Row", "Totals"]
+
+_PHASES = ("starting", "waiting", "training", "evaluating", "finished")
+
+
+@dataclass
+class Row:
+    """The newest that is known of one process. Bytes are (sent, received); `status` is set once it has ended."""
+
+    process: Process
+    state: str = "starting"
+    round: int = 0
+    samples_per_s: float = 0.0
+    loss: float | None = None
+    accuracy: float | None = None
+    lan: tuple[int, int] = (0, 0)
+    wan: tuple[int, int] = (0, 0)
+    progress: float | None = None
+    left_s: float | None = None
+    status: int | None = None
+    average_per_s: float = 0.0
+    training_s: float = 0.0
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a training worker."""
+        return self.process.global_rank is not None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What the whole job comes to. `samples_per_s` is a mean over the training; None where nothing is known."""
+
+    accuracy: float | None
+    loss: float | None
+    rounds: int
+    samples_per_s: float
+    training_s: float
+    first_step_s: float | None
+    lan: tuple[int, int]
+    wan: tuple[int, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields; bytes are under "bytes"."""
+        fields = asdict(self)
+        lan, wan = fields.pop("lan"), fields.pop("wan")
+        return {**fields, "bytes": {"lan": list(lan), "wan": list(wan)}}
+
+
+@dataclass
+class Progress:
+    """One row for each process of the plan, in its order. Times are of this machine's monotonic clock."""
+
+    rows: Mapping[str, Row]
+    began: float
+    first_step: float | None = None
+    accuracy: float | None = None
+    evaluations: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, plan: Plan, began: float) -> "Progress":
+        """That of a job which began at `began` and has said nothing yet."""
+        return cls({process.name: Row(process) for process in plan.processes}, began)
+
+    @property
+    def training_rows(self) -> list[Row]:
+        """Those of the training workers."""
+        return [row for row in self.rows.values() if row.trains]
+
+    @property
+    def phase(self) -> str:
+        """The state of the training worker that is least far."""
+        known = [_PHASES.index(row.state) for row in self.training_rows if row.state in _PHASES]
+        return _PHASES[min(known, default=0)]
+
+    @property
+    def done(self) -> float:
+        """The part of the training that is done, between 0 and 1."""
+        rows = self.training_rows
+        return sum(1.0 if row.status == 0 else row.progress or 0.0 for row in rows) / max(len(rows), 1)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the last worker is done, as far as they know."""
+        return max((row.left_s for row in self.training_rows if row.left_s is not None), default=None)
+
+    @property
+    def samples_per_s(self) -> float:
+        """What the training workers do together now."""
+        return sum(row.samples_per_s for row in self.training_rows if row.status is None)
+
+    @property
+    def loss(self) -> float | None:
+        """The mean over the training workers."""
+        known = [row.loss for row in self.training_rows if row.loss is not None]
+        return sum(known) / len(known) if known else None
+
+    def add(self, process: str, event: Event, age: float) -> None:
+        """Take in an event that a process wrote `age` seconds ago. One that makes no sense is passed over."""
+        row = self.rows.get(process)
+        if row is None:
+            return
+        try:
+            self._add(row, event, time.monotonic() - age)
+        except (TypeError, ValueError, KeyError):
+            return
+
+    def end(self, process: str, status: int) -> None:
+        """A process has ended."""
+        row = self.rows[process]
+        row.status = status
+        row.state = "finished" if status == 0 else "ended"
+
+    def totals(self) -> Totals:
+        """What it comes to so far."""
+        rows = self.rows.values()
+        trained = self.training_rows
+        return Totals(
+            accuracy=self.accuracy,
+            loss=self.loss,
+            rounds=max((row.round for row in trained), default=0),
+            samples_per_s=sum(row.average_per_s or row.samples_per_s for row in trained),
+            training_s=max((row.training_s for row in trained), default=0.0),
+            first_step_s=None if self.first_step is None else self.first_step - self.began,
+            lan=(sum(row.lan[0] for row in rows), sum(row.lan[1] for row in rows)),
+            wan=(sum(row.wan[0] for row in rows), sum(row.wan[1] for row in rows)),
+        )
+
+    def _add(self, row: Row, event: Event, when: float) -> None:
+        match event["event"]:
+            case "state":
+                row.state = str(event["state"])
+            case "telemetry":
+                _add_telemetry(row, event)
+            case "round":
+                _add_round(row, event)
+                if row.trains:
+                    self.first_step = when if self.first_step is None else min(self.first_step, when)
+            case "finished":
+                row.state = "finished"
+        if event.get("accuracy") is not None:
+            row.accuracy = float(event["accuracy"])
+            if event["event"] != "telemetry":
+                self.accuracy = row.accuracy
+                self.evaluations.append(row.accuracy)
+            elif self.accuracy is None:
+                self.accuracy = row.accuracy
+
+
+def _add_telemetry(row: Row, event: Event) -> None:
+    row.state = str(event.get("state", row.state))
+    row.round = int(event.get("round", row.round))
+    row.samples_per_s = float(event.get("samples_per_s", row.samples_per_s))
+    row.loss = _number(event.get("loss"), row.loss)
+    row.progress = _number(event.get("progress"), row.progress)
+    row.left_s = _number(event.get("left_s"), row.left_s)
+    counted = event.get("bytes", {})
+    row.lan = _pair(counted.get("lan", row.lan))
+    row.wan = _pair(counted.get("wan", row.wan))
+
+
+def _add_round(row: Row, event: Event) -> None:
+    row.round = int(event["num_iters"])
+    row.loss = _number(event.get("loss"), row.loss)
+    row.training_s = float(event["total_time"])
+    if row.training_s > 0:
+        row.average_per_s = row.round * float(event["num_samples"]) / row.training_s
+
+
+def _number(value: Any, otherwise: float | None) -> float | None:
+    return otherwise if value is None else float(value)
+
+
+def _pair(values: Any) -> tuple[int, int]:
+    sent, received = values
+    return int(sent), int(received)
