@@ -31,7 +31,7 @@ from wan import Wan
 from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, TrainingFailed
 from geomx_cli.inventory import Inventory, free_ports, ports_needed, this_machine
-from geomx_cli.options import defaults
+from geomx_cli.options import decode, defaults
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.ps import security
 
@@ -289,6 +289,12 @@ def show(result: dict[str, Any]) -> None:
         print(f"  {role:17} {seconds * 1e3:8.1f} ms CPU  peak {result['peak_bytes'][role] / 1e6:7.1f} MB")
 
 
+def _options(given: list[str]) -> dict[str, Any]:
+    table = {option.name: option for option in plugins.table()}
+    pairs = (item.partition("=") for item in given)
+    return {name: decode(table[name], text) for name, _, text in pairs}
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--system", nargs="+", choices=("client", "store", "mxnet"), default=["client"])
@@ -300,6 +306,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=3)
     parser.add_argument("--rate", default="", help="of each party's link, as 200mbit")
     parser.add_argument("--rtt", default="", help="round trip between parties, as 30ms")
+    parser.add_argument("--set", dest="options", nargs="+", default=[], metavar="OPTION=VALUE", help="of geomx launch")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -309,6 +316,7 @@ def main() -> int:
     arguments = vars(_arguments())
     as_json, systems = arguments.pop("json"), arguments.pop("system")
     try:
+        arguments["options"] = _options(arguments["options"])
         results = [measure(Case(system=system, **arguments)) for system in systems]
     except GeomxError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -17,9 +17,10 @@ from geomx_cli.errors import GeomxError, Interrupted
 __all__ = ["COMMANDS", "geomx", "main"]
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "data": ("geomx_cli.commands.data", "Fetch the data sets of the bundled training job."),
     "launch": ("geomx_cli.commands.launch", "Start a training job, watch it and wait for its end."),
 }
-"""Each command's module, which has it as `command`, and its line in `geomx --help`."""
+"""Each command's module, which has it under its own name, and its line in `geomx --help`."""
 
 
 class _LazyGroup(click.Group):
@@ -31,7 +32,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return cast(click.Command, importlib.import_module(COMMANDS[cmd_name][0]).command)
+        return cast(click.Command, getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

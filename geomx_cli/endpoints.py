@@ -7,7 +7,7 @@ from typing import Literal
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory import Host
-from geomx_cli.topology import Link, Node
+from geomx_cli.topology import Link, Node, file_name
 
 __all__ = ["Endpoint", "lay_endpoints"]
 
@@ -84,8 +84,12 @@ def _tcp(address: str, port: int) -> str:
 
 
 def _socket(node: Node, socket_dir: str) -> str:
-    name = node.name.replace("/", "-").replace(":", "-")
-    path = f"{socket_dir}/{name}.sock"
+    path = f"{socket_dir}/{file_name(node.name)}.sock"
+    if not socket_dir.startswith("/") or len(path.split()) > 1:
+        raise InvalidSettings(
+            f"{socket_dir!r} cannot be the directory of unix sockets",
+            "use an absolute path without blanks (TMPDIR)",
+        )
     if len(path.encode()) > _LONGEST_PATH:
         raise InvalidSettings(
             f"the path of the unix socket {path} is longer than {_LONGEST_PATH} bytes",

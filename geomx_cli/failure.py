@@ -12,8 +12,9 @@ __all__ = ["Failure", "describe_status", "exception_line", "first_cause"]
 class Failure:
     """One process that failed, or, with `process` empty, the agent of a host.
 
-    `cause` is a phrase that follows its name: "exited with status 1: ValueError: ...". `peer` is the process that it
-    blames, "" for itself. `when` is in seconds of the reader's clock. `tail` has the last lines of its log.
+    `cause` is a phrase that follows its name: "exited with status 1: ValueError: ...". `peer` is the process
+    that it blames, "" for itself. `when` is in seconds of the reader's clock. `tail` has the last lines of
+    its log.
     """
 
     process: str
@@ -30,7 +31,8 @@ class Failure:
 
 
 def describe_status(status: int, *, memory: bool = False) -> str:
-    """A phrase for an exit status, or minus a signal's number. `memory`: the kernel has just ended something."""
+    """A phrase for an exit status, or minus a signal's number. `memory`: the kernel has just ended something.
+    """
     if status >= 0:
         return f"exited with status {status}"
     try:
@@ -56,9 +58,9 @@ def exception_line(lines: Sequence[str]) -> str:
 def first_cause(failures: Sequence[Failure], hosts: Mapping[str, str]) -> Failure | None:
     """The failure that all others follow from, as far as they tell. `hosts`: process -> host.
 
-    One that failed by itself outranks those that blame another process, whatever came first: a process often sees a
-    dead peer before that peer's agent sees it. Where all blame others, it is the process at the end of the chain of
-    blame, even if that one has said nothing at all: then it fell silent.
+    One that failed by itself outranks those that blame another process, whatever came first: a process often
+    sees a dead peer before that peer's agent sees it. Where all blame others, it is the process at the end of
+    the chain of blame, even if that one has said nothing at all: then it fell silent.
     """
     own = [failure for failure in failures if not failure.peer]
     if own:

@@ -1,4 +1,5 @@
-"""The agents of a job, seen from the control machine: start them, speak with them, and be sure they are gone."""
+"""The agents of a job, seen from the control machine: start them, speak with them, and be sure they are gone.
+"""
 
 import json
 import threading
@@ -38,10 +39,12 @@ class _Agent:
 
 
 class Fleet:
-    """One agent for each host. What they say comes into `inbox`, with the host's name; "gone" when a stream ends.
+    """One agent for each host. What they say comes into `inbox`, with the host's name; "gone" when a stream
+    ends.
 
     A thread for each agent reads, and one sends heartbeats, so that a blocked terminal does not end the job.
-    `close` leaves no process, key file or socket on any host that can be reached; it is safe after any failure.
+    `close` leaves no process, key file or socket on any host that can be reached; it is safe after any
+    failure.
     """
 
     def __init__(self, job: Job, hosts: Mapping[str, Host], assignments: Mapping[str, Assignment]) -> None:
@@ -52,8 +55,14 @@ class Fleet:
         self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
 
     def start(self, files: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Put each host's files, start all agents, connect, and let them begin. Raises what the first host raised."""
-        self._everywhere(lambda agent: self._start(agent, files.get(agent.host.name, {})), self._agents.values())
+        """Put each host's files, start all agents, connect, and let them begin. Raises what the first host
+        raised.
+        """
+
+        def start(agent: _Agent) -> None:
+            self._start(agent, files.get(agent.host.name, {}))
+
+        self._everywhere(start, self._agents.values())
         self._heart.start()
         self.broadcast({"type": "start"})
 
@@ -114,7 +123,8 @@ class Fleet:
             agent.channel = host.connect(agent.assignment.socket, pid, _LISTEN_LIMIT)
         except ConnectionError as error:
             said = host.get(log).decode(errors="replace").strip().splitlines()
-            raise HostUnreachable(f"{error}: {said[-1] if said else 'it said nothing'}", f"see {log}") from None
+            words = said[-1] if said else "it said nothing"
+            raise HostUnreachable(f"{error}: {words}", f"see {log}") from None
         agent.heard = time.monotonic()
         agent.reader = threading.Thread(target=self._read, args=(agent, agent.channel), daemon=True)
         agent.reader.start()

@@ -136,7 +136,9 @@ def _up_down(counted: tuple[int, int]) -> str:
 
 
 def _sentence(progress: Progress) -> str:
-    """The whole job in one line: "training 42 %, round 120, loss 0.513, accuracy 0.8121, 5120 samples/s, ..."."""
+    """The whole job in one line: "training 42 %, round 120, loss 0.513, accuracy 0.8121, 5120 samples/s,
+    ...".
+    """
     totals = progress.totals()
     parts = [f"{progress.phase} {progress.done:.0%}", f"round {totals.rounds}"]
     if totals.loss is not None:

@@ -31,15 +31,15 @@ class Host(_Frozen):
     kind: Literal["local", "ssh"] = "ssh"
     parties: tuple[str, ...] = Field(min_length=1, description="whose processes it runs; one as a rule")
     address: str = Field(min_length=1, description="what hosts of its own party dial")
-    wan_address: str = Field("", description="what hosts of other parties dial; empty: the address")
+    wan_address: str = Field(default="", description="what hosts of other parties dial; empty: the address")
     interface: str = ""
-    devices: tuple[str, ...] = Field(("cpu",), min_length=1, description="workers stand in their proportion")
-    threads: int = Field(1, ge=1, description="threads in the numeric libraries of each worker")
-    python: str = Field("", description="its Python; empty: that of the job")
-    package: str = Field("", description="where its geomx_cli lies; empty: where ours does")
-    workdir: str = Field("", description="where its processes start; empty: the agent's directory")
+    devices: tuple[str, ...] = Field(default=("cpu",), min_length=1, description="to place workers")
+    threads: int = Field(default=1, ge=1, description="threads in the numeric libraries of each worker")
+    python: str = Field(default="", description="its Python; empty: that of the job")
+    package: str = Field(default="", description="where its geomx_cli lies; empty: where ours does")
+    workdir: str = Field(default="", description="where its processes start; empty: the agent's directory")
     env: Mapping[str, str] = Field(default_factory=dict, description="variables for each of its processes")
-    ports: tuple[int, ...] = Field((), description="ports for its schedulers and servers, in this order")
+    ports: tuple[int, ...] = Field(default=(), description="for its schedulers and servers, in this order")
 
     @model_validator(mode="after")
     def _check_ports(self) -> Self:
@@ -71,8 +71,8 @@ class Inventory(_Frozen):
     central: Party
     hosts: tuple[Host, ...] = Field(min_length=1)
     topology: Topology = "central"
-    global_servers: int = Field(1, ge=1, le=256)
-    local_servers: int = Field(1, ge=1, le=64)
+    global_servers: int = Field(default=1, ge=1, le=256)
+    local_servers: int = Field(default=1, ge=1, le=64)
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

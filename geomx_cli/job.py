@@ -19,7 +19,7 @@ from pathlib import Path
 
 from geomx_cli import plugins
 from geomx_cli.agent.assignment import Assignment, Task
-from geomx_cli.errors import DoneInPart
+from geomx_cli.errors import DoneInPart, InvalidSettings
 from geomx_cli.hosts import Host
 from geomx_cli.plan import JobSpec, Plan
 from geomx_cli.ps import security
@@ -42,23 +42,21 @@ class Job:
     id: str
     directory: Path
     sockets: Path
+    keys: Path
 
     @classmethod
-    def new(cls, folder: Path | None = None) -> "Job":
-        """A job with an id that sorts by time: "20260131-142233-9f3a"."""
-        job = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-        short = Path(tempfile.gettempdir(), f"gx-{os.getuid()}-{secrets.token_hex(4)}")
-        return cls(job, (folder or jobs_folder()) / job, short)
+    def of(cls, spec: JobSpec) -> "Job":
+        """What `spec` says; where it says nothing an id that sorts by time, and the usual places."""
+        token = secrets.token_hex(4)
+        job = spec.job or f"{time.strftime('%Y%m%d-%H%M%S')}-{token}"
+        directory = Path(spec.job_dir) if spec.job_dir else jobs_folder() / job
+        sockets = Path(spec.socket_dir or Path(tempfile.gettempdir(), f"gx-{os.getuid()}-{token}"))
+        return cls(job, directory, sockets, Path(spec.key_dir) if spec.key_dir else directory / "keys")
 
     @property
     def logs(self) -> Path:
         """The folder with the output of each process."""
         return self.directory / "logs"
-
-    @property
-    def keys(self) -> Path:
-        """The folder with the key files."""
-        return self.directory / "keys"
 
     def host_directory(self, host: str) -> Path:
         """What the agent of `host` is given."""
@@ -66,9 +64,8 @@ class Job:
 
     def complete(self, spec: JobSpec) -> JobSpec:
         """`spec` with this job's id and paths."""
-        return replace(
-            spec, job=self.id, job_dir=str(self.directory), socket_dir=str(self.sockets), key_dir=str(self.keys)
-        )
+        job_dir, socket_dir, key_dir = str(self.directory), str(self.sockets), str(self.keys)
+        return replace(spec, job=self.id, job_dir=job_dir, socket_dir=socket_dir, key_dir=key_dir)
 
     def assignments(self, plan: Plan, working_dirs: dict[str, str]) -> dict[str, Assignment]:
         """Each host's part of the plan. `working_dirs`: where the processes of a host start."""
@@ -89,7 +86,8 @@ class Job:
 
     def key_files(self, plan: Plan) -> dict[str, dict[str, bytes]]:
         """For each host: path -> content of its processes' key files. New keys at each call."""
-        rings = security.generate(self.id, {process.name: bool(process.endpoints) for process in plan.processes})
+        listens = {process.name: bool(process.endpoints) for process in plan.processes}
+        rings = security.generate(self.id, listens)
         return {
             host: {
                 process.env["GEOMX_KEY_FILE"]: rings[process.name]
@@ -100,14 +98,24 @@ class Job:
         }
 
     def write_plan(self, plan: Plan) -> None:
-        """Write plan.json on the control machine; the first thing that a job writes."""
-        self.directory.mkdir(parents=True, mode=0o700)
-        (self.directory / "plan.json").write_text(json.dumps(plan.to_json(), indent=1))
+        """Write plan.json on the control machine; the first thing that a job writes.
+
+        Raises InvalidSettings where the directory has another job already.
+        """
+        self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+        try:
+            with (self.directory / "plan.json").open("x") as file:
+                json.dump(plan.to_json(), file, indent=1)
+        except FileExistsError:
+            hint = "choose another --job-dir, or remove this one"
+            raise InvalidSettings(f"{self.directory} has a job already", hint) from None
 
     def reap(self, host: Host) -> None:
-        """End what an agent that was killed or hangs has left on `host`, and remove its key files and sockets.
+        """End what an agent that was killed or hangs has left on `host`, and remove its key files and
+        sockets.
 
-        Raises DoneInPart when something cannot be ended, HostUnreachable or TimedOut when the host does not answer.
+        Raises DoneInPart when something cannot be ended, HostUnreachable or TimedOut when the host does not
+        answer.
         """
         directory = str(self.host_directory(host.name))
         done = host.run([host.python, "-m", "geomx_cli.agent", "--reap", directory], limit=_REAP_LIMIT)

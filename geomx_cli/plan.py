@@ -15,7 +15,7 @@ from geomx_cli.inventory import Inventory
 from geomx_cli.options import Value, check, defaults
 from geomx_cli.ps.config import PlaneSettings, Role
 from geomx_cli.runtime.settings import Settings
-from geomx_cli.topology import Link, Node, arrange, links
+from geomx_cli.topology import Link, Node, arrange, file_name, links
 
 __all__ = ["Endpoint", "JobSpec", "Plan", "Process", "SCHEMA_VERSION", "file_name", "plan"]
 
@@ -33,7 +33,7 @@ class JobSpec:
     PYTHONPATH, thread counts.
     """
 
-    job: str
+    job: str = ""
     options: Mapping[str, Value] = field(default_factory=dict)
     script: tuple[str, ...] = ()
     job_dir: str = ""
@@ -131,11 +131,6 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
         ),
         links=tuple((wire.dialler.name, wire.listener.name) for wire in wires),
     )
-
-
-def file_name(process: str) -> str:
-    """A process's name as part of a path: "A/worker:1" is "A-worker-1"."""
-    return process.replace("/", "-").replace(":", "-")
 
 
 def _complete(inventory: Inventory, spec: JobSpec) -> dict[str, Value]:

@@ -123,7 +123,7 @@ def merge(base: Iterable[Option], plugins: Iterable[Plugin]) -> tuple[Option, ..
     merged = [*base, *(option for plugin in plugins for option in plugin.options)]
     taken: dict[str, str] = {}
     for option in merged:
-        for key in {option.flag, f"--no-{option.flag.removeprefix('--')}", option.env}:
+        for key in (option.flag, f"--no-{option.flag.removeprefix('--')}", option.env):
             if key in taken:
                 raise TypeError(f"the options {taken[key]!r} and {option.name!r} both claim {key}")
             taken[key] = option.name

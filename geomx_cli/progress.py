@@ -15,7 +15,8 @@ _PHASES = ("starting", "waiting", "training", "evaluating", "finished")
 
 @dataclass
 class Row:
-    """The newest that is known of one process. Bytes are (sent, received); `status` is set once it has ended."""
+    """The newest that is known of one process. Bytes are (sent, received); `status` is set once it has ended.
+    """
 
     process: Process
     state: str = "starting"
@@ -39,7 +40,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Totals:
-    """What the whole job comes to. `samples_per_s` is a mean over the training; None where nothing is known."""
+    """What the whole job comes to. `samples_per_s` is a mean over the training; None where nothing is known.
+    """
 
     accuracy: float | None
     loss: float | None
@@ -79,7 +81,9 @@ class Progress:
 
     @property
     def phase(self) -> str:
-        """The state of the training worker that is least far."""
+        """The state of the training worker that is least far; "stopping" once a process has failed."""
+        if any(row.status for row in self.rows.values()):
+            return "stopping"
         known = [_PHASES.index(row.state) for row in self.training_rows if row.state in _PHASES]
         return _PHASES[min(known, default=0)]
 
@@ -150,11 +154,9 @@ class Progress:
                 row.state = "finished"
         if event.get("accuracy") is not None:
             row.accuracy = float(event["accuracy"])
-            if event["event"] != "telemetry":
-                self.accuracy = row.accuracy
+            self.accuracy = row.accuracy
+            if event["event"] == "evaluation":
                 self.evaluations.append(row.accuracy)
-            elif self.accuracy is None:
-                self.accuracy = row.accuracy
 
 
 def _add_telemetry(row: Row, event: Event) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.ps.config import Role
 
-__all__ = ["GLOBAL", "Link", "Node", "arrange", "links"]
+__all__ = ["GLOBAL", "Link", "Node", "arrange", "file_name", "links"]
 
 GLOBAL = "global"
 
@@ -78,6 +78,11 @@ class Link:
     def near(self) -> bool:
         """Whether both stand on one planned host."""
         return self.dialler.host.name == self.listener.host.name
+
+
+def file_name(process: str) -> str:
+    """A process's name as part of a path: "A/worker:1" is "A-worker-1"."""
+    return process.replace("/", "-").replace(":", "-")
 
 
 def arrange(inventory: Inventory) -> tuple[Node, ...]:

@@ -1,4 +1,6 @@
-"""A running job, from start to end: what happens when a process fails, an agent is lost, or the person stops it."""
+"""A running job, from start to end: what happens when a process fails, an agent is lost, or the person stops
+it.
+"""
 
 import time
 from collections.abc import Sequence
@@ -23,7 +25,8 @@ _STOP_LIMIT = 8.0  # for an agent to end its processes once it was told to
 
 @dataclass
 class Outcome:
-    """How it went. `failure` came first; `lingering` names processes that did not end after the training had."""
+    """How it went. `failure` came first; `lingering` names processes that did not end after the training had.
+    """
 
     failure: Failure | None = None
     interrupted: bool = False
@@ -34,9 +37,10 @@ class Outcome:
 class Watch:
     """Follows a job to its end; the main thread runs it.
 
-    The first failure ends the job: all agents stop their processes after a grace in which these end by themselves.
-    A lost agent (its stream ended, or it does not answer) is a failure too; its processes are ended in its place.
-    Put an "interrupt" into the fleet's inbox to stop the job, and a second one to kill it.
+    The first failure ends the job: all agents stop their processes after a grace in which these end by
+    themselves. A lost agent (its stream ended, or it does not answer) is a failure too; its processes are
+    ended in its place. Put an "interrupt" into the fleet's inbox to stop the job, and a second one to kill
+    it.
     """
 
     def __init__(self, plan: Plan, fleet: Fleet, progress: Progress, view: View) -> None:
@@ -49,6 +53,7 @@ class Watch:
         self._failures: list[Failure] = []
         self._stopping_since: float | None = None
         self._trained_since: float | None = None
+        self._last_turn = time.monotonic()
         self._outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -85,16 +90,18 @@ class Watch:
                 when = time.monotonic() - message["age"]
                 self._fail(Failure(**{**message["failure"], "when": when}))
             case "done":
-                self._running.discard(host)
-                self._outcome.problems += [f"{what} on {host} could not be ended" for what in message["left"]]
+                self._end(host, message["why"], message["left"])
             case "gone" if host in self._running:
                 self._lose(host, "died: its connection ended")
             case "interrupt":
                 self._interrupt()
 
     def _check(self, now: float) -> None:
+        # After a sleep of our own (a laptop's, SIGSTOP) what agents have said meanwhile is yet to be read.
+        slept = now - self._last_turn > _AGENT_SILENCE / 2
+        self._last_turn = now
         for host in sorted(self._running):
-            if self._fleet.silence(host) > _AGENT_SILENCE:
+            if self._fleet.silence(host) > _AGENT_SILENCE and not slept:
                 self._lose(host, f"hangs: it has not answered for {_AGENT_SILENCE:g} s")
             elif self._stopping_since is not None and now - self._stopping_since > _STOP_LIMIT:
                 self._lose(host, f"did not stop within {_STOP_LIMIT:g} s")
@@ -109,6 +116,14 @@ class Watch:
             self._view.note(f"{who} {failure.cause}; stopping the job")
         self._failures.append(failure)
         self._stop(0 if not failure.process else _GRACE)
+
+    def _end(self, host: str, why: str, left: Sequence[str]) -> None:
+        """An agent's part is over."""
+        self._running.discard(host)
+        self._outcome.problems += [f"{what} on {host} could not be ended" for what in left]
+        if why and self._stopping_since is None:
+            cause = f"ended its processes: {why}"
+            self._fail(Failure("", host, cause, time.monotonic(), "launch again"))
 
     def _lose(self, host: str, how: str) -> None:
         """Do the work of an agent that cannot do it any more."""

@@ -87,6 +87,7 @@ class Cluster:
         central_workers: int = 0,
         env: Mapping[str, str] = {},
         worker_env: Mapping[str, Mapping[str, str]] = {},
+        root_env: Mapping[str, str] = {},
     ) -> None:
         """The cluster of two planes: central party with `roots` and the master worker, and `parties` of so many workers.
 
@@ -104,7 +105,7 @@ class Cluster:
         self.start("cs", RUNTIME, {**central, "DMLC_ROLE": "scheduler"})
         for rank in range(roots):
             roles = {"DMLC_ROLE_GLOBAL": "global_server", "DMLC_ROLE": "server"}
-            self.start(f"root{rank}", RUNTIME, {**upper, **central, **roles})
+            self.start(f"root{rank}", RUNTIME, {**upper, **central, **roles, **root_env})
         extra = worker_env.get("master", {})
         master = {**central, "DMLC_ROLE": "worker", "DMLC_ROLE_MASTER_WORKER": "1", **extra}
         self.start("master", worker, master)

@@ -7,8 +7,9 @@
     supervisor.py   the loop: start, watch, report, stop
     reaper.py       ends what a killed agent has left
 
-Standard library only, so that an agent starts in a tenth of a second. Messages on the socket are JSON objects, one a
-line. To the agent: "start", "heartbeat", "stop" (grace: seconds), "kill". From it: "hello" (pid), "started" (process,
-pid), "event" (process, age, event), "failure" (see failure.py), "ended" (process, status), "alive" (the answer to a
-heartbeat), "done" (left: names of what could not be ended).
+Standard library only, so that an agent starts in a tenth of a second. Messages on the socket are JSON
+objects, one a line. To the agent: "start", "heartbeat", "stop" (grace: seconds), "kill". From it: "hello"
+(pid), "started" (process, pid), "event" (process, age, event), "failure" (see failure.py), "ended" (process,
+status), "alive" (the answer to a heartbeat), "done" (why it stopped, "" when all had ended; left: names of
+what could not be ended).
 """

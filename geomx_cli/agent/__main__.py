@@ -1,4 +1,6 @@
-"""`python -m geomx_cli.agent DIRECTORY`: supervise one host's part of a job; with `--reap`: end what is left of it."""
+"""`python -m geomx_cli.agent DIRECTORY`: supervise one host's part of a job; with `--reap`: end what is left
+of it.
+"""
 
 import argparse
 import sys

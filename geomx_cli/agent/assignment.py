@@ -12,7 +12,9 @@ __all__ = ["Assignment", "AgentState", "Task"]
 
 @dataclass(frozen=True)
 class Task:
-    """One process: its name in the plan, its command, and the variables that it gets on top of the agent's own."""
+    """One process: its name in the plan, its command, and the variables that it gets on top of the agent's
+    own.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -28,8 +30,8 @@ class Task:
 class Assignment:
     """One host's part of a job. Holds no secrets, only the paths of the key files.
 
-    `job_dir` has events/ and logs/; `sockets` is a short folder that the agents of the machine share; `socket` is
-    where this agent listens, inside it. `clear` names variables that a task does not inherit.
+    `job_dir` has events/ and logs/; `sockets` is a short folder that the agents of the machine share;
+    `socket` is where this agent listens, inside it. `clear` names variables that a task does not inherit.
     """
 
     job: str
@@ -47,7 +49,9 @@ class Assignment:
 
     @classmethod
     def read(cls, directory: Path) -> "Assignment":
-        """Read agent.json. Raises OSError, ValueError, KeyError or TypeError for one that no launch has written."""
+        """Read agent.json. Raises OSError, ValueError, KeyError or TypeError for one that no launch has
+        written.
+        """
         fields = json.loads((directory / "agent.json").read_bytes())
         tasks = tuple(Task(task["name"], tuple(task["argv"]), task["env"]) for task in fields.pop("tasks"))
         return cls(**{**fields, "clear": tuple(fields["clear"]), "tasks": tasks})
@@ -76,7 +80,9 @@ class Assignment:
 
 @dataclass(frozen=True)
 class AgentState:
-    """Which processes an agent has started: enough for another program to end them after the agent was killed."""
+    """Which processes an agent has started: enough for another program to end them after the agent was
+    killed.
+    """
 
     agent: Identity
     processes: Mapping[str, Identity]

@@ -25,8 +25,8 @@ _TELLING = 500  # the longest message or exception line that is passed on
 class Child:
     """Starts a task in a session of its own and sees how it goes. Used by one thread.
 
-    Once it has ended it stays a zombie until `close`: so long its pid, which names its process group as well, cannot
-    become another's, and signals to the group reach what it has left and nobody else.
+    Once it has ended it stays a zombie until `close`: so long its pid, which names its process group as well,
+    cannot become another's, and signals to the group reach what it has left and nobody else.
     """
 
     def __init__(self, task: Task, job_dir: Path, host: str) -> None:
@@ -46,7 +46,9 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, inherited: Mapping[str, str], working_dir: str) -> None:
-        """Raises OSError when the program or the working directory is not there, or the log cannot be written."""
+        """Raises OSError when the program or the working directory is not there, or the log cannot be
+        written.
+        """
         self._log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -82,7 +84,8 @@ class Child:
             return []
         events: list[Event] = []
         newest: Event | None = None
-        for event, self._offset in read_events(self._events, self._offset):
+        for event, offset in read_events(self._events, self._offset):
+            self._offset = offset
             kind = event.get("event")
             if kind == "round" and self._saw_round:
                 newest = event
@@ -103,11 +106,14 @@ class Child:
         cause = describe_status(self.status, memory=memory) + (f": {what[:_TELLING]}" if what else "")
         hint = str(words.get("hint") or "")
         peer = str(words.get("peer") or "")
-        when = float(words.get("time") or time.time())
+        when = words.get("time")
+        when = float(when) if isinstance(when, int | float) else time.time()
         return Failure(self.name, self._host, cause, when, hint, "" if peer == self.name else peer, tail)
 
     def check_stopped(self) -> Failure | None:
-        """A failure, once, when somebody has stopped (as with SIGSTOP) the process and not continued it in time."""
+        """A failure, once, when somebody has stopped (as with SIGSTOP) the process and not continued it in
+        time.
+        """
         if not self.running or self.identity is None or processes.state(self.identity) != "T":
             self._stopped_since = None
             return None
@@ -116,7 +122,8 @@ class Child:
         if self.failed or now - self._stopped_since < _STOPPED_LIMIT:
             return None
         hint = "find out who sent it SIGSTOP; a debugger does, for example"
-        return Failure(self.name, self._host, "was stopped (SIGSTOP)", time.time() - _STOPPED_LIMIT, hint, "", self.tail())
+        when = time.time() - _STOPPED_LIMIT
+        return Failure(self.name, self._host, "was stopped (SIGSTOP)", when, hint, "", self.tail())
 
     def tail(self) -> list[str]:
         """The last lines of its log."""

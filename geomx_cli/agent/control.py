@@ -23,8 +23,8 @@ Message = dict[str, Any]
 class Control:
     """Messages from and to the control machine. Never blocks; used by one thread.
 
-    `lost` becomes true when a control machine that was connected is so no longer: it went away, broke the protocol,
-    or does not read what it is sent.
+    `lost` becomes true when a control machine that was connected is so no longer: it went away, broke the
+    protocol, or does not read what it is sent.
     """
 
     def __init__(self, path: str, selector: selectors.BaseSelector) -> None:
@@ -143,4 +143,5 @@ def _make_private(folder: Path) -> None:
     except FileExistsError:
         facts = folder.lstat()
         if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
-            raise CheckFailed(f"{folder} is not a folder that only you can enter", f"remove {folder}") from None
+            message = f"{folder} is not a folder that only you can enter"
+            raise CheckFailed(message, f"remove {folder}") from None

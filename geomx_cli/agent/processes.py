@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ __all__ = [
     "Identity",
     "adopt_orphans",
     "boot_id",
+    "commanded",
     "descendants",
     "die_with_parent",
     "end",
@@ -24,6 +26,7 @@ __all__ = [
     "oom_kills",
     "session_members",
     "state",
+    "tell",
 ]
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -54,9 +57,9 @@ def _read(pid: int | str) -> _Status | None:
 
 
 def _all() -> Iterator[tuple[int, _Status]]:
-    for name in os.listdir("/proc"):
-        if name.isdigit() and (status := _read(name)) is not None:
-            yield int(name), status
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (status := _read(entry.name)) is not None:
+            yield int(entry.name), status
 
 
 def identify(pid: int) -> Identity | None:
@@ -119,17 +122,35 @@ def marked(variables: dict[str, str]) -> list[Identity]:
     return found
 
 
+def commanded(*arguments: str) -> list[Identity]:
+    """The running processes whose command line ends with these arguments."""
+    wanted = [argument.encode() for argument in arguments]
+    found = []
+    for pid, status in _all():
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+        except OSError:
+            continue
+        if command[-len(wanted) :] == wanted:
+            found.append(Identity(pid, status.started))
+    return found
+
+
 def end(find: Callable[[], list[Identity]], limit: float) -> list[Identity]:
     """Kill what `find` returns, again until it returns nothing; what is left after `limit` seconds."""
     deadline = time.monotonic() + limit
     while (left := find()) and time.monotonic() < deadline:
-        for who in left:
-            try:
-                os.kill(who.pid, signal.SIGKILL)
-            except OSError:
-                pass
+        tell(left, signal.SIGKILL)
         time.sleep(0.02)
     return left
+
+
+def tell(whom: Iterable[Identity], number: signal.Signals) -> None:
+    """Send a signal to those that still exist."""
+    for who in whom:
+        if exists(who):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(who.pid, number)
 
 
 def oom_kills() -> int:
@@ -147,7 +168,9 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:
-    """What a child of the process `parent` calls before it becomes another program: it is killed when that one ends."""
+    """What a child of the process `parent` calls before it becomes another program: it is killed when that
+    one ends.
+    """
 
     def prepare() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

@@ -12,10 +12,12 @@ _LIMIT = 3.0
 
 
 def reap(directory: Path) -> list[int]:
-    """Kill the agent of `directory` and all that it started; remove key files and sockets. The pids that are left.
+    """Kill the agent of `directory` and all that it started; remove key files and sockets. The pids that are
+    left.
 
-    Nobody else's process is touched: those to kill are known by pid and start time, by a session that one of them
-    still leads, or by the job's own variables in their environment. Where nothing was started, nothing is done.
+    Nobody else's process is touched: those to kill are known by pid and start time, by a session that one of
+    them still leads, or by the job's own variables in their environment. Where nothing was started, nothing
+    is done.
     """
     assignment = Assignment.read(directory)
     state = AgentState.read(directory)
@@ -24,7 +26,8 @@ def reap(directory: Path) -> list[int]:
     def find() -> list[Identity]:
         alive = [who for who in known if processes.exists(who)]
         marked = processes.marked({"GEOMX_JOB": assignment.job, "GEOMX_HOST": assignment.host})
-        return [*alive, *processes.session_members(who.pid for who in alive), *marked]
+        agents = processes.commanded("-m", "geomx_cli.agent", str(directory))  # it may have written nothing yet
+        return [*alive, *processes.session_members(who.pid for who in alive), *marked, *agents]
 
     left = processes.end(find, _LIMIT)
     assignment.remove_secrets()

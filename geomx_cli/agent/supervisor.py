@@ -39,9 +39,10 @@ class _Stage(IntEnum):
 class Supervisor:
     """Single-threaded; `run` returns when every process has ended and everything is reported.
 
-    A process that fails, "stop", SIGTERM or SIGINT to the agent, and a control machine that disappears or is silent
-    all end the whole part of the job: after a grace SIGTERM, then SIGKILL, to whole process groups and to whatever
-    else descends from the agent. If the agent itself is killed the kernel kills its children, and reaper.py the rest.
+    A process that fails, "stop", SIGTERM or SIGINT to the agent, and a control machine that disappears or is
+    silent all end the whole part of the job: after a grace SIGTERM, then SIGKILL, to whole process groups and
+    to whatever else descends from the agent. If the agent itself is killed the kernel kills its children, and
+    reaper.py the rest.
     """
 
     def __init__(self, directory: Path, assignment: Assignment) -> None:
@@ -55,6 +56,7 @@ class Supervisor:
         self._deadline = time.monotonic() + _CONNECT
         self._next_look = 0.0
         self._gave_up = False
+        self._why = ""
         self._oom_kills = processes.oom_kills()
         self._wakeup, self._signals = socket.socketpair()
 
@@ -71,7 +73,7 @@ class Supervisor:
         finally:
             left = self._sweep()
             self._assignment.remove_secrets()
-            self._control.send({"type": "done", "left": left})
+            self._control.send({"type": "done", "left": left, "why": self._why})
             self._control.close(_TERMINATE)
         return 1 if left else 0
 
@@ -141,7 +143,8 @@ class Supervisor:
 
     def _forward(self, child: Child) -> None:
         for event in child.new_events():
-            age = max(0.0, time.time() - float(event.get("time", 0)))
+            written = event.get("time")  # a script may write what it likes into its log
+            age = max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
             self._control.send({"type": "event", "process": child.name, "age": age, "event": event})
 
     def _check_end(self, child: Child) -> None:
@@ -165,6 +168,7 @@ class Supervisor:
     def _stop(self, why: str, grace: float) -> None:
         if self._stage < _Stage.GRACE:
             print(f"stopping: {why}", file=sys.stderr, flush=True)
+            self._why = why
             self._enter(_Stage.GRACE, grace)
         if self._stage is _Stage.GRACE:
             self._deadline = min(self._deadline, time.monotonic() + grace)
@@ -207,8 +211,8 @@ class Supervisor:
         def find() -> list[Identity]:
             return processes.descendants(me)
 
-        if self._stage <= _Stage.RUNNING and find():
-            self._signal(signal.SIGTERM)  # what processes that are done have left behind
+        if self._stage <= _Stage.RUNNING and (strays := find()):  # left behind by processes that are done
+            processes.tell(strays, signal.SIGTERM)
             _wait_until_none(find, _TERMINATE)
         left = processes.end(find, _KILL)
         for child in self._children:
@@ -239,7 +243,9 @@ def _reap_adopted() -> None:
 
 
 def _inherited(assignment: Assignment) -> dict[str, str]:
-    """The agent's own variables less those of a job: what a person's shell has set must not reach into this one."""
+    """The agent's own variables less those of a job: what a person's shell has set must not reach into this
+    one.
+    """
     ours = {
         name: value
         for name, value in os.environ.items()

@@ -10,10 +10,10 @@ from geomx_cli.options import Option, Value, decode, encode
 
 __all__ = ["GroupedCommand", "add_options", "values"]
 
-_METAVARS = {"bool": "1|0", "int": "NUMBER", "float": "NUMBER", "text": "TEXT", "wan": "RATE,RTT"}
+_METAVARS = {"int": "NUMBER", "float": "NUMBER", "text": "TEXT", "wan": "RATE,RTT"}
 
 
-class _Type(click.ParamType[Value]):
+class _Type(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
     """The text of one option. What is wrong raises InvalidSettings, from a flag as from a variable."""
 
     def __init__(self, option: Option) -> None:
@@ -23,10 +23,20 @@ class _Type(click.ParamType[Value]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Value:
         return decode(self.option, value) if isinstance(value, str) else value
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         if self.option.choices:
             return "|".join(self.option.choices)
         return _METAVARS.get(self.option.kind, self.option.kind.upper())
+
+
+class _Bool(click.types.BoolParamType):
+    """The same for a bool, which click wants to know as one."""
+
+    def __init__(self, option: Option) -> None:
+        self.option = option
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
+        return bool(decode(self.option, value)) if isinstance(value, str) else bool(value)
 
 
 class TableOption(click.Option):
@@ -34,21 +44,25 @@ class TableOption(click.Option):
 
     def __init__(self, option: Option) -> None:
         self.option = option
-        names = [option.name, option.flag]
-        flag: dict[str, Any] = {}
-        if option.kind == "bool":
-            names[1] = f"{option.flag}/--no-{option.flag.removeprefix('--')}"
-            flag = {"is_flag": True}
+        is_bool = option.kind == "bool"
+        both = f"{option.flag}/--no-{option.flag.removeprefix('--')}"
         super().__init__(
-            names,
-            type=_Type(option),
+            [option.name, both if is_bool else option.flag],
+            type=_Bool(option) if is_bool else _Type(option),
+            is_flag=is_bool or None,
             default=option.default,
             envvar=option.env,
             show_envvar=True,
-            show_default=default_text(option) or False,
+            show_default=bool(default_text(option)),
             help=option.help,
-            **flag,
         )
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """What stands in brackets behind the help: with the default as a person writes it."""
+        extra = super().get_help_extra(ctx)
+        if "default" in extra:
+            extra["default"] = default_text(self.option)
+        return extra
 
 
 class GroupedCommand(click.Command):
@@ -59,13 +73,15 @@ class GroupedCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record:
-                ours = isinstance(parameter, TableOption)
-                heading = parameter.option.group.capitalize() if ours else "Options"
-                sections.setdefault(heading, []).append(record)
+            if record and isinstance(parameter, click.Option):
+                sections.setdefault(_heading(parameter), []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def _heading(parameter: click.Option) -> str:
+    return parameter.option.group.capitalize() if isinstance(parameter, TableOption) else "Options"
 
 
 def add_options(table: Iterable[Option]) -> Callable[[click.Command], click.Command]:

@@ -2,24 +2,18 @@
 
 import json as json_module
 import os
-import secrets
 import sys
-import tempfile
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from geomx_cli.commands._options import GroupedCommand, add_options, values
-from geomx_cli.commands._plan_text import plan_text
-from geomx_cli.inventory import free_ports, ports_needed, this_machine
-from geomx_cli.options import Value
-from geomx_cli.plan import JobSpec, plan
+from geomx_cli.inventory import Inventory, free_ports, ports_needed, this_machine
+from geomx_cli.plan import JobSpec
 from geomx_cli.plugins import table
 
-__all__ = ["command"]
+__all__ = ["launch"]
 
 _PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS")
 
@@ -31,38 +25,38 @@ _PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS")
 @click.option(
     "--job-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Directory for the job's logs and events; by default a new one in ./geomx-jobs.",
+    help="New directory for the job's logs and events; by default one among all jobs in your home directory.",
 )
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python train.py ...]")
-def command(script: tuple[str, ...], dry_run: bool, json: bool, job_dir: Path | None, **parameters: Any) -> int:
+def launch(
+    script: tuple[str, ...], dry_run: bool, json: bool, job_dir: Path | None, **parameters: Any
+) -> int:
     """Start a training job, watch it and wait for its end.
 
-    Without an inventory everything runs on this machine: a central party and the participating ones, over
-    loopback. Every worker runs the script behind "--"; without one it trains the bundled network.
+    Everything runs on this machine, over loopback: a central party and the participating ones. Every worker
+    runs the script behind "--"; without one it trains the bundled network.
     """
     options = values(table(), parameters)
     inventory = this_machine(options, free_ports(ports_needed(options)))
-    spec = _spec(options, script, job_dir)
-    if not dry_run:
-        from geomx_cli.launch import launch
-
-        return launch(inventory, spec, json=json)
-    found = plan(inventory, spec)
-    click.echo(json_module.dumps(found.to_json(), indent=2) if json else plan_text(found))
-    return 0
-
-
-def _spec(options: Mapping[str, Value], script: tuple[str, ...], job_dir: Path | None) -> JobSpec:
-    token = secrets.token_hex(3)
-    job = f"{time.strftime('%Y%m%d-%H%M%S')}-{token}"
-    directory = (job_dir or Path("geomx-jobs") / job).absolute()
-    return JobSpec(
-        job=job,
+    spec = JobSpec(
         options=options,
         script=script,
-        job_dir=str(directory),
-        socket_dir=str(Path(tempfile.gettempdir()) / f"geomx-{token}"),
-        key_dir=str(directory / "keys"),
+        job_dir=str(job_dir.absolute()) if job_dir else "",
         python=sys.executable,
         env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
     )
+    if dry_run:
+        return _show(inventory, spec, json=json)
+    from geomx_cli import launch as launching
+
+    return launching.launch(inventory, spec, json=json)
+
+
+def _show(inventory: Inventory, spec: JobSpec, *, json: bool) -> int:
+    from geomx_cli.commands._plan_text import plan_text
+    from geomx_cli.job import Job
+    from geomx_cli.plan import plan
+
+    found = plan(inventory, Job.of(spec).complete(spec))
+    click.echo(json_module.dumps(found.to_json(), indent=2) if json else plan_text(found))
+    return 0

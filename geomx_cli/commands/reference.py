@@ -18,6 +18,8 @@ flag goes before the variable, and the variable before the default. Durations ta
 `2m`, `1.5h`), sizes too (`64k`, `1MiB`); a bool is `--name` or `--no-name`, and 1 or 0 in the environment.
 """
 
+_TABLE_HEAD = "| Flag | Variable | Default | Values | Meaning |\n|---|---|---|---|---|\n"
+
 
 def page(options: Iterable[Option]) -> str:
     """The whole page as Markdown."""
@@ -25,8 +27,7 @@ def page(options: Iterable[Option]) -> str:
     for option in options:
         groups.setdefault(option.group, []).append(option)
     return _HEAD + "".join(
-        f"\n## {group.capitalize()}\n\n| Flag | Variable | Default | Values | Meaning |\n|---|---|---|---|---|\n"
-        + "".join(_rows(members))
+        f"\n## {group.capitalize()}\n\n{_TABLE_HEAD}" + "".join(_rows(members))
         for group, members in groups.items()
     )
 

@@ -1,8 +1,8 @@
 """How to reach a host: one small interface, one module for each way.
 
-Nothing else in geomx knows whether a host is this machine or one behind SSH. What runs there for long (the agent) is
-started detached and outlives the connection; it is spoken to through a channel, a plain byte stream that the host
-relays to the agent's unix socket.
+Nothing else in geomx knows whether a host is this machine or one behind SSH. What runs there for long (the
+agent) is started detached and outlives the connection; it is spoken to through a channel, a plain byte stream
+that the host relays to the agent's unix socket.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,8 @@ __all__ = ["Channel", "Completed", "Host"]
 
 @dataclass(frozen=True)
 class Completed:
-    """A command that has ended. `status` is its exit status, or minus the number of the signal that ended it."""
+    """A command that has ended. `status` is its exit status, or minus the number of the signal that ended it.
+    """
 
     status: int
     output: bytes
@@ -28,14 +29,17 @@ class Channel(Protocol):
         """Send all of `data`. Raises OSError once the stream is broken or closed."""
 
     def receive(self) -> bytes:
-        """What has come, at least one byte; b"" when the other side has ended, the stream broke or was closed."""
+        """What has come, at least one byte; b"" when the other side has ended, the stream broke or was
+        closed.
+        """
 
     def close(self) -> None:
         """End the stream; a `receive` under way returns b"". Closing twice does no harm."""
 
 
 class Host(Protocol):
-    """One machine of the inventory. Paths are absolute and of that machine. Each method may be called by any thread.
+    """One machine of the inventory. Paths are absolute and of that machine. Each method may be called by any
+    thread.
 
     Every method raises HostUnreachable when the machine cannot be reached, and OSError for what it refuses.
     """
@@ -49,7 +53,9 @@ class Host(Protocol):
         """The interpreter that has geomx."""
 
     def run(self, argv: Sequence[str], *, data: bytes = b"", limit: float) -> Completed:
-        """Run a command with `data` on its standard input to its end, at most `limit` seconds (then TimedOut)."""
+        """Run a command with `data` on its standard input to its end, at most `limit` seconds (then
+        TimedOut).
+        """
 
     def start(self, argv: Sequence[str], *, log: str) -> int:
         """Start a command in a session of its own, its output appended to the file `log`; returns its pid."""

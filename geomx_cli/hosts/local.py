@@ -89,7 +89,8 @@ class LocalHost:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """See Host.close. Waits a moment for agents that are about to end, so that they are gone afterwards."""
+        """See Host.close. Waits a moment for agents that are about to end, so that they are gone afterwards.
+        """
         for process in self._started.values():
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_ENDING)
@@ -116,14 +117,15 @@ class _LocalChannel:
 
     def close(self) -> None:
         try:
-            self._stream.shutdown(sockets.SHUT_RDWR)  # wakes a thread that waits in recv; close alone does not
+            self._stream.shutdown(sockets.SHUT_RDWR)  # wakes a thread in recv, which close alone does not
         except OSError:
             pass
         self._stream.close()
 
 
 def python_path() -> str:
-    """Our PYTHONPATH, and where geomx_cli was imported from: a checkout that is not installed works as well."""
+    """Our PYTHONPATH, and where geomx_cli was imported from: a checkout that is not installed works as well.
+    """
     source = str(Path(__file__).parents[2])
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if source.endswith("-packages") or source in inherited:

@@ -8,11 +8,14 @@ __all__ = ["Window"]
 LARGEST = 64 * 2**20
 START_SLICES = 8
 SPAN = 0.05
+SLACK = 0.5
 
 
 class Window:
-    """Counts bytes under way and measures how many the path needs: max(2 slices, 1.5 x rate x round trip).
+    """Counts bytes under way and measures how many the path needs.
 
+    That is 1.5 x rate x round trip, but at least 2 slices, and at least what SLACK seconds of the rate carry up to
+    8 slices: credit comes back behind the tensors of the other direction, and a link that waits for it stands idle.
     The round trip is the shortest time from sending to credit; the rate is the highest over SPAN seconds, forgotten by
     a tenth each time. A fixed size (`fixed` > 0, bytes) is kept as it is. One message may always be under way.
     """
@@ -57,4 +60,5 @@ class Window:
             self._rate = max(0.9 * self._rate, self._span_bytes / (now - self._span_start))
             self._span_start, self._span_bytes = now, 0
             if self._round_trip < float("inf"):
-                self.size = max(self._least, min(LARGEST, int(1.5 * self._rate * self._round_trip)))
+                path = min(LARGEST, int(1.5 * self._rate * self._round_trip))
+                self.size = max(self._least, path, min(4 * self._least, int(SLACK * self._rate)))

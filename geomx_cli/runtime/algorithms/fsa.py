@@ -1,18 +1,22 @@
-"""FSA, fully synchronous: every worker's gradient counts in every round, and all continue from the same result.
+"""FSA, fully synchronous: every worker's gradient counts in every round; all go on from the same result.
 
-Workers push gradients; a local server sums its party's and exchanges the sum with the roots; a root sums the parties'
-and either lets the optimizer update the weights, or without one answers with the sum itself. One WAN round trip a round.
+Workers push gradients; a local server sums its party's and exchanges the sum with the roots; a root sums the
+parties' and either lets the optimizer update the weights, or without one answers with the sum itself. One WAN
+round trip a round.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from geomx_cli.options import Option
 
 if TYPE_CHECKING:
     from geomx_cli.ps.algorithm import Forward, ServerPart, Slot
+    from geomx_cli.ps.client import Client
     from geomx_cli.ps.config import NodeSettings
     from geomx_cli.ps.optimizers import Optimizer
     from geomx_cli.ps.wire import Array
+    from geomx_cli.runtime.training.recipe import Recipe
+    from geomx_cli.runtime.training.replica import Replica
 
 name = "fsa"
 options: tuple[Option, ...] = ()
@@ -53,3 +57,64 @@ class FsaServer:
 
     def import_state(self, state: "dict[str, Array]") -> None:
         """Nothing."""
+
+
+# The part in a worker of the bundled training job.
+
+
+def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
+    """What the roots are to run; None when every worker applies the summed gradient itself."""
+    return (recipe.optimizer, recipe.optimizer_params) if recipe.optimizer_on == "server" else None
+
+
+def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> "FsaWorker":
+    """The part in a worker. `store` is an MXNet KVStore."""
+    optimizer = None
+    if recipe.optimizer_on == "worker":
+        from geomx_cli.ps import optimizers
+
+        optimizer = optimizers.create(recipe.optimizer, recipe.optimizer_params)
+    return FsaWorker(store, replica, client.num_all_workers, optimizer)
+
+
+class FsaWorker:
+    """Every step is a round: push gradients, pull weights, or the sums for this worker's own optimizer.
+
+    Gradients are divided by the number of all workers, so that the sum which a round makes of them is their
+    mean. The optimizer of a worker is the servers' own, so weights are the same bit for bit wherever it runs.
+    """
+
+    def __init__(
+        self, store: Any, replica: "Replica", num_all_workers: int, optimizer: "Optimizer | None"
+    ) -> None:
+        self.rounds = 0
+        self.gradient_scale = 1.0 / num_all_workers
+        self._store = store
+        self._replica = replica
+        self._optimizer = optimizer
+        self._results = replica.weights if optimizer is None else [item.copy() for item in replica.gradients]
+
+    def start(self) -> None:
+        """Take the initial weights from the servers."""
+        for index, name in enumerate(self._replica.names):
+            self._store.pull(name, out=self._replica.weights[index], priority=-index)
+        self._replica.wait_for_weights()
+
+    def before_step(self) -> None:
+        """Nothing: every step is a round."""
+
+    def after_step(self) -> bool:
+        """Queue the exchange of every tensor; the first layer, needed first, goes before the others."""
+        for index, name in enumerate(self._replica.names):
+            self._store.push(name, self._replica.gradients[index], priority=-index)
+            self._store.pull(name, out=self._results[index], priority=-index)
+        return True
+
+    def synchronise(self) -> None:
+        """Wait for the results; without an optimizer on the servers, apply the sums."""
+        if self._optimizer is not None:
+            for index, (weight, total) in enumerate(zip(self._replica.weights, self._results, strict=True)):
+                new = self._optimizer.update((index, 0), weight.asnumpy(), total.asnumpy())
+                self._replica.set_weight(index, new)
+        self._replica.wait_for_weights()
+        self.rounds += 1

@@ -1,0 +1,90 @@
+"""The bundled training job: a small network on Fashion-MNIST, to try a cluster out and to measure it."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+    from geomx_cli.runtime.training.data import Samples
+    from geomx_cli.runtime.training.part import Algorithm
+    from geomx_cli.runtime.training.recipe import Recipe
+
+__all__ = ["main"]
+
+
+def main(client: "Client") -> None:
+    """Run a bundled worker on a connected client to the end of training; the client stays open.
+
+    A master worker that does not train only sets the job up, and needs neither data nor MXNet. The others
+    write an event "round" for every round and at the end "finished": rounds, samples and seconds of this
+    worker, why training ended, the digest of the final weights and, on global rank 0, the test accuracy.
+    Raises GeomxError when the job cannot start or fails.
+    """
+    from geomx_cli import plugins
+    from geomx_cli.runtime.training.recipe import Recipe
+
+    recipe = Recipe.from_options(client.settings.options)
+    algorithm: Any = plugins.find("algorithm", recipe.algorithm)
+    if client.is_master or client.global_rank == 0:
+        _set_up(client, recipe, algorithm)
+    if client.trains:
+        _train(client, recipe, algorithm)
+
+
+def _set_up(client: "Client", recipe: "Recipe", algorithm: "Algorithm") -> None:
+    """Give the servers their optimizer, then the initial weights: nobody can push before these are there."""
+    import numpy as np
+
+    from geomx_cli.ps.partition import Tensor
+    from geomx_cli.runtime.training import models
+    from geomx_cli.runtime.training.agreement import STOP
+
+    optimizer = algorithm.server_optimizer(recipe)
+    if optimizer is not None:
+        client.set_optimizer(*optimizer)
+    weights = {**models.initial_weights(recipe.network, recipe.seed), STOP: np.zeros(1, np.float32)}
+    client.declare([Tensor(name, value.size, "float32") for name, value in weights.items()])
+    for name, value in weights.items():
+        client.init(name, value.reshape(-1))
+
+
+def _train(client: "Client", recipe: "Recipe", algorithm: "Algorithm") -> None:
+    from geomx_cli.runtime import mxnet_store
+    from geomx_cli.runtime.training.agreement import STOP
+    from geomx_cli.runtime.training.evaluation import Evaluation
+    from geomx_cli.runtime.training.loop import Loop
+    from geomx_cli.runtime.training.replica import Replica
+
+    shard, test = _data(client, recipe)
+    mx = mxnet_store.load_mxnet()
+    mxnet_store.register(mx, lambda: client)
+    store, replica = mx.kv.create("dist_sync"), Replica(mx, recipe.network)
+    store.init([*replica.names, STOP], [*replica.weights, mx.nd.zeros((1,))])
+    part = algorithm.worker(client, store, replica, recipe)
+    part.start()
+    evaluation = None if test is None else Evaluation(Replica(mx, recipe.network), test, recipe.eval_every)
+    loop = Loop(
+        client, recipe, mx=mx, store=store, replica=replica, part=part, shard=shard, evaluation=evaluation
+    )
+    loop.run()
+    fields: dict[str, object] = {"rounds": part.rounds, "samples": loop.samples, "seconds": loop.seconds}
+    if evaluation is not None:
+        client.report(state="evaluating")
+        fields["accuracy"] = evaluation.run(replica, part.rounds)
+        client.report(accuracy=fields["accuracy"])
+    client.events.write("finished", stopped=loop.stopped, parameters=replica.digest(), **fields)
+    client.report(state="finished", progress=1.0, left_s=0.0)
+
+
+def _data(client: "Client", recipe: "Recipe") -> "tuple[Samples, Samples | None]":
+    """This worker's training data, and on global rank 0 the test data."""
+    from geomx_cli.errors import InvalidSettings
+    from geomx_cli.runtime.training import data
+
+    directory = data.find(recipe.data, recipe.data_dir)
+    if directory is None:
+        places = ", ".join(str(place) for place in data.directories(recipe.data, recipe.data_dir))
+        raise InvalidSettings(
+            f"{recipe.data} is in none of {places}", f"geomx data fetch {recipe.data} fetches it"
+        )
+    shard = data.load(directory, "train").shard(client.global_rank, client.num_all_workers)
+    return shard, data.load(directory, "test") if client.global_rank == 0 else None

@@ -1,7 +1,7 @@
-"""Fashion-MNIST: where it lies, its IDX files, and the part of it that one worker trains on. Needs numpy only.
+"""Fashion-MNIST: where it lies, its IDX files, and the part that one worker trains on. Needs numpy only.
 
-A directory holds a data set when it has all four IDX files, each plain or with `.gz` behind its name. Plain files are
-mapped, not read: a worker then touches only its own part.
+A directory holds a data set when it has all four IDX files, each plain or with `.gz` behind its name. Plain
+files are mapped, not read: a worker then touches only its own part.
 """
 
 import gzip
@@ -18,7 +18,18 @@ import numpy.typing as npt
 
 from geomx_cli.errors import InvalidSettings
 
-__all__ = ["FILES", "IMAGE_SHAPE", "Batch", "Samples", "Split", "directories", "find", "load", "own_directory", "read_idx"]
+__all__ = [
+    "FILES",
+    "IMAGE_SHAPE",
+    "Batch",
+    "Samples",
+    "Split",
+    "directories",
+    "find",
+    "load",
+    "own_directory",
+    "read_idx",
+]
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -45,7 +56,7 @@ class Samples:
         return len(self.labels)
 
     def shard(self, rank: int, count: int) -> "Samples":
-        """The contiguous part number `rank` of `count` equal ones; what does not divide is left out.
+        """A copy of the contiguous part `rank` of `count` equal ones; what does not divide is left out.
 
         The files are in random order, so that every part has nearly the same mixture of labels. Raises
         InvalidSettings when there are more parts than samples.
@@ -55,14 +66,16 @@ class Samples:
             raise InvalidSettings(
                 f"{count} workers cannot share {len(self)} samples", "start fewer workers or give more data"
             )
-        return Samples(self.images[rank * size : (rank + 1) * size], self.labels[rank * size : (rank + 1) * size])
+        part = slice(rank * size, (rank + 1) * size)
+        return Samples(self.images[part].copy(), self.labels[part].copy())
 
     def batches(self, size: int, *, seed: int, epoch: int, rank: int) -> Iterator[Batch]:
-        """Every sample once, in an order that depends on (seed, epoch, rank) alone; the last batch may be short.
+        """Every sample once, in an order that depends on (seed, epoch, rank) alone.
 
-        Yields new float32 arrays: images of shape (b, 1, 28, 28) scaled to [0, 1], labels of shape (b,).
+        Yields new float32 arrays: images of shape (b, 1, 28, 28) scaled to [0, 1], labels of shape (b,); the
+        last batch may be short.
         """
-        # Unlike Generator's, the streams of RandomState never change: hosts with different versions of numpy agree.
+        # Unlike Generator's, RandomState's streams never change: hosts with other versions of numpy agree.
         sequence = np.random.SeedSequence([seed, epoch, rank])
         order = np.random.RandomState(np.random.MT19937(sequence)).permutation(len(self))
         for start in range(0, len(order), size):
@@ -76,18 +89,22 @@ class Samples:
 
 
 def load(directory: Path, split: Split) -> Samples:
-    """Read one split. Raises InvalidSettings naming the file that is missing, damaged or of another data set."""
+    """Read one split. Raises InvalidSettings naming the file that is missing, damaged or of other data."""
     names = FILES[split]
     paths = [_path(directory, name) for name in names]
     for name, path in zip(names, paths, strict=True):
         if path is None:
-            raise InvalidSettings(f"{directory} has no {name}", "geomx data fetch fashion-mnist fetches the data set")
+            raise InvalidSettings(
+                f"{directory} has no {name}", "geomx data fetch fashion-mnist fetches the data set"
+            )
     images_path, labels_path = (path for path in paths if path is not None)
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
     if images.shape[1:] != IMAGE_SHAPE[1:]:
         raise _damaged(images_path, f"its images are {images.shape[1]} x {images.shape[2]}, not 28 x 28")
     if len(images) != len(labels):
-        raise _damaged(labels_path, f"it has {len(labels)} labels for {len(images)} images of {images_path.name}")
+        raise _damaged(
+            labels_path, f"it has {len(labels)} labels for {len(images)} images of {images_path.name}"
+        )
     if not len(labels):
         raise _damaged(labels_path, "it is empty")
     if int(labels.max()) >= CLASSES:
@@ -96,12 +113,12 @@ def load(directory: Path, split: Split) -> Samples:
 
 
 def find(name: str, data_dir: str | Path = "") -> Path | None:
-    """The first directory that holds the data set, or None. A `data_dir` that is given is the only place looked at."""
+    """The first directory that holds the data set, or None. With `data_dir`, only that place is looked at."""
     return next((place for place in directories(name, data_dir) if _complete(place)), None)
 
 
 def directories(name: str, data_dir: str | Path = "", env: Mapping[str, str] = os.environ) -> list[Path]:
-    """Where the data set is looked for: `data_dir`, or else MXNet's, the user's own and Debian's directory."""
+    """Where the data set is looked for: `data_dir`, or else MXNet's, the user's own, Debian's directory."""
     if data_dir:
         given = Path(data_dir).expanduser()
         return [given, given / name]
@@ -110,7 +127,7 @@ def directories(name: str, data_dir: str | Path = "", env: Mapping[str, str] = o
 
 
 def own_directory(name: str, env: Mapping[str, str] = os.environ) -> Path:
-    """The user's own directory for the data set, by the XDG base directory specification; it may not exist yet."""
+    """The user's own directory for the data set, as the XDG specification has it; it may not exist yet."""
     base = Path(env.get("XDG_DATA_HOME", ""))
     # The specification has relative paths ignored.
     return (base if base.is_absolute() else Path.home() / ".local" / "share") / "geomx" / name
@@ -119,7 +136,8 @@ def own_directory(name: str, env: Mapping[str, str] = os.environ) -> Path:
 def read_idx(path: Path, dimensions: int) -> Bytes:
     """The array of an IDX file of unsigned bytes: mapped read-only, or unpacked when the name ends in `.gz`.
 
-    Raises InvalidSettings when the file cannot be read, is no such file, or is longer or shorter than its header says.
+    Raises InvalidSettings when the file cannot be read, is no such file, or is longer or shorter than its
+    header says.
     """
     try:
         content: Bytes = np.frombuffer(_unpack(path), np.uint8) if path.suffix == ".gz" else _map(path)
@@ -134,7 +152,9 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
     expected = header + math.prod(shape)
     if len(content) != expected:
         what = "cut short" if len(content) < expected else "too long"
-        raise _damaged(path, f"it is {what}: {len(content)} bytes (unpacked) where its header says {expected}")
+        raise _damaged(
+            path, f"it is {what}: {len(content)} bytes (unpacked) where its header says {expected}"
+        )
     return content[header:].reshape(shape)
 
 
@@ -160,4 +180,6 @@ def _complete(directory: Path) -> bool:
 
 
 def _damaged(path: Path, what: str) -> InvalidSettings:
-    return InvalidSettings(f"{path}: {what}", "remove it and run geomx data fetch fashion-mnist, or give --data-dir")
+    return InvalidSettings(
+        f"{path}: {what}", "remove it and run geomx data fetch fashion-mnist, or give --data-dir"
+    )

@@ -1,4 +1,4 @@
-"""Fetch a data set into the user's own data directory: from its authors, or else out of Debian's package of it.
+"""Fetch a data set into the user's own data directory: from its authors, or else out of Debian's package.
 
 Every source is limited in time, what comes is checked against known digests, and nothing is ever installed.
 """
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 from geomx_cli.errors import HostUnreachable, InvalidSettings
 from geomx_cli.runtime.training import data
@@ -41,22 +42,22 @@ _DIGESTS: Mapping[str, str] = {
 }
 
 
-class _SourceFailed(Exception):
+class _SourceError(Exception):
     """One source cannot give the data; the text says why."""
 
 
 def ensure(name: str, data_dir: str | Path = "", progress: Progress | None = None) -> Path:
-    """The directory that holds the data set, which is fetched if no place has it; see `fetch` for the errors."""
+    """The directory that holds the data set, fetched if no place has it; see `fetch` for the errors."""
     found = data.find(name, data_dir)
     return found if found is not None else fetch(name, data_dir, progress)
 
 
 def fetch(name: str, data_dir: str | Path = "", progress: Progress | None = None) -> Path:
-    """Put the data set, unpacked, into `data_dir` or the user's own data directory, and return that directory.
+    """Put the data set into `data_dir` or the user's own data directory, and return that directory.
 
     Does nothing if it is there whole. A file appears only when it is complete and checked, also if this is
-    interrupted or runs twice at once. Raises HostUnreachable with the cause at each source when none can give it, and
-    InvalidSettings for an unknown data set or a directory that cannot be written.
+    interrupted or runs twice at once. Raises HostUnreachable with the cause at each source when none can give
+    it, and InvalidSettings for an unknown data set or a directory that cannot be written.
     """
     if name not in DATA_SETS:
         raise InvalidSettings(f"there is no data set {name!r}", f"choose one of {', '.join(DATA_SETS)}")
@@ -82,7 +83,7 @@ def _from_any_source(name: str, scratch: Path, tell: Progress) -> None:
     for where, source in ((_URL, _from_authors), (f"Debian's package {_PACKAGE}", _from_debian)):
         try:
             source(scratch, tell)
-        except _SourceFailed as cause:
+        except _SourceError as cause:
             causes.append(f"{where}: {cause}")
             tell(causes[-1], 0, 0)
         else:
@@ -99,8 +100,11 @@ def _from_authors(scratch: Path, tell: Progress) -> None:
     for file in _DIGESTS:
         try:
             packed = _download(f"{_URL}{file}.gz", f"{file}.gz", deadline, tell)
+        except HTTPError as error:
+            error.close()
+            raise _SourceError(f"{file}.gz: HTTP status {error.code}") from None
         except (OSError, HTTPException) as error:
-            raise _SourceFailed(str(getattr(error, "reason", error)) or type(error).__name__) from None
+            raise _SourceError(str(getattr(error, "reason", error)) or type(error).__name__) from None
         _unpack(packed, scratch / file)
 
 
@@ -117,8 +121,8 @@ def _download(url: str, what: str, deadline: float, tell: Progress) -> bytes:
 
 
 def _open(url: str) -> Any:
-    # Looking up a name takes no time limit, and without a network it may wait for half a minute: a thread of its own
-    # can be left behind.
+    # Looking up a name takes no time limit, and without a network it may wait for half a minute: a thread of
+    # its own can be left behind.
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -143,26 +147,31 @@ def _from_debian(scratch: Path, tell: Progress) -> None:
         tell(f"apt-get download {_PACKAGE} (31 MB)", 0, 0)
         try:
             _run(work, "apt-get", "download", _PACKAGE)
-        except _SourceFailed:
-            # Without package lists, as in many containers, apt knows no package: let it fetch them for us alone.
+        except _SourceError:
+            # Without package lists, as in many containers, apt knows no package: let it fetch them for us
+            # alone.
             tell("apt-get update, into a directory of our own", 0, 0)
             private = _private_apt(work)
             _run(work, "apt-get", *private, "update")
             _run(work, "apt-get", *private, "download", _PACKAGE)
         package = next(work.glob(f"{_PACKAGE}_*.deb"), None)
         if package is None:
-            raise _SourceFailed("apt-get download left no file")
+            raise _SourceError("apt-get download left no file")
         _run(work, "dpkg-deb", "-x", str(package), "content")
         for file in _DIGESTS:
             packed = work / "content/usr/share/datasets/fashion-mnist" / f"{file}.gz"
             if not packed.is_file():
-                raise _SourceFailed(f"{package.name} has no {file}.gz")
+                raise _SourceError(f"{package.name} has no {file}.gz")
             _unpack(packed.read_bytes(), scratch / file)
 
 
 def _private_apt(work: Path) -> list[str]:
     options = ["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User="]
-    for directory, path in (("State::lists", "lists"), ("Cache", "cache"), ("Cache::archives", "cache/archives")):
+    for directory, path in (
+        ("State::lists", "lists"),
+        ("Cache", "cache"),
+        ("Cache::archives", "cache/archives"),
+    ):
         (work / path / "partial").mkdir(parents=True, exist_ok=True)
         options += ["-o", f"Dir::{directory}={work / path}"]
     return options
@@ -180,28 +189,29 @@ def _run(work: Path, *command: str) -> None:
             check=False,
         )
     except FileNotFoundError:
-        raise _SourceFailed(f"this machine has no {command[0]}") from None
+        raise _SourceError(f"this machine has no {command[0]}") from None
     except subprocess.TimeoutExpired:
-        raise _SourceFailed(f"{command[0]} was not done within {_APT_LIMIT:.0f} s") from None
+        raise _SourceError(f"{command[0]} was not done within {_APT_LIMIT:.0f} s") from None
     if done.returncode != 0:
         lines = done.stdout.decode(errors="replace").strip().splitlines()
         problems = [line for line in lines if line.startswith("E:")] or lines[-1:]
-        raise _SourceFailed(f"{command[0]} failed: {' '.join(problems) or f'status {done.returncode}'}")
+        raise _SourceError(f"{command[0]} failed: {' '.join(problems) or f'status {done.returncode}'}")
 
 
 def _unpack(packed: bytes, target: Path) -> None:
     try:
         content = gzip.decompress(packed)
     except (OSError, EOFError, zlib.error) as error:
-        raise _SourceFailed(f"{target.name}.gz is damaged: {error}") from None
+        raise _SourceError(f"{target.name}.gz is damaged: {error}") from None
     if hashlib.sha256(content).hexdigest() != _DIGESTS[target.name]:
-        raise _SourceFailed(f"{target.name}.gz is not the file that it should be (SHA-256 differs)")
+        raise _SourceError(f"{target.name}.gz is not the file that it should be (SHA-256 differs)")
     target.write_bytes(content)
 
 
 def _intact(path: Path) -> bool:
+    packed = path.with_name(f"{path.name}.gz")
     try:
-        with path.open("rb") as file:
+        with path.open("rb") if path.exists() else gzip.open(packed) as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == _DIGESTS[path.name]
-    except OSError:
+    except (OSError, EOFError, zlib.error):
         return False

@@ -1,7 +1,7 @@
 """The networks of the bundled training job: their tensors, their initial weights, and the MXNet block.
 
-Shapes and initial weights come from numpy, so that the master worker, which only hands them to the global servers,
-needs no training framework, and no framework's random numbers decide where a job starts.
+Shapes and initial weights come from numpy, so that the master worker, which only hands them to the global
+servers, needs no training framework, and no framework's random numbers decide where a job starts.
 """
 
 import math
@@ -30,7 +30,8 @@ class Parameter:
         return math.prod(self.shape)
 
 
-# 28 x 28 images: two convolutions of 5 x 5 without padding, each halved by pooling, leave 32 channels of 4 x 4.
+# 28 x 28 images: two convolutions of 5 x 5 without padding, each halved by pooling, leave 32 channels of 4 x
+# 4.
 _NETWORKS: Mapping[str, tuple[Parameter, ...]] = {
     "cnn": (
         Parameter("conv1.weight", (16, 1, 5, 5)),
@@ -57,8 +58,8 @@ def parameters(network: str) -> tuple[Parameter, ...]:
 def initial_weights(network: str, seed: int) -> dict[str, npt.NDArray[np.float32]]:
     """Weights to start from, the same for the same seed in every process; biases are zero.
 
-    Uniform in ±sqrt(6 / (fan in + fan out)): Glorot and Bengio, "Understanding the difficulty of training deep
-    feedforward neural networks", AISTATS 2010, equation 16.
+    Uniform in ±sqrt(6 / fan in), which keeps the variance through ReLUs: He, Zhang, Ren and Sun, "Delving
+    deep into rectifiers", ICCV 2015, equation 10.
     """
     random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))
     weights = {}
@@ -67,16 +68,17 @@ def initial_weights(network: str, seed: int) -> dict[str, npt.NDArray[np.float32
         if len(shape) == 1:
             weights[parameter.name] = np.zeros(shape, np.float32)
             continue
-        field = math.prod(shape[2:])
-        bound = math.sqrt(6 / ((shape[0] + shape[1]) * field))
+        bound = math.sqrt(6 / math.prod(shape[1:]))
         weights[parameter.name] = random.uniform(-bound, bound, shape).astype(np.float32)
     return weights
 
 
 def build(mx: Any, network: str) -> tuple[Any, list[Any]]:
-    """The MXNet block of a network, hybridised, and its gluon parameters in the order of `parameters`, all zero.
+    """The MXNet block of a network, hybridised, and its gluon parameters in the order of `parameters`, all
+    zero.
 
-    `mx` is the module mxnet. The block takes float32 of shape (b, 1, 28, 28) and gives logits of shape (b, 10).
+    `mx` is the module mxnet. The block takes float32 of shape (b, 1, 28, 28) and gives logits of shape (b,
+    10).
     """
     table, nn = parameters(network), mx.gluon.nn
     shapes = [parameter.shape for parameter in table if parameter.name.endswith(".weight")]

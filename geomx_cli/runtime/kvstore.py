@@ -1,0 +1,250 @@
+"""KVStore semantics over a client, without a framework: keys, checks, who initialises, what a push carries.
+
+Values are numpy arrays of float32, float64 or float16, of any shape; results go to C-contiguous arrays.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from numbers import Integral
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import numpy as np
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps.exchange import Exchange
+from geomx_cli.ps.partition import Tensor
+from geomx_cli.ps.wire import Array
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+
+__all__ = ["Hyper", "Key", "Params", "Store", "pairs"]
+
+Key = int | str
+Params = Mapping[str, float | int | bool]
+Hyper = dict[str, float]
+DTYPES = ("float32", "float64", "float16")
+
+T = TypeVar("T")
+
+
+def pairs(keys: Key | Sequence[Key], values: T | Sequence[T] | Sequence[Sequence[T]]) -> list[tuple[Key, list[T]]]:
+    """Each distinct key with its values, in the order of the keys.
+
+    One key goes with a value or a list of them (one per device); a list of keys with as many of either. A key
+    that is named twice has all the values that go with it. Raises InvalidSettings when the lengths differ.
+    """
+    many = isinstance(keys, (list, tuple))
+    listed: Sequence[Key] = keys if many else [keys]  # type: ignore[assignment, list-item]
+    given = values if many else [values]
+    if not isinstance(given, (list, tuple)) or len(given) != len(listed):
+        count = len(given) if isinstance(given, (list, tuple)) else 1
+        raise InvalidSettings(f"{len(listed)} keys come with {count} values", "give one value, or list, for each key")
+    grouped: dict[Key, list[T]] = {}
+    for key, value in zip(listed, given, strict=True):
+        found = grouped.setdefault(key, [])
+        found += value if isinstance(value, (list, tuple)) else [value]
+        if not found:
+            raise InvalidSettings(f"key {key!r} comes with an empty list of values")
+    return list(grouped.items())
+
+
+class Store:
+    """One worker's key-value store.
+
+    `init`, `set_optimizer` and `barrier` block, everything else returns at once and gives futures. Whoever uses
+    `send` and `pull` from several threads keeps the order of the calls of each key himself; different keys need no
+    order. When the job has failed, every call and future raises what the client does: PeerLost, TimedOut.
+    """
+
+    def __init__(self, client: "Client", kind: str = "dist_sync") -> None:
+        self._client = client
+        self._kind = kind
+        self._key_type: type | None = None
+        self._tensors: dict[str, Tensor] = {}
+        self._sources: dict[str, tuple[Array, Exchange]] = {}
+        self._params: Hyper = {}
+        self._told: dict[str, Hyper] = {}
+
+    @property
+    def type(self) -> str:
+        """The name that the store was made with, as in "dist_sync"."""
+        return self._kind
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in its party."""
+        return self._client.rank
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of this worker's party."""
+        return self._client.num_workers
+
+    @property
+    def num_all_workers(self) -> int:
+        """Training workers of the job."""
+        return self._client.num_all_workers
+
+    @property
+    def is_master_worker(self) -> bool:
+        """Whether this worker configures the global servers and gives the initial values."""
+        return self._client.is_master
+
+    @property
+    def party(self) -> str:
+        """The name of this worker's party; "" if it was started by hand without one."""
+        return self._client.party
+
+    @property
+    def global_rank(self) -> int:
+        """This worker's rank among the training workers of the job; -1 for a master worker that does not train."""
+        return self._client.global_rank
+
+    def init(self, keys: Key | Sequence[Key], values: Array | Sequence[Array]) -> None:
+        """Make keys known and wait for the party's workers; all workers of the job init the same keys.
+
+        The values of the master worker count (in a flat cluster: of rank 0), those of the others only give size and
+        dtype. A pull then gives everybody the master's. Raises InvalidSettings, with nothing changed, for a key that
+        exists already, and for a dtype or size that this worker, or another one, does not allow.
+        """
+        listed = [keys] if isinstance(keys, (str, Integral)) else list(keys)
+        if len(set(listed)) < len(listed):
+            raise InvalidSettings(f"a key stands twice in {listed}", "each key is initialised once")
+        found = []
+        for key, arrays in pairs(keys, values):
+            if len(arrays) != 1:
+                raise InvalidSettings(f"key {key!r} comes with {len(arrays)} initial values", "give one")
+            found.append((self._new_tensor(key, arrays[0]), arrays[0]))
+        self._client.declare([tensor for tensor, _ in found])
+        for tensor, array in found:
+            self._client.init(tensor.name, np.ascontiguousarray(array).reshape(-1))
+        self._tensors |= {tensor.name: tensor for tensor, _ in found}
+        self._key_type = type(_plain(listed[0])) if listed else self._key_type
+        self._client.barrier("party")
+
+    def _new_tensor(self, key: Key, value: Array) -> Tensor:
+        name = self._name(key)
+        if name in self._tensors:
+            raise InvalidSettings(f"key {key!r} is initialised already", "each key is initialised once")
+        if str(value.dtype) not in DTYPES:
+            raise InvalidSettings(f"key {key!r} is of {value.dtype}", f"a value is of {', '.join(DTYPES)}")
+        if value.size < 1:
+            raise InvalidSettings(f"key {key!r} has no elements")
+        return Tensor(name, value.size, str(value.dtype))
+
+    def _name(self, key: Key) -> str:
+        key = _plain(key)
+        if self._key_type is not None and type(key) is not self._key_type:
+            raise InvalidSettings(f"key {key!r} among keys of {self._key_type.__name__}", "use either int or str keys")
+        return str(key)
+
+    def lookup(self, key: Key, size: int, dtype: str) -> str:
+        """The name of a known key. Raises InvalidSettings for an unknown one, or one of another size or dtype."""
+        name = self._name(key)
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise InvalidSettings(f"key {key!r} has not been initialised", "call init first")
+        if (size, dtype) != (tensor.size, tensor.dtype):
+            raise InvalidSettings(
+                f"key {key!r} has {tensor.size} elements of {tensor.dtype}, not {size} of {dtype}",
+                "size and dtype of a key never change",
+            )
+        return name
+
+    def push(
+        self, keys: Key | Sequence[Key], values: Array | Sequence[Array] | Sequence[Sequence[Array]], priority: int = 0
+    ) -> list[Exchange]:
+        """Contribute to the next round of each key; several values of one key are summed. `values` may change at once."""
+        checked = [
+            (self._check(key, arrays), arrays) for key, arrays in pairs(keys, values)
+        ]  # all of them before the first one goes
+        return [self.send(name, arrays, priority, self.news(name)) for name, arrays in checked]
+
+    def pull(
+        self, keys: Key | Sequence[Key], outs: Array | Sequence[Array] | Sequence[Sequence[Array]], priority: int = 0
+    ) -> "list[Future[None]]":
+        """Have each key's result, see `fetch`, written to all its arrays; a future for each array."""
+        checked = [(self._check(key, arrays), arrays) for key, arrays in pairs(keys, outs)]
+        for name, arrays in checked:
+            if not all(array.flags.c_contiguous and array.flags.writeable for array in arrays):
+                raise InvalidSettings(f"key {name!r} is to be pulled into an array that is not contiguous or writable")
+        return [self.fetch(name, array.reshape(-1), priority) for name, arrays in checked for array in arrays]
+
+    def pushpull(
+        self, keys: Key | Sequence[Key], values: Array | Sequence[Array], outs: Array | Sequence[Array], priority: int = 0
+    ) -> "list[Future[None]]":
+        """`push`, then `pull`."""
+        self.push(keys, values, priority)
+        return self.pull(keys, outs, priority)
+
+    def broadcast(self, keys: Key | Sequence[Key], values: Array | Sequence[Array], outs: Array | Sequence[Array]) -> None:
+        """`init`, then `pull`; blocks until `outs` hold the master's values."""
+        self.init(keys, values)
+        for future in self.pull(keys, outs):
+            future.result()
+
+    def _check(self, key: Key, arrays: Sequence[Array]) -> str:
+        return [self.lookup(key, array.size, str(array.dtype)) for array in arrays][0]
+
+    def send(self, name: str, arrays: Sequence[Array], priority: int, hyper: Hyper) -> Exchange:
+        """Begin the next round of one key with the sum of `arrays`, which are copied; fp16 is summed in fp32."""
+        tensor = self._tensors[name]
+        buffer, last = self._sources.get(name, (None, None))
+        if buffer is None or last is None or not last.sent.done():
+            buffer = np.empty(tensor.size, tensor.dtype)
+        _sum(arrays, buffer)
+        exchange = self._client.exchange(name, buffer, None, priority=priority, hyper=hyper)
+        self._sources[name] = (buffer, exchange)
+        return exchange
+
+    def fetch(self, name: str, out: Array, priority: int) -> "Future[None]":
+        """Have `out` (1-D) filled: with the result of the latest `send` of this key, else with the servers' value."""
+        return self._client.pull(name, out, priority=priority)
+
+    def set_optimizer(self, name: str, params: Params) -> None:
+        """Have the global servers update the values with this optimizer (see ps/optimizers.py); blocks."""
+        self._client.set_optimizer(name, params)
+        self._params = {}
+        self._told = {tensor: {} for tensor in self._tensors}
+        self.change(params)
+        self._initial = dict(self._params)
+
+    def change(self, params: Params) -> None:
+        """Hyper-parameters of the optimizer that hold from the next push of each key on."""
+        self._params |= {name: float(value) for name, value in params.items() if not isinstance(value, bool)}
+
+    def news(self, name: str) -> Hyper:
+        """The hyper-parameters that the servers do not know yet, to travel with this key's next push."""
+        if not self._params:
+            return {}
+        told = self._told.get(name) or self._initial
+        self._told[name] = dict(self._params)
+        return {param: value for param, value in self._params.items() if told.get(param) != value}
+
+    def barrier(self, scope: Literal["party", "all"] = "party") -> None:
+        """Wait until all workers of the party, or of the job, have come here."""
+        self._client.barrier(scope)
+
+
+def _plain(key: Key) -> Key:
+    """The key as int or str; numpy's integers count as int. Raises InvalidSettings for anything else."""
+    if isinstance(key, str):
+        return key
+    if isinstance(key, Integral) and not isinstance(key, bool):
+        return int(key)
+    raise InvalidSettings(f"{key!r} is no key", "a key is an int or a str")
+
+
+def _sum(arrays: Sequence[Array], out: Array) -> None:
+    """The sum of arrays of any shape into `out` (1-D)."""
+    first, *rest = (array.reshape(-1) for array in arrays)
+    if rest and out.dtype == np.float16:
+        total = first.astype(np.float32)
+        for array in rest:
+            total += array
+        np.copyto(out, total, casting="same_kind")
+        return
+    np.copyto(out, first)
+    for array in rest:
+        np.add(out, array, out=out)

@@ -1,0 +1,67 @@
+"""The accuracy on the whole test set, computed piece by piece while a round's exchange is under way."""
+
+import time
+
+from geomx_cli.runtime.training.data import Samples
+from geomx_cli.runtime.training.replica import Replica
+
+__all__ = ["Evaluation"]
+
+_PIECE = 500
+_ROUNDS = 20
+
+
+class Evaluation:
+    """Evaluates a copy of the weights as they were at `begin`, however training goes on.
+
+    An evaluation is spread over `every` rounds, at most 20: a piece of it takes about as long as a wide-area
+    round trip, so the other workers are not kept waiting for it. For the training thread only.
+    """
+
+    def __init__(self, replica: Replica, test: Samples, every: int) -> None:
+        self._replica = replica
+        self._test = test
+        pieces = -(-len(test) // _PIECE)
+        self._per_advance = -(-pieces // max(1, min(every, _ROUNDS)))
+        self._next = len(test)
+        self._correct = 0
+        self._seconds = 0.0
+        self.round = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether an evaluation has begun and is not done."""
+        return self._next < len(self._test)
+
+    @property
+    def accuracy(self) -> float:
+        """The part of the test set that is classified rightly, 0 to 1; valid when an evaluation is done."""
+        return self._correct / len(self._test)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in the latest evaluation so far."""
+        return self._seconds
+
+    def begin(self, weights: Replica, round_: int) -> None:
+        """Take a copy of the weights after round `round_`; an evaluation that is not done is given up."""
+        self._replica.copy_weights_from(weights)
+        self.round, self._next, self._correct, self._seconds = round_, 0, 0, 0.0
+
+    def advance(self) -> bool:
+        """Do a part of the evaluation; True when that was the last one."""
+        begun = time.monotonic()
+        for _ in range(self._per_advance):
+            if self.busy:
+                batch = self._test.take(slice(self._next, self._next + _PIECE))
+                self._correct += self._replica.count_correct(batch)
+                self._next += _PIECE
+        self._seconds += time.monotonic() - begun
+        return not self.busy
+
+    def run(self, weights: Replica, round_: int) -> float:
+        """Evaluate at once; the accuracy."""
+        self.begin(weights, round_)
+        while not self.advance():
+            pass
+        return self.accuracy

@@ -1,0 +1,150 @@
+"""The training loop of a bundled worker: batches, steps, rounds, evaluations, and when to stop."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from geomx_cli.runtime.training.agreement import Agreement
+from geomx_cli.runtime.training.data import Batch, Samples
+from geomx_cli.runtime.training.evaluation import Evaluation
+from geomx_cli.runtime.training.part import WorkerPart
+from geomx_cli.runtime.training.recipe import Recipe
+from geomx_cli.runtime.training.record import Record, Stopwatch
+from geomx_cli.runtime.training.replica import Replica
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+
+__all__ = ["Loop"]
+
+
+@dataclass(slots=True)
+class _Round:
+    """What is known of the round under way."""
+
+    times: list[dict[str, float]] = field(default_factory=list)
+    losses: list[Any] = field(default_factory=list)
+    samples: int = 0
+    compute: float = 0.0
+    accuracy: float | None = None
+
+
+class Loop:
+    """Trains `replica` on `shard` to the job's end. `evaluation` is given on global rank 0 alone.
+
+    The exchange of a round runs while the next batch is made and a piece of the test set is evaluated. A
+    failure of the job comes out of `run` as a GeomxError; training cannot go on after it.
+    """
+
+    def __init__(
+        self, client: "Client", recipe: Recipe, *, mx: Any, store: Any, replica: Replica, part: WorkerPart,
+        shard: Samples, evaluation: Evaluation | None,
+    ) -> None:  # fmt: skip
+        self._recipe = recipe
+        self._replica = replica
+        self._part = part
+        self._shard = shard
+        self._evaluation = evaluation
+        self._rank = client.global_rank
+        self._agreement = Agreement(mx, store, priority=-len(replica.names))
+        self._watch = Stopwatch()
+        self._round = _Round()
+        self._steps = 0
+        steps = recipe.epochs * -(-len(shard) // recipe.batch_size)
+        self._record = Record(client, steps=steps, time_limit=recipe.time_limit)
+        self.samples = 0
+        self.stopped = ""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the loop was made."""
+        return self._record.elapsed
+
+    def run(self) -> None:
+        """Train. Afterwards `samples` says on how many, `stopped` why it ended.
+
+        That is "epochs", or where rank 0 decided, "time_limit" or "target_accuracy" there and "asked"
+        elsewhere.
+        """
+        batches = self._batches()
+        with self._watch("get_batch"):
+            batch = next(batches, None)
+        reason = ""
+        while batch is not None and not self.stopped:
+            if self._step(batch):
+                begun = time.monotonic()
+                self._agreement.begin(bool(reason))
+                batch = self._next(batches)
+                self._evaluate()
+                if self._synchronise(begun):
+                    self.stopped = reason or "asked"
+                reason = reason or self._reason_to_stop()
+            else:
+                batch = self._next(batches)
+        self.stopped = self.stopped or "epochs"
+
+    def _batches(self) -> Iterator[Batch]:
+        for epoch in range(self._recipe.epochs):
+            yield from self._shard.batches(
+                self._recipe.batch_size, seed=self._recipe.seed, epoch=epoch, rank=self._rank
+            )
+
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+        with self._watch("get_batch"):
+            return next(batches, None)
+
+    def _step(self, batch: Batch) -> bool:
+        """Train on a batch. True if the exchange of a round has begun."""
+        self._part.before_step()
+        begun, current = time.monotonic(), self._round
+        with self._watch("forward and backward"):
+            current.losses.append(self._replica.forward_backward(batch, self._part.gradient_scale))
+            exchanging = self._part.after_step()
+            self._replica.wait_for_gradients()
+        current.compute += time.monotonic() - begun
+        current.samples += len(batch[1])
+        self.samples += len(batch[1])
+        self._steps += 1
+        if not exchanging:
+            current.times.append(self._watch.take())
+        return exchanging
+
+    def _synchronise(self, begun: float) -> bool:
+        """Wait for the round's result and record the round. True if all workers stop here."""
+        waiting = time.monotonic()
+        with self._watch("global aggregate"):
+            self._part.synchronise()
+            stop = self._agreement.reached()
+        now, current = time.monotonic(), self._round
+        current.times.append(self._watch.take())
+        loss = sum(float(loss.asnumpy()[0]) for loss in current.losses) / len(current.losses)
+        self._record.round(
+            self._part.rounds, current.times, samples=current.samples, loss=loss, steps=self._steps,
+            compute=current.compute, communicate=now - begun, wait=now - waiting, accuracy=current.accuracy,
+        )  # fmt: skip
+        self._round = _Round()
+        every = self._recipe.eval_every
+        if self._evaluation is not None and every and self._part.rounds % every == 0:
+            self._evaluation.begin(self._replica, self._part.rounds)
+        return stop
+
+    def _evaluate(self) -> None:
+        evaluation = self._evaluation
+        if evaluation is None or not evaluation.busy:
+            return
+        with self._watch("evaluation"):
+            done = evaluation.advance()
+        if done:
+            self._round.accuracy = evaluation.accuracy
+            self._record.evaluation(evaluation.round, evaluation.accuracy, evaluation.seconds)
+
+    def _reason_to_stop(self) -> str:
+        if self._rank != 0:
+            return ""
+        recipe, evaluation = self._recipe, self._evaluation
+        if recipe.time_limit and self._record.elapsed >= recipe.time_limit:
+            return "time_limit"
+        if recipe.target_accuracy and evaluation is not None and not evaluation.busy:
+            return "target_accuracy" if evaluation.accuracy >= recipe.target_accuracy else ""
+        return ""

@@ -1,0 +1,46 @@
+"""What a synchronisation algorithm does at a worker, as the bundled training loop sees it."""
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from geomx_cli.runtime.training.recipe import Recipe
+
+__all__ = ["Algorithm", "WorkerPart"]
+
+
+class WorkerPart(Protocol):
+    """Made by an algorithm's `worker(client, store, replica, recipe)`. Used by the training thread only.
+
+    The loop calls `start` once, then for every batch `before_step`, one forward and backward pass,
+    `after_step`, and if that began a round, `synchronise`. A failure of the job comes out of any of them as a
+    GeomxError.
+    """
+
+    rounds: int
+    """Rounds completed."""
+    gradient_scale: float
+    """What the gradient of a batch's mean loss is multiplied by in the backward pass."""
+
+    def start(self) -> None:
+        """Take the initial weights from the servers; blocks until all workers can have them."""
+
+    def before_step(self) -> None:
+        """The next batch is there and its forward pass is about to begin."""
+
+    def after_step(self) -> bool:
+        """The backward pass has been queued. True if the exchange of a round has begun; it is not waited for
+        here.
+        """
+
+    def synchronise(self) -> None:
+        """Wait for the result of the round that has begun and put it into the replica's weights."""
+
+
+class Algorithm(Protocol):
+    """The parts of an algorithm's module that the training job uses."""
+
+    def server_optimizer(self, recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
+        """Name and hyper-parameters of the optimizer that the roots are to run; None for none."""
+
+    def worker(self, client: object, store: object, replica: object, recipe: "Recipe") -> WorkerPart:
+        """The part in a worker."""

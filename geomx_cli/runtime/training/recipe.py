@@ -1,0 +1,54 @@
+"""What the bundled training job is to do and how, taken from the options."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from geomx_cli.options import Value
+
+__all__ = ["Recipe"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """See the options of the same names. `optimizer_params` are the hyper-parameters that go with
+    `optimizer`.
+
+    time_limit: seconds. eval_every: rounds. For both, and for target_accuracy, 0 is never.
+    """
+
+    algorithm: str
+    network: str
+    data: str
+    data_dir: str
+    batch_size: int
+    epochs: int
+    seed: int
+    eval_every: int
+    time_limit: float
+    target_accuracy: float
+    optimizer: str
+    optimizer_on: str
+    optimizer_params: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Value]) -> "Recipe":
+        """The recipe that a process's options ask for."""
+        optimizer = str(options["optimizer"])
+        params = {"learning_rate": float(options["lr"])}
+        if optimizer in ("sgd", "nag"):
+            params["momentum"] = float(options["momentum"])
+        return cls(
+            algorithm=str(options["algo"]),
+            network=str(options["network"]),
+            data=str(options["data"]),
+            data_dir=str(options["data_dir"]),
+            batch_size=int(options["batch_size"]),
+            epochs=int(options["epochs"]),
+            seed=int(options["seed"]),
+            eval_every=int(options["eval_every"]),
+            time_limit=float(options["time_limit"]),
+            target_accuracy=float(options["target_accuracy"]),
+            optimizer=optimizer,
+            optimizer_on=str(options["optimizer_on"]),
+            optimizer_params=params,
+        )

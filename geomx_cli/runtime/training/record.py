@@ -1,0 +1,98 @@
+"""What a training worker says about its rounds: one event each in its log, and its telemetry."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+
+__all__ = ["Record", "Stopwatch"]
+
+_SMOOTHING = 0.05
+
+
+class Stopwatch:
+    """Adds up seconds under a few names."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time the body of a `with`."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - begun
+
+    def take(self) -> dict[str, float]:
+        """The sums so far, rounded to 0.1 ms; counts from zero again."""
+        taken, self._seconds = self._seconds, {}
+        return {name: round(seconds, 4) for name, seconds in taken.items()}
+
+
+class Record:
+    """Writes to the client's event log and telemetry; for the training thread only."""
+
+    def __init__(self, client: "Client", *, steps: int, time_limit: float) -> None:
+        self._client = client
+        self._steps = steps
+        self._time_limit = time_limit
+        self._started = self._last = time.monotonic()
+        self._rate = 0.0
+        self._bytes = self._count_bytes()
+        client.events.write("state", state="training")
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since training began."""
+        return time.monotonic() - self._started
+
+    def round(
+        self, number: int, times: list[dict[str, float]], *, samples: int, loss: float, steps: int,
+        compute: float, communicate: float, wait: float, accuracy: float | None,
+    ) -> None:  # fmt: skip
+        """A round is complete. `times`: seconds of each local step by name; `steps`: batches trained on so
+        far.
+        """
+        before, self._bytes = self._bytes, self._count_bytes()
+        fields: dict[str, object] = {} if accuracy is None else {"accuracy": accuracy}
+        self._client.events.write(
+            "round",
+            num_iters=number,
+            time={str(step): entry for step, entry in enumerate(times)},
+            num_samples=samples,
+            total_time=self.elapsed,
+            loss=loss,
+            bytes_sent=self._bytes[0] - before[0],
+            bytes_received=self._bytes[1] - before[1],
+            compute=round(compute, 4),
+            communicate=round(communicate, 4),
+            wait=round(wait, 4),
+            **fields,
+        )
+        now = time.monotonic()
+        rate, self._last = samples / max(now - self._last, 1e-9), now
+        self._rate += (rate - self._rate) * (_SMOOTHING if self._rate else 1.0)
+        progress = self._progress(steps)
+        left = self.elapsed * (1 - progress) / progress if progress else 0.0
+        self._client.report(
+            state="training", round=number, loss=loss, samples_per_s=round(self._rate, 1),
+            progress=round(progress, 4), left_s=round(left, 1), **fields,
+        )  # fmt: skip
+
+    def evaluation(self, round_: int, accuracy: float, seconds: float) -> None:
+        """The weights after round `round_` have this test accuracy."""
+        self._client.events.write("evaluation", round=round_, accuracy=accuracy, seconds=round(seconds, 4))
+        self._client.report(accuracy=accuracy)
+
+    def _progress(self, steps: int) -> float:
+        by_time = self.elapsed / self._time_limit if self._time_limit else 0.0
+        return min(1.0, max(steps / self._steps, by_time))
+
+    def _count_bytes(self) -> tuple[int, int]:
+        counts = self._client.bytes()
+        return sum(counts[net][0] for net in ("lan", "wan")), sum(counts[net][1] for net in ("lan", "wan"))

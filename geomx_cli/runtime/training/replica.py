@@ -1,0 +1,74 @@
+"""One copy of the network on this process's device, with its weights and gradients."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from geomx_cli.runtime.training import models
+from geomx_cli.runtime.training.data import Batch
+
+__all__ = ["Replica"]
+
+
+class Replica:
+    """`names`, `weights` and `gradients` run in parallel, from the input to the output; weights start at
+    zero.
+
+    weights, gradients: float32 NDArrays, the same objects for the replica's whole life. For the training
+    thread only. MXNet's engine does the work behind its back: what a method calls queued is done later, in
+    the order of the calls.
+    """
+
+    def __init__(self, mx: Any, network: str) -> None:
+        self.names = tuple(parameter.name for parameter in models.parameters(network))
+        self._mx = mx
+        self._block, parameters = models.build(mx, network)
+        self._loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+        self.weights: list[Any] = [parameter.list_data()[0] for parameter in parameters]
+        self.gradients: list[Any] = [parameter.list_grad()[0] for parameter in parameters]
+
+    def forward_backward(self, batch: Batch, scale: float) -> Any:
+        """Queue both passes: `gradients` become `scale` times those of the batch's mean loss, which is
+        returned.
+        """
+        images, labels = (self._mx.nd.array(array) for array in batch)
+        with self._mx.autograd.record():
+            loss = self._loss(self._block(images), labels).mean()
+            scaled = loss * scale
+        scaled.backward()
+        return loss
+
+    def wait_for_gradients(self) -> None:
+        """Return when the backward pass is done."""
+        for gradient in self.gradients:
+            gradient.wait_to_read()
+
+    def wait_for_weights(self) -> None:
+        """Return when everything queued that changes the weights is done."""
+        for weight in self.weights:
+            weight.wait_to_read()
+
+    def set_weight(self, index: int, value: npt.NDArray[np.float32]) -> None:
+        """Queue new values, of the weight's shape, for one tensor."""
+        self._mx.nd.array(value).copyto(self.weights[index])
+
+    def copy_weights_from(self, other: "Replica") -> None:
+        """Queue a copy of the other's weights as they are now."""
+        for source, target in zip(other.weights, self.weights, strict=True):
+            source.copyto(target)
+
+    def count_correct(self, batch: Batch) -> int:
+        """How many of the batch's samples the network classifies rightly."""
+        images, labels = batch
+        scores = self._block(self._mx.nd.array(images)).asnumpy()
+        return int((scores.argmax(axis=1) == labels).sum())
+
+    def digest(self) -> str:
+        """SHA-256, in hexadecimal, over the names and bytes of all weights: equal only if every bit is."""
+        digest = hashlib.sha256()
+        for name, weight in zip(self.names, self.weights, strict=True):
+            digest.update(name.encode())
+            digest.update(weight.asnumpy().tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,61 @@
+"""A worker that exchanges seeded gradients for some rounds and saves what it ends with.
+
+Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS ("10" or "10,13": by rank in the party), SERVER_OPTIMIZER
+(1), SHUFFLE (a seed: random delays before each push), SLOW (seconds before each push of this worker), SIZES, DTYPE.
+"""
+
+import os
+import random
+import time
+
+import numpy as np
+
+from geomx_cli import plugins
+from geomx_cli.events import EventLog
+from geomx_cli.ps.client import Client
+from geomx_cli.ps.partition import Tensor
+from geomx_cli.runtime.settings import Settings
+
+sizes = [int(size) for size in os.environ.get("SIZES", "70000,10,3").split(",")]
+dtype = os.environ.get("DTYPE", "float32")
+settings = Settings.from_environment(plugins.table())
+client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
+print(client.rank, client.global_rank, client.num_workers, client.num_all_workers, client.party_index, flush=True)
+tensors = [Tensor(f"t{index}", size, dtype) for index, size in enumerate(sizes)]
+client.declare(tensors)
+if client.is_master or not os.environ.get("HAS_MASTER", "1") == "1":
+    if os.environ.get("SERVER_OPTIMIZER"):
+        client.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 0.25})
+for index, tensor in enumerate(tensors):
+    initial = np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(dtype)
+    client.init(tensor.name, initial if client.is_master or client.global_rank == 0 else initial * 0 + 5)
+if not client.trains:
+    client.leave()
+    client.close()
+    raise SystemExit
+results = [np.zeros(tensor.size, dtype) for tensor in tensors]
+for tensor, result in zip(tensors, results, strict=True):
+    client.pull(tensor.name, result).result(30)
+rounds = [int(count) for count in os.environ.get("ROUNDS", "5").split(",")]
+delays = random.Random(int(os.environ.get("SHUFFLE", "0")) * 1000 + client.global_rank)
+for number in range(rounds[client.rank % len(rounds)]):
+    gradients = [
+        np.random.default_rng([client.global_rank, number, index]).standard_normal(size).astype(dtype)
+        for index, size in enumerate(sizes)
+    ]
+    order = list(range(len(sizes)))
+    if os.environ.get("SHUFFLE"):
+        delays.shuffle(order)
+    exchanges = []
+    for index in order:
+        if os.environ.get("SHUFFLE"):
+            time.sleep(delays.random() * 0.01)
+        time.sleep(float(os.environ.get("SLOW", "0")))
+        exchanges.append(client.exchange(tensors[index].name, gradients[index], results[index], priority=-index))
+    for exchange in exchanges:
+        exchange.done.result(60)
+np.savez(os.environ["OUT"].format(rank=client.global_rank), *results)
+client.leave()
+client.barrier("all")
+client.close()
+print("bytes", client.bytes(), flush=True)

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Small programs in the place of roles, run by the real plan, launch and agents; and a launch of them.
+
+python stand_in.py launch DIRECTORY STORY    what `geomx launch` does, with stand-ins for all processes
+python stand_in.py -m geomx_cli.runtime      a stand-in: inventories name this file as their Python
+python stand_in.py -m MODULE ...             any other module of geomx, for real
+
+STORY is a JSON object: process name -> what it does. Workers otherwise train three rounds, the rest serves
+until all workers are done. "forever" in place of that runs until it is ended; "raise" raises; "deaf" ignores
+SIGTERM and runs forever; "family" has a child in a session of its own and runs forever; "blame X" fails,
+naming X.
+"""
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).absolute()
+ROUNDS, ACCURACY = 3, 0.75
+
+
+def say(event: str, **fields: object) -> None:
+    """Append to this process's event log."""
+    name = os.environ["GEOMX_PROCESS"].replace("/", "-").replace(":", "-")
+    path = Path(os.environ["GEOMX_JOB_DIR"], "events", f"{name}.jsonl")
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps({"time": time.time(), "event": event, **fields}) + "\n")
+
+
+def play() -> None:
+    """Be a role."""
+    name = os.environ["GEOMX_PROCESS"]
+    story = json.loads(os.environ["STORY"])
+    print(f"{name} begins", flush=True)
+    match story.get(name, story.get("*", "")).split():
+        case ["raise"]:
+            raise ValueError("the data set is not there")
+        case ["blame", peer]:
+            say("failed", message=f"{peer} is silent", hint="look at it", peer=peer)
+            sys.exit(1)
+        case ["deaf"]:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            forever()
+        case ["family"]:
+            subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            forever()
+        case ["forever"]:
+            forever()
+    if os.environ.get("DMLC_ROLE") == "worker":
+        train()
+    else:
+        serve()
+
+
+def forever() -> None:
+    """Until somebody ends it."""
+    say("state", state="training")
+    while True:
+        signal.pause()
+
+
+def train() -> None:
+    """Three rounds, and the counts of bytes that a worker reports."""
+    for number in range(1, ROUNDS + 1):
+        say("round", num_iters=number, num_samples=64, total_time=number * 0.5, loss=1 / number)
+    say("telemetry", state="training", round=ROUNDS, bytes={"lan": [100, 200], "wan": [7, 9]}, progress=1.0)
+    say("evaluation", accuracy=ACCURACY)
+    Path(os.environ["GEOMX_JOB_DIR"], f"done-{os.getpid()}").touch()
+
+
+def serve() -> None:
+    """Until all workers are done."""
+    workers = int(os.environ["STAND_INS"])
+    while len(list(Path(os.environ["GEOMX_JOB_DIR"]).glob("done-*"))) < workers:
+        time.sleep(0.02)
+
+
+def start(directory: Path, story: str) -> int:
+    """Launch; errors become text and an exit status as the command line does it."""
+    from geomx_cli.errors import GeomxError
+    from geomx_cli.inventory import free_ports, ports_needed, this_machine
+    from geomx_cli.launch import launch
+    from geomx_cli.options import defaults
+    from geomx_cli.plan import JobSpec
+
+    options = {**defaults(), "parties": 1, "workers": 2}
+    env = {"STORY": story, "STAND_INS": "3"}
+    inventory = this_machine(options, free_ports(ports_needed(options)), python=str(HERE), env=env)
+    try:
+        return launch(inventory, JobSpec("", options=options, job_dir=str(directory)), json=True)
+    except GeomxError as error:
+        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "launch":
+        sys.exit(start(Path(sys.argv[2]), sys.argv[3]))
+    elif sys.argv[1:3] == ["-m", "geomx_cli.runtime"]:
+        play()
+    else:
+        sys.argv = sys.argv[2:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,0 +1,132 @@
+"""Final parameters, bit for bit, against a computation of the same sums in one process."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, Cluster
+
+SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
+SIZES = (70_000, 10, 3)
+
+
+def gradient(rank: int, number: int, index: int) -> np.ndarray:
+    return np.random.default_rng([rank, number, index]).standard_normal(SIZES[index]).astype(np.float32)
+
+
+def initial(index: int) -> np.ndarray:
+    return np.random.default_rng(1000 + index).standard_normal(SIZES[index]).astype(np.float32)
+
+
+def expected(parties: list[list[int]], rounds: dict[int, int], optimizer: bool) -> list[np.ndarray]:
+    """Ranks are added in order inside a party, then the parties in order; sgd with momentum as written down by MXNet."""
+    results = []
+    for index in range(len(SIZES)):
+        weight, momentum = initial(index), np.zeros(SIZES[index], np.float32)
+        for number in range(max(rounds.values())):
+            sums = []
+            for party in parties:
+                members = [gradient(rank, number, index) for rank in party if number < rounds[rank]]
+                if members:
+                    sums.append(_ordered_sum(members))
+            total = _ordered_sum(sums)
+            if optimizer:
+                momentum = np.float32(0.9) * momentum - np.float32(0.1) * (np.float32(0.25) * total)
+                weight = weight + momentum
+            else:
+                weight = total
+        results.append(weight)
+    return results
+
+
+def _ordered_sum(arrays: list[np.ndarray]) -> np.ndarray:
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+    return total
+
+
+def run(cluster: Cluster, tmp_path: Path, env: dict[str, str], **shape: object) -> dict[int, list[np.ndarray]]:
+    """Run the cluster to its clean end and read what every worker ended with."""
+    environment = {
+        "OUT": str(tmp_path / "w{rank}.npz"),
+        "SERVER_OPTIMIZER": "1",
+        "MXNET_KVSTORE_BIGARRAY_BOUND": "20000",
+        **env,
+    }
+    cluster.environment = environment
+    cluster.launch(SCRIPT, **shape)  # type: ignore[arg-type]
+    cluster.finish()
+    files = sorted(tmp_path.glob("w*.npz"))
+    return {int(path.stem[1:]): list(np.load(path).values()) for path in files}
+
+
+def assert_equal(found: dict[int, list[np.ndarray]], wanted: list[np.ndarray]) -> None:
+    for rank, arrays in found.items():
+        for got, want in zip(arrays, wanted, strict=True):
+            assert got.tobytes() == want.tobytes(), f"worker {rank}: off by {np.abs(got - want).max()}"
+
+
+@pytest.mark.parametrize("roots", [1, 2, 3])
+@pytest.mark.parametrize("shuffle", ["1", "2"])
+def test_any_arrival_and_any_number_of_roots_give_the_same_bits(
+    cluster: Cluster, tmp_path: Path, roots: int, shuffle: str
+) -> None:
+    found = run(cluster, tmp_path, {"SHUFFLE": shuffle}, roots=roots)
+    assert len(found) == 4
+    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 5), optimizer=True))
+
+
+def test_sums_without_an_optimizer(cluster: Cluster, tmp_path: Path) -> None:
+    found = run(cluster, tmp_path, {"SERVER_OPTIMIZER": ""})
+    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 5), optimizer=False))
+
+
+def test_uneven_numbers_of_batches_end_cleanly(cluster: Cluster, tmp_path: Path) -> None:
+    found = run(cluster, tmp_path, {"ROUNDS": "3,6"})
+    wanted = expected([[0, 1], [2, 3]], {0: 3, 1: 6, 2: 3, 3: 6}, optimizer=True)
+    assert_equal({rank: found[rank] for rank in (1, 3)}, wanted)
+
+
+def test_two_local_servers_share_a_party(cluster: Cluster, tmp_path: Path) -> None:
+    found = run(cluster, tmp_path, {"SHUFFLE": "3"}, roots=2, local_servers=2)
+    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 5), optimizer=True))
+
+
+def test_central_workers_come_after_the_parties(cluster: Cluster, tmp_path: Path) -> None:
+    found = run(cluster, tmp_path, {}, central_workers=2)
+    assert len(found) == 6
+    assert_equal(found, expected([[0, 1], [2, 3], [4], [5]], dict.fromkeys(range(6), 5), optimizer=True))
+
+
+def test_a_small_window_and_a_slow_first_rank_drop_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    """Members push in different orders, much more than the window admits, and rank 0 is late with everything."""
+    env = {"SHUFFLE": "5", "GEOMX_WINDOW": str(2**17), "ROUNDS": "3"}
+    slow = {"Aw0": {"SLOW": "0.05"}, "Bw0": {"SLOW": "0.02"}}
+    found = run(cluster, tmp_path, env, worker_env=slow)
+    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 3), optimizer=True))
+
+
+def test_flat(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.environment = {"OUT": str(tmp_path / "w{rank}.npz"), "SHUFFLE": "1", "SERVER_OPTIMIZER": "1", "HAS_MASTER": "0"}
+    cluster.launch_flat(SCRIPT, servers=2)
+    cluster.finish()
+    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    assert_equal(found, expected([[0, 1, 2, 3]], dict.fromkeys(range(4), 5), optimizer=True))
+
+
+def test_bytes_up_and_down_are_the_model_plus_less_than_a_percent(cluster: Cluster, tmp_path: Path) -> None:
+    """A local server exchanges the model once each way with the root in each round."""
+    sizes = 2_000_000
+    env = {"SIZES": str(sizes), "ROUNDS": "4", "MXNET_KVSTORE_BIGARRAY_BOUND": "262144", "GEOMX_JOB_DIR": str(tmp_path)}
+    names = {name: {"GEOMX_PROCESS": name} for name in ("Aw0", "Aw1", "Bw0", "Bw1", "master")}
+    run(cluster, tmp_path, env, worker_env=names)
+    for name in names.keys() - {"master"}:
+        line = next(line for line in cluster.output(name).splitlines() if line.startswith("bytes "))
+        sent, received = eval(line.removeprefix("bytes "))["lan"]
+        payload = 4 * sizes * 4
+        assert payload <= sent < payload * 1.01
+        assert payload * 5 / 4 <= received < payload * 5 / 4 * 1.01
+
+

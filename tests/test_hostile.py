@@ -1,0 +1,140 @@
+"""What a stranger, a stale process or a broken peer can send: it is refused and counted, and training goes on unharmed."""
+
+import json
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+from conftest import ROOT, Cluster, free_ports
+from test_exact import assert_equal, expected
+
+from geomx_cli.events import EventLog
+from geomx_cli.ps import security
+from geomx_cli.ps.loop import Loop
+from geomx_cli.ps.transport import Transport
+from geomx_cli.ps.wire import BadMessage, Header, Kind, decode_header, encode_header, job_number, view
+
+SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
+GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL" + bytes(48)
+
+
+def attack(port: int) -> None:
+    """Everything unpleasant, over fresh connections."""
+    noise = np.random.default_rng(1)
+    for attempt in range(20):
+        with socket.create_connection(("127.0.0.1", port)) as raw:
+            raw.sendall(noise.bytes(1000) if attempt % 2 else GREETING[: 10 + attempt])
+    with socket.create_connection(("127.0.0.1", port)) as raw:
+        raw.sendall(GREETING + b"\2" + struct.pack(">Q", 2**32) + b"x" * 1000)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.connect(f"tcp://127.0.0.1:{port}")
+    good = encode_header(Header(job=job_number(""), kind=Kind.EXCHANGE, length=10, round=1, contributors=(0,)))
+    stale = encode_header(Header(job=job_number("yesterday"), topic="hello"))
+    for frames in ([b""], [b"garbage"], [good[:20]], [good, b"x" * 40], [good, b"x", b"y"], [stale, b""], [b"x" * 100_000]):
+        dealer.send_multipart(frames)
+    dealer.close(500)
+    context.term()
+
+
+def test_a_root_under_attack_goes_on_and_counts(cluster: Cluster, tmp_path: Path) -> None:
+    port = free_ports(1)[0]
+    cluster.environment = {
+        "OUT": str(tmp_path / "w{rank}.npz"),
+        "SERVER_OPTIMIZER": "1",
+        "ROUNDS": "5",
+        "SLOW": "0.2",
+        "GEOMX_JOB_DIR": str(tmp_path),
+        "GEOMX_HEARTBEAT": "0.2",
+    }
+    cluster.launch(SCRIPT, root_env={"GEOMX_BIND": f"tcp://127.0.0.1:{port}", "GEOMX_PROCESS": "root"})
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            attack(port)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    cluster.finish()
+    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 5), optimizer=True))
+    events = [json.loads(line) for line in (tmp_path / "events/root.jsonl").read_text().splitlines()]
+    refused = [item["refused"] for item in events if "refused" in item][-1]
+    assert refused["malformed"] >= 6
+    assert refused["handshake"] >= 1
+    assert any(item["event"] == "warning" for item in events)
+
+
+@pytest.mark.parametrize("whose", ["a stranger's", "none"])
+def test_only_keys_of_the_job_are_let_in(tmp_path: Path, whose: str) -> None:
+    ours = _rings(tmp_path, "job")
+    theirs = {"a stranger's": _rings(tmp_path, "other")["dialler"], "none": None}[whose]
+    loop = Loop()
+    heard: list[str] = []
+    listener = _transport(loop, "listener", ours["listener"], heard)
+    endpoint = listener.listen(("tcp://127.0.0.1:*",))[0]
+    friend = _transport(loop, "friend", ours["dialler"], heard)
+    friend.dial(endpoint, "listener", wide_area=False).control("greet")
+    if theirs is not None:  # it knows the public key of the listener, but has a key of another job itself
+        theirs = security.KeyRing(**{**vars(theirs), "server_public": ours["listener"].server_public})
+    stranger = _transport(loop, "stranger", theirs, heard)
+    stranger.dial(endpoint, "listener", wide_area=False).control("greet")
+    end = time.monotonic() + 10
+    refused = "key" if whose != "none" else "handshake"
+    loop.run(until=lambda: bool(heard and listener.counters[refused]) or time.monotonic() > end)
+    assert heard == ["friend"]
+    assert listener.counters[refused] >= 1
+    for transport in (listener, friend, stranger):
+        transport.close(0)
+    loop.close()
+
+
+def _rings(directory: Path, job: str) -> dict[str, security.KeyRing]:
+    rings = {}
+    for name, content in security.generate(job, {"listener": True, "dialler": False}).items():
+        path = directory / f"{job}-{name}.key"
+        path.touch(0o600)
+        path.write_bytes(content)
+        ring = security.load(str(path))
+        assert ring is not None
+        rings[name] = ring
+    return rings
+
+
+def _transport(loop: Loop, name: str, keys: security.KeyRing | None, heard: list[str]) -> Transport:
+    return Transport(
+        loop,
+        job=7,
+        who={"process": name, "party": "A", "role": "worker"},
+        keys=keys,
+        on_message=lambda link, header, payload: heard.append(link.name),
+        events=EventLog(None),
+        slice_bytes=2**20,
+    )
+
+
+def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(security.generate("job", {"a": True})["a"])
+    path.chmod(0o644)
+    with pytest.raises(Exception, match="others can read"):
+        security.load(str(path))
+
+
+def test_headers_out_of_bounds_are_refused() -> None:
+    good = Header(job=1, kind=Kind.EXCHANGE, length=4)
+    assert decode_header(encode_header(good), 1) == good
+    for change in (
+        {"version": 2}, {"job": 2}, {"length": 2**40}, {"dtype": 99}, {"key": -1}, {"topic": "x" * 200},
+        {"contributors": (70_000,)}, {"contributors": tuple(range(5000))}, {"credit": 2**60},
+    ):  # fmt: skip
+        fields = {name: getattr(good, name) for name in good.__struct_fields__} | change
+        with pytest.raises(BadMessage):
+            decode_header(encode_header(Header(**fields)), 1)
+    with pytest.raises(BadMessage, match="elements"):
+        view(good, memoryview(b"abc"))

@@ -1,0 +1,336 @@
+"""What launch says, and that it leaves nothing behind, when processes, agents or launch itself are killed or
+stopped.
+
+Plan, launch and agents are the real ones; the roles are the small programs of stand_in.py.
+"""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geomx_cli.failure import Failure, first_cause
+
+ROOT = Path(__file__).parent.parent
+STAND_IN = Path(__file__).with_name("stand_in.py")
+FOREVER = {"*": "forever"}
+MARK = "LAUNCH_TEST"
+# Stand-ins find the Python of the tests by PATH.
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT),
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+}
+
+
+@dataclass
+class Launch:
+    """One `launch` in a process of its own, and whatever it starts; all carry a variable by which they are
+    found.
+    """
+
+    directory: Path
+    story: dict[str, str]
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        self.temporary = Path(tempfile.mkdtemp(prefix="g", dir="/tmp"))
+        environment = {**ENVIRONMENT, MARK: self.mark, "TMPDIR": str(self.temporary)}
+        self.process = subprocess.Popen(
+            [sys.executable, str(STAND_IN), "launch", str(self.directory), json.dumps(self.story)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+
+    def pids(self) -> list[int]:
+        """Every process that carries our mark."""
+        entry, found = f"{MARK}={self.mark}".encode(), []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if entry in path.read_bytes().split(b"\0"):
+                    found.append(int(path.parent.name))
+            except OSError:
+                continue
+        return found
+
+    def wait_until_running(self) -> None:
+        """Until every process that runs forever says so."""
+        self.wait_for(lambda: len(list(self.directory.glob("events/*.jsonl"))) == 8, 20)
+
+    def wait_for(self, condition: Callable[[], bool], limit: float) -> None:
+        """Until `condition` holds."""
+        end = time.monotonic() + limit
+        while not condition():
+            assert time.monotonic() < end, f"not within {limit} s; stderr: {self.stop()}"
+            time.sleep(0.02)
+
+    def state(self, host: str) -> dict[str, Any]:
+        """What the agent of `host` has written down."""
+        path = self.directory / "hosts" / host / "agent-state.json"
+        return json.loads(path.read_bytes())  # type: ignore[no-any-return]
+
+    def pid(self, name: str) -> int:
+        """The pid of a process of the plan, or of the agent of a host ("agent A")."""
+        if name.startswith("agent "):
+            return int(self.state(name.split()[1])["agent"][0])
+        for host in ("central", "A"):
+            if name in self.state(host)["processes"]:
+                return int(self.state(host)["processes"][name][0])
+        raise KeyError(name)
+
+    def finish(self) -> "Ended":
+        """Wait for the end of launch."""
+        output, errors = self.process.communicate(timeout=25)
+        return Ended(self, self.process.returncode, output, errors)
+
+    def stop(self) -> str:
+        """End everything, whatever state it is in; what launch had said."""
+        while pids := self.pids():
+            for pid in pids:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+        return self.process.communicate()[1]
+
+
+@dataclass
+class Ended:
+    """A launch that has ended."""
+
+    launch: Launch
+    status: int
+    output: str
+    errors: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The object on stdout."""
+        return json.loads(self.output)  # type: ignore[no-any-return]
+
+    def assert_clean(self) -> None:
+        """No process, key file or socket is left."""
+        assert self.launch.pids() == [], self.errors
+        assert not (self.launch.directory / "keys").exists()
+        assert list(self.launch.temporary.iterdir()) == []
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[dict[str, str]], Launch]]:
+    """Starts a launch; whatever is left of it at the end of the test is killed."""
+    started: list[Launch] = []
+
+    def begin(story: dict[str, str]) -> Launch:
+        started.append(Launch(tmp_path / f"job{len(started)}", story))
+        return started[-1]
+
+    yield begin
+    for launch in started:
+        launch.stop()
+
+
+Start = Callable[[dict[str, str]], Launch]
+
+
+def test_success_prints_one_object_and_leaves_only_logs(start: Start) -> None:
+    ended = start({}).finish()
+    assert ended.status == 0, ended.errors
+    result = ended.result
+    assert (result["status"], result["accuracy"], result["rounds"]) == ("done", 0.75, 3)
+    # Three workers (one of them the master, which does not count for the rate) report these bytes each.
+    assert result["bytes"] == {"lan": [300, 600], "wan": [21, 27]}
+    assert result["samples_per_s"] == pytest.approx(2 * 3 * 64 / 1.5)
+    assert 0 < result["first_step_s"] < result["total_s"]
+    logs = {path.name for path in Path(result["logs"]).iterdir()}
+    assert {"A-worker-0.log", "central-global_server-0.log"} < logs
+    ended.assert_clean()
+
+
+def test_a_second_job_in_the_same_directory_is_refused(start: Start) -> None:
+    first = start({})
+    assert first.finish().status == 0
+    second = Launch(first.directory, {})
+    ended = second.finish()
+    assert ended.status == 3
+    assert "has a job already" in ended.errors
+
+
+KILLED = ["A/worker:1", "A/server:0", "A/scheduler:0", "central/global_server:0"]
+STOPPED = ["A/worker:1", "central/global_server:0", "agent A", "launch"]
+Scenarios = dict[tuple[signal.Signals, str], Future["Ended"]]
+
+
+@pytest.fixture(scope="module")
+def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenarios]:
+    """Launches of which one process each gets a signal; all at once, because each waits for seconds."""
+
+    def run(number: signal.Signals, name: str) -> Ended:
+        launch = Launch(tmp_path_factory.mktemp("job") / "job", {**FOREVER, "A/worker:0": "family"})
+        try:
+            launch.wait_until_running()
+            pid = launch.process.pid if name == "launch" else launch.pid(name)
+            os.kill(pid, number)
+            if name == "launch":
+                launch.wait_for(lambda: launch.pids() == [pid], 12)
+                os.kill(pid, signal.SIGCONT)
+            return launch.finish()
+        finally:
+            launch.stop()
+
+    wanted = [(signal.SIGKILL, name) for name in KILLED] + [(signal.SIGSTOP, name) for name in STOPPED]
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        yield {(number, name): pool.submit(run, number, name) for number, name in wanted}
+
+
+def test_terminal_sees_a_table(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "160"}
+    command = [sys.executable, str(STAND_IN), "launch", str(tmp_path / "job"), "{}"]
+    out = subprocess.DEVNULL
+    done = subprocess.run(command, stdout=out, stderr=theirs, env=environment, timeout=25, check=False)
+    os.close(theirs)
+    text = b""
+    with contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:
+        while part := terminal.read(1 << 16):
+            text += part
+    assert done.returncode == 0, text
+    last = text.decode().rsplit("WAN up/down", maxsplit=1)[-1]
+    row = next(line for line in last.splitlines() if line.startswith("A") and "worker 1" in line)
+    assert row.split()[:5] == ["A", "worker", "1", "finished", "3"]
+    assert "100 B / 200 B" in row and "7 B / 9 B" in row
+    assert "finished 100%, round 3" in last
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_killed_process_is_named(scenarios: Scenarios, name: str) -> None:
+    ended = scenarios[signal.SIGKILL, name].result()
+    assert ended.status == 1
+    failure = ended.result["failure"]
+    assert (failure["process"], failure["cause"]) == (name, "was killed by SIGKILL")
+    party, role, rank = name.replace("/", ":").replace("_", " ").split(":")
+    assert f"{role} {rank} of party {party}, on host {party}" in ended.errors
+    ended.assert_clean()
+
+
+def test_script_that_raises_shows_the_exception_and_the_log(start: Start) -> None:
+    ended = start({**FOREVER, "A/worker:1": "raise"}).finish()
+    assert ended.status == 1
+    failure = ended.result["failure"]
+    assert failure["process"] == "A/worker:1"
+    assert failure["cause"] == "exited with status 1: ValueError: the data set is not there"
+    assert failure["tail"][0] == "A/worker:1 begins" and len(failure["tail"]) <= 15
+    assert "Traceback" in ended.errors and "A-worker-1.log" in ended.errors
+    ended.assert_clean()
+
+
+def test_silent_process_that_others_blame_is_the_cause(start: Start) -> None:
+    story = {**FOREVER, "A/worker:0": "blame A/server:0", "A/server:0": "blame central/global_server:0"}
+    ended = start(story).finish()
+    assert ended.status == 1
+    assert ended.result["failure"]["process"] == "central/global_server:0"
+    assert ended.result["failure"]["host"] == "central"
+    assert "fell silent" in ended.errors
+    ended.assert_clean()
+
+
+def test_killed_agent_is_named_and_its_processes_are_ended(start: Start) -> None:
+    launch = start({**FOREVER, "A/worker:0": "family"})
+    launch.wait_until_running()
+    os.kill(launch.pid("agent A"), signal.SIGKILL)
+    ended = launch.finish()
+    assert ended.status == 1
+    assert "the agent on host A died" in ended.errors
+    ended.assert_clean()
+
+
+def test_terminated_agent_ends_the_job(start: Start) -> None:
+    launch = start(FOREVER)
+    launch.wait_until_running()
+    os.kill(launch.pid("agent A"), signal.SIGTERM)
+    ended = launch.finish()
+    assert ended.status == 1
+    assert "the agent on host A ended its processes: was told to stop" in ended.errors
+    ended.assert_clean()
+
+
+def test_interrupt_stops_everything(start: Start) -> None:
+    launch = start({**FOREVER, "A/worker:0": "deaf"})
+    launch.wait_until_running()
+    launch.process.send_signal(signal.SIGINT)
+    ended = launch.finish()
+    assert ended.status == 130
+    assert ended.result["status"] == "interrupted"
+    ended.assert_clean()
+
+
+def test_second_interrupt_kills_at_once(start: Start) -> None:
+    launch = start({"*": "deaf"})
+    launch.wait_until_running()
+    launch.process.send_signal(signal.SIGINT)
+    logs = [launch.directory / "hosts" / host / "agent.log" for host in ("central", "A")]
+    launch.wait_for(lambda: all("asked to stop" in log.read_text() for log in logs), 5)
+    launch.process.send_signal(signal.SIGINT)
+    ended = launch.finish()
+    assert ended.status == 130
+    ended.assert_clean()
+
+
+def test_killed_launch_leaves_nothing(start: Start) -> None:
+    launch = start({**FOREVER, "A/worker:0": "family", "A/server:0": "deaf"})
+    launch.wait_until_running()
+    launch.process.kill()
+    launch.wait_for(lambda: not launch.pids(), 10)
+    Ended(launch, launch.process.wait(), "", "").assert_clean()
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_stopped_process_is_named(scenarios: Scenarios, name: str) -> None:
+    ended = scenarios[signal.SIGSTOP, name].result()
+    assert ended.status == 1, ended.errors
+    failure = ended.result["failure"]
+    if name == "launch":
+        assert "the control machine has said nothing" in ended.errors
+    elif name == "agent A":
+        assert "the agent on host A hangs" in ended.errors
+    else:
+        assert (failure["process"], failure["cause"]) == (name, "was stopped (SIGSTOP)")
+    ended.assert_clean()
+
+
+HOSTS = {"A/worker:0": "A", "A/server:0": "A", "B/worker:0": "B"}
+
+
+def _failure(process: str, when: float, peer: str = "") -> Failure:
+    return Failure(process, HOSTS.get(process, "A"), "exited with status 1", when, peer=peer)
+
+
+@pytest.mark.parametrize(
+    ("failures", "expected"),
+    [
+        ([_failure("A/worker:0", 2), _failure("A/server:0", 1)], "A/server:0"),
+        ([_failure("A/worker:0", 1, "A/server:0"), _failure("A/server:0", 2)], "A/server:0"),
+        ([_failure("A/worker:0", 1, "A/server:0"), _failure("B/worker:0", 2)], "B/worker:0"),
+        ([_failure("A/worker:0", 1, "A/server:0")], "A/server:0"),
+        ([_failure("A/worker:0", 1, "A/server:0"), _failure("A/server:0", 2, "B/worker:0")], "B/worker:0"),
+        ([_failure("A/worker:0", 1, "A/server:0"), _failure("A/server:0", 2, "A/worker:0")], "A/worker:0"),
+        ([_failure("A/worker:0", 1, "somebody")], "A/worker:0"),
+        ([_failure("", 3), _failure("A/worker:0", 1, "A/server:0")], ""),
+    ],
+)
+def test_first_cause(failures: list[Failure], expected: str) -> None:
+    found = first_cause(failures, HOSTS)
+    assert found is not None
+    assert found.process == expected

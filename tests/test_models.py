@@ -1,0 +1,120 @@
+"""The bundled network: its tensors, its initial weights, and what the MXNet block makes of them."""
+
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.runtime.training import models
+
+SHAPES = [
+    (16, 1, 5, 5), (16,), (32, 16, 5, 5), (32,), (256, 512), (256,), (128, 256), (128,), (10, 128), (10,),
+]  # fmt: skip
+
+
+def test_ten_tensors_of_715_kilobytes() -> None:
+    table = models.parameters("cnn")
+    assert [parameter.shape for parameter in table] == SHAPES
+    assert len({parameter.name for parameter in table}) == 10
+    # 16 (25 + 1) + 32 (16 * 25 + 1) + 256 (512 + 1) + 128 (256 + 1) + 10 (128 + 1)
+    assert sum(parameter.size for parameter in table) == 178_762
+    with pytest.raises(InvalidSettings, match="resnet99"):
+        models.parameters("resnet99")
+
+
+def digest(seed: int) -> str:
+    weights = models.initial_weights("cnn", seed)
+    return hashlib.sha256(b"".join(weights[name].tobytes() for name in weights)).hexdigest()
+
+
+def in_another_process(call: str) -> str:
+    """What `call`, a call of a function of this module, returns there."""
+    code = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as here; print(here.{call})"
+    argv = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=50).stdout.strip()
+
+
+def test_initial_weights_are_the_same_in_every_process() -> None:
+    np.random.seed(4)
+    assert in_another_process("digest(7)") == digest(7) == digest(7) != digest(8)
+
+
+def test_initial_weights_fill_their_range() -> None:
+    weights = models.initial_weights("cnn", 1)
+    for parameter in models.parameters("cnn"):
+        value = weights[parameter.name]
+        assert value.shape == parameter.shape and value.dtype == np.float32
+        if value.ndim == 1:
+            assert not value.any()
+            continue
+        bound = np.sqrt(6 / value[0].size)
+        assert np.abs(value).max() <= bound * (1 + 1e-6)
+        # A uniform distribution on [-b, b] has the standard deviation b / sqrt(3).
+        assert abs(value.std() / (bound / np.sqrt(3)) - 1) < 0.06
+
+
+def logits(weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
+    """The network in float64, straight from its definition."""
+    values = images.astype(np.float64)
+    for layer in ("conv1", "conv2"):
+        kernel, bias = weights[f"{layer}.weight"], weights[f"{layer}.bias"]
+        windows = np.lib.stride_tricks.sliding_window_view(values, (5, 5), axis=(2, 3))
+        values = np.einsum("bcyxij,ocij->boyx", windows, kernel) + bias[:, None, None]
+        values = np.maximum(values, 0)
+        b, c, y, x = values.shape
+        values = values.reshape(b, c, y // 2, 2, x // 2, 2).max(axis=(3, 5))
+    values = values.reshape(len(values), -1)
+    for layer in ("dense1", "dense2", "dense3"):
+        values = values @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
+        values = values if layer == "dense3" else np.maximum(values, 0)
+    return values
+
+
+def mean_loss(weights: dict[str, np.ndarray], images: np.ndarray, labels: np.ndarray) -> float:
+    scores = logits(weights, images)
+    chosen = scores[np.arange(len(labels)), labels.astype(int)]
+    return float((np.log(np.exp(scores).sum(axis=1)) - chosen).mean())
+
+
+def compare_with_numpy() -> str:
+    """The replica's loss, gradients, predictions and digest against numpy, in a process of its own."""
+    np.bool = bool
+    import mxnet as mx
+
+    from geomx_cli.runtime.training.replica import Replica
+
+    random, replica = np.random.default_rng(2), Replica(mx, "cnn")
+    weights = {name: value.astype(np.float64) for name, value in models.initial_weights("cnn", 3).items()}
+    for name, value in weights.items():
+        weights[name] = (value + random.normal(0, 0.01, value.shape)).astype(np.float32).astype(np.float64)
+    for index, name in enumerate(replica.names):
+        replica.set_weight(index, weights[name].astype(np.float32))
+    images, labels = random.random((6, 1, 28, 28), np.float32), np.arange(6, dtype=np.float32)
+    loss = replica.forward_backward((images, labels), 0.25)
+    replica.wait_for_gradients()
+    np.testing.assert_allclose(float(loss.asnumpy()[0]), mean_loss(weights, images, labels), rtol=1e-5)
+    for name, gradient in zip(replica.names, replica.gradients, strict=True):
+        # The derivative along the gradient itself, by a central difference.
+        direction = gradient.asnumpy().astype(np.float64)
+        length, step = np.linalg.norm(direction), 1e-4
+        ahead, behind = (
+            mean_loss({**weights, name: weights[name] + sign * step * direction / length}, images, labels)
+            for sign in (1, -1)
+        )
+        np.testing.assert_allclose((ahead - behind) / (2 * step) * 0.25, length, rtol=2e-3, err_msg=name)
+    predicted = logits(weights, images).argmax(axis=1)
+    assert replica.count_correct((images, predicted.astype(np.float32))) == 6
+    assert replica.count_correct((images, (predicted + 1).astype(np.float32))) == 0
+    copy, whole = Replica(mx, "cnn"), hashlib.sha256()
+    copy.copy_weights_from(replica)
+    for name in replica.names:
+        whole.update(name.encode() + weights[name].astype(np.float32).tobytes())
+    assert replica.digest() == copy.digest() == whole.hexdigest()
+    return "equal"
+
+
+def test_the_replica_computes_the_network() -> None:
+    assert in_another_process("compare_with_numpy()") == "equal"

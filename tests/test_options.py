@@ -1,0 +1,121 @@
+"""The table of options: text and values, the command line made from it, and the reference page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from geomx_cli.commands._options import GroupedCommand, add_options, values
+from geomx_cli.commands.reference import page
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.options import OPTIONS, Option, Value, check, decode, encode, parse_wan
+from geomx_cli.plugins import table
+
+EXAMPLES = (
+    Option("eager", "bool", False, "GEOMX_TEST_EAGER", "Be eager.", "synchronisation"),
+    Option("calm", "bool", True, "GEOMX_TEST_CALM", "Be calm.", "synchronisation"),
+    Option("depth", "int", 3, "GEOMX_TEST_DEPTH", "How deep.", "training", minimum=1, maximum=9),
+    Option("rate", "float", 0.5, "GEOMX_TEST_RATE", "How fast.", "training"),
+    Option("wait", "duration", 2.0, "GEOMX_TEST_WAIT", "How long.", "transport", maximum=100),
+    Option("room", "size", 4096, "GEOMX_TEST_ROOM", "How much.", "transport"),
+    Option("shape", "wan", "", "GEOMX_TEST_SHAPE", "What link.", "transport"),
+    Option("kind", "text", "a", "GEOMX_TEST_KIND", "Which.", "cluster", choices=("a", "b")),
+)
+BY_NAME = {option.name: option for option in EXAMPLES}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("eager", "1", True),
+        ("eager", "off", False),
+        ("depth", " 9 ", 9),
+        ("rate", "1e-3", 0.001),
+        ("wait", "300ms", 0.3),
+        ("wait", "1.5m", 90.0),
+        ("room", "1MiB", 2**20),
+        ("shape", "100mbit,30ms", "100mbit,30ms"),
+        ("kind", "b", "b"),
+    ],
+)
+def test_decode(name: str, text: str, value: Value) -> None:
+    found = decode(BY_NAME[name], text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("eager", "maybe"),
+        ("depth", "3.5"),
+        ("depth", "10"),
+        ("rate", "nan%"),
+        ("wait", "5 parsecs"),
+        ("wait", "101"),
+        ("room", "-1"),
+        ("shape", "fast"),
+        ("kind", "c"),
+    ],
+)
+def test_a_wrong_text_names_flag_and_variable(name: str, text: str) -> None:
+    option = BY_NAME[name]
+    with pytest.raises(InvalidSettings) as caught:
+        decode(option, text)
+    assert option.flag in caught.value.message
+    assert option.env in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("option", (*OPTIONS, *EXAMPLES), ids=lambda option: option.name)
+def test_a_default_is_allowed_and_survives_its_text(option: Option) -> None:
+    assert check(option, option.default) == option.default
+    assert decode(option, encode(option, option.default)) == option.default
+
+
+def test_parse_wan() -> None:
+    assert parse_wan("100mbit, 30ms") == (1e8, 0.03)
+    assert parse_wan("1gbit") == (1e9, 0.0)
+    assert parse_wan("20ms") == (0.0, 0.02)
+    assert parse_wan("") == (0.0, 0.0)
+
+
+def run(arguments: Sequence[str], env: dict[str, str] | None = None) -> dict[str, Value]:
+    """What a command with the examples as its options is given."""
+    seen: dict[str, Value] = {}
+
+    @add_options(EXAMPLES)
+    @click.command(cls=GroupedCommand)
+    def command(**parameters: Value) -> None:
+        seen.update(values(EXAMPLES, parameters))
+
+    result = CliRunner().invoke(command, arguments, env=env, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return seen
+
+
+def test_flag_before_variable_before_default() -> None:
+    assert run([]) == {option.name: option.default for option in EXAMPLES}
+    env = {"DEPTH": "5", "WAIT": "50ms", "EAGER": "yes", "CALM": "0"}
+    env = {f"GEOMX_TEST_{name}": text for name, text in env.items()}
+    found = run(["--depth", "7"], env)
+    assert (found["depth"], found["wait"], found["eager"], found["calm"]) == (7, 0.05, True, False)
+    assert run(["--no-eager", "--calm"], env) == found | {"depth": 5, "eager": False, "calm": True}
+    assert run(["--room", "64k"], {"GEOMX_TEST_ROOM": ""})["room"] == 64_000
+    assert run([], {"GEOMX_TEST_ROOM": ""})["room"] == 4096
+
+
+def test_a_wrong_variable_is_refused_like_a_flag() -> None:
+    with pytest.raises(InvalidSettings, match="--depth"):
+        run(["--depth", "12"])
+    with pytest.raises(InvalidSettings, match="GEOMX_TEST_DEPTH"):
+        run([], {"GEOMX_TEST_DEPTH": "deep"})
+    with pytest.raises(InvalidSettings, match="GEOMX_TEST_EAGER"):
+        run([], {"GEOMX_TEST_EAGER": "maybe"})
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    written = Path(__file__).parent.parent / "docs" / "options.md"
+    assert written.read_text() == page(table()), "python -m geomx_cli.commands.reference > docs/options.md"

@@ -1,0 +1,399 @@
+"""Plans: for each host and role the exact environment, and what must hold for every topology."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import geomx_cli
+from geomx_cli import options
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.inventory import Host, Inventory, Party, free_ports, ports_needed, this_machine
+from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.plugins import table
+from geomx_cli.runtime.settings import Settings
+
+HOOK = str(Path(geomx_cli.__file__).parent / "runtime" / "hook")
+SPEC = JobSpec(job="j1", job_dir="/jobs/j1", socket_dir="/s", key_dir="/jobs/j1/keys", python="/py")
+
+
+def make(spec: JobSpec = SPEC, *, one_host: bool = False, **given: options.Value) -> Plan:
+    values = options.defaults() | given
+    ports = range(20001, 20001 + ports_needed(values))
+    return plan(this_machine(values, ports, one_host=one_host), replace(spec, options=values))
+
+
+def environment(name: str, host: str, **variables: Any) -> dict[str, str]:
+    """What every process of the job has, and `variables`."""
+    party, _, rest = name.partition("/")
+    common = {
+        "GEOMX_JOB": "j1",
+        "GEOMX_JOB_DIR": "/jobs/j1",
+        "GEOMX_PROCESS": name,
+        "GEOMX_PARTY": party,
+        "GEOMX_HOST": host,
+        "GEOMX_RANK": rest.partition(":")[2],
+        "GEOMX_KEY_FILE": f"/jobs/j1/keys/{name.replace('/', '-').replace(':', '-')}.key",
+        "OMP_NUM_THREADS": "1",
+    }
+    return common | {key: str(value) for key, value in variables.items()}
+
+
+def local(port: int, servers: int, workers: int) -> dict[str, Any]:
+    return {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": port,
+        "DMLC_NUM_SERVER": servers,
+        "DMLC_NUM_WORKER": workers,
+    }
+
+
+def upper(port: int, servers: int, workers: int) -> dict[str, Any]:
+    return {
+        "DMLC_PS_GLOBAL_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_GLOBAL_ROOT_PORT": port,
+        "DMLC_NUM_GLOBAL_SERVER": servers,
+        "DMLC_NUM_GLOBAL_WORKER": workers,
+    }
+
+
+def listens(*endpoints: str) -> dict[str, str]:
+    return {"GEOMX_BIND": " ".join(endpoints), "GEOMX_ADVERTISE": " ".join(endpoints)}
+
+
+ALL = {"DMLC_NUM_ALL_WORKER": 4}
+SCHEDULER, SERVER, WORKER = ({"DMLC_ROLE": role} for role in ("scheduler", "server", "worker"))
+GLOBAL_SCHEDULER = {"DMLC_ROLE_GLOBAL": "global_scheduler"}
+ROOT = {"DMLC_ROLE": "server", "DMLC_ROLE_GLOBAL": "global_server"}
+MASTER = {"DMLC_ROLE": "worker", "DMLC_ROLE_MASTER_WORKER": 1}
+
+
+def party(name: str, index: int, port: int, global_ranks: tuple[int, ...]) -> dict[str, dict[str, str]]:
+    """A party of the reference cluster: a scheduler, one local server and its workers."""
+    dial = {"GEOMX_SCHEDULER": f"ipc:///s/{name}-scheduler-0.sock"}
+    common = ALL | local(port, 1, len(global_ranks)) | {"GEOMX_PARTY_INDEX": index}
+    entries = {
+        f"{name}/scheduler:0": SCHEDULER | listens(f"ipc:///s/{name}-scheduler-0.sock"),
+        f"{name}/server:0": SERVER | dial | upper(20001, 1, 2) | listens(f"ipc:///s/{name}-server-0.sock"),
+    }
+    for rank, global_rank in enumerate(global_ranks):
+        entries[f"{name}/worker:{rank}"] = WORKER | dial | {"GEOMX_GLOBAL_RANK": global_rank}
+    return {who: environment(who, name, **common, **extra) for who, extra in entries.items()}
+
+
+CENTRAL_DIAL = {"GEOMX_SCHEDULER": "ipc:///s/central-scheduler-0.sock"}
+GLOBAL_DIAL = {"GEOMX_GLOBAL_SCHEDULER": "ipc:///s/central-global_scheduler-0.sock"}
+REFERENCE = {
+    "central/global_scheduler:0": environment(
+        "central/global_scheduler:0", "central",
+        **ALL, **GLOBAL_SCHEDULER, **upper(20001, 1, 2),
+        **listens("ipc:///s/central-global_scheduler-0.sock", "tcp://127.0.0.1:20001"),
+    ),
+    "central/global_server:0": environment(
+        "central/global_server:0", "central",
+        **ALL, **ROOT, **upper(20001, 1, 2), **local(20003, 1, 1), **CENTRAL_DIAL, **GLOBAL_DIAL,
+        **listens("ipc:///s/central-global_server-0.sock", "tcp://127.0.0.1:20002"),
+    ),
+    "central/scheduler:0": environment(
+        "central/scheduler:0", "central",
+        **ALL, **SCHEDULER, **local(20003, 1, 1), **listens("ipc:///s/central-scheduler-0.sock"),
+    ),
+    "central/worker:0": environment(
+        "central/worker:0", "central", **ALL, **MASTER, **local(20003, 1, 1), **CENTRAL_DIAL
+    ),
+    **party("A", 0, 20005, (0, 1)),
+    **party("B", 1, 20009, (2, 3)),
+}  # fmt: skip
+
+
+def test_the_reference_cluster_has_twelve_processes_in_order() -> None:
+    assert [process.name for process in make().processes] == list(REFERENCE)
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_reference_environment(name: str) -> None:
+    process = make().process(name)
+    assert process.env == REFERENCE[name]
+    assert process.argv == ("/py", "-m", "geomx_cli.runtime")
+    assert process.host == REFERENCE[name]["GEOMX_HOST"]
+
+
+SPREAD_OPTIONS = {"GEOMX_TOPOLOGY": "spread"}
+SPREAD = {
+    "central/scheduler:0": environment(
+        "central/scheduler:0", "central", **ALL, **SPREAD_OPTIONS, **SCHEDULER, **local(20002, 2, 1),
+        **listens("ipc:///s/central-scheduler-0.sock", "tcp://127.0.0.1:20002"),
+    ),
+    "central/worker:0": environment(
+        "central/worker:0", "central", **ALL, **SPREAD_OPTIONS, **MASTER, **local(20002, 2, 1), **CENTRAL_DIAL
+    ),
+    "B/global_server:1": environment(
+        "B/global_server:1", "B", **ALL, **SPREAD_OPTIONS, **ROOT, **upper(20001, 2, 2), **local(20002, 2, 1),
+        **listens("ipc:///s/B-global_server-1.sock", "tcp://127.0.0.1:20009"), GEOMX_WAN_SHARE=0.5,
+    ),
+    "B/server:0": environment(
+        "B/server:0", "B", **ALL, **SPREAD_OPTIONS, **SERVER, **upper(20001, 2, 2), **local(20010, 1, 2),
+        GEOMX_SCHEDULER="ipc:///s/B-scheduler-0.sock", GEOMX_PARTY_INDEX=1, GEOMX_WAN_SHARE=0.5,
+        **listens("ipc:///s/B-server-0.sock"),
+    ),
+    "B/worker:1": environment(
+        "B/worker:1", "B", **ALL, **SPREAD_OPTIONS, **WORKER, **local(20010, 1, 2), GEOMX_GLOBAL_RANK=3,
+        GEOMX_SCHEDULER="ipc:///s/B-scheduler-0.sock", GEOMX_PARTY_INDEX=1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_spread_environment(name: str) -> None:
+    assert make(topology="spread").process(name).env == SPREAD[name]
+
+
+FLAT_OPTIONS = {"GEOMX_TOPOLOGY": "flat", "GEOMX_GLOBAL_SERVERS": 2}
+FLAT = {
+    "central/scheduler:0": environment(
+        "central/scheduler:0", "central", **ALL, **FLAT_OPTIONS, **SCHEDULER, **local(20001, 2, 4),
+        **listens("ipc:///s/central-scheduler-0.sock", "tcp://127.0.0.1:20001"),
+    ),
+    "central/server:1": environment(
+        "central/server:1", "central", **ALL, **FLAT_OPTIONS, **SERVER, **local(20001, 2, 4), **CENTRAL_DIAL,
+        **listens("tcp://127.0.0.1:20003"), GEOMX_WAN_SHARE=0.5,
+    ),
+    "A/worker:0": environment(
+        "A/worker:0", "A", **ALL, **FLAT_OPTIONS, **WORKER, **local(20001, 2, 4),
+        GEOMX_GLOBAL_RANK=0, GEOMX_PARTY_INDEX=0, GEOMX_WAN_SHARE=0.5,
+    ),
+    "B/worker:3": environment(
+        "B/worker:3", "B", **ALL, **FLAT_OPTIONS, **WORKER, **local(20001, 2, 4),
+        GEOMX_GLOBAL_RANK=3, GEOMX_PARTY_INDEX=1, GEOMX_WAN_SHARE=0.5,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_flat_environment(name: str) -> None:
+    assert make(topology="flat", global_servers=2).process(name).env == FLAT[name]
+
+
+def test_several_servers() -> None:
+    found = make(local_servers=2, global_servers=3)
+    assert [process.name for process in found.on_host("A")] == [
+        "A/scheduler:0", "A/server:0", "A/server:1", "A/worker:0", "A/worker:1",
+    ]  # fmt: skip
+    for name, variable, count in (
+        ("A/worker:0", "DMLC_NUM_SERVER", "2"),
+        ("A/server:1", "DMLC_NUM_GLOBAL_SERVER", "3"),
+        ("A/server:1", "DMLC_NUM_GLOBAL_WORKER", "4"),
+        ("central/worker:0", "DMLC_NUM_SERVER", "3"),
+        ("A/server:1", "GEOMX_WAN_SHARE", "0.5"),
+    ):
+        assert found.process(name).env[variable] == count
+    assert float(found.process("central/global_server:2").env["GEOMX_WAN_SHARE"]) == 1 / 3
+
+
+def test_central_workers_train_and_come_last() -> None:
+    found = make(central_workers=2)
+    first, second = (found.process(f"central/worker:{rank}") for rank in (0, 1))
+    assert (first.global_rank, second.global_rank) == (4, 5)
+    assert first.env["DMLC_ROLE_MASTER_WORKER"] == "1"
+    assert "DMLC_ROLE_MASTER_WORKER" not in second.env
+    for name in ("central/worker:0", "central/worker:1", "central/global_server:0"):
+        assert found.process(name).env["DMLC_ENABLE_CENTRAL_WORKER"] == "1"
+        assert found.process(name).env["DMLC_NUM_WORKER"] == "2"
+    assert "DMLC_ENABLE_CENTRAL_WORKER" not in found.process("A/server:0").env
+    assert {process.env["DMLC_NUM_ALL_WORKER"] for process in found.processes} == {"6"}
+
+
+def test_every_worker_runs_the_script_with_the_import_hook() -> None:
+    spec = replace(SPEC, script=("python", "train.py", "--lr", "a b"), env={"PYTHONPATH": "/x:/y"})
+    found = make(spec)
+    for process in found.processes:
+        if process.role == "worker":
+            assert process.argv == ("/py", "train.py", "--lr", "a b")
+            assert process.env["PYTHONPATH"] == f"{HOOK}:/x:/y"
+        else:
+            assert process.argv == ("/py", "-m", "geomx_cli.runtime")
+            assert process.env["PYTHONPATH"] == "/x:/y"
+    plain = make(replace(SPEC, script=("./run", "python"))).process("A/worker:0")
+    assert plain.argv == ("./run", "python")
+    assert plain.env["PYTHONPATH"] == HOOK
+
+
+def test_one_host_needs_no_tcp() -> None:
+    found = make(one_host=True)
+    assert found.hosts == ("local",)
+    assert {endpoint.protocol for endpoint in found.endpoints} == {"ipc"}
+    assert found.process("A/server:0").env.items() >= GLOBAL_DIAL.items()
+
+
+CLUSTERS: list[dict[str, Any]] = [
+    {},
+    {"parties": 28, "workers": 1},
+    {"central_workers": 3},
+    {"local_servers": 3, "global_servers": 2},
+    {"topology": "spread"},
+    {"topology": "spread", "parties": 3, "global_servers": 2, "local_servers": 2},
+    {"topology": "flat"},
+    {"topology": "flat", "parties": 1, "workers": 5, "global_servers": 4},
+    {"one_host": True, "central_workers": 1},
+    {"one_host": True, "topology": "spread"},
+    {"one_host": True, "topology": "flat"},
+]
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
+class TestEveryCluster:
+    def test_what_is_dialled_is_bound_by_exactly_one(self, cluster: dict[str, Any]) -> None:
+        found = make(**cluster)
+        bound: dict[str, list[str]] = {}
+        for process in found.processes:
+            for endpoint in process.env.get("GEOMX_BIND", "").split():
+                bound.setdefault(endpoint, []).append(process.name)
+        for process in found.processes:
+            settings = Settings.from_environment(table(), process.env)
+            for plane, leads in (
+                (settings.local, settings.role == "scheduler"),
+                (settings.upper, settings.role == "global_scheduler"),
+            ):
+                if plane is not None and not leads:
+                    assert len(bound[plane.endpoint]) == 1
+        for dialler, listener in found.links:
+            near = found.process(dialler).host == found.process(listener).host
+            scheme = "ipc://" if near else "tcp://"
+            own = found.process(listener).endpoints
+            (reached,) = [item for item in own if item.advertised.startswith(scheme)]
+            assert bound[reached.bind] == [listener]
+
+    def test_names_ranks_and_ports_are_unique(self, cluster: dict[str, Any]) -> None:
+        found = make(**cluster)
+        names = [process.name for process in found.processes]
+        files = [process.file_name for process in found.processes]
+        ranks = [process.global_rank for process in found.processes if process.global_rank is not None]
+        ports = [endpoint.port for endpoint in found.endpoints if endpoint.protocol == "tcp"]
+        assert len(set(names)) == len(names) == len(set(files))
+        assert sorted(ranks) == list(range(len(ranks)))
+        assert {process.env["DMLC_NUM_ALL_WORKER"] for process in found.processes} == {str(len(ranks))}
+        assert len(set(ports)) == len(ports)
+        assert sum("DMLC_ROLE_MASTER_WORKER" in process.env for process in found.processes) == (
+            cluster.get("topology") != "flat"
+        )
+
+    def test_the_sizes_of_the_planes_are_those_of_the_links(self, cluster: dict[str, Any]) -> None:
+        found = make(**cluster)
+        for process in found.processes:
+            if not process.role.endswith("scheduler"):
+                continue
+            members = [dialler for dialler, listener in found.links if listener == process.name]
+            infix = "GLOBAL_" if process.role == "global_scheduler" else ""
+            sizes = [int(process.env[f"DMLC_NUM_{infix}{kind}"]) for kind in ("SERVER", "WORKER")]
+            assert len(members) == sum(sizes)
+
+    def test_the_environment_is_read_back(self, cluster: dict[str, Any]) -> None:
+        for process in make(**cluster).processes:
+            settings = Settings.from_environment(table(), process.env)
+            assert settings.to_environment(table()) | {"OMP_NUM_THREADS": "1"} == process.env
+            assert settings.role == process.role
+            assert (settings.rank, settings.global_rank) == (process.rank, process.global_rank)
+
+    def test_the_same_inputs_give_the_same_plan(self, cluster: dict[str, Any]) -> None:
+        assert make(**cluster) == make(**cluster)
+        written = json.loads(json.dumps(make(**cluster).to_json()))
+        assert written["schema_version"] == 1
+        assert len(written["processes"]) == len(make(**cluster).processes)
+
+
+def wide_area() -> Inventory:
+    """Four machines; the central one is known by another address outside, and party B speaks IPv6."""
+    return Inventory(
+        central=Party(name="hub", workers=0),
+        parties=(Party(name="A", workers=3), Party(name="B", workers=1)),
+        hosts=(
+            Host(
+                name="h", parties=("hub",), address="10.0.0.1", wan_address="192.0.2.1",
+                interface="eth1", python="/opt/py", ports=(9092, 9093, 9094),
+            ),
+            Host(
+                name="a1", parties=("A",), address="10.1.0.1", devices=("gpu:0", "gpu:1"),
+                ports=(9092, 9093), threads=4,
+            ),
+            Host(
+                name="a2", parties=("A",), address="10.1.0.2",
+                env={"OMP_NUM_THREADS": "7"}, package="/lib/geomx_cli",
+            ),
+            Host(name="b", parties=("B",), address="2001:db8::1", ports=(9092,)),
+        ),
+    )  # fmt: skip
+
+
+def test_machines_of_several_parties() -> None:
+    found = plan(wide_area(), replace(SPEC, script=("python3", "t.py")))
+    root = found.process("hub/global_server:0")
+    assert root.env["GEOMX_BIND"].split()[1] == "tcp://0.0.0.0:9093"
+    assert root.env["GEOMX_ADVERTISE"].split()[1] == "tcp://192.0.2.1:9093"
+    assert root.env["DMLC_INTERFACE"] == "eth1"
+    assert root.argv[0] == "/opt/py"
+    server = found.process("A/server:0")
+    assert server.env["DMLC_PS_GLOBAL_ROOT_URI"] == "192.0.2.1"
+    assert server.env["GEOMX_BIND"].split() == ["ipc:///s/A-server-0.sock", "tcp://10.1.0.1:9093"]
+    assert [found.process(f"A/worker:{rank}").host for rank in range(3)] == ["a1", "a1", "a2"]
+    far = found.process("A/worker:2").env
+    assert (far["DMLC_PS_ROOT_URI"], far["DMLC_PS_ROOT_PORT"]) == ("10.1.0.1", "9092")
+    assert "GEOMX_SCHEDULER" not in far
+    assert (far["OMP_NUM_THREADS"], far["PYTHONPATH"]) == ("7", "/lib/geomx_cli/runtime/hook")
+    assert found.process("A/worker:0").env["OMP_NUM_THREADS"] == "4"
+    assert found.process("B/worker:0").env["DMLC_PS_ROOT_URI"] == "2001:db8::1"
+    assert found.process("B/worker:0").env["GEOMX_SCHEDULER"] == "ipc:///s/B-scheduler-0.sock"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"topology": "flat", "central_workers": 1}, "flat has no central workers"),
+        ({"topology": "flat", "local_servers": 2}, "flat has no local servers"),
+        ({"topology": "spread", "central_workers": 1}, "spread has no central workers"),
+        ({"heartbeat": 5.0, "silence": 6.0}, "--silence 6s is too short"),
+        ({"algo": "none-such"}, "none-such"),
+        ({"parties": 0}, "parties"),
+        ({"lr": -1.0}, "--lr"),
+        ({"colour": "red"}, "there is no option 'colour'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSettings, match=message) as caught:
+        make(**given)
+    assert caught.value.hint
+
+
+def test_paths_and_ports_are_checked() -> None:
+    with pytest.raises(InvalidSettings, match="longer than"):
+        make(replace(SPEC, socket_dir="/" + "x" * 90))
+    for folder in ("relative", "/with blank", ""):
+        with pytest.raises(InvalidSettings, match="directory of unix sockets"):
+            make(replace(SPEC, socket_dir=folder))
+    with pytest.raises(InvalidSettings, match="12 free ports are needed and there are 3"):
+        this_machine(options.defaults(), [1, 2, 3])
+    short = wide_area().model_copy(update={"global_servers": 2})
+    with pytest.raises(InvalidSettings, match="host h has 3 ports"):
+        plan(short, SPEC)
+    with pytest.raises(InvalidSettings, match="host h is another"):
+        plan(wide_area(), replace(SPEC, options={"wan": "10mbit"}))
+
+
+def test_the_inventory_refuses_what_does_not_fit() -> None:
+    with pytest.raises(InvalidSettings, match=r"port 127\.0\.0\.1:5000 is there twice"):
+        this_machine(options.defaults(), [5000] * 12)
+    with pytest.raises(InvalidSettings, match="port"):
+        this_machine(options.defaults(), range(65530, 65542))
+    with pytest.raises(ValueError, match="party A has no host"):
+        Inventory(
+            central=Party(name="hub", workers=0),
+            parties=(Party(name="A", workers=1),),
+            hosts=(Host(name="h", parties=("hub",), address="::1"),),
+        )
+
+
+def test_free_ports_are_distinct() -> None:
+    ports = free_ports(30)
+    assert len(set(ports)) == 30

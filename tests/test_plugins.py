@@ -1,0 +1,108 @@
+"""Plug-ins are found by scanning, and what is wrong with one is said."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from geomx_cli import plugins
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.options import OPTIONS, Option
+
+PLUGIN = """
+from geomx_cli.options import Option
+
+name = {name!r}
+options = (Option("{option}", "int", 3, "{env}", "A number.", "synchronisation"),)
+
+def refuses(spec):
+    return None
+
+def worker():
+    return "a part"
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """An empty package that can be imported under its folder's name."""
+    folder = tmp_path / f"plugins_{abs(hash(request.node.name))}"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+def write(package: Path, module: str, name: str, option: str = "depth", env: str = "GEOMX_DEPTH") -> None:
+    (package / f"{module}.py").write_text(PLUGIN.format(name=name, option=option, env=env))
+
+
+def test_a_new_plugin_is_one_new_file(package: Path) -> None:
+    write(package, "zeta", "zeta")
+    write(package, "twobit", "2bit", "threshold", "GEOMX_THRESHOLD")
+    write(package, "_helper", "helper")
+    found = plugins.scan(package.name)
+    assert list(found) == ["2bit", "zeta"]
+    make = plugins.factory(found["zeta"], "worker")
+    assert make is not None
+    assert make() == "a part"
+    assert plugins.factory(found["zeta"], "server") is None
+    merged = plugins.merge(OPTIONS, found.values())
+    assert [option.name for option in merged[len(OPTIONS) :]] == ["threshold", "depth"]
+
+
+def test_two_plugins_with_one_name(package: Path) -> None:
+    write(package, "first", "same")
+    write(package, "second", "same")
+    with pytest.raises(TypeError, match=r"second: there is a plug-in named 'same' already"):
+        plugins.scan(package.name)
+
+
+def test_a_module_that_is_no_plugin(package: Path) -> None:
+    (package / "odd.py").write_text("name = 'odd'\n")
+    with pytest.raises(TypeError, match="odd is no plug-in: it has no options, refuses"):
+        plugins.scan(package.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "claimed"),
+    [
+        ("workers", "GEOMX_MINE", "--workers"),
+        ("mine", "GEOMX_WORKERS", "GEOMX_WORKERS"),
+        ("no_workers", "GEOMX_MINE", "--no-workers"),
+    ],
+)
+def test_options_that_collide(name: str, env: str, claimed: str) -> None:
+    option = Option(name, "int", 0, env, "", "cluster")
+    plugin = SimpleNamespace(name="mine", options=(option,), refuses=lambda spec: None)
+    with pytest.raises(TypeError, match=f"both claim {claimed}"):
+        plugins.merge(OPTIONS, [plugin])
+
+
+def test_the_table_offers_the_plugins_that_there_are() -> None:
+    table = {option.name: option for option in plugins.table()}
+    assert table["algo"].choices == tuple(plugins.algorithms())
+    assert table["delivery"].choices == tuple(plugins.deliveries())
+    assert "fsa" in plugins.algorithms()
+    assert "direct" in plugins.deliveries()
+    for found in (plugins.algorithms(), plugins.codecs(), plugins.deliveries()):
+        assert all(option.name in table for plugin in found.values() for option in plugin.options)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    assert plugins.find("delivery", "direct").name == "direct"
+    with pytest.raises(InvalidSettings, match="there is no algorithm 'fas'") as caught:
+        plugins.find("algorithm", "fas")
+    assert "fsa" in caught.value.hint
+
+
+def test_a_scan_imports_nothing_heavy() -> None:
+    heavy = ("numpy", "zmq", "msgspec", "mxnet", "torch", "pydantic", "click", "rich")
+    code = (
+        "import sys; from geomx_cli import plugins; plugins.table();"
+        f"print(*sorted(set({heavy!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
