@@ -115,9 +115,9 @@ def _goodput(wan: Wan | None) -> float:
 def _start(case: Case, directory: Path, wan: Wan | None, stack: contextlib.ExitStack) -> list[Running]:
     commands = _mxnet_commands(case, wan) if case.system == "mxnet" else _our_commands(case, directory, wan)
     clean = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
-    running = []
-    for role, site, argv, env in commands:
-        argv = wan.command(site, argv) if wan is not None else argv
+    running: list[Running] = []
+    for role, site, command, env in commands:
+        argv = wan.command(site, command) if wan is not None else command
         out = subprocess.PIPE if role == "worker" else subprocess.DEVNULL
         errors = directory / f"errors{len(running)}"
         with errors.open("w") as err:
@@ -153,7 +153,7 @@ def _our_commands(case: Case, directory: Path, wan: Wan | None) -> list[tuple[st
     laid = plan(inventory, spec)
     if wan is not None:
         _write_keys(laid, directory)
-    site = {"central": "C", **{name: letter for name, letter in zip("ABCDEFGH", _letters(case.parties), strict=False)}}
+    site = {"central": "C", **dict(zip("ABCDEFGH", _letters(case.parties), strict=False))}
     return [
         ("master" if item.role == "worker" and item.global_rank is None else item.role,
          site[item.party], list(item.argv), dict(item.env))
@@ -163,7 +163,7 @@ def _our_commands(case: Case, directory: Path, wan: Wan | None) -> list[tuple[st
 
 def _placed(inventory: Inventory, wan: Wan) -> Inventory:
     """The inventory with each party's host at its site's address."""
-    names = {"central": "C", **{n: letter for n, letter in zip("ABCDEFGH", _letters(len(inventory.parties)), strict=False)}}
+    names = {"central": "C", **dict(zip("ABCDEFGH", _letters(len(inventory.parties)), strict=False))}
     hosts = [host.model_copy(update={"address": wan.address(names[host.name])}) for host in inventory.hosts]
     return inventory.model_copy(update={"hosts": tuple(hosts)})
 

@@ -16,7 +16,7 @@ from tensors import LISTS
 
 def main(system: str, name: str, warm_up: int, iterations: int) -> None:
     sizes = LISTS[name]
-    exchange = {"client": Client, "store": Store, "mxnet": Store}[system](sizes, system == "mxnet")
+    exchange: Client | Store = Client(sizes) if system == "client" else Store(sizes, system == "mxnet")
     if exchange.trains:
         for _ in range(warm_up):
             exchange.iterate()
@@ -35,15 +35,15 @@ def main(system: str, name: str, warm_up: int, iterations: int) -> None:
 class Client:
     """The parameter server's client. Every worker gives ones, so that each result is the number of workers."""
 
-    def __init__(self, sizes: list[int], _: bool) -> None:
+    def __init__(self, sizes: list[int]) -> None:
         from geomx_cli import plugins
         from geomx_cli.ps.client import Client as PsClient
         from geomx_cli.ps.partition import Tensor
-        from geomx_cli.runtime.__main__ import event_log
+        from geomx_cli.runtime.__main__ import event_log, part
         from geomx_cli.runtime.settings import Settings
 
         settings = Settings.from_environment(plugins.table())
-        self._client = PsClient(settings, event_log(settings), plugins.deliveries()["direct"].worker())  # type: ignore[attr-defined]
+        self._client = PsClient(settings, event_log(settings), part(settings, "delivery", "worker")())
         self.trains = self._client.trains
         self._names = [str(index) for index in range(len(sizes))]
         tensors = [Tensor(name, size, "float32") for name, size in zip(self._names, sizes, strict=True)]
@@ -69,7 +69,7 @@ class Client:
             assert (out == self._client.num_all_workers).all(), "a wrong result"
 
     def bytes(self) -> Any:
-        return self._client.bytes()
+        return self._client.traffic()
 
     def close(self) -> None:
         self._client.leave()

@@ -170,9 +170,7 @@ def test_batches_are_scaled_and_the_short_one_is_kept(tmp_path: Path) -> None:
     assert seen.min() >= 0
     assert seen.max() <= 1
     expected = np.sort(samples.images.reshape(103, -1).astype(np.float64).sum(axis=1)) / 255
-    np.testing.assert_allclose(
-        np.sort(seen.reshape(103, -1).astype(np.float64).sum(axis=1)), expected, rtol=1e-6
-    )
+    np.testing.assert_allclose(np.sort(seen.reshape(103, -1).astype(np.float64).sum(axis=1)), expected, rtol=1e-6)
 
 
 def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,12 +213,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_fetch_once(site: Path, tmp_path: Path) -> None:
     target, told = tmp_path / "target", []
-    assert (
-        fetch.fetch("fashion-mnist", target, lambda what, done, total: told.append((done, total))) == target
-    )
-    assert {path.name: path.read_bytes() for path in target.iterdir()} == {
-        n: idx(a) for n, a in small_set().items()
-    }
+    assert fetch.fetch("fashion-mnist", target, lambda what, done, total: told.append((done, total))) == target
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {n: idx(a) for n, a in small_set().items()}
     assert told and all(done == total for done, total in told)
     stamps = {path.name: path.stat().st_mtime_ns for path in target.iterdir()}
     for path in site.iterdir():

@@ -14,6 +14,7 @@ from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.events import EventLog
 from geomx_cli.ps.config import NodeSettings
 from geomx_cli.ps.exchange import Exchange
+from geomx_cli.ps.members import CENTRAL
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.node import Node, Request
 from geomx_cli.ps.partition import Placement, Slice, Tensor
@@ -145,7 +146,8 @@ class Client:
     def control(self, topic: str, body: Body) -> Body:
         """Ask the rank-0 server, which relays to the rank-0 root what it does not answer itself; blocks."""
         limit = self.settings.number("timeout")
-        return self._wait(self._ask(topic, body, 0, limit), limit, f"an answer to {topic!r}")
+        answer: Body = self._wait(self._ask(topic, body, 0, limit), limit, f"an answer to {topic!r}")
+        return answer
 
     # Telemetry.
 
@@ -153,9 +155,9 @@ class Client:
         """Set fields of this process's telemetry."""
         self._node.telemetry.update(telemetry)
 
-    def bytes(self) -> dict[str, list[int]]:
+    def traffic(self) -> dict[str, list[int]]:
         """Bytes so far: {"lan": [sent, received], "wan": [sent, received]}."""
-        return self._node.transport.bytes()
+        return self._node.transport.traffic()
 
     # The end.
 
@@ -222,7 +224,7 @@ class Client:
         """Queue all slices of a tensor."""
         dtype = dtype_code(src.dtype if src is not None else exchange.out.dtype)  # type: ignore[union-attr]
         voice = (self._contributor,) if self.trains and kind == Kind.EXCHANGE else ()
-        data = None if src is None else memoryview(src)
+        data = None if src is None else memoryview(src.data)
 
         def queue() -> None:
             if self._error is not None:
@@ -278,8 +280,7 @@ class Client:
     def _run(self) -> None:
         try:
             assert self.settings.local is not None
-            settings = self.settings
-            self._node.join(settings.local, "worker", self._dial_servers, rank=settings.rank)
+            self._node.join(self.settings.local, "worker", self._dial_servers, rank=self.settings.rank)
             self._node.loop.every(1.0, self._check_patience)
             self._node.run()
         except GeomxError as error:
@@ -322,7 +323,7 @@ class Client:
         if body["root"] and not body["flat"]:
             before = self.rank + sum(workers)
         self.global_rank = before if self.trains else -1
-        self._contributor = self.rank + 32_768 if body["root"] and not body["flat"] else self.rank
+        self._contributor = self.rank + CENTRAL if body["root"] and not body["flat"] else self.rank
         self._node.telemetry["state"] = "training"
         self._ready.set_result(None)
 

@@ -169,7 +169,7 @@ class Node:
     def _tick(self) -> None:
         counters = self.transport.counters
         refused = {name: count for name, count in counters.items() if " from " not in name}
-        self.telemetry["bytes"] = self.transport.bytes()
+        self.telemetry["bytes"] = self.transport.traffic()
         if refused:
             self.telemetry["refused"] = refused
         self.events.write("telemetry", **self.telemetry)

@@ -281,4 +281,4 @@ class Rounds:
 
 def as_payload(array: Array, dtype: int) -> memoryview:
     """The bytes of `array` in the slice's dtype, without a copy where it has that dtype already."""
-    return memoryview(array.astype(DTYPES[dtype], copy=False)).cast("B")
+    return memoryview(array.astype(DTYPES[dtype], copy=False).data).cast("B")

@@ -8,6 +8,7 @@
 One loop handles one message at a time. A server ends when all members have said farewell.
 """
 
+from functools import partial
 from typing import Any
 
 from geomx_cli.errors import GeomxError, InvalidSettings
@@ -16,6 +17,7 @@ from geomx_cli.ps import optimizers
 from geomx_cli.ps.algorithm import ServerPart
 from geomx_cli.ps.barrier import Barrier
 from geomx_cli.ps.config import NodeSettings
+from geomx_cli.ps.members import Members
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.node import Node, Request
 from geomx_cli.ps.partition import Partition, Tensor
@@ -26,9 +28,6 @@ from geomx_cli.ps.wire import BadMessage, Header, Kind
 
 __all__ = ["Server"]
 
-CENTRAL = 32_768
-"""Ranks of central workers among a root's contributors begin here, behind every party's."""
-
 
 class Server:
     """One server process; `run` returns when the job has ended well and raises GeomxError when it has not."""
@@ -36,10 +35,7 @@ class Server:
     def __init__(self, settings: NodeSettings, events: EventLog, algorithm: ServerPart, delivery: Delivery) -> None:
         self._settings = settings
         self._is_root = settings.role == "global_server" or settings.upper is None
-        self._members: dict[int, list[Link]] = {}
-        self._arrived: set[Link] = set()
-        self._left: set[int] = set()
-        self._farewells: set[Link] = set()
+        self._members = Members(settings, self._is_root)
         self._waiting: list[Request] = []
         self._optimizer_by = ""
         self._partition: Partition | None = None
@@ -51,12 +47,11 @@ class Server:
             delivery=delivery,
             uplink=self._uplink,
             own_rank=lambda: self._party_index,
-            owing=self._owing,
-            links_of=lambda rank: self._members.get(rank, []),
+            owing=self._members.owing,
+            links_of=self._members.links,
         )
-        self._barriers = {"party": Barrier(self._party_members), "all": Barrier(self._all_members)}
+        self._barriers = {"party": Barrier(self._members.of_own_plane), "all": Barrier(self._members.training)}
         self._party_index = 0
-        self._expected = self._count_expected()
         self._endpoints = self.node.listen(settings.local)
         self._join()
 
@@ -70,13 +65,6 @@ class Server:
             self.node.close()
 
     # Joining.
-
-    def _count_expected(self) -> int:
-        assert self._settings.local is not None
-        below = self._settings.local.workers
-        if self._is_root and self._settings.upper is not None:
-            below += self._settings.upper.workers
-        return below
 
     def _join(self) -> None:
         settings, local, upper = self._settings, self._settings.local, self._settings.upper
@@ -128,54 +116,20 @@ class Server:
 
     # Members.
 
-    def _rank_of(self, link: Link) -> int:
-        """The rank under which this peer contributes. Raises BadMessage for one that has not arrived."""
-        rank = link.hello.get("contributor")
-        if not isinstance(rank, int):
-            raise BadMessage("a message from a process that has not arrived")
-        return rank
-
     def _arrive(self, link: Link) -> None:
-        rank, plane = link.hello.get("rank"), link.hello.get("plane")
-        if not isinstance(rank, int) or not 0 <= rank < CENTRAL or plane not in ("local", "global"):
-            raise BadMessage("an arrival without rank and plane")
-        central = self._is_root and self._settings.upper is not None and plane == "local"
-        link.hello["contributor"] = rank + CENTRAL if central else rank
-        links = self._members.setdefault(link.hello["contributor"], [])
-        if links and plane == "local":
-            raise BadMessage(f"a second worker of rank {rank}")
-        links.append(link)
-        self._arrived.add(link)
+        self._members.arrive(link)
         self._serve_waiting()
 
-    def _all_here(self) -> bool:
-        return len(self._arrived) >= self._expected
-
-    def _owes(self, rank: int) -> bool:
-        return rank not in self._left and (rank < CENTRAL or self._settings.central_workers)
-
-    def _owing(self) -> list[int] | None:
-        return [rank for rank in self._members if self._owes(rank)] if self._all_here() else None
-
-    def _party_members(self) -> list[int]:
-        """Who meets at a barrier of this plane: at a root with a global plane, the central party's processes."""
-        central = self._is_root and self._settings.upper is not None
-        return [rank for rank in self._members if rank not in self._left and (rank >= CENTRAL) == central]
-
-    def _all_members(self) -> list[int]:
-        return [rank for rank in self._members if self._owes(rank)]
-
     def _leave(self, link: Link) -> None:
-        self._left.add(self._rank_of(link))
+        self._members.leave(link)
         self.rounds.members_changed()
         self._release_barriers()
-        if self._uplink is not None and not self._owing():
+        if self._uplink is not None and not self._members.owing():
             for root in self._uplink.links:
                 root.control("leave")
 
     def _farewell(self, link: Link) -> None:
-        self._farewells.add(link)
-        if len(self._farewells) >= self._expected:
+        if self._members.farewell(link):
             for root in self._uplink.links if self._uplink is not None else ():
                 root.control("bye")
             for membership in self.node.memberships:
@@ -191,11 +145,11 @@ class Server:
                 raise BadMessage("a result for a root")
             self._uplink.on_result(link, header, payload)
             return
-        rank = self._rank_of(link)
+        rank = self._members.rank_of(link)
         if header.kind == Kind.EXCHANGE:
             if header.contributors not in ((), (rank,)):
                 raise BadMessage(f"contributions of ranks {header.contributors} from rank {rank}")
-            self.rounds.on_exchange(link, header, payload, (rank,) if self._owes(rank) else ())
+            self.rounds.on_exchange(link, header, payload, (rank,) if self._members.owes(rank) else ())
         elif header.kind == Kind.PULL:
             self.rounds.on_pull(link, header)
         else:
@@ -207,18 +161,18 @@ class Server:
         if request.topic == "arrive":
             self._arrive(request.link)
             return
-        self._rank_of(request.link)
+        self._members.rank_of(request.link)
         if request.topic == "leave":
             self._leave(request.link)
         elif request.topic == "bye":
             self._farewell(request.link)
-        elif not self._all_here() or (self._uplink is not None and not self._uplink.links):
+        elif not self._members.complete or (self._uplink is not None and not self._uplink.links):
             self._waiting.append(request)
         else:
             self._answer(request)
 
     def _serve_waiting(self) -> None:
-        if self._all_here() and (self._uplink is None or self._uplink.links):
+        if self._members.complete and (self._uplink is None or self._uplink.links):
             waiting, self._waiting = self._waiting, []
             for request in waiting:
                 self._answer(request)
@@ -257,18 +211,13 @@ class Server:
 
             self.node.request(self._uplink.links[0], "cluster", {}, complete, request.refuse)
             return
-        flat = self._settings.upper is None
-        below = [links[0].hello for rank, links in sorted(self._members.items()) if rank < CENTRAL]
-        central = sum(rank >= CENTRAL for rank in self._members) if self._settings.central_workers else 0
-        workers = [1 if flat else int(hello.get("workers", 1)) for hello in below]
-        rank = self._rank_of(request.link)
         request.answer(
             {
-                "workers": workers,
-                "central": central,
+                "workers": self._members.workers_by_party(),
+                "central": self._members.central_workers(),
                 "root": True,
-                "flat": flat,
-                "trains": self._owes(rank),
+                "flat": self._settings.upper is None,
+                "trains": self._members.owes(self._members.rank_of(request.link)),
                 "party_index": -1,
             }
         )
@@ -333,20 +282,20 @@ class Server:
         missing = set(range(len(self._uplink.links)))
         errors: list[GeomxError] = []
 
-        def done(index: int, error: GeomxError | None) -> None:
+        def answered(index: int, _: dict[str, Any]) -> None:
             missing.discard(index)
-            errors.extend([error] if error else [])
             if not missing:
                 request.refuse(errors[0]) if errors else request.answer()
 
+        def failed(index: int, error: GeomxError) -> None:
+            errors.append(error)
+            answered(index, {})
+
         for index, link in enumerate(self._uplink.links):
-            self.node.request(
-                link, request.topic, request.body,
-                lambda _, index=index: done(index, None), lambda error, index=index: done(index, error),
-            )  # type: ignore[misc]  # fmt: skip
+            self.node.request(link, request.topic, request.body, partial(answered, index), partial(failed, index))
 
     def _on_barrier(self, request: Request) -> None:
-        self._barriers[str(request.body["scope"])].ask(self._rank_of(request.link), request)
+        self._barriers[str(request.body["scope"])].ask(self._members.rank_of(request.link), request)
         self._release_barriers()
 
     def _release_barriers(self) -> None:

@@ -204,10 +204,10 @@ class Transport:
                 router.bind(endpoint)
             except zmq.ZMQError as error:
                 raise InvalidSettings(
-                    f"cannot listen on {endpoint}: {zmq.strerror(error.errno).lower()}",
+                    f"cannot listen on {endpoint}: {error.strerror.lower()}",
                     "another process holds the port, or this machine lacks the address; choose another",
                 ) from None
-            bound.append(router.get(zmq.LAST_ENDPOINT).rstrip(b"\0").decode())
+            bound.append(bytes(router.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
         self.loop.watch(router, lambda: self._read_router(router))
         return tuple(bound)
 
@@ -237,7 +237,7 @@ class Transport:
             self._doorkeeper.socket.close(0)
         self._context.term()
 
-    def bytes(self) -> dict[str, list[int]]:
+    def traffic(self) -> dict[str, list[int]]:
         """Bytes of messages sent and received so far: {"lan": [sent, received], "wan": [sent, received]}."""
         total = {"lan": [0, 0], "wan": [0, 0]}
         for link in self.links:

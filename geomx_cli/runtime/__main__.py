@@ -3,11 +3,13 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any, Literal
 
 from geomx_cli import plugins
-from geomx_cli.errors import GeomxError, PeerLost
+from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost
 from geomx_cli.events import EventLog
 from geomx_cli.runtime.settings import Settings
 
@@ -47,7 +49,7 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime import training
 
-    client = Client(settings, events, plugins.deliveries()[settings.text("delivery")].worker())
+    client = Client(settings, events, part(settings, "delivery", "worker")())
     try:
         training.main(client)
         client.leave()
@@ -67,8 +69,17 @@ def _serve(settings: Settings, events: EventLog) -> None:
         return
     from geomx_cli.ps.server import Server
 
-    algorithm = plugins.algorithms()[settings.text("algo")].server(settings)
-    Server(settings, events, algorithm, plugins.deliveries()[settings.text("delivery")].server()).run()
+    Server(settings, events, part(settings, "algo", "server")(settings), part(settings, "delivery", "server")()).run()
+
+
+def part(settings: Settings, option: Literal["algo", "delivery"], side: plugins.Side) -> Callable[..., Any]:
+    """The factory of the chosen plug-in's part. Raises InvalidSettings for one that has none."""
+    kind: plugins.Kind = "algorithm" if option == "algo" else "delivery"
+    name = settings.text(option)
+    factory = plugins.factory(plugins.find(kind, name), side)
+    if factory is None:
+        raise InvalidSettings(f"the {kind} {name!r} has no part in a {side}", "choose another")
+    return factory
 
 
 def _failed(events: EventLog, error: GeomxError) -> int:

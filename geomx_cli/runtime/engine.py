@@ -81,6 +81,7 @@ class Engine:
         # MXNet's convolutions leave arrays in oneDNN's layouts; reading one puts it back in place, which is a write.
         self._reading_writes = mx.runtime.Features().is_enabled("MKLDNN")
         self._process = os.getpid()
+        self._idle = threading.Condition()
         self.error: BaseException | None = None
         os.register_at_fork(before=self._drain)
 
@@ -137,12 +138,23 @@ class Engine:
         callback, engine, param = raw
         _COMPLETE(callback)(engine, param, None if native is None else native.address)
         # Only now, because the arrays may be freed with it.
-        self._operations.pop(number, None)
+        with self._idle:
+            self._operations.pop(number, None)
+            self._idle.notify_all()
+
+    def settle(self) -> None:
+        """Wait for everything queued, by whomever, and until no thread of MXNet's needs Python for us.
+
+        Raises MXNetError as `mx.nd.waitall` does.
+        """
+        self._mx.nd.waitall()
+        with self._idle:
+            self._idle.wait_for(lambda: not self._operations, 10)
 
     def _drain(self) -> None:
         if self._operations and os.getpid() == self._process:
             try:
-                self._mx.nd.waitall()
+                self.settle()
             except self._mx.base.MXNetError:
                 pass  # `error` has it
 

@@ -64,6 +64,7 @@ class Store:
         self._tensors: dict[str, Tensor] = {}
         self._sources: dict[str, tuple[Array, Exchange]] = {}
         self._params: Hyper = {}
+        self._initial: Hyper = {}
         self._told: dict[str, Hyper] = {}
 
     @property
@@ -156,9 +157,7 @@ class Store:
         self, keys: Key | Sequence[Key], values: Array | Sequence[Array] | Sequence[Sequence[Array]], priority: int = 0
     ) -> list[Exchange]:
         """Contribute to the next round of each key; several values of one key are summed. `values` may change at once."""
-        checked = [
-            (self._check(key, arrays), arrays) for key, arrays in pairs(keys, values)
-        ]  # all of them before the first one goes
+        checked = [(self._check(key, arrays), arrays) for key, arrays in pairs(keys, values)]
         return [self.send(name, arrays, priority, self.news(name)) for name, arrays in checked]
 
     def pull(
@@ -205,8 +204,7 @@ class Store:
     def set_optimizer(self, name: str, params: Params) -> None:
         """Have the global servers update the values with this optimizer (see ps/optimizers.py); blocks."""
         self._client.set_optimizer(name, params)
-        self._params = {}
-        self._told = {tensor: {} for tensor in self._tensors}
+        self._params, self._told = {}, {}
         self.change(params)
         self._initial = dict(self._params)
 
@@ -216,9 +214,7 @@ class Store:
 
     def news(self, name: str) -> Hyper:
         """The hyper-parameters that the servers do not know yet, to travel with this key's next push."""
-        if not self._params:
-            return {}
-        told = self._told.get(name) or self._initial
+        told = self._told.get(name, self._initial)
         self._told[name] = dict(self._params)
         return {param: value for param, value in self._params.items() if told.get(param) != value}
 

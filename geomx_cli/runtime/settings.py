@@ -126,7 +126,7 @@ def _role(env: Mapping[str, str]) -> Role:
         case ("global_server", "server"):
             return "global_server"
         case ("", "scheduler" | "server" | "worker"):
-            return role  # type: ignore[return-value]
+            return role
     raise InvalidSettings(
         f"DMLC_ROLE={role!r} with DMLC_ROLE_GLOBAL={upper!r} is no role",
         "DMLC_ROLE is scheduler, server or worker; DMLC_ROLE_GLOBAL is global_scheduler, or global_server on a server",

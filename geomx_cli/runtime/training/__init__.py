@@ -62,9 +62,7 @@ def _train(client: "Client", recipe: "Recipe", algorithm: "Algorithm") -> None:
     part = algorithm.worker(client, store, replica, recipe)
     part.start()
     evaluation = None if test is None else Evaluation(Replica(mx, recipe.network), test, recipe.eval_every)
-    loop = Loop(
-        client, recipe, mx=mx, store=store, replica=replica, part=part, shard=shard, evaluation=evaluation
-    )
+    loop = Loop(client, recipe, mx=mx, store=store, replica=replica, part=part, shard=shard, evaluation=evaluation)
     loop.run()
     fields: dict[str, object] = {"rounds": part.rounds, "samples": loop.samples, "seconds": loop.seconds}
     if evaluation is not None:
@@ -83,8 +81,6 @@ def _data(client: "Client", recipe: "Recipe") -> "tuple[Samples, Samples | None]
     directory = data.find(recipe.data, recipe.data_dir)
     if directory is None:
         places = ", ".join(str(place) for place in data.directories(recipe.data, recipe.data_dir))
-        raise InvalidSettings(
-            f"{recipe.data} is in none of {places}", f"geomx data fetch {recipe.data} fetches it"
-        )
+        raise InvalidSettings(f"{recipe.data} is in none of {places}", f"geomx data fetch {recipe.data} fetches it")
     shard = data.load(directory, "train").shard(client.global_rank, client.num_all_workers)
     return shard, data.load(directory, "test") if client.global_rank == 0 else None

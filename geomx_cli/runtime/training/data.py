@@ -94,17 +94,13 @@ def load(directory: Path, split: Split) -> Samples:
     paths = [_path(directory, name) for name in names]
     for name, path in zip(names, paths, strict=True):
         if path is None:
-            raise InvalidSettings(
-                f"{directory} has no {name}", "geomx data fetch fashion-mnist fetches the data set"
-            )
+            raise InvalidSettings(f"{directory} has no {name}", "geomx data fetch fashion-mnist fetches the data set")
     images_path, labels_path = (path for path in paths if path is not None)
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
     if images.shape[1:] != IMAGE_SHAPE[1:]:
         raise _damaged(images_path, f"its images are {images.shape[1]} x {images.shape[2]}, not 28 x 28")
     if len(images) != len(labels):
-        raise _damaged(
-            labels_path, f"it has {len(labels)} labels for {len(images)} images of {images_path.name}"
-        )
+        raise _damaged(labels_path, f"it has {len(labels)} labels for {len(images)} images of {images_path.name}")
     if not len(labels):
         raise _damaged(labels_path, "it is empty")
     if int(labels.max()) >= CLASSES:
@@ -152,9 +148,7 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
     expected = header + math.prod(shape)
     if len(content) != expected:
         what = "cut short" if len(content) < expected else "too long"
-        raise _damaged(
-            path, f"it is {what}: {len(content)} bytes (unpacked) where its header says {expected}"
-        )
+        raise _damaged(path, f"it is {what}: {len(content)} bytes (unpacked) where its header says {expected}")
     return content[header:].reshape(shape)
 
 
@@ -180,6 +174,4 @@ def _complete(directory: Path) -> bool:
 
 
 def _damaged(path: Path, what: str) -> InvalidSettings:
-    return InvalidSettings(
-        f"{path}: {what}", "remove it and run geomx data fetch fashion-mnist, or give --data-dir"
-    )
+    return InvalidSettings(f"{path}: {what}", "remove it and run geomx data fetch fashion-mnist, or give --data-dir")

@@ -63,7 +63,7 @@ class Record:
         self._client.events.write(
             "round",
             num_iters=number,
-            time={str(step): entry for step, entry in enumerate(times)},
+            times={str(step): entry for step, entry in enumerate(times)},
             num_samples=samples,
             total_time=self.elapsed,
             loss=loss,
@@ -94,5 +94,5 @@ class Record:
         return min(1.0, max(steps / self._steps, by_time))
 
     def _count_bytes(self) -> tuple[int, int]:
-        counts = self._client.bytes()
+        counts = self._client.traffic()
         return sum(counts[net][0] for net in ("lan", "wan")), sum(counts[net][1] for net in ("lan", "wan"))

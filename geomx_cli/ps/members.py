@@ -1,0 +1,92 @@
+"""Who stands below a server: workers, or the local servers of the parties; who has come, who has left, who is done."""
+
+from geomx_cli.ps.config import NodeSettings
+from geomx_cli.ps.transport import Link
+from geomx_cli.ps.wire import BadMessage
+
+__all__ = ["CENTRAL", "Members"]
+
+CENTRAL = 32_768
+"""Ranks of central workers among a root's contributors begin here, behind every party's."""
+
+
+class Members:
+    """The members of one server, by the rank under which they contribute.
+
+    At a local server and in a flat cluster that is the worker's rank; at a root the party's index (all local servers
+    of a party share it), and CENTRAL + rank for workers of the central party.
+    """
+
+    def __init__(self, settings: NodeSettings, is_root: bool) -> None:
+        assert settings.local is not None
+        self._two_planes = is_root and settings.upper is not None
+        self._central_train = settings.central_workers
+        self._expected = settings.local.workers
+        if self._two_planes and settings.upper is not None:
+            self._expected += settings.upper.workers
+        self._links: dict[int, list[Link]] = {}
+        self._arrived: set[Link] = set()
+        self._left: set[int] = set()
+        self._farewells: set[Link] = set()
+
+    def arrive(self, link: Link) -> None:
+        """A member has dialled. Raises BadMessage for a second one of the same rank."""
+        rank, plane = link.hello.get("rank"), link.hello.get("plane")
+        if not isinstance(rank, int) or not 0 <= rank < CENTRAL or plane not in ("local", "global"):
+            raise BadMessage("an arrival without rank and plane")
+        own = rank + CENTRAL if self._two_planes and plane == "local" else rank
+        links = self._links.setdefault(own, [])
+        if links and plane == "local":
+            raise BadMessage(f"a second worker of rank {rank}")
+        link.hello["contributor"] = own
+        links.append(link)
+        self._arrived.add(link)
+
+    def rank_of(self, link: Link) -> int:
+        """The rank under which this peer contributes. Raises BadMessage for one that has not arrived."""
+        if link not in self._arrived:
+            raise BadMessage("a message from a process that has not arrived")
+        return int(link.hello["contributor"])
+
+    def leave(self, link: Link) -> None:
+        """This member owes nothing more."""
+        self._left.add(self.rank_of(link))
+
+    def farewell(self, link: Link) -> bool:
+        """This member is done; True when all are."""
+        self._farewells.add(link)
+        return len(self._farewells) >= self._expected
+
+    @property
+    def complete(self) -> bool:
+        """Whether all members have come."""
+        return len(self._arrived) >= self._expected
+
+    def links(self, rank: int) -> list[Link]:
+        """The links of one rank: several where a party has several local servers."""
+        return self._links.get(rank, [])
+
+    def owes(self, rank: int) -> bool:
+        """Whether rounds wait for this rank: it has not left, and is no master worker that does not train."""
+        return rank not in self._left and (rank < CENTRAL or self._central_train)
+
+    def owing(self) -> list[int] | None:
+        """All ranks that owe contributions; None while not all members have come."""
+        return self.training() if self.complete else None
+
+    def training(self) -> list[int]:
+        """Members that train and have not left."""
+        return [rank for rank in self._links if self.owes(rank)]
+
+    def of_own_plane(self) -> list[int]:
+        """Who meets at a barrier of the party: at a root with a global plane, the central party's processes."""
+        return [rank for rank in self._links if rank not in self._left and (rank >= CENTRAL) == self._two_planes]
+
+    def workers_by_party(self) -> list[int]:
+        """Numbers of workers, by party; in a flat cluster each worker counts as one."""
+        parties = [links[0].hello for rank, links in sorted(self._links.items()) if rank < CENTRAL]
+        return [int(hello.get("workers", 1)) for hello in parties]
+
+    def central_workers(self) -> int:
+        """Training workers of the central party."""
+        return sum(rank >= CENTRAL for rank in self._links) if self._central_train else 0

@@ -1,0 +1,204 @@
+"""A user's script as a worker: what connects it to the cluster, and how it leaves or fails.
+
+`geomx launch` runs the script itself, with the import hook; `python -m geomx_cli.runtime SCRIPT` runs it through
+`run`. In both a script that ends well waits for its last rounds and leaves the cluster; one that raises, or exits with
+another status than 0, is reported to everybody at once.
+"""
+
+import atexit
+import functools
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from geomx_cli.errors import GeomxError, PeerLost, TrainingFailed
+
+if TYPE_CHECKING:
+    from geomx_cli.events import EventLog
+    from geomx_cli.ps.client import Client
+
+__all__ = ["Session", "run", "session"]
+
+_LAST_WAIT = 10.0
+"""Seconds that a failed worker waits for MXNet to come to rest."""
+
+
+class Session:
+    """The script's part in the job. For the main thread of the process that made it; in a forked child it does nothing."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._client: Client | None = None
+        self._events: EventLog | None = None
+        self._mx: Any = None
+        self._aborted = False
+        self._exit: tuple[object, int] = (None, 0)
+
+    def attach(self, mx: Any) -> None:
+        """Put our store into MXNet, and be there when the script ends."""
+        from geomx_cli.runtime import mxnet_store
+
+        self._mx = mx
+        mxnet_store.register(mx, self._connect)
+        atexit.register(self._at_exit)
+        self._exit_function, sys.exit = sys.exit, self._note_exit
+
+    def finish(self) -> None:
+        """The script has ended well: wait for its last rounds, leave. Raises GeomxError if the job has failed."""
+        client = self._client
+        if client is None or self._aborted or os.getpid() != self._process:
+            return
+        store = self._mx.kv.create("dist")
+        try:
+            store.settle()
+        except self._mx.base.MXNetError as error:
+            raise self._cause(error) from error
+        if store.failure is not None:
+            raise self._cause(store.failure)
+        client.leave()
+        client.close()
+        self._client = None
+
+    def abort(self, error: BaseException) -> None:
+        """The script has failed: write it down, tell everybody, and come to rest. Does nothing the second time."""
+        if self._aborted or os.getpid() != self._process:
+            return
+        self._aborted = True
+        cause = self._cause(error)
+        try:
+            peer = cause.peer if isinstance(cause, PeerLost) else ""
+            self._log().write("failed", message=cause.message, hint=cause.hint, peer=peer)
+        except (OSError, GeomxError) as second:
+            print(f"cannot write the event log: {second}", file=sys.stderr)
+        if self._client is not None:
+            self._client.close(cause)
+            self._rest()
+
+    def _cause(self, error: BaseException) -> GeomxError:
+        """What failed first: the error of the job if it is one, however the script met it."""
+        seen: BaseException | None = error
+        while seen is not None:
+            if isinstance(seen, GeomxError):
+                return seen
+            seen = seen.__cause__ or seen.__context__
+        failure = self._mx.kv.create("dist").failure if self._client is not None else None
+        if isinstance(failure, GeomxError):
+            return failure
+        if isinstance(error, SystemExit):
+            return TrainingFailed(f"the script ended with exit status {error.code}", "its log says why")
+        text = str(error).strip().splitlines()
+        return TrainingFailed(f"the script raised {type(error).__name__}: {text[0] if text else ''}", "its log says where")
+
+    def _rest(self) -> None:
+        """MXNet's threads must not need Python when the interpreter is gone."""
+
+        def settle() -> None:
+            try:
+                self._mx.kv.create("dist").settle()
+            except self._mx.base.MXNetError:
+                pass  # it has been reported
+
+        thread = threading.Thread(target=settle, daemon=True)
+        thread.start()
+        thread.join(_LAST_WAIT)
+        if thread.is_alive():
+            _die(1)
+
+    def _connect(self) -> "Client":
+        from geomx_cli import plugins
+        from geomx_cli.ps.client import Client
+        from geomx_cli.runtime.settings import Settings
+
+        settings = Settings.from_environment(plugins.table())
+        delivery = plugins.deliveries()[settings.text("delivery")].worker()  # type: ignore[attr-defined]
+        self._client = Client(settings, self._log(), delivery)
+        return self._client
+
+    def _log(self) -> "EventLog":
+        from geomx_cli import plugins
+        from geomx_cli.runtime.__main__ import event_log
+        from geomx_cli.runtime.settings import Settings
+
+        if self._events is None:
+            self._events = event_log(Settings.from_environment(plugins.table()))
+        return self._events
+
+    def _note_exit(self, status: object = None, /) -> NoReturn:
+        """In the place of sys.exit: Python tells nobody at exit which status it ends with."""
+        self._exit = (status, self._calls())
+        raise SystemExit(status)
+
+    def _calls(self) -> int:
+        return self._mx.kv.create("dist").calls if self._client is not None else 0
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._process:
+            return
+        status, calls = self._exit
+        # A script that went on to use the store has caught its SystemExit.
+        if status not in (None, 0) and calls == self._calls():
+            self.abort(SystemExit(status))
+            return
+        try:
+            self.finish()
+        except GeomxError as error:
+            print(f"error: {error}", file=sys.stderr)
+            self.abort(error)
+            _die(1)
+
+
+@functools.cache
+def session() -> Session:
+    """This process's session."""
+    return Session()
+
+
+def run(argv: list[str]) -> None:
+    """Run the script argv[0] with the arguments after it, as `python` would, to its end and out of the cluster.
+
+    Raises GeomxError when the job has failed, and SystemExit when the script has: with the status that it chose, or 1
+    after an exception, whose traceback has been printed.
+    """
+    from geomx_cli.runtime import finder
+
+    finder.install()
+    # A handler in Python would not run while the script waits inside MXNet.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.argv = list(argv)
+    sys.path.insert(0, str(Path(argv[0]).absolute().parent))
+    try:
+        runpy.run_path(argv[0], run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            session().abort(end)
+            raise
+    except BaseException as error:
+        traceback.print_exception(type(error), error, _of_script(error.__traceback__, argv[0]))
+        session().abort(error)
+        raise SystemExit(1) from None
+    try:
+        session().finish()
+    except GeomxError as error:
+        session().abort(error)
+        raise
+
+
+def _of_script(trace: TracebackType | None, path: str) -> TracebackType | None:
+    """The traceback from the script on, without what ran it."""
+    full, start = os.path.realpath(path), trace
+    while trace is not None and os.path.realpath(trace.tb_frame.f_code.co_filename) != full:
+        trace = trace.tb_next
+    return trace or start
+
+
+def _die(status: int) -> NoReturn:
+    """End now: Python's own end would wait for, or crash with, threads that are stuck."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
