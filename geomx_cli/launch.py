@@ -138,7 +138,9 @@ def _training_failed(failure: Failure, planned: Plan, job: Job) -> TrainingFaile
     if failure.tail:
         message += "\n  the end of its log:\n" + "\n".join(f"    {line}" for line in failure.tail)
     log = job.logs / f"{process.file_name}.log"
-    hint = failure.hint or "correct what the log shows and launch again"
+    killed = failure.cause.startswith("was killed")
+    usual = "find out who killed it (a person, or the system: dmesg)" if killed else "correct what the log shows"
+    hint = failure.hint or f"{usual} and launch again"
     return TrainingFailed(message, f"{hint}; its log is {log}")
 
 

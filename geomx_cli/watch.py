@@ -113,7 +113,8 @@ class Watch:
     def _fail(self, failure: Failure) -> None:
         if not self._failures:
             who = failure.process or f"the agent on {failure.host}"
-            self._view.note(f"{who} {failure.cause}; stopping the job")
+            cause = f"blames {failure.peer}" if failure.peer else failure.cause
+            self._view.note(f"{who} {cause}; stopping the job")
         self._failures.append(failure)
         self._stop(0 if not failure.process else _GRACE)
 

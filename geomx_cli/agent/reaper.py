@@ -26,7 +26,8 @@ def reap(directory: Path) -> list[int]:
     def find() -> list[Identity]:
         alive = [who for who in known if processes.exists(who)]
         marked = processes.marked({"GEOMX_JOB": assignment.job, "GEOMX_HOST": assignment.host})
-        agents = processes.commanded("-m", "geomx_cli.agent", str(directory))  # it may have written nothing yet
+        # An agent that has only just begun may have written nothing yet.
+        agents = processes.commanded("-m", "geomx_cli.agent", str(directory))
         return [*alive, *processes.session_members(who.pid for who in alive), *marked, *agents]
 
     left = processes.end(find, _LIMIT)

@@ -17,16 +17,12 @@ def data() -> None:
 
 @data.command()
 @click.argument("name", type=click.Choice(fetching.DATA_SETS))
-@click.option(
-    "--data-dir", default="", metavar="DIR", help="Where to put it; your own data directory by default."
-)
+@click.option("--data-dir", default="", metavar="DIR", help="Where to put it; your own data directory by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fetch(name: str, data_dir: str, as_json: bool) -> None:
     """Fetch a data set, if it is not there yet, and print its directory."""
     directory = fetching.fetch(name, data_dir, _Progress())
-    click.echo(
-        json.dumps({"schema": 1, "data": name, "directory": str(directory)}) if as_json else str(directory)
-    )
+    click.echo(json.dumps({"schema": 1, "data": name, "directory": str(directory)}) if as_json else str(directory))
 
 
 class _Progress:

@@ -49,6 +49,10 @@ def launch(
         return _show(inventory, spec, json=json)
     from geomx_cli import launch as launching
 
+    if not script:
+        from geomx_cli.runtime.training import fetch
+
+        fetch.ensure(str(options["data"]), str(options["data_dir"]), progress=lambda text: click.echo(text, err=True))
     return launching.launch(inventory, spec, json=json)
 
 

@@ -64,7 +64,7 @@ class Completion:
 
 
 class Engine:
-    """Queues operations. `error` is the first failure of any of them; MXNet raises it too, where a result is waited for.
+    """Queues operations. `error` is the first failure of any of them; MXNet too raises it, where somebody waits.
 
     A failed operation completes like any other, so nothing waits for it for ever. The engine cannot fork while an
     operation needs Python, so all are waited for before this process forks. A forked child must not queue any.
@@ -86,7 +86,13 @@ class Engine:
         os.register_at_fork(before=self._drain)
 
     def queue(
-        self, work: Callable[[Completion], None], *, reads: Sequence[Any], writes: Sequence[Any], priority: int, name: str
+        self,
+        work: Callable[[Completion], None],
+        *,
+        reads: Sequence[Any],
+        writes: Sequence[Any],
+        priority: int,
+        name: str,
     ) -> None:
         """Have the engine call `work` when the arrays are free; it must not wait for anything. All are on the CPU.
 

@@ -102,14 +102,14 @@ class Store:
         """This worker's rank among the training workers of the job; -1 for a master worker that does not train."""
         return self._client.global_rank
 
-    def init(self, keys: Key | Sequence[Key], values: Array | Sequence[Array]) -> None:
+    def init(self, keys: Key | Sequence[Key], values: Array | Sequence[Array] | Sequence[Sequence[Array]]) -> None:
         """Make keys known and wait for the party's workers; all workers of the job init the same keys.
 
         The values of the master worker count (in a flat cluster: of rank 0), those of the others only give size and
         dtype. A pull then gives everybody the master's. Raises InvalidSettings, with nothing changed, for a key that
         exists already, and for a dtype or size that this worker, or another one, does not allow.
         """
-        listed = [keys] if isinstance(keys, (str, Integral)) else list(keys)
+        listed: list[Key] = list(keys) if isinstance(keys, (list, tuple)) else [keys]  # type: ignore[list-item]
         if len(set(listed)) < len(listed):
             raise InvalidSettings(f"a key stands twice in {listed}", "each key is initialised once")
         found = []
@@ -156,7 +156,7 @@ class Store:
     def push(
         self, keys: Key | Sequence[Key], values: Array | Sequence[Array] | Sequence[Sequence[Array]], priority: int = 0
     ) -> list[Exchange]:
-        """Contribute to the next round of each key; several values of one key are summed. `values` may change at once."""
+        """Contribute to the next round of each key the sum of its values, which may change as soon as this returns."""
         checked = [(self._check(key, arrays), arrays) for key, arrays in pairs(keys, values)]
         return [self.send(name, arrays, priority, self.news(name)) for name, arrays in checked]
 
@@ -171,20 +171,30 @@ class Store:
         return [self.fetch(name, array.reshape(-1), priority) for name, arrays in checked for array in arrays]
 
     def pushpull(
-        self, keys: Key | Sequence[Key], values: Array | Sequence[Array], outs: Array | Sequence[Array], priority: int = 0
+        self,
+        keys: Key | Sequence[Key],
+        values: Array | Sequence[Array] | Sequence[Sequence[Array]],
+        outs: Array | Sequence[Array] | Sequence[Sequence[Array]],
+        priority: int = 0,
     ) -> "list[Future[None]]":
         """`push`, then `pull`."""
         self.push(keys, values, priority)
         return self.pull(keys, outs, priority)
 
-    def broadcast(self, keys: Key | Sequence[Key], values: Array | Sequence[Array], outs: Array | Sequence[Array]) -> None:
+    def broadcast(
+        self,
+        keys: Key | Sequence[Key],
+        values: Array | Sequence[Array] | Sequence[Sequence[Array]],
+        outs: Array | Sequence[Array] | Sequence[Sequence[Array]],
+    ) -> None:
         """`init`, then `pull`; blocks until `outs` hold the master's values."""
         self.init(keys, values)
         for future in self.pull(keys, outs):
             future.result()
 
     def _check(self, key: Key, arrays: Sequence[Array]) -> str:
-        return [self.lookup(key, array.size, str(array.dtype)) for array in arrays][0]
+        names = {self.lookup(key, array.size, str(array.dtype)) for array in arrays}
+        return names.pop()
 
     def send(self, name: str, arrays: Sequence[Array], priority: int, hyper: Hyper) -> Exchange:
         """Begin the next round of one key with the sum of `arrays`, which are copied; fp16 is summed in fp32."""

@@ -30,7 +30,7 @@ _LAST_WAIT = 10.0
 
 
 class Session:
-    """The script's part in the job. For the main thread of the process that made it; in a forked child it does nothing."""
+    """The script's part in the job. For the main thread of the process that made it; nothing in a forked child."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -49,11 +49,14 @@ class Session:
         atexit.register(self._at_exit)
         self._exit_function, sys.exit = sys.exit, self._note_exit
 
-    def finish(self) -> None:
-        """The script has ended well: wait for its last rounds, leave. Raises GeomxError if the job has failed."""
+    def finish(self) -> bool:
+        """The script has ended well: wait for its last rounds, leave. Raises GeomxError if the job has failed.
+
+        False if there was nothing to leave.
+        """
         client = self._client
         if client is None or self._aborted or os.getpid() != self._process:
-            return
+            return False
         store = self._mx.kv.create("dist")
         try:
             store.settle()
@@ -64,6 +67,7 @@ class Session:
         client.leave()
         client.close()
         self._client = None
+        return True
 
     def abort(self, error: BaseException) -> None:
         """The script has failed: write it down, tell everybody, and come to rest. Does nothing the second time."""
@@ -92,8 +96,8 @@ class Session:
             return failure
         if isinstance(error, SystemExit):
             return TrainingFailed(f"the script ended with exit status {error.code}", "its log says why")
-        text = str(error).strip().splitlines()
-        return TrainingFailed(f"the script raised {type(error).__name__}: {text[0] if text else ''}", "its log says where")
+        text = (str(error).strip().splitlines() or [""])[0]
+        return TrainingFailed(f"the script raised {type(error).__name__}: {text}", "its log says where")
 
     def _rest(self) -> None:
         """MXNet's threads must not need Python when the interpreter is gone."""
@@ -146,7 +150,8 @@ class Session:
             self.abort(SystemExit(status))
             return
         try:
-            self.finish()
+            if self.finish():
+                self._log().write("finished")
         except GeomxError as error:
             print(f"error: {error}", file=sys.stderr)
             self.abort(error)
@@ -162,8 +167,8 @@ def session() -> Session:
 def run(argv: list[str]) -> None:
     """Run the script argv[0] with the arguments after it, as `python` would, to its end and out of the cluster.
 
-    Raises GeomxError when the job has failed, and SystemExit when the script has: with the status that it chose, or 1
-    after an exception, whose traceback has been printed.
+    Raises SystemExit when it has failed and everybody has been told: with the status that the script chose, or 1 after
+    an exception, which has been printed.
     """
     from geomx_cli.runtime import finder
 
@@ -185,8 +190,9 @@ def run(argv: list[str]) -> None:
     try:
         session().finish()
     except GeomxError as error:
+        print(f"error: {error}", file=sys.stderr)
         session().abort(error)
-        raise
+        raise SystemExit(1) from None
 
 
 def _of_script(trace: TracebackType | None, path: str) -> TracebackType | None:

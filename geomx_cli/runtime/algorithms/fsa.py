@@ -84,9 +84,7 @@ class FsaWorker:
     mean. The optimizer of a worker is the servers' own, so weights are the same bit for bit wherever it runs.
     """
 
-    def __init__(
-        self, store: Any, replica: "Replica", num_all_workers: int, optimizer: "Optimizer | None"
-    ) -> None:
+    def __init__(self, store: Any, replica: "Replica", num_all_workers: int, optimizer: "Optimizer | None") -> None:
         self.rounds = 0
         self.gradient_scale = 1.0 / num_all_workers
         self._store = store

@@ -15,9 +15,10 @@ def _chain() -> None:
     own = os.path.realpath(os.path.dirname(__file__))  # noqa: PTH120
     others = [path for path in sys.path if os.path.realpath(path) != own]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None and spec.origin is not None:
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    if spec is not None and spec.loader is not None:
+        from importlib.util import module_from_spec
+
+        spec.loader.exec_module(module_from_spec(spec))
 
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

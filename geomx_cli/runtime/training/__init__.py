@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
+    from geomx_cli.ps.wire import Array
     from geomx_cli.runtime.training.data import Samples
     from geomx_cli.runtime.training.part import Algorithm
     from geomx_cli.runtime.training.recipe import Recipe
@@ -24,32 +25,37 @@ def main(client: "Client") -> None:
 
     recipe = Recipe.from_options(client.settings.options)
     algorithm: Any = plugins.find("algorithm", recipe.algorithm)
-    if client.is_master or client.global_rank == 0:
-        _set_up(client, recipe, algorithm)
+    optimizer = algorithm.server_optimizer(recipe)
+    # Before the initial weights, without which nobody can push.
+    if optimizer is not None and (client.is_master or client.global_rank == 0):
+        client.set_optimizer(*optimizer)
     if client.trains:
         _train(client, recipe, algorithm)
+    else:
+        _initialise(client, recipe)
 
 
-def _set_up(client: "Client", recipe: "Recipe", algorithm: "Algorithm") -> None:
-    """Give the servers their optimizer, then the initial weights: nobody can push before these are there."""
+def _values(recipe: "Recipe") -> "dict[str, Array]":
+    """The initial value of every key."""
     import numpy as np
 
-    from geomx_cli.ps.partition import Tensor
     from geomx_cli.runtime.training import models
     from geomx_cli.runtime.training.agreement import STOP
 
-    optimizer = algorithm.server_optimizer(recipe)
-    if optimizer is not None:
-        client.set_optimizer(*optimizer)
-    weights = {**models.initial_weights(recipe.network, recipe.seed), STOP: np.zeros(1, np.float32)}
-    client.declare([Tensor(name, value.size, "float32") for name, value in weights.items()])
-    for name, value in weights.items():
+    return {**models.initial_weights(recipe.network, recipe.seed), STOP: np.zeros(1, np.float32)}
+
+
+def _initialise(client: "Client", recipe: "Recipe") -> None:
+    from geomx_cli.ps.partition import Tensor
+
+    values = _values(recipe)
+    client.declare([Tensor(name, value.size, "float32") for name, value in values.items()])
+    for name, value in values.items():
         client.init(name, value.reshape(-1))
 
 
 def _train(client: "Client", recipe: "Recipe", algorithm: "Algorithm") -> None:
     from geomx_cli.runtime import mxnet_store
-    from geomx_cli.runtime.training.agreement import STOP
     from geomx_cli.runtime.training.evaluation import Evaluation
     from geomx_cli.runtime.training.loop import Loop
     from geomx_cli.runtime.training.replica import Replica
@@ -58,7 +64,8 @@ def _train(client: "Client", recipe: "Recipe", algorithm: "Algorithm") -> None:
     mx = mxnet_store.load_mxnet()
     mxnet_store.register(mx, lambda: client)
     store, replica = mx.kv.create("dist_sync"), Replica(mx, recipe.network)
-    store.init([*replica.names, STOP], [*replica.weights, mx.nd.zeros((1,))])
+    values = _values(recipe)
+    store.init(list(values), [mx.nd.array(value) for value in values.values()])
     part = algorithm.worker(client, store, replica, recipe)
     part.start()
     evaluation = None if test is None else Evaluation(Replica(mx, recipe.network), test, recipe.eval_every)

@@ -27,16 +27,12 @@ class Evaluation:
         self._correct = 0
         self._seconds = 0.0
         self.round = 0
+        self.accuracy = 0.0
 
     @property
     def busy(self) -> bool:
         """Whether an evaluation has begun and is not done."""
         return self._next < len(self._test)
-
-    @property
-    def accuracy(self) -> float:
-        """The part of the test set that is classified rightly, 0 to 1; valid when an evaluation is done."""
-        return self._correct / len(self._test)
 
     @property
     def seconds(self) -> float:
@@ -57,7 +53,10 @@ class Evaluation:
                 self._correct += self._replica.count_correct(batch)
                 self._next += _PIECE
         self._seconds += time.monotonic() - begun
-        return not self.busy
+        if self.busy:
+            return False
+        self.accuracy = self._correct / len(self._test)
+        return True
 
     def run(self, weights: Replica, round_: int) -> float:
         """Evaluate at once; the accuracy."""

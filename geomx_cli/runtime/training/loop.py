@@ -145,6 +145,6 @@ class Loop:
         recipe, evaluation = self._recipe, self._evaluation
         if recipe.time_limit and self._record.elapsed >= recipe.time_limit:
             return "time_limit"
-        if recipe.target_accuracy and evaluation is not None and not evaluation.busy:
+        if recipe.target_accuracy and evaluation is not None:
             return "target_accuracy" if evaluation.accuracy >= recipe.target_accuracy else ""
         return ""
