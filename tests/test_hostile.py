@@ -113,6 +113,7 @@ def _transport(loop: Loop, name: str, keys: security.KeyRing | None, heard: list
         who={"process": name, "party": "A", "role": "worker"},
         keys=keys,
         on_message=lambda link, header, payload: heard.append(link.name),
+        on_link=lambda _: None,
         events=EventLog(None),
         slice_bytes=2**20,
     )

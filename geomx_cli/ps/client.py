@@ -14,11 +14,11 @@ from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.events import EventLog
 from geomx_cli.ps.config import NodeSettings
 from geomx_cli.ps.exchange import Exchange
+from geomx_cli.ps.link import Link
 from geomx_cli.ps.members import CENTRAL
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.node import Node, Request
 from geomx_cli.ps.partition import Placement, Slice, Tensor
-from geomx_cli.ps.transport import Link
 from geomx_cli.ps.uplink import Delivery, Uplink
 from geomx_cli.ps.wire import Array, BadMessage, Header, Kind, dtype_code
 
@@ -307,7 +307,6 @@ class Client:
                 member.endpoint_for(self.settings.host), member.process,
                 wide_area=member.party != self.settings.party, plane="local", rank=self.rank,
             )  # fmt: skip
-            link.control("arrive")
             self._uplink.links.append(link)
         self._node.request(self._uplink.links[0], "cluster", {}, self._on_cluster, self._node.fail)
 

@@ -1,7 +1,7 @@
 """Who stands below a server: workers, or the local servers of the parties; who has come, who has left, who is done."""
 
 from geomx_cli.ps.config import NodeSettings
-from geomx_cli.ps.transport import Link
+from geomx_cli.ps.link import Link
 from geomx_cli.ps.wire import BadMessage
 
 __all__ = ["CENTRAL", "Members"]

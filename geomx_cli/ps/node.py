@@ -13,10 +13,11 @@ from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.events import EventLog
 from geomx_cli.ps import security
 from geomx_cli.ps.config import NodeSettings, PlaneSettings
+from geomx_cli.ps.link import Link
 from geomx_cli.ps.loop import Loop, Timer
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.shaping import Shaper
-from geomx_cli.ps.transport import Link, Transport
+from geomx_cli.ps.transport import Transport
 from geomx_cli.ps.wire import BadMessage, Header, Kind, decode_body, job_number
 
 __all__ = ["Node", "Request"]
@@ -49,7 +50,8 @@ class Request:
 class Node:
     """Everything that scheduler, server and client have in common. Used by the loop's thread only.
 
-    `on_tensor` gets PUSH, PULL, EXCHANGE and RESULT messages; `on_request` gets control requests.
+    `on_tensor` gets PUSH, PULL, EXCHANGE and RESULT messages; `on_request` gets control requests; `on_link` is told of
+    peers that dial.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Node:
         *,
         on_tensor: Callable[[Link, Header, memoryview | None], None],
         on_request: Callable[[Request], None],
+        on_link: Callable[[Link], None] = lambda _: None,
     ) -> None:
         self.settings = settings
         self.events = events
@@ -79,6 +82,7 @@ class Node:
             who={"process": self.process, "party": settings.party, "role": settings.role},
             keys=self.keys,
             on_message=self._on_message,
+            on_link=on_link,
             events=events,
             slice_bytes=int(settings.number("slice_elements")) * 4,
             window_bytes=int(settings.number("window")),

@@ -8,8 +8,8 @@ import numpy as np
 
 from geomx_cli.ps.algorithm import Answer, ServerPart, Slot
 from geomx_cli.ps.gather import Contribution, Gathering
+from geomx_cli.ps.link import Link
 from geomx_cli.ps.optimizers import Optimizer
-from geomx_cli.ps.transport import Link
 from geomx_cli.ps.uplink import Delivery, Uplink
 from geomx_cli.ps.wire import DTYPES, Array, BadMessage, Header, Kind, view
 

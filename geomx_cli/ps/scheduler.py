@@ -11,9 +11,9 @@ from typing import Any
 from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.events import EventLog
 from geomx_cli.ps.config import NodeSettings, PlaneSettings
+from geomx_cli.ps.link import Link
 from geomx_cli.ps.membership import Member
 from geomx_cli.ps.node import Node, Request
-from geomx_cli.ps.transport import Link
 from geomx_cli.ps.wire import BadMessage, Header
 
 __all__ = ["Scheduler"]

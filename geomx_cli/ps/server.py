@@ -17,12 +17,12 @@ from geomx_cli.ps import optimizers
 from geomx_cli.ps.algorithm import ServerPart
 from geomx_cli.ps.barrier import Barrier
 from geomx_cli.ps.config import NodeSettings
+from geomx_cli.ps.link import Link
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.node import Node, Request
 from geomx_cli.ps.partition import Partition, Tensor
 from geomx_cli.ps.rounds import STALL, Rounds
-from geomx_cli.ps.transport import Link
 from geomx_cli.ps.uplink import Delivery, Uplink
 from geomx_cli.ps.wire import BadMessage, Header, Kind
 
@@ -40,7 +40,7 @@ class Server:
         self._optimizer_by = ""
         self._partition: Partition | None = None
         self._placements: dict[str, dict[str, Any]] = {}
-        self.node = Node(settings, events, on_tensor=self._on_tensor, on_request=self._on_request)
+        self.node = Node(settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive)
         self._uplink = None if self._is_root else Uplink(delivery)
         self.rounds = Rounds(
             algorithm=algorithm,
@@ -106,7 +106,6 @@ class Server:
                 member.endpoint_for(settings.host), member.process, wide_area=member.party != settings.party,
                 plane="global", rank=self._party_index, workers=settings.local.workers,
             )  # fmt: skip
-            link.control("arrive")
             uplink.links.append(link)
         self._joined()
 
@@ -158,9 +157,6 @@ class Server:
     # Requests.
 
     def _on_request(self, request: Request) -> None:
-        if request.topic == "arrive":
-            self._arrive(request.link)
-            return
         self._members.rank_of(request.link)
         if request.topic == "leave":
             self._leave(request.link)

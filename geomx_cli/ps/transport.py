@@ -1,16 +1,16 @@
-"""Links: who is at the other end, what waits for it, and how much is under way.
+"""The sockets of one process: who may connect, what is read from them, and what of it is refused.
 
-Those who listen have one ROUTER socket, those who dial one DEALER socket for each link. High-water marks are off and
-nothing ever blocks in a send: each link queues by priority (first in, first out among equals) and hands the socket
-only what its window admits. Control messages never wait behind tensors.
+Those who listen have one ROUTER socket, those who dial two DEALER sockets for each link (see link.py). High-water marks
+are off and nothing ever blocks in a send: each link queues by priority (first in, first out among equals) and hands the
+socket only what its window admits.
 """
 
 import ctypes
-import heapq
 import itertools
 import secrets
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,135 +19,34 @@ import zmq.utils.monitor
 
 from geomx_cli.errors import GeomxError, InvalidSettings
 from geomx_cli.events import EventLog
+from geomx_cli.ps.link import LANES, Lane, Link
 from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.security import Doorkeeper, KeyRing
 from geomx_cli.ps.shaping import Shaper
-from geomx_cli.ps.window import Window
 from geomx_cli.ps.wire import (
     MAX_MESSAGE,
     BadMessage,
     Header,
     Kind,
-    Place,
     decode_body,
     decode_header,
-    encode_body,
-    encode_header,
 )
 
-__all__ = ["Link", "Transport"]
+__all__ = ["Transport"]
 
 Socket = zmq.Socket[bytes]
-Handler = Callable[["Link", Header, memoryview | None], None]
+Handler = Callable[[Link, Header, memoryview | None], None]
 
 BATCH = 64
-CREDIT_STEP = 512 * 1024
 MAX_LINKS = 4096
 LOCAL_BUFFER = 2 * 2**20
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
-class Link:
-    """One peer. `wide_area` says that it stands in another party; `sent` and `received` count bytes on the wire."""
-
-    def __init__(self, transport: "Transport", socket: Socket, identity: bytes, name: str, wide_area: bool) -> None:
-        self.name = name
-        self.wide_area = wide_area
-        self.sent = self.received = 0
-        self.hello: dict[str, Any] = {}
-        self._transport = transport
-        self._socket = socket
-        self._identity = identity
-        self.window = Window(transport.slice_bytes, transport.window_bytes)
-        self._queue: list[tuple[int, int, Header, memoryview]] = []
-        self._wanted: set[tuple[int, int, int]] = set()
-        self._owed = 0
-
-    def send(self, header: Header, payload: memoryview | None = None) -> None:
-        """Send `header` and `payload` (bytes that must not change until the receiver has them); returns at once.
-
-        A payload waits for the window, and for what has a higher priority. Anything else leaves now.
-        """
-        if payload is None:
-            self._emit(header, None)
-            return
-        header.place = Place.FRAME
-        if (header.key, header.slice, header.round) in self._wanted:
-            self._wanted.discard((header.key, header.slice, header.round))
-            self._emit(header, payload)
-            return
-        heapq.heappush(self._queue, (-header.priority, self._transport.next_order(), header, payload))
-        self._pump()
-
-    def control(self, topic: str, body: dict[str, Any] | None = None, request: int = 0) -> None:
-        """Send a CONTROL message; it overtakes every tensor."""
-        payload = memoryview(encode_body(body)) if body else None
-        self._emit(Header(topic=topic, request=request), payload)
-
-    def consumed(self, size: int) -> None:
-        """`size` bytes of payload from this peer are no longer held here: return them to its window."""
-        self._owed += size
-        if self._owed >= CREDIT_STEP:
-            self.flush_credit()
-        else:
-            self._transport.owes(self)
-
-    def flush_credit(self) -> None:
-        """Return what is owed, if no message has carried it."""
-        if self._owed:
-            self._emit(Header(topic="credit"), None)
-
-    def ask_for(self, key: int, index: int, round_: int) -> None:
-        """Ask the peer to send this slice ahead of its window."""
-        self._emit(Header(topic="want", key=key, slice=index, round=round_), None)
-
-    def want(self, key: int, index: int, round_: int) -> None:
-        """The receiver cannot go on without this slice: let it overtake the window, now or when it comes."""
-        wanted = (key, index, round_)
-        for position, (_, _, header, payload) in enumerate(self._queue):
-            if (header.key, header.slice, header.round) == wanted and header.kind == Kind.EXCHANGE:
-                del self._queue[position]
-                heapq.heapify(self._queue)
-                self._emit(header, payload)
-                return
-        self._wanted.add(wanted)
-
-    def credit(self, size: int) -> None:
-        """The peer has returned `size` bytes."""
-        self.window.returned(size)
-        self._pump()
-
-    def _pump(self) -> None:
-        queue, window = self._queue, self.window
-        while queue and window.admits(len(queue[0][3])):
-            _, _, header, payload = heapq.heappop(queue)
-            self._emit(header, payload)
-
-    def _emit(self, header: Header, payload: memoryview | None) -> None:
-        if header.kind != Kind.CONTROL and payload is not None:
-            self.window.sent(len(payload))
-        header.credit, self._owed = self._owed, 0
-        self._transport.fill(header)
-        head = encode_header(header)
-        size = len(head) + (len(payload) if payload is not None else 0)
-        self.sent += size
-        parts: list[Any] = [self._identity, head] if self._identity else [head]
-        if payload is not None:
-            parts.append(payload)
-        self._transport.hand_over(self, parts, size)
-
-    def write(self, parts: list[Any]) -> None:
-        """Give the parts to the socket. A peer that is gone is only counted: its silence is somebody else's to notice."""
-        try:
-            self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            self._transport.counters["unreachable"] += 1
-
-
 class Transport:
-    """The sockets of one process. `on_message` gets every message that is well formed, of this job, and not transport's own.
+    """`on_message` gets every message that is well formed, of this job, and not transport's own.
+
+    `on_link` is told of each peer that dials; it may refuse it with BadMessage.
 
     `counters` counts what was refused, by reason; the first of each reason and peer is written to the event log.
     """
@@ -160,6 +59,7 @@ class Transport:
         who: dict[str, Any],
         keys: KeyRing | None,
         on_message: Handler,
+        on_link: Callable[[Link], None],
         events: EventLog,
         slice_bytes: int,
         window_bytes: int = 0,
@@ -175,6 +75,7 @@ class Transport:
         self.links: list[Link] = []
         self._keys = keys
         self._on_message = on_message
+        self._on_link = on_link
         self._events = events
         self._shaper = shaper or None
         self._order = itertools.count()
@@ -184,6 +85,7 @@ class Transport:
         _keep_freed_memory()
         self._sockets: list[Socket] = []
         self._accepted: dict[bytes, Link] = {}
+        self._by_peer: dict[bytes, Link] = {}
         self._doorkeeper: Doorkeeper | None = None
         loop.each_turn(self._flush_credit)
 
@@ -213,18 +115,21 @@ class Transport:
 
     def dial(self, endpoint: str, name: str, *, wide_area: bool, **hello: Any) -> Link:
         """A link to whoever listens at `endpoint`. It says hello first; the peer may come up later."""
-        dealer = self._socket(zmq.DEALER)
-        dealer.set(zmq.ROUTING_ID, secrets.token_bytes(12).replace(b"\0", b"\1"))
-        if self._keys is not None and endpoint.startswith("tcp:"):
-            dealer.set(zmq.CURVE_SERVERKEY, self._keys.server_public.encode())
-            dealer.set(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
-            dealer.set(zmq.CURVE_SECRETKEY, self._keys.private.encode())
-        self._widen(dealer, endpoint)
-        dealer.connect(endpoint)
-        link = Link(self, dealer, b"", name, wide_area)
+        link = Link(self, name, wide_area)
         self.links.append(link)
-        self.loop.watch(dealer, lambda: self._read_dealer(dealer, link))
-        link.control("hello", {**self.who, **hello})
+        identity = secrets.token_bytes(12).replace(b"\0", b"\1")
+        for number, lane in enumerate(LANES):
+            dealer = self._socket(zmq.DEALER)
+            dealer.set(zmq.ROUTING_ID, identity + bytes([number + 1]))
+            if self._keys is not None and endpoint.startswith("tcp:"):
+                dealer.set(zmq.CURVE_SERVERKEY, self._keys.server_public.encode())
+                dealer.set(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
+                dealer.set(zmq.CURVE_SECRETKEY, self._keys.private.encode())
+            self._widen(dealer, endpoint)
+            dealer.connect(endpoint)
+            link.attach(lane, dealer, b"")
+            self.loop.watch(dealer, partial(self._read_dealer, dealer, link))
+        link.greet({**self.who, **hello})
         return link
 
     def close(self, linger: float = 1.0) -> None:
@@ -270,12 +175,12 @@ class Transport:
         """Remember to return this link's credit before the loop sleeps."""
         self._owing.add(link)
 
-    def hand_over(self, link: Link, parts: list[Any], size: int) -> None:
+    def hand_over(self, link: Link, lane: Lane, parts: list[Any], size: int) -> None:
         """Write to the socket, now or when the emulated link lets it through."""
         if self._shaper is None or not link.wide_area:
-            link.write(parts)
+            link.write(lane, parts)
         else:
-            self.loop.call_at(self._shaper.leaves(size), lambda: link.write(parts))
+            self.loop.call_at(self._shaper.leaves(size, lane), lambda: link.write(lane, parts))
 
     # Reading.
 
@@ -304,12 +209,13 @@ class Transport:
             payload = frames[1].buffer if len(frames) == 2 else None
             if link is None:
                 link = self._accept(header, payload, socket, identity)
+            lane = LANES[header.kind != Kind.CONTROL and payload is not None]
         except BadMessage as error:
             self.refuse(link, "malformed", str(error))
             return
         link.received += size
         if self._shaper is not None and link.wide_area:
-            self.loop.call_at(self._shaper.arrives(size), lambda: self._deliver(link, header, payload))
+            self.loop.call_at(self._shaper.arrives(size, lane), lambda: self._deliver(link, header, payload))
         else:
             self._deliver(link, header, payload)
 
@@ -336,12 +242,18 @@ class Transport:
             name, party = str(hello["process"])[:128], str(hello["party"])[:128]
         except KeyError as error:
             raise BadMessage(f"a hello without {error}") from None
-        if len(self._accepted) >= MAX_LINKS:
-            raise BadMessage("too many links")
-        link = Link(self, router, identity, name, party != self.who["party"])
-        link.hello = hello
+        if len(self._accepted) >= 2 * MAX_LINKS or not 1 <= identity[-1] <= len(LANES):
+            raise BadMessage("too many links, or no lane of one")
+        link = self._by_peer.get(identity[:-1])
+        if link is None:
+            link = Link(self, name, party != self.who["party"])
+            link.hello = hello
+        link.attach(LANES[identity[-1] - 1], router, identity)
+        if identity[:-1] not in self._by_peer:
+            self._on_link(link)
+            self._by_peer[identity[:-1]] = link
+            self.links.append(link)
         self._accepted[identity] = link
-        self.links.append(link)
         return link
 
     def _flush_credit(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from geomx_cli.ps.transport import Link
+from geomx_cli.ps.link import Link
 from geomx_cli.ps.wire import Array, BadMessage, Header, view
 
 __all__ = ["Delivery", "Uplink"]

@@ -117,11 +117,11 @@ class Session:
     def _connect(self) -> "Client":
         from geomx_cli import plugins
         from geomx_cli.ps.client import Client
+        from geomx_cli.runtime.__main__ import part
         from geomx_cli.runtime.settings import Settings
 
         settings = Settings.from_environment(plugins.table())
-        delivery = plugins.deliveries()[settings.text("delivery")].worker()  # type: ignore[attr-defined]
-        self._client = Client(settings, self._log(), delivery)
+        self._client = Client(settings, self._log(), part(settings, "delivery", "worker")())
         return self._client
 
     def _log(self) -> "EventLog":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from geomx_cli.options import Option
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.transport import Link
+    from geomx_cli.ps.link import Link
     from geomx_cli.ps.wire import Header
 
 name = "direct"
