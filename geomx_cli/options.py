@@ -106,7 +106,7 @@ OPTIONS: tuple[Option, ...] = (
     _train("data", "text", "fashion-mnist", "GEOMX_DATA", "Data set.", choices=("fashion-mnist",)),
     _train("data_dir", "text", "", "GEOMX_DATA_DIR", "Where the data set lies; searched for when not given."),
     _train("batch_size", "int", 64, "GEOMX_BATCH_SIZE", "Samples in one worker's batch.", minimum=1, maximum=65536),
-    _train("epochs", "int", 3, "GEOMX_EPOCHS", "Passes over the training data.", minimum=1, maximum=100_000),
+    _train("epochs", "int", 4, "GEOMX_EPOCHS", "Passes over the training data.", minimum=1, maximum=100_000),
     _train("time_limit", "duration", 0.0, "GEOMX_TIME_LIMIT", "Stop training after this long; 0 is never.", minimum=0),
     _train(
         "optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer.",
@@ -120,7 +120,9 @@ OPTIONS: tuple[Option, ...] = (
     _train("lr", "float", 0.05, "GEOMX_LR", "Learning rate.", minimum=0, maximum=1e6),
     _train("momentum", "float", 0.9, "GEOMX_MOMENTUM", "Momentum of sgd and nag.", minimum=0, maximum=1),
     _train("seed", "int", 1, "GEOMX_SEED", "Seed of initial weights and of the order of samples.", minimum=0),
-    _train("eval_every", "int", 100, "GEOMX_EVAL_EVERY", "Rounds between two evaluations; 0: only at the end.", minimum=0),
+    _train(
+        "eval_every", "int", 100, "GEOMX_EVAL_EVERY", "Rounds between two evaluations; 0: only at the end.", minimum=0
+    ),
     _train(
         "target_accuracy", "float", 0.0, "GEOMX_TARGET_ACCURACY",
         "Stop when the test accuracy reaches this; 0 is never.", minimum=0, maximum=1,

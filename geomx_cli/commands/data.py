@@ -7,7 +7,7 @@ import click
 
 from geomx_cli.runtime.training import fetch as fetching
 
-__all__ = ["data"]
+__all__ = ["Progress", "data"]
 
 
 @click.group()
@@ -21,11 +21,11 @@ def data() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fetch(name: str, data_dir: str, as_json: bool) -> None:
     """Fetch a data set, if it is not there yet, and print its directory."""
-    directory = fetching.fetch(name, data_dir, _Progress())
+    directory = fetching.fetch(name, data_dir, Progress())
     click.echo(json.dumps({"schema": 1, "data": name, "directory": str(directory)}) if as_json else str(directory))
 
 
-class _Progress:
+class Progress:
     """Says on stderr what is being fetched; on a terminal with a percentage that counts up in place."""
 
     def __init__(self) -> None:

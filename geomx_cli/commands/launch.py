@@ -50,9 +50,10 @@ def launch(
     from geomx_cli import launch as launching
 
     if not script:
+        from geomx_cli.commands.data import Progress
         from geomx_cli.runtime.training import fetch
 
-        fetch.ensure(str(options["data"]), str(options["data_dir"]), progress=lambda text: click.echo(text, err=True))
+        fetch.ensure(str(options["data"]), str(options["data_dir"]), Progress())
     return launching.launch(inventory, spec, json=json)
 
 

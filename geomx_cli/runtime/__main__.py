@@ -29,7 +29,8 @@ def main(argv: list[str]) -> int:
             _serve(settings, events)
     except GeomxError as error:
         return _failed(events, error)
-    events.write("finished")
+    if settings.role != "worker":
+        events.write("finished")
     return 0
 
 

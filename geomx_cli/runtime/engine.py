@@ -78,8 +78,6 @@ class Engine:
         self._operations: dict[int, tuple[Callable[[Completion], None], Sequence[Any]]] = {}
         self._start = _START(self._run)
         self._naive = mx.util.getenv("MXNET_ENGINE_TYPE") == "NaiveEngine"
-        # MXNet's convolutions leave arrays in oneDNN's layouts; reading one puts it back in place, which is a write.
-        self._reading_writes = mx.runtime.Features().is_enabled("MKLDNN")
         self._process = os.getpid()
         self._idle = threading.Condition()
         self.error: BaseException | None = None
@@ -100,8 +98,6 @@ class Engine:
         """
         number = next(self._numbers)
         self._operations[number] = (work, (*reads, *writes))
-        if self._reading_writes:
-            reads, writes = (), (*reads, *writes)
         prop, context = ctypes.c_int(_CPU_PRIORITIZED), _Context(_CPU, 0)
         self._check(
             self._lib.MXEnginePushAsyncND(
@@ -114,7 +110,8 @@ class Engine:
     def view(self, array: Any) -> Array:
         """The memory of an array on the CPU as a 1-D numpy array; only in an operation that has the array.
 
-        (MXNDArrayGetData would wait for the engine, and so for this very operation, where a layout must change.)
+        Raises MXNetError for an array that a kernel of oneDNN has left in a layout of its own. (MXNDArrayGetData would
+        change that, but wait for the engine meanwhile, and so for this very operation.)
         """
         packed = ctypes.c_void_p()
         self._check(self._lib.MXNDArrayToDLPack(array.handle, ctypes.byref(packed)))

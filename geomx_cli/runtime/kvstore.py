@@ -53,7 +53,7 @@ class Store:
     """One worker's key-value store.
 
     `init`, `set_optimizer` and `barrier` block, everything else returns at once and gives futures. Whoever uses
-    `send` and `pull` from several threads keeps the order of the calls of each key himself; different keys need no
+    `start` and `fetch` from several threads keeps the order of the calls of each key himself; different keys need no
     order. When the job has failed, every call and future raises what the client does: PeerLost, TimedOut.
     """
 
@@ -203,12 +203,16 @@ class Store:
         if buffer is None or last is None or not last.sent.done():
             buffer = np.empty(tensor.size, tensor.dtype)
         _sum(arrays, buffer)
-        exchange = self._client.exchange(name, buffer, None, priority=priority, hyper=hyper)
+        exchange = self.start(name, buffer, priority, hyper)
         self._sources[name] = (buffer, exchange)
         return exchange
 
+    def start(self, name: str, source: Array, priority: int, hyper: Hyper) -> Exchange:
+        """Begin the next round of one key with `source` (1-D), which must not change before the exchange's `sent`."""
+        return self._client.exchange(name, source, None, priority=priority, hyper=hyper)
+
     def fetch(self, name: str, out: Array, priority: int) -> "Future[None]":
-        """Have `out` (1-D) filled: with the result of the latest `send` of this key, else with the servers' value."""
+        """Have `out` (1-D) filled: with the result of the latest round of this key, else with the servers' value."""
         return self._client.pull(name, out, priority=priority)
 
     def set_optimizer(self, name: str, params: Params) -> None:

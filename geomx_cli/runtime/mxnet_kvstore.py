@@ -1,8 +1,9 @@
 """Every method of MXNet's KVStore, over a Store and MXNet's engine.
 
-`push` returns at once: an operation of the engine copies the value when it is ready and hands it to the client. `pull`
-makes an operation that writes `out`; whoever reads `out` next waits for that one array. Both also pass through one
-small array per key, its turn, so that pushes and pulls of one key happen in the order in which they were called.
+`push` returns at once: the engine copies the value when it is ready, and an operation of ours hands the copy to the
+client. `pull` makes an operation that ends when the result is there; whoever reads `out` next waits for that one
+array. Both also pass through one small array per key, its turn, so that pushes and pulls of one key happen in the order
+in which they were called.
 """
 
 import functools
@@ -37,6 +38,17 @@ def _guarded(method: _Method) -> _Method:
     return cast(_Method, call)
 
 
+class _Source:
+    """An array that holds a value until its round is over; `free` says that it may hold another."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.free = False
+
+    def release(self, _: object) -> None:
+        self.free = True
+
+
 class MxnetStore:
     """Every method of mxnet.kvstore.KVStore, over a Store. `register` mixes it with that class, which Trainer asks for.
 
@@ -49,7 +61,11 @@ class MxnetStore:
         self._mx = mx
         self._store = store
         self._engine = Engine(mx)
+        # MXNet's convolutions leave arrays in layouts that only its own operators can read.
+        self._has_layouts = mx.runtime.Features().is_enabled("MKLDNN")
         self._turns: dict[str, Any] = {}
+        self._sources: dict[str, list[_Source]] = {}
+        self._targets: dict[str, Any] = {}
         self._optimizer: Any = None
         self.handle = None
         self.calls = 0
@@ -120,45 +136,71 @@ class MxnetStore:
         return self._store.news(name)
 
     def _push(self, key: Key, values: list[Any], priority: int) -> None:
-        name, source = str(key), self._one_on_cpu(values)
+        name = str(key)
         news = self._news(key, name)
+        source = self._source(name, values[0])
+        with self._mx.autograd.pause():
+            self._sum(values).copyto(source.array)
 
         def send(done: Completion) -> None:
-            self._store.send(name, [self._engine.view(source)], priority, news)
+            exchange = self._store.start(name, self._engine.view(source.array), priority, news)
+            exchange.sent.add_done_callback(source.release)
             done()
 
-        self._engine.queue(send, reads=[source], writes=[self._turns[name]], priority=priority, name="geomx push")
+        self._engine.queue(send, reads=[source.array], writes=[self._turns[name]], priority=priority, name="geomx push")
 
     def _pull(self, key: Key, outs: list[Any], priority: int) -> None:
-        name, (first, *others) = str(key), outs
-        target = first if first.context.device_type == "cpu" else first.copyto(self._mx.cpu())
-        if target is not first:
-            others = outs
+        name = str(key)
+        target = outs[0] if self._is_plain(outs[0]) else self._target(name, outs[0])
 
         def fetch(done: Completion) -> None:
             future = self._store.fetch(name, self._engine.view(target), priority)
             future.add_done_callback(lambda finished: done(finished.exception()))
 
         self._engine.queue(fetch, reads=[], writes=[target, self._turns[name]], priority=priority, name="geomx pull")
-        for other in others:
-            target.copyto(other)
-
-    def _one_on_cpu(self, values: list[Any]) -> Any:
-        """The sum of the devices' values; with more than one it is added in fp32 at least."""
-        first, *others = (value.as_in_context(self._mx.cpu()) for value in values)
-        if not others:
-            return first
         with self._mx.autograd.pause():
-            dtype = first.dtype
-            total = first.astype("float32") if dtype == np.float16 else first
-            for other in others:
-                total = total + other.astype(total.dtype)
-            return total.astype(dtype, copy=False)
+            for out in outs:
+                if out is not target:
+                    target.copyto(out)
+
+    def _is_plain(self, array: Any) -> bool:
+        """Whether its memory can be written to: on the CPU, and never in a layout of oneDNN's."""
+        special = self._has_layouts and array.ndim > 1 and array.dtype == np.float32
+        return array.context.device_type == "cpu" and not special
+
+    def _target(self, name: str, like: Any) -> Any:
+        """This key's array for results on their way to one that cannot be written to."""
+        target = self._targets.get(name)
+        if target is None or target.shape != like.shape:
+            target = self._targets[name] = self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype)
+        return target
+
+    def _source(self, name: str, like: Any) -> "_Source":
+        """An array of this key's for a value on its way that no round needs any more."""
+        sources = self._sources.setdefault(name, [])
+        for source in sources:
+            if source.free and source.array.shape == like.shape:
+                source.free = False
+                return source
+        sources[:] = [source for source in sources if not source.free]
+        sources.append(_Source(self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype)))
+        return sources[-1]
+
+    def _sum(self, values: list[Any]) -> Any:
+        """The sum of the devices' values; fp16 is added in fp32."""
+        if len(values) == 1:
+            return values[0]
+        first, *others = (value.as_in_context(self._mx.cpu()) for value in values)
+        total = first.astype("float32") if first.dtype == np.float16 else first
+        for other in others:
+            total = total + other.astype(total.dtype)
+        return total.astype(first.dtype, copy=False)
 
     def _checked(self, key: Any, value: Any) -> list[tuple[Key, list[Any]]]:
-        """Keys and values, after all of them have been checked."""
-        found: list[tuple[Key, list[Any]]] = pairs(key, value)
-        self._dense(item for _, values in found for item in values)
+        """Keys and values, after all of them have been checked; `mx.np` arrays as NDArrays of the same memory."""
+        given: list[tuple[Key, list[Any]]] = pairs(key, value)
+        self._dense(item for _, values in given for item in values)
+        found = [(one, [item.as_nd_ndarray() for item in values]) for one, values in given]
         for one, values in found:
             for item in values:
                 self._store.lookup(one, item.size, np.dtype(item.dtype).name)

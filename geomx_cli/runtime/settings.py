@@ -1,4 +1,5 @@
-"""Environment <-> Settings: what one process of a job needs to know. The only module that reads os.environ.
+"""Environment <-> Settings: what one process of a job needs to know. The only module that reads
+the variables of a job.
 
 The `DMLC_*` variables mean what they mean in MXNet and GeoMX, so that a process started by hand with only those works;
 `GEOMX_*` carry what the planner knows beyond them. An option's variable is in the table of options.

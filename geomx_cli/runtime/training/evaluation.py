@@ -15,7 +15,9 @@ class Evaluation:
     """Evaluates a copy of the weights as they were at `begin`, however training goes on.
 
     An evaluation is spread over `every` rounds, at most 20: a piece of it takes about as long as a wide-area
-    round trip, so the other workers are not kept waiting for it. For the training thread only.
+    round trip, so the other workers are not kept waiting for it. `accuracy`, the part of the test set that is
+    classified rightly, is that of the last evaluation that is done; `round` and `seconds` are of the latest
+    that has begun. For the training thread only.
     """
 
     def __init__(self, replica: Replica, test: Samples, every: int) -> None:

@@ -1,0 +1,131 @@
+"""A link: one peer, what waits for it, and how much is under way to it.
+
+It has two lanes, each a connection of its own: tensors on the one, everything else on the other. So credit, requests and
+answers never stand behind tensors, neither here nor in the buffers of the system.
+"""
+
+import heapq
+from typing import TYPE_CHECKING, Any, Literal
+
+import zmq
+
+from geomx_cli.ps.window import Window
+from geomx_cli.ps.wire import Header, Kind, Place, encode_body, encode_header
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.transport import Transport
+
+__all__ = ["LANES", "Lane", "Link"]
+
+Socket = zmq.Socket[bytes]
+Lane = Literal["tensors", "talk"]
+LANES: tuple[Lane, Lane] = ("talk", "tensors")
+CREDIT_STEP = 512 * 1024
+
+
+class Link:
+    """One peer. `wide_area` says that it stands in another party; `sent` and `received` count bytes on the wire."""
+
+    def __init__(self, transport: "Transport", name: str, wide_area: bool) -> None:
+        self.name = name
+        self.wide_area = wide_area
+        self.sent = self.received = 0
+        self.hello: dict[str, Any] = {}
+        self._transport = transport
+        self._wires: dict[Lane, tuple[Socket, bytes]] = {}
+        self.window = Window(transport.slice_bytes, transport.window_bytes)
+        self._queue: list[tuple[int, int, Header, memoryview]] = []
+        self._wanted: set[tuple[int, int, int]] = set()
+        self._owed = 0
+
+    def attach(self, lane: Lane, socket: Socket, identity: bytes) -> None:
+        """Use `socket` for this lane; `identity` is the peer's on a ROUTER, else empty."""
+        self._wires[lane] = (socket, identity)
+
+    def send(self, header: Header, payload: memoryview | None = None) -> None:
+        """Send `header` and `payload` (bytes that must not change until the receiver has them); returns at once.
+
+        A payload waits for the window, and for what has a higher priority. Anything else leaves now.
+        """
+        if payload is None:
+            self._emit(header, None)
+            return
+        header.place = Place.FRAME
+        if (header.key, header.slice, header.round) in self._wanted:
+            self._wanted.discard((header.key, header.slice, header.round))
+            self._emit(header, payload)
+            return
+        heapq.heappush(self._queue, (-header.priority, self._transport.next_order(), header, payload))
+        self._pump()
+
+    def control(self, topic: str, body: dict[str, Any] | None = None, request: int = 0) -> None:
+        """Send a CONTROL message; it overtakes every tensor."""
+        payload = memoryview(encode_body(body)) if body else None
+        self._emit(Header(topic=topic, request=request), payload)
+
+    def consumed(self, size: int) -> None:
+        """`size` bytes of payload from this peer are no longer held here: return them to its window."""
+        self._owed += size
+        if self._owed >= CREDIT_STEP:
+            self.flush_credit()
+        else:
+            self._transport.owes(self)
+
+    def flush_credit(self) -> None:
+        """Return what is owed, if no message has carried it."""
+        if self._owed:
+            self._emit(Header(topic="credit"), None)
+
+    def ask_for(self, key: int, index: int, round_: int) -> None:
+        """Ask the peer to send this slice ahead of its window."""
+        self._emit(Header(topic="want", key=key, slice=index, round=round_), None)
+
+    def want(self, key: int, index: int, round_: int) -> None:
+        """The receiver cannot go on without this slice: let it overtake the window, now or when it comes."""
+        wanted = (key, index, round_)
+        for position, (_, _, header, payload) in enumerate(self._queue):
+            if (header.key, header.slice, header.round) == wanted and header.kind == Kind.EXCHANGE:
+                del self._queue[position]
+                heapq.heapify(self._queue)
+                self._emit(header, payload)
+                return
+        self._wanted.add(wanted)
+
+    def credit(self, size: int) -> None:
+        """The peer has returned `size` bytes."""
+        self.window.returned(size)
+        self._pump()
+
+    def greet(self, body: dict[str, Any]) -> None:
+        """Say hello on both lanes: each is a connection that must say whose it is."""
+        for lane in LANES:
+            self._emit(Header(topic="hello"), memoryview(encode_body(body)), lane)
+
+    def write(self, lane: Lane, parts: list[Any]) -> None:
+        """Give the parts to the socket. A peer that is gone is only counted: others notice its silence."""
+        socket, identity = self._wires.get(lane) or next(iter(self._wires.values()))
+        try:
+            socket.send_multipart([identity, *parts] if identity else parts, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self._transport.counters["unreachable"] += 1
+
+    def _emit(self, header: Header, payload: memoryview | None, lane: Lane | None = None) -> None:
+        tensor = header.kind != Kind.CONTROL and payload is not None
+        if tensor and payload is not None:
+            self.window.sent(len(payload))
+        header.credit, self._owed = self._owed, 0
+        self._transport.fill(header)
+        parts: list[Any] = [encode_header(header)]
+        if payload is not None:
+            parts.append(payload)
+        size = sum(len(part) for part in parts)
+        self.sent += size
+        self._transport.hand_over(self, lane or ("tensors" if tensor else "talk"), parts, size)
+
+    def _pump(self) -> None:
+        queue, window = self._queue, self.window
+        while queue and window.admits(len(queue[0][3])):
+            _, _, header, payload = heapq.heappop(queue)
+            self._emit(header, payload)

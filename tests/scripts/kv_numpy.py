@@ -1,0 +1,89 @@
+"""A worker of a flat cluster of four that checks a Store by itself: sums, dtypes, keys, optimizer. No MXNet."""
+
+import numpy as np
+
+from geomx_cli import plugins
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.events import EventLog
+from geomx_cli.ps.client import Client
+from geomx_cli.runtime.kvstore import Store
+from geomx_cli.runtime.settings import Settings
+
+
+def refused(words, call, *args):
+    try:
+        call(*args)
+    except InvalidSettings as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"not refused: {words}")
+
+
+def check_keys(store, value):
+    refused("initialised already", store.init, "w", value)
+    refused("stands twice", store.init, ["x", "x"], [value, value])
+    refused("int or str", store.init, 3, value)
+    refused("int8", store.init, "x", value.astype(np.int8))
+    refused("no elements", store.init, "x", value[:0])
+    refused("is no key", store.init, 1.5, value)
+    refused("has not been initialised", store.push, "x", value)
+    refused("has not been initialised", store.pull, ["w", "x"], [value.copy(), value.copy()])
+    refused("elements of float32", store.push, "w", value[:1])
+    refused("elements of float32", store.push, ["w"], [value.astype(np.float64)])
+    refused("2 keys come with 1", store.push, ["w", "v"], [value])
+
+
+def check_sums(store, rank):
+    """Worker r pushes 2048 if it is the first, else 1; in fp16 alone these would add up to 2048."""
+    for dtype, wanted in (("float16", np.float16(2051)), ("float64", 2051.0 + 4e-13), ("float32", 2051.0)):
+        key = f"sum {dtype}"
+        store.init(key, np.zeros((3, 5), dtype))
+        extra = 1e-13 if dtype == "float64" else 0.0
+        value = np.full((3, 5), (2048 if rank == 0 else 1) + extra, dtype)
+        before, out = value.copy(), np.empty_like(value)
+        for _ in range(3):
+            (pushed,) = store.push(key, value)
+            value[:] = 7
+            store.pull(key, out)[0].result(20)
+            value[:] = before
+            pushed.done.result(20)
+            assert abs(float(out[1, 1]) - float(wanted)) < 1e-12 and (out == out[0, 0]).all(), (dtype, out)
+    store.push("sum float16", [value.astype(np.float16)] * 2)
+    out = np.empty((3, 5), np.float16)
+    store.pull("sum float16", out)[0].result(20)
+    assert out[0, 0] == np.float16(4102), out[0, 0]
+
+
+def check_optimizer(store, weight, rank):
+    store.set_optimizer("sgd", {"learning_rate": 0.5, "rescale_grad": 0.25})
+    expected = weight.astype(np.float64)
+    for step in range(4):
+        if step == 2:
+            store.change({"learning_rate": 0.125, "rescale_grad": 0.5})
+        rate = 0.5 * 0.25 if step < 2 else 0.125 * 0.5
+        out = np.empty_like(weight)
+        store.pushpull("w", np.full_like(weight, rank + step), out)[0].result(20)
+        expected -= rate * sum(other + step for other in range(4))
+        assert np.array_equal(out, expected.astype(np.float32)), (step, out, expected)
+
+
+def main():
+    settings = Settings.from_environment(plugins.table())
+    client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
+    store = Store(client)
+    assert (store.num_workers, store.num_all_workers, store.type) == (4, 4, "dist_sync")
+    assert store.rank == store.global_rank == settings.rank
+    weight = np.full((7, 3), 100.0 + store.rank, np.float32)
+    out = np.zeros_like(weight)
+    store.broadcast(["w", "v"], [weight, weight * 2], [out, np.zeros_like(weight)])
+    assert (out == 100).all(), out
+    check_keys(store, weight)
+    check_sums(store, store.rank)
+    check_optimizer(store, out, store.rank)
+    store.barrier("all")
+    client.leave()
+    client.close()
+
+
+if __name__ == "__main__":
+    main()

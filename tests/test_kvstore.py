@@ -1,0 +1,41 @@
+"""The Store with a real cluster and no framework, and its rules for keys and values."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Cluster
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.runtime.kvstore import pairs
+
+SCRIPT = Path(__file__).parent / "scripts" / "kv_numpy.py"
+
+
+@pytest.mark.timeout(60)
+def test_four_workers_agree_on_sums_dtypes_keys_and_optimizer(cluster: Cluster) -> None:
+    ranks = {f"w{rank}": {"GEOMX_RANK": str(rank)} for rank in range(4)}
+    cluster.launch_flat([sys.executable, str(SCRIPT)], workers=4, servers=2, worker_env=ranks)
+    cluster.finish()
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "wanted"),
+    [
+        (3, "a", [(3, ["a"])]),
+        ("k", ["a", "b"], [("k", ["a", "b"])]),
+        ([3], ["a"], [(3, ["a"])]),
+        ([3, 4], ["a", "b"], [(3, ["a"]), (4, ["b"])]),
+        ([3, 4], [["a", "b"], ["c"]], [(3, ["a", "b"]), (4, ["c"])]),
+        ([3, 4, 3], ["a", "b", "c"], [(3, ["a", "c"]), (4, ["b"])]),
+        ([], [], []),
+    ],
+)
+def test_pairs(keys: object, values: object, wanted: object) -> None:
+    assert pairs(keys, values) == wanted  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("keys", "values"), [([3, 4], ["a"]), ([3, 4], "a"), (3, []), ([3], [[]])])
+def test_pairs_refuses(keys: object, values: object) -> None:
+    with pytest.raises(InvalidSettings):
+        pairs(keys, values)  # type: ignore[arg-type]
