@@ -65,3 +65,80 @@ def test_gluon_trainer_trains_as_one_process_would(cluster: Cluster, place: str,
     cluster.launch_flat(argv, workers=2, env=env)
     cluster.finish()
     check_parameters(cluster.directory, 2, [str(SCRIPTS / "trainer.py"), place, name])
+
+
+def events(directory: Path, name: str) -> list[dict[str, object]]:
+    """The event log of one process."""
+    return [json.loads(line) for line in (directory / "events" / f"{name}.jsonl").read_text().splitlines()]
+
+
+def launch_ends(cluster: Cluster, how: str, by_hook: bool) -> dict[str, int]:
+    """Run ends.py on two workers with event logs; exit statuses."""
+    argv, env = hooked("ends.py", how)
+    if not by_hook:
+        argv, env = [*RUNTIME, *argv[1:]], {}
+    env |= {"GEOMX_JOB_DIR": str(cluster.directory)}
+    workers = {f"w{rank}": {"GEOMX_RANK": str(rank), "GEOMX_PROCESS": f"A/worker:{rank}"} for rank in range(2)}
+    cluster.launch_flat(argv, workers=2, env=env, worker_env=workers)
+    return cluster.wait()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("by_hook", [True, False], ids=["hook", "run"])
+@pytest.mark.parametrize(
+    ("how", "status", "message"),
+    [
+        ("raise", 1, "the script raised ValueError: no such label"),
+        ("exit", 3, "the script ended with exit status 3"),
+    ],
+)
+def test_a_failing_script_ends_the_job(
+    cluster: Cluster, how: str, status: int, message: str, by_hook: bool
+) -> None:
+    statuses = launch_ends(cluster, how, by_hook)
+    assert statuses["w0"] == status and statuses["w1"] == 1, cluster.outputs()
+    (failed,) = [event for event in events(cluster.directory, "A-worker-0") if event["event"] == "failed"]
+    assert (failed["message"], failed["peer"]) == (message, "")
+    assert ("ValueError: no such label" in cluster.output("w0")) == (how == "raise")
+    (told,) = [event for event in events(cluster.directory, "A-worker-1") if event["event"] == "failed"]
+    assert told["peer"] == "A/worker:0" and message in str(told["message"]), told
+    assert "MXNetError" in cluster.output("w1") and message in cluster.output("w1"), cluster.outputs()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ["early", "caught"])
+def test_a_script_leaves_cleanly(cluster: Cluster, how: str) -> None:
+    statuses = launch_ends(cluster, how, by_hook=True)
+    assert not any(statuses.values()), cluster.outputs()
+    for rank in range(2):
+        assert [event["event"] for event in events(cluster.directory, f"A-worker-{rank}")][-1] == "finished"
+
+
+def run_hooked(code: str, role: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python code with the hook on the path and the variables of a role."""
+    path = os.pathsep.join(map(str, [HOOK, ROOT, *paths]))
+    env = {**os.environ, "PYTHONPATH": path, "DMLC_ROLE": role, "DMLC_PS_ROOT_URI": "127.0.0.1"}
+    argv = [sys.executable, "-W", "ignore", "-c", code]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_the_hook_changes_nothing_for_scripts_without_mxnet(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.chained = __file__")
+    code = "import sys; print(sys.chained, sorted({'numpy', 'zmq', 'mxnet', 'geomx_cli.plugins'} & set(sys.modules)))"
+    for role in ("worker", "scheduler"):
+        done = run_hooked(code, role, tmp_path)
+        assert (done.stdout, done.stderr) == (f"{tmp_path / 'sitecustomize.py'} []\n", ""), done
+
+
+def test_the_hook_prepares_mxnet_for_workers_only() -> None:
+    code = "import sys; print(any('geomx' in type(finder).__module__ for finder in sys.meta_path))"
+    assert run_hooked(code, "worker").stdout == "True\n"
+    assert run_hooked(code, "scheduler").stdout == "False\n"
+    code = "import mxnet as mx; print(mx.kv.create('local').type, 'dist_x' in mx.kvstore.KVStoreBase.kv_registry)"
+    assert run_hooked(code, "worker").stdout == "local True\n"
+
+
+def test_without_mxnet_the_error_says_what_to_install() -> None:
+    code = "import sys; sys.modules['mxnet'] = None\nfrom geomx_cli.runtime.mxnet_store import load_mxnet; load_mxnet()"
+    done = run_hooked(code, "server")
+    assert "InvalidSettings" in done.stderr and "pip install 'geomx-cli[mxnet]'" in done.stderr

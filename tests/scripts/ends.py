@@ -1,0 +1,26 @@
+"""A worker of a flat cluster of two, of which rank 0 ends as the argument says, and rank 1 goes on until it is told."""
+
+import sys
+
+import mxnet as mx
+
+kv = mx.kv.create("dist_sync")
+weight = mx.nd.ones((64, 64))
+kv.init(0, weight)
+for step in range(3 if sys.argv[1] in ("early", "caught") else 1000):
+    if kv.rank == 0 and step == 2:
+        if sys.argv[1] == "raise":
+            raise ValueError("no such label")
+        if sys.argv[1] == "exit":
+            sys.exit(3)
+        if sys.argv[1] == "caught":
+            try:
+                sys.exit(4)
+            except SystemExit:
+                print("goes on")
+        if sys.argv[1] == "early":
+            break
+    kv.push(0, weight)
+    kv.pull(0, out=weight)
+    if sys.argv[1] != "early":
+        mx.nd.waitall()
