@@ -86,7 +86,9 @@ def measure(case: Case) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="gxb"))
         sites = ["C", *_letters(case.parties)]
-        wan = stack.enter_context(Wan(sites=tuple(sites), rate=case.rate or None, rtt=case.rtt or None)) if _wide(case) else None
+        wan = None
+        if _wide(case):
+            wan = stack.enter_context(Wan(sites=tuple(sites), rate=case.rate or None, rtt=case.rtt or None))
         limit = _goodput(wan)
         processes = _start(case, Path(directory), wan, stack)
         figures = _follow(case, processes, wan)
@@ -178,7 +180,8 @@ def _write_keys(laid: Plan, directory: Path) -> None:
 
 def _mxnet_commands(case: Case, wan: Wan | None) -> list[tuple[str, str, list[str], dict[str, str]]]:
     """MXNet's own flat cluster: scheduler and server at C, the workers in their parties."""
-    prelude = "import numpy as n\nfor k in 'bool int float object complex'.split(): setattr(n, k, __builtins__.__dict__[k])\n"
+    names = "bool int float object complex"
+    prelude = f"import numpy as n\nfor k in {names!r}.split(): setattr(n, k, __builtins__.__dict__[k])\n"
     serve = [sys.executable, "-c", prelude + "import mxnet"]
     work = [sys.executable, str(WORKER), "mxnet", case.tensors, str(case.warm_up), str(case.iterations)]
     common = {
@@ -274,12 +277,13 @@ def _limits(case: Case, figures: dict[str, Any], goodput: float) -> dict[str, An
     if not goodput:
         return {"model_bytes": model}
     limit = copies * model / goodput
-    return {"model_bytes": model, "limit_seconds": limit, "ratio": figures["seconds"] / limit, "payload_bytes": copies * model}
+    ratio = figures["seconds"] / limit
+    return {"model_bytes": model, "limit_seconds": limit, "ratio": ratio, "payload_bytes": copies * model}
 
 
 def show(result: dict[str, Any]) -> None:
     """The result as a table on stdout."""
-    title = f"{result['system']} {result['topology']} {result['tensors']}, {result['parties']} x {result['workers']} workers"
+    title = "{system} {topology} {tensors}, {parties} x {workers} workers".format(**result)
     print(f"{title}: {result['seconds'] * 1e3:.1f} ms per iteration")
     if "ratio" in result:
         print(f"  wire limit {result['limit_seconds'] * 1e3:.1f} ms, ratio {result['ratio']:.3f}")

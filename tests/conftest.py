@@ -89,7 +89,7 @@ class Cluster:
         worker_env: Mapping[str, Mapping[str, str]] = {},
         root_env: Mapping[str, str] = {},
     ) -> None:
-        """The cluster of two planes: central party with `roots` and the master worker, and `parties` of so many workers.
+        """Two planes: the central party with `roots` and the master worker, and `parties` of so many workers.
 
         Processes are called gs, root0, cs, master, central1..., and for each party A, B, ...: As, Asrv0, Aw0, Aw1, ...
         """

@@ -20,7 +20,7 @@ def initial(index: int) -> np.ndarray:
 
 
 def expected(parties: list[list[int]], rounds: dict[int, int], optimizer: bool) -> list[np.ndarray]:
-    """Ranks are added in order inside a party, then the parties in order; sgd with momentum as written down by MXNet."""
+    """Ranks are added in order inside a party, then the parties in order; sgd with momentum as MXNet writes it."""
     results = []
     for index in range(len(SIZES)):
         weight, momentum = initial(index), np.zeros(SIZES[index], np.float32)
@@ -109,7 +109,8 @@ def test_a_small_window_and_a_slow_first_rank_drop_nothing(cluster: Cluster, tmp
 
 
 def test_flat(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.environment = {"OUT": str(tmp_path / "w{rank}.npz"), "SHUFFLE": "1", "SERVER_OPTIMIZER": "1", "HAS_MASTER": "0"}
+    out = str(tmp_path / "w{rank}.npz")
+    cluster.environment = {"OUT": out, "SHUFFLE": "1", "SERVER_OPTIMIZER": "1", "HAS_MASTER": "0"}
     cluster.launch_flat(SCRIPT, servers=2)
     cluster.finish()
     found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}

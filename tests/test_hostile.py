@@ -1,4 +1,4 @@
-"""What a stranger, a stale process or a broken peer can send: it is refused and counted, and training goes on unharmed."""
+"""What a stranger, a stale process or a broken peer can send is refused and counted, and training goes on unharmed."""
 
 import json
 import socket
@@ -36,7 +36,8 @@ def attack(port: int) -> None:
     dealer.connect(f"tcp://127.0.0.1:{port}")
     good = encode_header(Header(job=job_number(""), kind=Kind.EXCHANGE, length=10, round=1, contributors=(0,)))
     stale = encode_header(Header(job=job_number("yesterday"), topic="hello"))
-    for frames in ([b""], [b"garbage"], [good[:20]], [good, b"x" * 40], [good, b"x", b"y"], [stale, b""], [b"x" * 100_000]):
+    unwanted = ([b""], [b"garbage"], [good[:20]], [good, b"x" * 40], [good, b"x", b"y"], [stale, b""], [b"x" * 100_000])
+    for frames in unwanted:
         dealer.send_multipart(frames)
     dealer.close(500)
     context.term()

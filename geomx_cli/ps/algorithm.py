@@ -39,7 +39,7 @@ class Answer:
 
 
 class ServerPart(Protocol):
-    """The part of an algorithm in a server. Called by the server's loop only; arrays passed in must not be written to."""
+    """An algorithm's part in a server. Called by the server's loop only; arrays passed in must not be written to."""
 
     def at_party(self, slot: Slot, total: Array, weight: float) -> Forward | Answer:
         """A local server has its party's sum of one round."""

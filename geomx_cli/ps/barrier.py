@@ -9,7 +9,8 @@ __all__ = ["Barrier"]
 
 
 class Barrier:
-    """One barrier, over the ranks that `members` returns. A rank that asks again before the others waits for the next one.
+    """One barrier, over the ranks that `members` returns. A rank that asks again before the others have asked waits for
+    the next one.
 
     A rank that is no member (a master worker that does not train) is answered with the others.
     """

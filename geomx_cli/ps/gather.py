@@ -16,7 +16,7 @@ __all__ = ["Contribution", "Gathering"]
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one member gives: the ranks merged in, an array that nobody writes to, and what to call once it is added."""
+    """What one member gives: the ranks merged in, an array that nobody writes to, what to call once it is added."""
 
     ranks: tuple[int, ...]
     array: Array

@@ -1,12 +1,13 @@
 """A link: one peer, what waits for it, and how much is under way to it.
 
-It has two lanes, each a connection of its own: tensors on the one, everything else on the other. So credit, requests and
-answers never stand behind tensors, neither here nor in the buffers of the system.
+It has two lanes, each a connection of its own: tensors on the one, everything else on the other. So credit, requests
+and answers never stand behind tensors, neither here nor in the buffers of the system.
 """
 
 import heapq
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import zmq
 
 from geomx_cli.ps.window import Window
@@ -20,7 +21,7 @@ __all__ = ["LANES", "Lane", "Link"]
 Socket = zmq.Socket[bytes]
 Lane = Literal["tensors", "talk"]
 LANES: tuple[Lane, Lane] = ("talk", "tensors")
-CREDIT_STEP = 512 * 1024
+CREDIT_STEP = 1024 * 1024
 
 
 class Link:
@@ -119,7 +120,7 @@ class Link:
         self._transport.fill(header)
         parts: list[Any] = [encode_header(header)]
         if payload is not None:
-            parts.append(payload)
+            parts.append(_as_received(payload))
         size = sum(len(part) for part in parts)
         self.sent += size
         self._transport.hand_over(self, lane or ("tensors" if tensor else "talk"), parts, size)
@@ -129,3 +130,11 @@ class Link:
         while queue and window.admits(len(queue[0][3])):
             _, _, header, payload = heapq.heappop(queue)
             self._emit(header, payload)
+
+
+def _as_received(payload: memoryview) -> memoryview | zmq.Frame:
+    """The very frame that `payload` is all of, if it came from a socket: libzmq passes that on without any bookkeeping."""
+    owner = payload.obj
+    if isinstance(owner, np.ndarray) and isinstance(owner.base, memoryview):
+        owner = owner.base.obj
+    return owner if isinstance(owner, zmq.Frame) and len(owner) == len(payload) else payload

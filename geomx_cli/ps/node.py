@@ -90,7 +90,7 @@ class Node:
         )
 
     def listen(self, fallback: PlaneSettings | None) -> tuple[str, ...]:
-        """Bind the planned endpoints, or for a process started by hand one on its own address; returns what others dial.
+        """Bind the planned endpoints, or one on the own address of a process started by hand; returns what others dial.
 
         Raises InvalidSettings when the address is not loopback and there are no keys.
         """
@@ -111,7 +111,7 @@ class Node:
                 )
 
     def own_address(self, plane: PlaneSettings | None) -> str:
-        """The address of a process started by hand: DMLC_NODE_HOST, DMLC_INTERFACE's, or the one that faces the scheduler."""
+        """DMLC_NODE_HOST, the address of DMLC_INTERFACE, or the one that faces the scheduler."""
         settings = self.settings
         if settings.node_host:
             return f"[{settings.node_host}]" if ":" in settings.node_host else settings.node_host
@@ -125,14 +125,16 @@ class Node:
             address = str(probe.getsockname()[0])
         return f"[{address}]" if family == socket.AF_INET6 else address
 
-    def join(self, plane: PlaneSettings, role: str, on_roster: Callable[[Membership], None], **facts: Any) -> Membership:
+    def join(
+        self, plane: PlaneSettings, role: str, on_roster: Callable[[Membership], None], **facts: Any
+    ) -> Membership:
         """Register with a plane's scheduler; `on_roster` is called when all members have."""
         membership = Membership(self, plane, role, facts, on_roster)
         self.memberships.append(membership)
         return membership
 
     def request(self, link: Link, topic: str, body: Body, answer: Answer, failed: Failed, limit: float = 0.0) -> None:
-        """Ask `link`; exactly one of `answer` and `failed` is called later. `limit` in seconds, default: the timeout."""
+        """Ask `link`; exactly one of `answer` and `failed` is called later. `limit` is in seconds; 0: the timeout."""
         self._request_number += 1
         number, limit = self._request_number, limit or self.timeout
 
@@ -221,4 +223,4 @@ def _interface_address(name: str) -> str:
         for entry in addresses:
             if entry.family == family:
                 return entry.address if family == socket.AF_INET else f"[{entry.address.split('%')[0]}]"
-    raise InvalidSettings(f"DMLC_INTERFACE={name}: the interface has no IP address", "choose another, or set DMLC_NODE_HOST")
+    raise InvalidSettings(f"DMLC_INTERFACE={name} has no IP address", "choose another, or set DMLC_NODE_HOST")

@@ -54,7 +54,7 @@ class Partition:
         self._placed: dict[str, Placement] = {}
 
     def declare(self, tensor: Tensor) -> Placement:
-        """The placement of `tensor` over the roots. Raises InvalidSettings if it was declared with another size or dtype."""
+        """The placement of `tensor` over the roots. Raises InvalidSettings if its size or dtype was another before."""
         known = self._placed.get(tensor.name)
         if known is None:
             known = self._place(tensor)

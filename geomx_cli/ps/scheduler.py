@@ -115,7 +115,8 @@ class Scheduler:
         limit = plane.servers if role == "server" else plane.workers
         joined = [item for item in self._entries.values() if item.member.role == role]
         if self._complete or len(joined) >= limit:
-            raise InvalidSettings(f"all {limit} {role}s of this plane have joined already", "is an old process still running?")
+            message = f"all {limit} {role}s of this plane have joined already"
+            raise InvalidSettings(message, "is an old process still running?")
         if wanted is not None and (
             not 0 <= wanted < min(limit, MAX_RANK) or any(item.wanted == wanted for item in joined)
         ):

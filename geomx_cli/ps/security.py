@@ -6,7 +6,6 @@ The job secret is what keys of datagrams are derived from.
 """
 
 import json
-import os
 import secrets
 import stat
 from collections.abc import Mapping
@@ -57,11 +56,11 @@ def generate(job: str, processes: Mapping[str, bool]) -> dict[str, bytes]:
 
 
 def load(path: str) -> KeyRing | None:
-    """The key ring in `path`; None for "". Raises InvalidSettings for a file that is not ours, or that others can read."""
+    """The key ring in `path`; None for "". Raises InvalidSettings if it is no key file, or one that others can read."""
     if not path:
         return None
     try:
-        mode = stat.S_IMODE(os.stat(path).st_mode)
+        mode = stat.S_IMODE(Path(path).stat().st_mode)
         if mode & 0o077:
             raise InvalidSettings(f"{path}: others can read the keys (mode {mode:o})", f"chmod 600 {path}")
         fields = json.loads(Path(path).read_bytes())

@@ -39,6 +39,7 @@ Handler = Callable[[Link, Header, memoryview | None], None]
 
 BATCH = 64
 MAX_LINKS = 4096
+CREDIT_DELAY = 0.004
 LOCAL_BUFFER = 2 * 2**20
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
@@ -87,10 +88,9 @@ class Transport:
         self._accepted: dict[bytes, Link] = {}
         self._by_peer: dict[bytes, Link] = {}
         self._doorkeeper: Doorkeeper | None = None
-        loop.each_turn(self._flush_credit)
 
     def listen(self, endpoints: tuple[str, ...]) -> tuple[str, ...]:
-        """Bind one ROUTER to all `endpoints` ("tcp://host:port", port 0 for any, or "ipc://path"); returns them as bound.
+        """Bind one ROUTER to all `endpoints` ("tcp://host:port", port * for any, or "ipc://path"); returns them as bound.
 
         Raises InvalidSettings naming the endpoint if one cannot be bound.
         """
@@ -172,7 +172,9 @@ class Transport:
         header.incarnation = self.incarnation
 
     def owes(self, link: Link) -> None:
-        """Remember to return this link's credit before the loop sleeps."""
+        """Remember to return this link's credit soon, if no message carries it before."""
+        if not self._owing:
+            self.loop.call_later(CREDIT_DELAY, self._flush_credit)
         self._owing.add(link)
 
     def hand_over(self, link: Link, lane: Lane, parts: list[Any], size: int) -> None:

@@ -78,8 +78,8 @@ def alone(ranks):
     for step in range(STEPS):
         sums = [parameter.grad() * 0 for parameter in params]
         for rank in range(ranks):
-            for total, grad in zip(sums, gradients(net, params, rank, step)):
-                total += grad / BATCH
+            for index, grad in enumerate(gradients(net, params, rank, step)):
+                sums[index] += grad / BATCH
         for index, parameter in enumerate(params):
             updater(index, sums[index], parameter.data())
     save("reference.npz", params)

@@ -84,7 +84,9 @@ def check_sums(kv, rank):
 def check_dtypes(kv, rank):
     kv.init([KIND(100), KIND(101)], [mx.nd.zeros((3,), dtype="float16"), mx.nd.zeros((3,), dtype="float64")])
     half, double = mx.nd.zeros((3,), dtype="float16"), mx.nd.zeros((3,), dtype="float64")
-    kv.pushpull(KIND(100), [mx.nd.full((3,), 2048 if rank == 0 and d == 0 else 1, dtype="float16") for d in range(4)], half)
+    kv.pushpull(
+        KIND(100), [mx.nd.full((3,), 2048 if rank == 0 and d == 0 else 1, dtype="float16") for d in range(4)], half
+    )
     kv.pushpull(KIND(101), mx.nd.full((3,), 1 + 1e-13, dtype="float64"), out=double)
     assert half.asnumpy().tolist() == [2064.0] * 3 and abs(double.asnumpy()[0] - 4 - 4e-13) < 1e-15, (half, double)
 
@@ -131,11 +133,11 @@ def check_layouts(kv, rank):
             check_layouts.known = True
             kv.init([KIND(200 + i) for i in range(len(grads))], [grad * 0 for grad in grads])
         sums = [mx.nd.zeros(grad.shape) for grad in grads]
-        for index, (grad, total) in enumerate(zip(grads, sums)):
+        for index, (grad, total) in enumerate(zip(grads, sums, strict=True)):
             kv.push(KIND(200 + index), grad * 0 if rank else grad)
             kv.pull(KIND(200 + index), out=total)
         if rank == 0:
-            assert all(np.array_equal(total.asnumpy(), grad.asnumpy()) for total, grad in zip(sums, grads))
+            assert all(np.array_equal(total.asnumpy(), grad.asnumpy()) for total, grad in zip(sums, grads, strict=True))
         mx.nd.waitall()
 
 

@@ -1,7 +1,8 @@
 """A worker that exchanges seeded gradients for some rounds and saves what it ends with.
 
-Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS ("10" or "10,13": by rank in the party), SERVER_OPTIMIZER
-(1), SHUFFLE (a seed: random delays before each push), SLOW (seconds before each push of this worker), SIZES, DTYPE.
+Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS ("10" or "10,13": by rank in the party),
+SERVER_OPTIMIZER (1), HAS_MASTER (0: all configure the servers), SHUFFLE (a seed: random delays before each push),
+SLOW (seconds before each push of this worker), SIZES, DTYPE, FILL (push this number in place of seeded gradients).
 """
 
 import os
@@ -23,9 +24,9 @@ client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker(
 print(client.rank, client.global_rank, client.num_workers, client.num_all_workers, client.party_index, flush=True)
 tensors = [Tensor(f"t{index}", size, dtype) for index, size in enumerate(sizes)]
 client.declare(tensors)
-if client.is_master or not os.environ.get("HAS_MASTER", "1") == "1":
-    if os.environ.get("SERVER_OPTIMIZER"):
-        client.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 0.25})
+configures = client.is_master or os.environ.get("HAS_MASTER", "1") != "1"
+if configures and os.environ.get("SERVER_OPTIMIZER"):
+    client.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 0.25})
 for index, tensor in enumerate(tensors):
     initial = np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(dtype)
     client.init(tensor.name, initial if client.is_master or client.global_rank == 0 else initial * 0 + 5)
@@ -40,7 +41,9 @@ rounds = [int(count) for count in os.environ.get("ROUNDS", "5").split(",")]
 delays = random.Random(int(os.environ.get("SHUFFLE", "0")) * 1000 + client.global_rank)
 for number in range(rounds[client.rank % len(rounds)]):
     gradients = [
-        np.random.default_rng([client.global_rank, number, index]).standard_normal(size).astype(dtype)
+        np.full(size, float(os.environ["FILL"]), dtype)
+        if "FILL" in os.environ
+        else np.random.default_rng([client.global_rank, number, index]).standard_normal(size).astype(dtype)
         for index, size in enumerate(sizes)
     ]
     order = list(range(len(sizes)))

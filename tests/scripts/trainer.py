@@ -66,7 +66,7 @@ def alone(ranks):
         for rank in range(ranks):
             backward(net, rank, step)
             grads = [parameter.grad().copy() for parameter in net.collect_params().values()]
-            sums = grads if sums is None else [one + other for one, other in zip(sums, grads)]
+            sums = grads if sums is None else [one + other for one, other in zip(sums, grads, strict=True)]
         for index, parameter in enumerate(net.collect_params().values()):
             updater(index, sums[index], parameter.data())
     save("reference.npz", net)
