@@ -108,7 +108,7 @@ class Store:
             self._kv.barrier("all")
 
     def check(self, rounds: int) -> None:
-        """MXNet's own store writes pulled values into the pushed arrays too, so its results grow; ours must be exact."""
+        """MXNet's own store writes pulled values into the pushed arrays too, so its results grow; ours are exact."""
         for out in self._out:
             assert self._native or (out.asnumpy() == self._workers).all(), "a wrong result"
 

@@ -1,7 +1,8 @@
 """A link: one peer, what waits for it, and how much is under way to it.
 
 It has two lanes, each a connection of its own: tensors on the one, everything else on the other. So credit, requests
-and answers never stand behind tensors, neither here nor in the buffers of the system.
+and answers never stand behind tensors, neither here nor in the buffers of the system. Small tensors that are sent in one turn
+of the loop travel as one message: header, payload, header, payload, ...
 """
 
 import heapq
@@ -16,12 +17,14 @@ from geomx_cli.ps.wire import Header, Kind, Place, encode_body, encode_header
 if TYPE_CHECKING:
     from geomx_cli.ps.transport import Transport
 
-__all__ = ["LANES", "Lane", "Link"]
+__all__ = ["LANES", "MAX_FUSED", "Lane", "Link"]
 
 Socket = zmq.Socket[bytes]
 Lane = Literal["tensors", "talk"]
 LANES: tuple[Lane, Lane] = ("talk", "tensors")
 CREDIT_STEP = 1024 * 1024
+SMALL = 32 * 1024
+MAX_FUSED = 64
 
 
 class Link:
@@ -38,6 +41,7 @@ class Link:
         self._queue: list[tuple[int, int, Header, memoryview]] = []
         self._wanted: set[tuple[int, int, int]] = set()
         self._owed = 0
+        self._fused: list[Any] = []
 
     def attach(self, lane: Lane, socket: Socket, identity: bytes) -> None:
         """Use `socket` for this lane; `identity` is the peer's on a ROUTER, else empty."""
@@ -51,7 +55,6 @@ class Link:
         if payload is None:
             self._emit(header, None)
             return
-        header.place = Place.FRAME
         if (header.key, header.slice, header.round) in self._wanted:
             self._wanted.discard((header.key, header.slice, header.round))
             self._emit(header, payload)
@@ -118,12 +121,29 @@ class Link:
             self.window.sent(len(payload))
         header.credit, self._owed = self._owed, 0
         self._transport.fill(header)
+        header.place = Place.NONE if payload is None else Place.FRAME
         parts: list[Any] = [encode_header(header)]
         if payload is not None:
             parts.append(_as_received(payload))
+        if not tensor:
+            self._hand_over(lane or "talk", parts)
+            return
+        self._fused += parts
+        if len(parts[1]) < SMALL and len(self._fused) < 2 * MAX_FUSED:
+            self._transport.fuses(self)
+        else:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the small tensors that have waited for each other, as one message."""
+        parts, self._fused = self._fused, []
+        if parts:
+            self._hand_over("tensors", parts)
+
+    def _hand_over(self, lane: Lane, parts: list[Any]) -> None:
         size = sum(len(part) for part in parts)
         self.sent += size
-        self._transport.hand_over(self, lane or ("tensors" if tensor else "talk"), parts, size)
+        self._transport.hand_over(self, lane, parts, size)
 
     def _pump(self) -> None:
         queue, window = self._queue, self.window

@@ -39,6 +39,7 @@ class Loop:
         self._order = itertools.count()
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._idle: list[Callable[[], None]] = []
         self._stopping = False
         self.watch(self._wake, self._drain_inbox)
 
@@ -51,6 +52,10 @@ class Loop:
         """Stop watching `source`."""
         self._poller.unregister(source)
         del self._handlers[source]
+
+    def each_turn(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each batch of handlers and timers, before the loop sleeps."""
+        self._idle.append(callback)
 
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
         """Call `callback` once at `when` (time.monotonic seconds)."""
@@ -88,6 +93,8 @@ class Loop:
                 if handler is not None:
                     handler()
             self._run_timers()
+            for callback in self._idle:
+                callback()
 
     def close(self) -> None:
         """Release the wake-up descriptor; the loop cannot run again."""

@@ -19,7 +19,7 @@ import zmq.utils.monitor
 
 from geomx_cli.errors import GeomxError, InvalidSettings
 from geomx_cli.events import EventLog
-from geomx_cli.ps.link import LANES, Lane, Link
+from geomx_cli.ps.link import LANES, MAX_FUSED, Lane, Link
 from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.security import Doorkeeper, KeyRing
 from geomx_cli.ps.shaping import Shaper
@@ -28,6 +28,7 @@ from geomx_cli.ps.wire import (
     BadMessage,
     Header,
     Kind,
+    Place,
     decode_body,
     decode_header,
 )
@@ -81,6 +82,8 @@ class Transport:
         self._shaper = shaper or None
         self._order = itertools.count()
         self._owing: set[Link] = set()
+        self._fusing: set[Link] = set()
+        loop.each_turn(self._flush_fused)
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 65_000)
         _keep_freed_memory()
@@ -90,7 +93,7 @@ class Transport:
         self._doorkeeper: Doorkeeper | None = None
 
     def listen(self, endpoints: tuple[str, ...]) -> tuple[str, ...]:
-        """Bind one ROUTER to all `endpoints` ("tcp://host:port", port * for any, or "ipc://path"); returns them as bound.
+        """Bind one ROUTER to all `endpoints` ("tcp://host:port", port * for any, or "ipc://path"); returns those bound.
 
         Raises InvalidSettings naming the endpoint if one cannot be bound.
         """
@@ -177,6 +180,10 @@ class Transport:
             self.loop.call_later(CREDIT_DELAY, self._flush_credit)
         self._owing.add(link)
 
+    def fuses(self, link: Link) -> None:
+        """Flush this link when the turn of the loop is over."""
+        self._fusing.add(link)
+
     def hand_over(self, link: Link, lane: Lane, parts: list[Any], size: int) -> None:
         """Write to the socket, now or when the emulated link lets it through."""
         if self._shaper is None or not link.wide_area:
@@ -203,20 +210,27 @@ class Transport:
             self._receive(link, frames, dealer, b"")
 
     def _receive(self, link: Link | None, frames: list[zmq.Frame], socket: Socket, identity: bytes) -> None:
-        size = sum(len(frame) for frame in frames)
+        """Take a message apart: one header with at most one payload, or several of both."""
         try:
-            if not 1 <= len(frames) <= 2:
+            if len(frames) > 2 * MAX_FUSED:
                 raise BadMessage(f"{len(frames)} parts")
-            header = decode_header(frames[0].buffer, self.job)
-            payload = frames[1].buffer if len(frames) == 2 else None
-            if link is None:
-                link = self._accept(header, payload, socket, identity)
-            lane = LANES[header.kind != Kind.CONTROL and payload is not None]
+            rest = iter(frames)
+            for frame in rest:
+                header = decode_header(frame.buffer, self.job)
+                body = next(rest, None) if header.place == Place.FRAME else None
+                if header.place not in (Place.NONE, Place.FRAME) or (body is None) != (header.place == Place.NONE):
+                    raise BadMessage("a payload that is not where the header says")
+                payload = None if body is None else body.buffer
+                if link is None:
+                    link = self._accept(header, payload, socket, identity)
+                self._arrived(link, header, payload, len(frame) + (0 if payload is None else len(payload)))
         except BadMessage as error:
             self.refuse(link, "malformed", str(error))
-            return
+
+    def _arrived(self, link: Link, header: Header, payload: memoryview | None, size: int) -> None:
         link.received += size
         if self._shaper is not None and link.wide_area:
+            lane = LANES[header.kind != Kind.CONTROL and payload is not None]
             self.loop.call_at(self._shaper.arrives(size, lane), lambda: self._deliver(link, header, payload))
         else:
             self._deliver(link, header, payload)
@@ -257,6 +271,10 @@ class Transport:
             self.links.append(link)
         self._accepted[identity] = link
         return link
+
+    def _flush_fused(self) -> None:
+        while self._fusing:
+            self._fusing.pop().flush()
 
     def _flush_credit(self) -> None:
         while self._owing:
