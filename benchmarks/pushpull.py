@@ -1,9 +1,7 @@
 """How long one exchange of a whole model takes: every worker pushes all tensors and waits for all results.
 
-    python benchmarks/pushpull.py --topology flat                     loopback, our client
-    python benchmarks/pushpull.py --topology flat --system mxnet      MXNet's own dist_sync
-    python benchmarks/pushpull.py --topology spread --rate 200mbit    through emulated links (root)
-    python benchmarks/pushpull.py --compare                           the table of the README's loopback figures
+    python benchmarks/pushpull.py --topology flat central --system client mxnet --repeat 3     loopback, against MXNet
+    python benchmarks/pushpull.py --topology central spread --rate 200mbit --iterations 5      emulated links (root)
 
 Prints time per iteration (wall period over all workers), its ratio to the wire limit, bytes per link, CPU seconds per
 iteration and peak memory per role, as a table, or with --json as one object. The wire limit is the payload of the
@@ -25,36 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from pushpull_job import Case, letters, mxnet_commands, our_commands
 from tensors import LISTS
 from wan import Wan
 
 from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, TrainingFailed
-from geomx_cli.inventory import Inventory, free_ports, ports_needed, this_machine
-from geomx_cli.options import decode, defaults
-from geomx_cli.plan import JobSpec, Plan, plan
-from geomx_cli.ps import security
-
-HERE = Path(__file__).parent
-WORKER = HERE / "pushpull_worker.py"
-
-
-@dataclass
-class Case:
-    """One measurement. `system` is client, store or mxnet (see pushpull_worker.py)."""
-
-    system: str
-    topology: str
-    tensors: str
-    parties: int
-    workers: int
-    global_servers: int
-    local_servers: int
-    iterations: int
-    warm_up: int
-    rate: str
-    rtt: str
-    options: dict[str, Any] = field(default_factory=dict)
+from geomx_cli.options import decode
 
 
 @dataclass
@@ -85,7 +60,7 @@ def measure(case: Case) -> dict[str, Any]:
     """Run one case and return its figures."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="gxb"))
-        sites = ["C", *_letters(case.parties)]
+        sites = ["C", *letters(case.parties)]
         wan = None
         if _wide(case):
             wan = stack.enter_context(Wan(sites=tuple(sites), rate=case.rate or None, rtt=case.rtt or None))
@@ -97,10 +72,6 @@ def measure(case: Case) -> dict[str, Any]:
 
 def _wide(case: Case) -> bool:
     return bool(case.rate or case.rtt)
-
-
-def _letters(count: int) -> str:
-    return "ABDEFGHIJKLMNOPQRSTUVWXYZ"[:count]
 
 
 def _goodput(wan: Wan | None) -> float:
@@ -115,7 +86,7 @@ def _goodput(wan: Wan | None) -> float:
 
 
 def _start(case: Case, directory: Path, wan: Wan | None, stack: contextlib.ExitStack) -> list[Running]:
-    commands = _mxnet_commands(case, wan) if case.system == "mxnet" else _our_commands(case, directory, wan)
+    commands = mxnet_commands(case, wan) if case.system == "mxnet" else our_commands(case, directory, wan)
     clean = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
     running: list[Running] = []
     for role, site, command, env in commands:
@@ -135,73 +106,6 @@ def _end(popen: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(popen.pid, 9)
     popen.wait()
-
-
-def _our_commands(case: Case, directory: Path, wan: Wan | None) -> list[tuple[str, str, list[str], dict[str, str]]]:
-    options = defaults(plugins.table()) | case.options
-    options |= {
-        "parties": case.parties, "workers": case.workers, "topology": case.topology,
-        "global_servers": case.global_servers, "local_servers": case.local_servers,
-    }  # fmt: skip
-    inventory = this_machine(options, free_ports(ports_needed(options)), one_host=wan is None, python=sys.executable)
-    if wan is not None:
-        inventory = _placed(inventory, wan)
-    script = ("python", str(WORKER), case.system, case.tensors, str(case.warm_up), str(case.iterations))
-    paths = f"{HERE.parent}:{HERE}"
-    spec = JobSpec(
-        job="pushpull", options=options, script=script, job_dir=str(directory), socket_dir=str(directory),
-        key_dir=str(directory) if wan is not None else "", python=sys.executable, env={"PYTHONPATH": paths},
-    )  # fmt: skip
-    laid = plan(inventory, spec)
-    if wan is not None:
-        _write_keys(laid, directory)
-    site = {"central": "C", **dict(zip("ABCDEFGH", _letters(case.parties), strict=False))}
-    return [
-        ("master" if item.role == "worker" and item.global_rank is None else item.role,
-         site[item.party], list(item.argv), dict(item.env))
-        for item in laid.processes
-    ]  # fmt: skip
-
-
-def _placed(inventory: Inventory, wan: Wan) -> Inventory:
-    """The inventory with each party's host at its site's address."""
-    names = {"central": "C", **dict(zip("ABCDEFGH", _letters(len(inventory.parties)), strict=False))}
-    hosts = [host.model_copy(update={"address": wan.address(names[host.name])}) for host in inventory.hosts]
-    return inventory.model_copy(update={"hosts": tuple(hosts)})
-
-
-def _write_keys(laid: Plan, directory: Path) -> None:
-    files = security.generate(laid.job, {item.name: bool(item.endpoints) for item in laid.processes})
-    for item in laid.processes:
-        path = directory / f"{item.file_name}.key"
-        path.touch(0o600)
-        path.write_bytes(files[item.name])
-
-
-def _mxnet_commands(case: Case, wan: Wan | None) -> list[tuple[str, str, list[str], dict[str, str]]]:
-    """MXNet's own flat cluster: scheduler and server at C, the workers in their parties."""
-    names = "bool int float object complex"
-    prelude = f"import numpy as n\nfor k in {names!r}.split(): setattr(n, k, __builtins__.__dict__[k])\n"
-    serve = [sys.executable, "-c", prelude + "import mxnet"]
-    work = [sys.executable, str(WORKER), "mxnet", case.tensors, str(case.warm_up), str(case.iterations)]
-    common = {
-        "DMLC_PS_ROOT_URI": "127.0.0.1" if wan is None else wan.address("C"),
-        "DMLC_PS_ROOT_PORT": str(free_ports(1)[0]),
-        "DMLC_NUM_SERVER": str(case.global_servers),
-        "DMLC_NUM_WORKER": str(case.parties * case.workers),
-        "PYTHONPATH": f"{HERE.parent}:{HERE}",
-        "OMP_NUM_THREADS": "1",
-    }
-    roles = [("scheduler", "C", serve)] + [("global_server", "C", serve)] * case.global_servers
-    roles += [("worker", letter, work) for letter in _letters(case.parties) for _ in range(case.workers)]
-    return [
-        (role, site, argv, {
-            **common,
-            "DMLC_ROLE": role.removeprefix("global_"),
-            "DMLC_NODE_HOST": "127.0.0.1" if wan is None else wan.address(site),
-        })
-        for role, site, argv in roles
-    ]  # fmt: skip
 
 
 def _follow(case: Case, processes: list[Running], wan: Wan | None) -> dict[str, Any]:
@@ -285,6 +189,8 @@ def show(result: dict[str, Any]) -> None:
     """The result as a table on stdout."""
     title = "{system} {topology} {tensors}, {parties} x {workers} workers".format(**result)
     print(f"{title}: {result['seconds'] * 1e3:.1f} ms per iteration")
+    if "ratio_to_mxnet" in result:
+        print(f"  {result['ratio_to_mxnet']:.2f} x the time of MXNet's dist_sync")
     if "ratio" in result:
         print(f"  wire limit {result['limit_seconds'] * 1e3:.1f} ms, ratio {result['ratio']:.3f}")
     for site, ways in result["link_bytes"].items():
@@ -302,12 +208,13 @@ def _options(given: list[str]) -> dict[str, Any]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--system", nargs="+", choices=("client", "store", "mxnet"), default=["client"])
-    parser.add_argument("--topology", choices=("flat", "central", "spread"), default="flat")
+    parser.add_argument("--topology", nargs="+", choices=("flat", "central", "spread"), default=["flat"])
     parser.add_argument("--tensors", choices=sorted(LISTS), default="resnet18")
     for name, value in {"parties": 2, "workers": 2, "global-servers": 1, "local-servers": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--warm-up", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=1, help="runs of each case, in turn; the median counts")
     parser.add_argument("--rate", default="", help="of each party's link, as 200mbit")
     parser.add_argument("--rtt", default="", help="round trip between parties, as 30ms")
     parser.add_argument("--set", dest="options", nargs="+", default=[], metavar="OPTION=VALUE", help="of geomx launch")
@@ -315,16 +222,35 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def _cases(arguments: dict[str, Any]) -> list[Case]:
+    """Every system with every topology; MXNet's own store knows only the flat one."""
+    systems, topologies = arguments.pop("system"), arguments.pop("topology")
+    pairs = [(system, topology) for system in systems if system != "mxnet" for topology in topologies]
+    pairs += [("mxnet", "flat")] if "mxnet" in systems else []
+    return [Case(system=system, topology=topology, **arguments) for system, topology in pairs]
+
+
+def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run with the median time, and all times."""
+    ordered = sorted(runs, key=lambda run: float(run["seconds"]))
+    return {**ordered[(len(ordered) - 1) // 2], "all_seconds": [run["seconds"] for run in runs]}
+
+
 def main() -> int:
-    """Measure each system in turn."""
+    """Measure each case in turn, as often as asked for."""
     arguments = vars(_arguments())
-    as_json, systems = arguments.pop("json"), arguments.pop("system")
+    as_json, repeat = arguments.pop("json"), arguments.pop("repeat")
     try:
         arguments["options"] = _options(arguments["options"])
-        results = [measure(Case(system=system, **arguments)) for system in systems]
+        cases = _cases(arguments)
+        turns = [[measure(case) for case in cases] for _ in range(repeat)]
     except GeomxError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    results = [_median(list(runs)) for runs in zip(*turns, strict=True)]
+    others = [result["seconds"] for result in results if result["system"] == "mxnet"]
+    for result in results:
+        result.update({"ratio_to_mxnet": result["seconds"] / others[0]} if others else {})
     if as_json:
         print(json.dumps({"schema_version": 1, "results": results}))
     else:

@@ -65,10 +65,12 @@ class Gathering:
         return True
 
     def missing(self, owing: Iterable[int]) -> set[int]:
-        """The ranks that hold up parked contributions; none if nothing is parked."""
-        if not self._parked:
-            return set()
-        return set(owing).difference(self.ranks, *(item.ranks for item in self._parked.values()))
+        """The ranks that have not come yet."""
+        return set(owing).difference(self.ranks, self.parked())
+
+    def parked(self) -> set[int]:
+        """The ranks whose contributions are here and wait to be added: they have no credit for them."""
+        return {rank for item in self._parked.values() for rank in item.ranks}
 
     def _add(self, contribution: Contribution) -> None:
         array = contribution.array

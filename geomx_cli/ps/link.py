@@ -24,6 +24,7 @@ Lane = Literal["tensors", "talk"]
 LANES: tuple[Lane, Lane] = ("talk", "tensors")
 CREDIT_STEP = 1024 * 1024
 SMALL = 32 * 1024
+SLACK = 1.0
 MAX_FUSED = 64
 
 
@@ -37,7 +38,7 @@ class Link:
         self.hello: dict[str, Any] = {}
         self._transport = transport
         self._wires: dict[Lane, tuple[Socket, bytes]] = {}
-        self.window = Window(transport.slice_bytes, transport.window_bytes)
+        self.window = Window(transport.slice_bytes, transport.window_bytes, SLACK if wide_area else 0.0)
         self._queue: list[tuple[int, int, Header, memoryview]] = []
         self._wanted: set[tuple[int, int, int]] = set()
         self._owed = 0

@@ -3,6 +3,7 @@
 import heapq
 import itertools
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -40,7 +41,8 @@ class Loop:
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._idle: list[Callable[[], None]] = []
-        self._stopping = False
+        self._stopping = self._closed = False
+        self._lock = threading.Lock()
         self.watch(self._wake, self._drain_inbox)
 
     def watch(self, source: zmq.Socket[bytes] | int, handler: Callable[[], None]) -> None:
@@ -77,9 +79,16 @@ class Loop:
         self.call_later(interval, tick)
 
     def submit(self, callback: Callable[[], None]) -> None:
-        """Have the loop's thread call `callback` soon. The one method for other threads."""
-        self._inbox.append(callback)
-        os.eventfd_write(self._wake, 1)
+        """Have the loop's thread call `callback` soon. The one method for other threads.
+
+        After `close` it is called at once: so whoever waits for what it does learns that nothing more is done.
+        """
+        with self._lock:
+            if not self._closed:
+                self._inbox.append(callback)
+                os.eventfd_write(self._wake, 1)
+                return
+        callback()
 
     def stop(self) -> None:
         """Let `run` return after the turn in progress."""
@@ -97,9 +106,13 @@ class Loop:
                 callback()
 
     def close(self) -> None:
-        """Release the wake-up descriptor; the loop cannot run again."""
+        """Release the wake-up descriptor and call what was submitted last; the loop cannot run again."""
         self._stopping = True
-        os.close(self._wake)
+        with self._lock:
+            self._closed = True
+            os.close(self._wake)
+        while self._inbox:
+            self._inbox.popleft()()
 
     def _sleep_ms(self) -> int:
         if not self._timers:

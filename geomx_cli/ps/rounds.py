@@ -18,6 +18,7 @@ __all__ = ["Rounds", "as_payload"]
 MAX_SLICES = 1_000_000
 MAX_ROUNDS_AHEAD = 64
 STALL = 0.02
+MAX_ASKED = 4
 
 
 @dataclass(slots=True)
@@ -34,7 +35,7 @@ class _Round:
     gathering: Gathering = field(default_factory=Gathering)
     askers: dict[int, _Asker] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
-    wanted: bool = False
+    wanted: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -131,14 +132,18 @@ class Rounds:
             self._advance(book)
 
     def unstall(self) -> None:
-        """Ask members for the slices that hold up others' contributions, so that no order of pushes can block."""
+        """Ask members for missing slices that may be stuck behind others of theirs, so that no order of pushes blocks.
+
+        That is so where a contribution of theirs is parked: it fills their window.
+        """
+        stuck: set[int] = set().union(*(item.gathering.parked() for item in self._open.values()))
         owing, now, asked = self._owing() or (), time.monotonic(), 0
-        for (key, index, number), round_ in self._open.items():
-            if round_.wanted or asked >= 4 or now - round_.started < STALL:
+        for (key, index, number), round_ in self._open.items() if stuck else ():
+            if asked >= MAX_ASKED or now - round_.started < STALL:
                 continue
-            for rank in round_.gathering.missing(owing):
+            for rank in stuck & round_.gathering.missing(owing) - round_.wanted:
                 asked += 1
-                round_.wanted = True
+                round_.wanted.add(rank)
                 for link in self._links_of(rank):
                     link.ask_for(key, index, number)
 

@@ -8,20 +8,14 @@
 One loop handles one message at a time. A server ends when all members have said farewell.
 """
 
-from functools import partial
-from typing import Any
-
-from geomx_cli.errors import GeomxError, InvalidSettings
 from geomx_cli.events import EventLog
-from geomx_cli.ps import optimizers
 from geomx_cli.ps.algorithm import ServerPart
-from geomx_cli.ps.barrier import Barrier
 from geomx_cli.ps.config import NodeSettings
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.node import Node, Request
-from geomx_cli.ps.partition import Partition, Tensor
+from geomx_cli.ps.requests import Requests
 from geomx_cli.ps.rounds import STALL, Rounds
 from geomx_cli.ps.uplink import Delivery, Uplink
 from geomx_cli.ps.wire import BadMessage, Header, Kind
@@ -36,10 +30,6 @@ class Server:
         self._settings = settings
         self._is_root = settings.role == "global_server" or settings.upper is None
         self._members = Members(settings, self._is_root)
-        self._waiting: list[Request] = []
-        self._optimizer_by = ""
-        self._partition: Partition | None = None
-        self._placements: dict[str, dict[str, Any]] = {}
         self.node = Node(settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive)
         self._uplink = None if self._is_root else Uplink(delivery)
         self.rounds = Rounds(
@@ -50,8 +40,8 @@ class Server:
             owing=self._members.owing,
             links_of=self._members.links,
         )
-        self._barriers = {"party": Barrier(self._members.of_own_plane), "all": Barrier(self._members.training)}
         self._party_index = 0
+        self._requests = Requests(self.node, self._members, self._uplink, self.rounds, lambda: self._party_index)
         self._endpoints = self.node.listen(settings.local)
         self._join()
 
@@ -111,19 +101,19 @@ class Server:
 
     def _joined(self) -> None:
         self.node.telemetry["state"] = "serving"
-        self._serve_waiting()
+        self._serve()
 
     # Members.
 
     def _arrive(self, link: Link) -> None:
         self._members.arrive(link)
-        self._serve_waiting()
+        self._serve()
 
     def _leave(self, link: Link) -> None:
         self._members.leave(link)
         self.rounds.members_changed()
-        self._release_barriers()
-        if self._uplink is not None and not self._members.owing():
+        self._requests.release_barriers()
+        if self._uplink is not None and self._members.owing() == []:
             for root in self._uplink.links:
                 root.control("leave")
 
@@ -162,161 +152,13 @@ class Server:
             self._leave(request.link)
         elif request.topic == "bye":
             self._farewell(request.link)
-        elif not self._members.complete or (self._uplink is not None and not self._uplink.links):
-            self._waiting.append(request)
         else:
-            self._answer(request)
+            self._requests.take(request)
 
-    def _serve_waiting(self) -> None:
-        if self._members.complete and (self._uplink is None or self._uplink.links):
-            waiting, self._waiting = self._waiting, []
-            for request in waiting:
-                self._answer(request)
-            self.rounds.members_changed()
-
-    def _answer(self, request: Request) -> None:
-        try:
-            match request.topic:
-                case "cluster":
-                    self._on_cluster(request)
-                case "declare":
-                    self._on_declare(request)
-                case "optimizer":
-                    self._on_optimizer(request)
-                case "barrier":
-                    self._on_barrier(request)
-                case topic if self._uplink is not None:
-                    self._relay(request, topic)
-                case topic:
-                    raise InvalidSettings(f"nobody answers {topic!r}")
-        except GeomxError as error:
-            request.refuse(error)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadMessage(f"{request.topic}: {error!r}") from None
-
-    def _relay(self, request: Request, topic: str) -> None:
-        assert self._uplink is not None
-        self.node.request(self._uplink.links[0], topic, request.body, request.answer, request.refuse)
-
-    def _on_cluster(self, request: Request) -> None:
-        """Who takes part in the job: answered by the rank-0 root, completed by the local server."""
-        if self._uplink is not None:
-
-            def complete(body: dict[str, Any]) -> None:
-                request.answer({**body, "party_index": self._party_index, "root": False, "trains": True})
-
-            self.node.request(self._uplink.links[0], "cluster", {}, complete, request.refuse)
-            return
-        request.answer(
-            {
-                "workers": self._members.workers_by_party(),
-                "central": self._members.central_workers(),
-                "root": True,
-                "flat": self._settings.upper is None,
-                "trains": self._members.owes(self._members.rank_of(request.link)),
-                "party_index": -1,
-            }
-        )
-
-    def _on_declare(self, request: Request) -> None:
-        tensors = [Tensor(str(n), int(size), str(dtype)) for n, size, dtype in request.body["tensors"]]
-        if self._uplink is None:
-            self._partition = self._partition or self._new_partition(self._plane_of_roots())
-            placed = [self._partition.declare(tensor) for tensor in tensors]
-            answer = [
-                [item.key, [[s.offset, s.length, s.root, s.server] for s in item.slices]] for item in placed
-            ]
-            request.answer({"placements": answer})
-            return
-        self.node.request(
-            self._uplink.links[0], "declare", request.body,
-            lambda body: self._assign_to_party(request, tensors, body), request.refuse,
-        )  # fmt: skip
-
-    def _assign_to_party(self, request: Request, tensors: list[Tensor], body: dict[str, Any]) -> None:
-        """Spread the slices over the local servers of this party, and remember how."""
-        assert self._settings.local is not None
-        self._partition = self._partition or self._new_partition(self._settings.local.servers)
-        answer = []
-        for tensor, (key, slices) in zip(tensors, body["placements"], strict=True):
-            if tensor.name not in self._placements:
-                servers = self._partition.assign([length for _, length, _, _ in slices])
-                placed = [[o, n, root, own] for (o, n, root, _), own in zip(slices, servers, strict=True)]
-                self._placements[tensor.name] = {"placement": [key, placed]}
-            answer.append(self._placements[tensor.name]["placement"])
-        request.answer({"placements": answer})
-
-    def _new_partition(self, servers: int) -> Partition:
-        return Partition(int(self._settings.number("slice_elements")), servers)
-
-    def _plane_of_roots(self) -> int:
-        plane = self._settings.upper or self._settings.local
-        assert plane is not None
-        return plane.servers
-
-    def _on_optimizer(self, request: Request) -> None:
-        """Set the optimizer. The same again changes nothing; another one is only taken from who set the first."""
-        if self._uplink is not None:
-            self._relay_to_all(request)
-            return
-        name, params = str(request.body["name"]), dict(request.body["params"])
-        new = optimizers.create(name, params)
-        current, by = self.rounds.optimizer, str(request.body["by"])
-        if current is None or self._optimizer_by == by:
-            self.rounds.optimizer, self._optimizer_by = new, by
-        elif (current.name, current.params) != (new.name, new.params):
-            raise InvalidSettings(
-                f"{by} asks for the optimizer {name} {params}, but {self._optimizer_by} has set"
-                f" {current.name} {dict(current.params)}",
-                "all workers that call set_optimizer must ask for the same one",
-            )
+    def _serve(self) -> None:
+        """Somebody has come, or the roots are dialled: go on with what has waited for it."""
+        self._requests.serve()
         self.rounds.members_changed()
-        request.answer()
-
-    def _relay_to_all(self, request: Request) -> None:
-        assert self._uplink is not None
-        missing = set(range(len(self._uplink.links)))
-        errors: list[GeomxError] = []
-
-        def answered(index: int, _: dict[str, Any]) -> None:
-            missing.discard(index)
-            if not missing:
-                request.refuse(errors[0]) if errors else request.answer()
-
-        def failed(index: int, error: GeomxError) -> None:
-            errors.append(error)
-            answered(index, {})
-
-        for index, link in enumerate(self._uplink.links):
-            self.node.request(link, request.topic, request.body, partial(answered, index), partial(failed, index))
-
-    def _on_barrier(self, request: Request) -> None:
-        self._barriers[str(request.body["scope"])].ask(self._members.rank_of(request.link), request)
-        self._release_barriers()
-
-    def _release_barriers(self) -> None:
-        for scope, barrier in self._barriers.items():
-            while released := barrier.release():
-                if scope == "party" or self._uplink is None:
-                    for request in released:
-                        request.answer()
-                else:
-                    self._barrier_above(released)
-
-    def _barrier_above(self, released: list[Request]) -> None:
-        """The party has met; now the parties meet."""
-        assert self._uplink is not None
-
-        def answer(body: dict[str, Any]) -> None:
-            for request in released:
-                request.answer()
-
-        def refuse(error: GeomxError) -> None:
-            for request in released:
-                request.refuse(error)
-
-        limit = self._settings.number("patience")
-        self.node.request(self._uplink.links[0], "barrier", {"scope": "all"}, answer, refuse, limit)
 
     def _report(self) -> None:
         self.node.telemetry["round"] = self.rounds.last_round

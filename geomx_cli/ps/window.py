@@ -8,20 +8,20 @@ __all__ = ["Window"]
 LARGEST = 64 * 2**20
 START_SLICES = 8
 SPAN = 0.05
-SLACK = 1.0
 
 
 class Window:
     """Counts bytes under way and measures how many the path needs.
 
-    That is 1.5 x rate x round trip, but at least 2 slices, and at least what SLACK seconds of the rate carry up to
-    16 slices: members that share a link take turns to be ahead, and a congestion control that probes for bandwidth
+    That is 1.5 x rate x round trip, but at least 2 slices, and at least what `slack` seconds of the rate carry
+    up to 16 slices: members that share a wide-area link take turns to be ahead, and a congestion control that probes for bandwidth
     slowly (BBR) loses more by each stop than by a longer queue.
     The round trip is the shortest time from sending to credit; the rate is the highest over SPAN seconds, forgotten by
     a tenth each time. A fixed size (`fixed` > 0, bytes) is kept as it is. One message may always be under way.
     """
 
-    def __init__(self, slice_bytes: int, fixed: int = 0) -> None:
+    def __init__(self, slice_bytes: int, fixed: int = 0, slack: float = 0.0) -> None:
+        self._slack = slack
         self.size = fixed or START_SLICES * slice_bytes
         self._least = 0 if fixed else 2 * slice_bytes
         self.under_way = 0
@@ -62,4 +62,4 @@ class Window:
             self._span_start, self._span_bytes = now, 0
             if self._round_trip < float("inf"):
                 path = min(LARGEST, int(1.5 * self._rate * self._round_trip))
-                self.size = max(self._least, path, min(8 * self._least, int(SLACK * self._rate)))
+                self.size = max(self._least, path, min(8 * self._least, int(self._slack * self._rate)))

@@ -27,6 +27,7 @@ _CPU = 1
 _ERROR_BYTES = 64
 
 _START = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_DELETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _COMPLETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
@@ -49,17 +50,16 @@ class _DLTensor(ctypes.Structure):
 
 
 class Completion:
-    """Ends one operation: call it once, with what went wrong or None. Keeps the operation's arrays until then."""
+    """Ends one operation: call it once, with what went wrong or None. The operation's arrays live until then."""
 
-    def __init__(self, engine: "Engine", number: int, raw: _OnComplete) -> None:
+    def __init__(self, engine: "Engine", raw: _OnComplete) -> None:
         self._engine = engine
-        self._number = number
         self._raw = (raw.callback, raw.engine, raw.param)
         self.called = threading.Event()
 
     def __call__(self, error: BaseException | None = None) -> None:
         if not self.called.is_set():
-            self._engine.end(self._number, self._raw, error)
+            self._engine.end(self._raw, error)
             self.called.set()
 
 
@@ -76,7 +76,7 @@ class Engine:
         self._check = mx.base.check_call
         self._numbers = itertools.count(1)
         self._operations: dict[int, tuple[Callable[[Completion], None], Sequence[Any]]] = {}
-        self._start = _START(self._run)
+        self._start, self._delete = _START(self._run), _DELETE(self._forget)
         self._naive = mx.util.getenv("MXNET_ENGINE_TYPE") == "NaiveEngine"
         self._process = os.getpid()
         self._idle = threading.Condition()
@@ -101,7 +101,7 @@ class Engine:
         prop, context = ctypes.c_int(_CPU_PRIORITIZED), _Context(_CPU, 0)
         self._check(
             self._lib.MXEnginePushAsyncND(
-                self._start, ctypes.c_void_p(number), None, ctypes.byref(context), _handles(reads),
+                self._start, ctypes.c_void_p(number), self._delete, ctypes.byref(context), _handles(reads),
                 ctypes.c_int(len(reads)), _handles(writes), ctypes.c_int(len(writes)), ctypes.byref(prop),
                 ctypes.c_int(priority), ctypes.c_char_p(name.encode()), ctypes.c_bool(False),
             )
@@ -124,7 +124,7 @@ class Engine:
 
     def _run(self, _context: int, on_complete: int, number: int) -> None:
         """In a thread of MXNet's: an exception must not leave it."""
-        completion = Completion(self, number, _OnComplete.from_address(on_complete))
+        completion = Completion(self, _OnComplete.from_address(on_complete))
         try:
             self._operations[number][0](completion)
         except BaseException as error:
@@ -133,16 +133,19 @@ class Engine:
             # This engine runs an operation where it is queued and wants it done on return.
             completion.called.wait()
 
-    def end(self, number: int, raw: tuple[int, int, int], error: BaseException | None) -> None:
+    def end(self, raw: tuple[int, int, int], error: BaseException | None) -> None:
         """Tell MXNet that an operation is over."""
         if error is not None and self.error is None:
             self.error = error
         native = None if error is None else _NativeError(f"geomx: {error}")
         callback, engine, param = raw
         _COMPLETE(callback)(engine, param, None if native is None else native.address)
-        # Only now, because the arrays may be freed with it.
+
+    def _forget(self, number: int) -> None:
+        """In any thread: MXNet is through with an operation, also with one that it has skipped for a failed input."""
+        operation = self._operations.pop(number, None)
+        del operation  # frees its arrays before anybody who waits goes on, and not under the lock
         with self._idle:
-            self._operations.pop(number, None)
             self._idle.notify_all()
 
     def settle(self) -> None:

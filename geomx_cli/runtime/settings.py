@@ -95,7 +95,7 @@ class Settings(NodeSettings):
             advertise=tuple(env.get("GEOMX_ADVERTISE", "").split()),
             key_file=env.get("GEOMX_KEY_FILE", ""),
             insecure=_int(env, "GEOMX_INSECURE", 0) == 1,
-            wan_share=float(env.get("GEOMX_WAN_SHARE", "1")),
+            wan_share=_share(env, "GEOMX_WAN_SHARE"),
             options={
                 option.name: decode(option, env[option.env]) if env.get(option.env) else option.default
                 for option in table
@@ -167,6 +167,17 @@ def _int(env: Mapping[str, str], name: str, default: int | None) -> int:
         return int(text)
     except ValueError:
         raise InvalidSettings(f"{name}={text!r} is no whole number", f"set {name} to a number") from None
+
+
+def _share(env: Mapping[str, str], name: str) -> float:
+    text = env.get(name, "") or "1"
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise InvalidSettings(f"{name}={text!r} is no part of a link", "it lies between 0 and 1")
+    return share
 
 
 def _optional(env: Mapping[str, str], name: str) -> int | None:

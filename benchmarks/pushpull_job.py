@@ -1,0 +1,112 @@
+"""The processes of one push-pull measurement: what to run at which site, ours and MXNet's own."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wan import Wan
+
+from geomx_cli import plugins
+from geomx_cli.inventory import Inventory, free_ports, ports_needed, this_machine
+from geomx_cli.options import defaults
+from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.ps import security
+
+__all__ = ["Case", "Command", "letters", "mxnet_commands", "our_commands"]
+
+HERE = Path(__file__).parent
+WORKER = HERE / "pushpull_worker.py"
+Command = tuple[str, str, list[str], dict[str, str]]
+"""Role, site, argv, environment."""
+
+
+@dataclass
+class Case:
+    """One measurement. `system` is client, store or mxnet (see pushpull_worker.py)."""
+
+    system: str
+    topology: str
+    tensors: str
+    parties: int
+    workers: int
+    global_servers: int
+    local_servers: int
+    iterations: int
+    warm_up: int
+    rate: str
+    rtt: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def letters(count: int) -> str:
+    """The sites of so many parties; C is the central one."""
+    return "ABDEFGHIJKLMNOPQRSTUVWXYZ"[:count]
+
+
+def our_commands(case: Case, directory: Path, wan: Wan | None) -> list[Command]:
+    """A planned job, with each party at its site."""
+    options = defaults(plugins.table()) | case.options
+    options |= {
+        "parties": case.parties, "workers": case.workers, "topology": case.topology,
+        "global_servers": case.global_servers, "local_servers": case.local_servers,
+    }  # fmt: skip
+    inventory = this_machine(options, free_ports(ports_needed(options)), one_host=wan is None, python=sys.executable)
+    if wan is not None:
+        inventory = _placed(inventory, wan)
+    script = ("python", str(WORKER), case.system, case.tensors, str(case.warm_up), str(case.iterations))
+    paths = f"{HERE.parent}:{HERE}"
+    spec = JobSpec(
+        job="pushpull", options=options, script=script, job_dir=str(directory), socket_dir=str(directory),
+        key_dir=str(directory) if wan is not None else "", python=sys.executable, env={"PYTHONPATH": paths},
+    )  # fmt: skip
+    laid = plan(inventory, spec)
+    if wan is not None:
+        _write_keys(laid, directory)
+    site = {"central": "C", **dict(zip("ABCDEFGH", letters(case.parties), strict=False))}
+    return [
+        ("master" if item.role == "worker" and item.global_rank is None else item.role,
+         site[item.party], list(item.argv), dict(item.env))
+        for item in laid.processes
+    ]  # fmt: skip
+
+
+def _placed(inventory: Inventory, wan: Wan) -> Inventory:
+    """The inventory with each party's host at its site's address."""
+    names = {"central": "C", **dict(zip("ABCDEFGH", letters(len(inventory.parties)), strict=False))}
+    hosts = [host.model_copy(update={"address": wan.address(names[host.name])}) for host in inventory.hosts]
+    return inventory.model_copy(update={"hosts": tuple(hosts)})
+
+
+def _write_keys(laid: Plan, directory: Path) -> None:
+    files = security.generate(laid.job, {item.name: bool(item.endpoints) for item in laid.processes})
+    for item in laid.processes:
+        path = directory / f"{item.file_name}.key"
+        path.touch(0o600)
+        path.write_bytes(files[item.name])
+
+
+def mxnet_commands(case: Case, wan: Wan | None) -> list[Command]:
+    """MXNet's own flat cluster: scheduler and server at C, the workers in their parties."""
+    names = "bool int float object complex"
+    prelude = f"import numpy as n\nfor k in {names!r}.split(): setattr(n, k, __builtins__.__dict__[k])\n"
+    serve = [sys.executable, "-c", prelude + "import mxnet"]
+    work = [sys.executable, str(WORKER), "mxnet", case.tensors, str(case.warm_up), str(case.iterations)]
+    common = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1" if wan is None else wan.address("C"),
+        "DMLC_PS_ROOT_PORT": str(free_ports(1)[0]),
+        "DMLC_NUM_SERVER": str(case.global_servers),
+        "DMLC_NUM_WORKER": str(case.parties * case.workers),
+        "PYTHONPATH": f"{HERE.parent}:{HERE}",
+        "OMP_NUM_THREADS": "1",
+    }
+    roles = [("scheduler", "C", serve)] + [("global_server", "C", serve)] * case.global_servers
+    roles += [("worker", letter, work) for letter in letters(case.parties) for _ in range(case.workers)]
+    return [
+        (role, site, argv, {
+            **common,
+            "DMLC_ROLE": role.removeprefix("global_"),
+            "DMLC_NODE_HOST": "127.0.0.1" if wan is None else wan.address(site),
+        })
+        for role, site, argv in roles
+    ]  # fmt: skip

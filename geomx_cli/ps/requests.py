@@ -1,0 +1,188 @@
+"""What members may ask of a server beside tensors: who takes part, where a tensor goes, which optimizer, a barrier."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from geomx_cli.errors import GeomxError, InvalidSettings
+from geomx_cli.ps import optimizers
+from geomx_cli.ps.barrier import Barrier
+from geomx_cli.ps.members import Members
+from geomx_cli.ps.node import Node, Request
+from geomx_cli.ps.partition import Partition, Tensor
+from geomx_cli.ps.rounds import Rounds
+from geomx_cli.ps.uplink import Uplink
+
+__all__ = ["Requests"]
+
+Body = dict[str, Any]
+
+
+class Requests:
+    """Answers requests; until all members have come, and the roots are dialled, they wait.
+
+    A local server asks the rank-0 root for what concerns the whole job, and relays what it does not know.
+    `own_party` is the index of a local server's party. Used by the loop's thread only.
+    """
+
+    def __init__(
+        self, node: Node, members: Members, uplink: Uplink | None, rounds: Rounds, own_party: Callable[[], int]
+    ) -> None:
+        self._node = node
+        self._members = members
+        self._uplink = uplink
+        self._rounds = rounds
+        self._own_party = own_party
+        self._waiting: list[Request] = []
+        self._optimizer_by = ""
+        self._partition: Partition | None = None
+        self._placements: dict[str, list[Any]] = {}
+        self._barriers = {"party": Barrier(members.of_own_plane), "all": Barrier(members.training)}
+        self._handlers: dict[str, Callable[[Request], None]] = {
+            "cluster": self._on_cluster,
+            "declare": self._on_declare,
+            "optimizer": self._on_optimizer,
+            "barrier": self._on_barrier,
+        }
+
+    def take(self, request: Request) -> None:
+        """Answer `request`, now or later; one that is malformed is counted and refused."""
+        self._waiting.append(request)
+        self.serve()
+
+    def serve(self) -> None:
+        """Answer those that wait, if the cluster is complete."""
+        while self._waiting and self._members.complete and (self._uplink is None or self._uplink.links):
+            self._answer(self._waiting.pop(0))
+
+    def release_barriers(self) -> None:
+        """Answer at the barriers where nobody is missing now."""
+        for scope, barrier in self._barriers.items():
+            while released := barrier.release():
+                if scope == "party" or self._uplink is None:
+                    for request in released:
+                        request.answer()
+                else:
+                    self._barrier_above(released)
+
+    def _answer(self, request: Request) -> None:
+        try:
+            handler = self._handlers.get(request.topic, self._relay)
+            handler(request)
+        except GeomxError as error:
+            request.refuse(error)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            text = f"a malformed request {request.topic!r}: {error!r}"
+            self._node.transport.refuse(request.link, "malformed", text)
+            request.refuse(InvalidSettings(text))
+
+    def _relay(self, request: Request) -> None:
+        if self._uplink is None:
+            raise InvalidSettings(f"nobody answers {request.topic!r}")
+        self._node.request(self._uplink.links[0], request.topic, request.body, request.answer, request.refuse)
+
+    def _on_cluster(self, request: Request) -> None:
+        """Who takes part in the job: answered by the rank-0 root, completed by the local server."""
+        if self._uplink is not None:
+
+            def complete(body: Body) -> None:
+                request.answer({**body, "party_index": self._own_party(), "root": False, "trains": True})
+
+            self._node.request(self._uplink.links[0], "cluster", {}, complete, request.refuse)
+            return
+        request.answer(
+            {
+                "workers": self._members.workers_by_party(),
+                "central": self._members.central_workers(),
+                "root": True,
+                "flat": self._node.settings.upper is None,
+                "trains": self._members.owes(self._members.rank_of(request.link)),
+                "party_index": -1,
+            }
+        )
+
+    def _on_declare(self, request: Request) -> None:
+        tensors = [Tensor(str(n), int(size), str(dtype)) for n, size, dtype in request.body["tensors"]]
+        if self._uplink is None:
+            partition = self._own_partition()
+            placed = [partition.declare(tensor) for tensor in tensors]
+            answer = [[item.key, [[s.offset, s.length, s.root, s.server] for s in item.slices]] for item in placed]
+            request.answer({"placements": answer})
+            return
+        self._node.request(
+            self._uplink.links[0], "declare", request.body,
+            lambda body: self._assign_to_party(request, tensors, body), request.refuse,
+        )  # fmt: skip
+
+    def _assign_to_party(self, request: Request, tensors: list[Tensor], body: Body) -> None:
+        """Spread the slices over the local servers of this party, and remember how."""
+        partition = self._own_partition()
+        for tensor, (key, slices) in zip(tensors, body["placements"], strict=True):
+            if tensor.name not in self._placements:
+                servers = partition.assign([length for _, length, _, _ in slices])
+                placed = [[o, n, root, own] for (o, n, root, _), own in zip(slices, servers, strict=True)]
+                self._placements[tensor.name] = [key, placed]
+        request.answer({"placements": [self._placements[tensor.name] for tensor in tensors]})
+
+    def _own_partition(self) -> Partition:
+        """Over the roots at a root, over the party's servers at a local server."""
+        if self._partition is None:
+            settings = self._node.settings
+            plane = settings.local if self._uplink is not None else settings.upper or settings.local
+            assert plane is not None
+            self._partition = Partition(int(settings.number("slice_elements")), plane.servers)
+        return self._partition
+
+    def _on_optimizer(self, request: Request) -> None:
+        """Set the optimizer. The same again changes nothing; another one is only taken from who set the first."""
+        if self._uplink is not None:
+            self._relay_to_all(request, self._uplink)
+            return
+        name, params = str(request.body["name"]), dict(request.body["params"])
+        new = optimizers.create(name, params)
+        current, by = self._rounds.optimizer, str(request.body["by"])
+        if current is None or self._optimizer_by == by:
+            self._rounds.optimizer, self._optimizer_by = new, by
+        elif (current.name, current.params) != (new.name, new.params):
+            raise InvalidSettings(
+                f"{by} asks for the optimizer {name} {params}, but {self._optimizer_by} has set"
+                f" {current.name} {dict(current.params)}",
+                "all workers that call set_optimizer must ask for the same one",
+            )
+        self._rounds.members_changed()
+        request.answer()
+
+    def _relay_to_all(self, request: Request, uplink: Uplink) -> None:
+        missing = set(range(len(uplink.links)))
+        errors: list[GeomxError] = []
+
+        def answered(index: int, _: Body) -> None:
+            missing.discard(index)
+            if not missing:
+                request.refuse(errors[0]) if errors else request.answer()
+
+        def failed(index: int, error: GeomxError) -> None:
+            errors.append(error)
+            answered(index, {})
+
+        for index, link in enumerate(uplink.links):
+            self._node.request(link, request.topic, request.body, partial(answered, index), partial(failed, index))
+
+    def _on_barrier(self, request: Request) -> None:
+        self._barriers[str(request.body["scope"])].ask(self._members.rank_of(request.link), request)
+        self.release_barriers()
+
+    def _barrier_above(self, released: list[Request]) -> None:
+        """The party has met; now the parties meet."""
+        assert self._uplink is not None
+
+        def answer(body: Body) -> None:
+            for request in released:
+                request.answer()
+
+        def refuse(error: GeomxError) -> None:
+            for request in released:
+                request.refuse(error)
+
+        limit = self._node.settings.number("patience")
+        self._node.request(self._uplink.links[0], "barrier", {"scope": "all"}, answer, refuse, limit)

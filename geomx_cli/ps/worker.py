@@ -1,0 +1,196 @@
+"""A worker in the cluster: its node, its servers and what is under way. The loop's thread only; see client.py."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
+from geomx_cli.events import EventLog
+from geomx_cli.ps.config import NodeSettings
+from geomx_cli.ps.exchange import Exchange
+from geomx_cli.ps.link import Link
+from geomx_cli.ps.members import CENTRAL
+from geomx_cli.ps.membership import Membership
+from geomx_cli.ps.node import Node, Request
+from geomx_cli.ps.partition import Placement
+from geomx_cli.ps.uplink import Delivery, Uplink
+from geomx_cli.ps.wire import Array, BadMessage, Header, Kind, dtype_code
+
+__all__ = ["Errand", "Standing", "Worker"]
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a worker stands in the job. `contributor` is the rank under which its servers know it.
+
+    `at_root`: its servers are the roots. `flat`: there is no other plane.
+    """
+
+    rank: int
+    global_rank: int
+    party_index: int
+    num_all_workers: int
+    trains: bool
+    contributor: int
+    at_root: bool
+    flat: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What the servers are to do with a tensor: a PUSH, PULL or EXCHANGE of `src` (1-D, contiguous)."""
+
+    kind: Kind
+    placement: Placement
+    src: Array | None = None
+    round: int = 0
+    weight: float = 0.0
+    priority: int = 0
+    hyper: dict[str, float] = field(default_factory=dict)
+
+
+class Worker:
+    """`ready` gets the worker's standing once it is connected. `error` is why nothing more can be done, if anything.
+
+    `run` is the thread's body; the other methods are called in its loop. When it ends, whatever is under way fails
+    with `error`, and so does whatever is asked afterwards.
+    """
+
+    def __init__(self, settings: NodeSettings, events: EventLog, delivery: Delivery) -> None:
+        if settings.local is None:
+            raise InvalidSettings("a worker needs a plane", "set DMLC_PS_ROOT_URI")
+        self.ready: Future[Standing] = Future()
+        self.error: GeomxError | None = None
+        self.uplink = Uplink(delivery)
+        self.open: set[Exchange] = set()
+        self.node = Node(settings, events, on_tensor=self._on_tensor, on_request=self._on_request)
+        self._settings = settings
+        self._plane = settings.local
+        self._rank = -1
+        self._voice: tuple[int, ...] = ()
+
+    def run(self) -> None:
+        """Be a worker until stopped, or until the job fails."""
+        error: GeomxError = InvalidSettings("this worker has said farewell", "close it last")
+        try:
+            self.node.join(self._plane, "worker", self._dial_servers, rank=self._settings.rank)
+            self.node.loop.every(1.0, self._check_patience)
+            self.node.run()
+        except GeomxError as caught:
+            error = caught
+        except Exception as caught:
+            error = PeerLost(f"the client's loop failed: {caught!r}")
+            raise
+        finally:
+            self._give_up(error)
+            self.node.close()
+
+    def start(self, exchange: Exchange, errand: Errand) -> None:
+        """Queue all slices of a tensor."""
+        if self.error is not None:
+            exchange.fail(self.error)
+            return
+        self.open.add(exchange)
+        placement, src = errand.placement, errand.src
+        dtype = dtype_code(np.dtype(placement.tensor.dtype))
+        voice = self._voice if errand.kind == Kind.EXCHANGE else ()
+        data = None if src is None else memoryview(src.data)
+        for index, piece in enumerate(placement.slices):
+            header = Header(
+                kind=errand.kind, key=placement.key, slice=index, root=piece.root, offset=piece.offset,
+                length=piece.length, dtype=dtype, round=errand.round, contributors=voice, weight=errand.weight,
+                priority=errand.priority, hyper=errand.hyper,
+            )  # fmt: skip
+            part = None if data is None else data[piece.offset : piece.offset + piece.length].cast("B")
+            self.uplink.send(piece.server, header, part, self._taker(exchange, piece.offset))
+
+    def ask(self, future: "Future[Body]", topic: str, body: Body, server: int, limit: float) -> None:
+        """Make a request of one server; the answer goes to `future`."""
+        if self.error is not None:
+            future.set_exception(self.error)
+        else:
+            link = self.uplink.links[server]
+            self.node.request(link, topic, body, future.set_result, future.set_exception, limit)
+
+    def tell_servers(self, topic: str) -> None:
+        """Say something to all servers that needs no answer."""
+        for link in () if self.error is not None else self.uplink.links:
+            link.control(topic)
+
+    def farewell(self) -> None:
+        """Say that this worker is done, and all is well."""
+        self.tell_servers("bye")
+        for membership in self.node.memberships:
+            membership.farewell()
+        self.node.loop.stop()
+
+    def _give_up(self, error: GeomxError) -> None:
+        self.error = error
+        for exchange in self.open:
+            exchange.fail(error)
+        self.open.clear()
+        self.node.fail_requests(error)
+        if not self.ready.done():
+            self.ready.set_exception(error)
+
+    def _taker(self, exchange: Exchange, offset: int) -> Callable[[Header, Array], None]:
+        def take(header: Header, array: Array) -> None:
+            exchange.contributors, exchange.weight = header.contributors, header.weight
+            exchange.take(offset, array)
+            if exchange.missing == 0:
+                self.open.discard(exchange)
+
+        return take
+
+    def _dial_servers(self, membership: Membership) -> None:
+        self._rank = membership.rank
+        for member in membership.servers():
+            link = self.node.transport.dial(
+                member.endpoint_for(self._settings.host), member.process,
+                wide_area=member.party != self._settings.party, plane="local", rank=self._rank,
+            )  # fmt: skip
+            self.uplink.links.append(link)
+        self.node.request(self.uplink.links[0], "cluster", {}, self._on_cluster, self.node.fail)
+
+    def _on_cluster(self, body: Body) -> None:
+        flat, at_root, trains = bool(body["flat"]), bool(body["root"]), bool(body["trains"])
+        workers = [int(count) for count in body["workers"]]
+        planned = self._settings.party_index
+        party_index = int(body["party_index"]) if planned is None else planned
+        central = at_root and not flat
+        before = 0 if flat else sum(workers if central else workers[:party_index])
+        contributor = self._rank + CENTRAL if central else self._rank
+        self._voice = (contributor,) if trains else ()
+        self.node.telemetry["state"] = "training"
+        self.ready.set_result(
+            Standing(
+                rank=self._rank,
+                global_rank=before + self._rank if trains else -1,
+                party_index=party_index,
+                num_all_workers=sum(workers) + int(body["central"]),
+                trains=trains,
+                contributor=contributor,
+                at_root=at_root,
+                flat=flat,
+            )
+        )
+
+    def _check_patience(self) -> None:
+        """Fail when a round takes longer than anybody should wait."""
+        limit = self._settings.number("patience")
+        if any(item.age() > limit for item in self.open):
+            message = f"waited {limit:g} s for the result of a round"
+            self.node.fail(TimedOut(message, "is a worker stuck, or out of step?"))
+
+    def _on_tensor(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        if header.kind != Kind.RESULT:
+            raise BadMessage(f"a {header.kind.name} for a worker")
+        self.uplink.on_result(link, header, payload)
+
+    def _on_request(self, request: Request) -> None:
+        raise BadMessage(f"unknown topic {request.topic!r} for a worker")

@@ -1,0 +1,297 @@
+"""The parts of the parameter server that need no process: sums, partitions, windows, barriers, timers, link shapes."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps import shaping, window
+from geomx_cli.ps.barrier import Barrier
+from geomx_cli.ps.gather import Contribution, Gathering
+from geomx_cli.ps.loop import Loop
+from geomx_cli.ps.node import Request
+from geomx_cli.ps.partition import Partition, Tensor
+from geomx_cli.ps.wire import BadMessage
+
+
+def ignore() -> None:
+    """What is called once a contribution is added, where nobody minds."""
+
+
+def given(
+    *ranks: int, array: np.ndarray, weight: float = 1.0, added: Callable[[], None] = ignore, **hyper: float
+) -> Contribution:
+    return Contribution(ranks, array, weight, hyper, added)
+
+
+# Sums.
+
+# Added in rank order this is 0: the 1 is lost beside 1e8. In most other orders it is 1 or 2.
+AWKWARD = [np.array([value], np.float32) for value in (1, 1e8, 1, -1e8)]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_a_sum_is_made_in_rank_order_whatever_the_arrival(order: Sequence[int]) -> None:
+    gathering, credit = Gathering(), []
+    for place, rank in enumerate(order):
+        assert gathering.offer(given(rank, array=AWKWARD[rank], added=lambda rank=rank: credit.append(rank)))
+        assert gathering.merge(range(4)) == (place == 3)
+        assert credit == sorted(credit), "who waits for a lower rank has no credit yet"
+    assert gathering.total == np.float32(0)
+    assert credit == [0, 1, 2, 3]
+    assert (gathering.ranks, gathering.weight) == ({0, 1, 2, 3}, 4.0)
+
+
+def test_a_repeat_is_dropped_and_an_overlap_refused() -> None:
+    gathering, one = Gathering(), np.ones(1, np.float32)
+    assert gathering.offer(given(1, array=one))
+    assert not gathering.offer(given(1, array=one)), "parked"
+    assert gathering.offer(given(0, array=one))
+    assert gathering.merge([0, 1])
+    assert not gathering.offer(given(0, array=one)), "added"
+    with pytest.raises(BadMessage, match=r"\[1\] twice"):
+        gathering.offer(given(1, 2, array=one))
+    assert gathering.total == 2
+
+
+def test_merged_ranks_count_as_all_of_them() -> None:
+    gathering, one = Gathering(), np.ones(1, np.float32)
+    gathering.offer(given(1, 3, array=one, weight=2.0))
+    gathering.offer(given(2, array=one))
+    assert gathering.missing(range(4)) == {0}
+    assert not gathering.merge(range(4))
+    gathering.offer(given(0, array=one))
+    assert gathering.merge(range(4))
+    assert (gathering.total, gathering.weight) == (3, 4.0)
+
+
+def test_nobody_waits_for_who_has_left_but_what_they_gave_counts() -> None:
+    gathering = Gathering()
+    gathering.offer(given(0, array=np.full(1, 5, np.float32)))
+    gathering.offer(given(3, array=np.full(1, 7, np.float32)))
+    assert not gathering.merge([1, 3])
+    assert gathering.missing([1, 3]) == {1}
+    assert gathering.merge([3])
+    assert gathering.total == 12
+    assert Gathering().merge([]), "a round that nobody owes anything to"
+
+
+SUMS_IN = [("float16", np.float32), ("float32", np.float32), ("float64", np.float64)]
+
+
+@pytest.mark.parametrize(("dtype", "total"), SUMS_IN)
+def test_half_precision_is_summed_in_single_and_double_in_double(dtype: str, total: type) -> None:
+    gathering = Gathering()
+    parts = [np.random.default_rng(rank).standard_normal(100).astype(dtype) * 2000 for rank in range(3)]
+    for rank, part in enumerate(parts):
+        gathering.offer(given(rank, array=part))
+    assert gathering.merge(range(3))
+    wanted = parts[0].astype(total) + parts[1].astype(total) + parts[2].astype(total)
+    assert gathering.total.dtype == total
+    assert gathering.total.tobytes() == wanted.tobytes()
+
+
+def test_a_single_contribution_is_not_copied_and_none_is_written_to() -> None:
+    gathering = Gathering()
+    first, second, third = (np.full(3, rank, np.float32) for rank in (1, 2, 4))
+    for array in (first, second, third):
+        array.flags.writeable = False
+    gathering.offer(given(0, array=first))
+    gathering.merge([0])
+    assert gathering.total is first
+    gathering.offer(given(1, array=second))
+    gathering.offer(given(2, array=third))
+    gathering.merge([0, 1, 2])
+    assert list(gathering.total) == [7, 7, 7]
+
+
+def test_the_lowest_rank_with_hyper_parameters_is_heard() -> None:
+    gathering, one = Gathering(), np.ones(1, np.float32)
+    gathering.offer(given(2, array=one, learning_rate=0.2))
+    gathering.offer(given(1, array=one, learning_rate=0.1))
+    gathering.offer(given(0, array=one))
+    gathering.merge([0, 1, 2])
+    assert gathering.hyper == {"learning_rate": 0.1}
+
+
+# Partitions.
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 7])
+def test_a_partition_covers_everything_and_is_balanced_within_one_slice(servers: int) -> None:
+    partition, load = Partition(1000, servers), [0] * servers
+    sizes = [int(size) for size in np.random.default_rng(servers).integers(1, 20_000, 60)] + [1, 999, 1000, 1001]
+    for index, size in enumerate(sizes):
+        dtype = ("float32", "float16", "float64")[index % 3]
+        placement = partition.declare(Tensor(f"t{index}", size, dtype))
+        assert placement.key == index
+        end = 0
+        for piece in placement.slices:
+            assert (piece.offset, piece.root) == (end, piece.server)
+            assert 0 < piece.length <= 1000
+            load[piece.root] += piece.length * np.dtype(dtype).itemsize
+            end += piece.length
+        assert end == size
+        lengths = [piece.length for piece in placement.slices]
+        assert max(lengths) - min(lengths) <= 1
+        assert max(load) - min(load) <= 1000 * 8
+
+
+def test_declaring_again_changes_nothing_and_another_shape_is_refused() -> None:
+    partition = Partition(100, 2)
+    first = partition.declare(Tensor("w", 250, "float32"))
+    partition.declare(Tensor("b", 10, "float32"))
+    assert partition.declare(Tensor("w", 250, "float32")) is first
+    for other in (Tensor("w", 251, "float32"), Tensor("w", 250, "float64")):
+        with pytest.raises(InvalidSettings, match=r"'w' has 25. elements of float"):
+            partition.declare(other)
+    with pytest.raises(InvalidSettings, match="int32"):
+        partition.declare(Tensor("i", 10, "int32"))
+    with pytest.raises(InvalidSettings, match="at least one"):
+        partition.declare(Tensor("none", 0, "float32"))
+
+
+# Windows and emulated links.
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """`clock.now` is what time.monotonic() says in window.py and shaping.py."""
+    made = SimpleNamespace(now=100.0)
+    made.monotonic = lambda: made.now
+    for module in (window, shaping):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def test_a_fixed_window_holds_and_credit_is_bounded() -> None:
+    fixed = window.Window(1000, 2500)
+    fixed.sent(1000)
+    fixed.sent(1000)
+    assert not fixed.admits(1000)
+    assert fixed.admits(500)
+    fixed.returned(10**9)
+    assert fixed.under_way == 0
+    fixed.returned(1000)
+    assert (fixed.under_way, fixed.size) == (0, 2500)
+
+
+def test_one_message_may_always_be_under_way() -> None:
+    small = window.Window(1000, 10)
+    assert small.admits(5000)
+    small.sent(5000)
+    assert not small.admits(1)
+    small.returned(4999)
+    assert not small.admits(10)
+    small.returned(1)
+    assert small.admits(5000)
+
+
+def use(win: window.Window, clock: SimpleNamespace, rate: float, round_trip: float, seconds: float) -> int:
+    """Send slices over a path of so many bytes a second; returns how many bytes it carried."""
+    size, end, free, returns, carried = 2**20, clock.now + seconds, clock.now, [], 0
+    while clock.now < end:
+        while win.admits(size):
+            win.sent(size)
+            free = max(free, clock.now) + size / rate
+            returns.append(free + round_trip)
+        clock.now = max(clock.now, returns.pop(0))
+        win.returned(size)
+        carried += size
+    for when in returns:
+        clock.now = max(clock.now, when)
+        win.returned(size)
+    return carried
+
+
+def test_a_window_grows_until_it_fills_the_path_and_shrinks_when_the_path_is_short(clock: SimpleNamespace) -> None:
+    rate, round_trip = 250e6, 0.1
+    win = window.Window(2**20)
+    assert win.size < rate * round_trip
+    use(win, clock, rate, round_trip, 3.0)
+    assert rate * round_trip <= win.size <= 2 * rate * round_trip
+    assert use(win, clock, rate, round_trip, 5.0) > 0.9 * 5.0 * rate
+    use(win, clock, 10e6, 0.001, 30.0)
+    assert win.size == 2 * 2**20
+    use(win, clock, 10e9, 0.1, 5.0)
+    assert win.size <= window.LARGEST
+
+
+def test_an_emulated_link_has_a_rate_and_a_delay(clock: SimpleNamespace) -> None:
+    shaper = shaping.Shaper("8mbit,30ms")
+    assert shaper.leaves(1000, "tensors") == pytest.approx(100.0 + 0.001 + 0.015)
+    assert shaper.leaves(2000, "tensors") == pytest.approx(100.0 + 0.003 + 0.015), "one after the other"
+    assert shaper.leaves(1000, "talk") == pytest.approx(100.0 + 0.001 + 0.015), "talk passes tensors"
+    clock.now = 200.0
+    assert shaper.leaves(1000, "tensors") == pytest.approx(200.0 + 0.001 + 0.015)
+    assert shaper.arrives(1000, "tensors") == 200.0, "its own bytes have passed while they came"
+    assert shaper.arrives(1000, "tensors") == pytest.approx(200.001)
+    assert shaping.Shaper("8mbit", 0.5).leaves(1000, "tensors") == pytest.approx(200.002)
+    assert shaping.Shaper("30ms").leaves(10**9, "talk") == pytest.approx(200.015)
+    assert not shaping.Shaper("")
+    assert shaping.Shaper("1ms")
+
+
+# Barriers and timers.
+
+
+def at_barrier(barrier: Barrier, rank: int) -> Request:
+    request = Request(None, "barrier", {}, rank)  # type: ignore[arg-type]
+    barrier.ask(rank, request)
+    return request
+
+
+def test_a_rank_that_is_early_waits_for_the_next_barrier() -> None:
+    barrier = Barrier(lambda: [0, 1])
+    first, again = at_barrier(barrier, 0), at_barrier(barrier, 0)
+    assert barrier.release() == []
+    other = at_barrier(barrier, 1)
+    assert barrier.release() == [first, other]
+    assert barrier.release() == []
+    last = at_barrier(barrier, 1)
+    assert barrier.release() == [again, last]
+
+
+def test_who_leaves_is_not_waited_for_and_observers_are_answered_with_the_others() -> None:
+    members = [0, 1]
+    barrier = Barrier(lambda: members)
+    observer, first = at_barrier(barrier, 99), at_barrier(barrier, 0)
+    assert barrier.release() == []
+    members.remove(1)
+    assert set(barrier.release()) == {observer, first}
+    assert barrier.release() == []
+    members.clear()
+    late = at_barrier(barrier, 0)
+    assert barrier.release() == [late]
+
+
+def test_timers_come_in_order_and_can_be_taken_back() -> None:
+    loop, seen = Loop(), []
+    loop.call_later(0.02, lambda: seen.append("b"))
+    loop.call_later(0.01, lambda: seen.append("a"))
+    loop.call_later(0.015, lambda: seen.append("never")).cancel()
+    when = time.monotonic() + 0.03
+    for name in "cde":
+        loop.call_at(when, lambda name=name: seen.append(name))
+    loop.every(0.01, lambda: seen.append("tick"))
+    loop.run(until=lambda: seen.count("tick") >= 6)
+    assert [name for name in seen if name != "tick"] == list("abcde")
+    loop.close()
+
+
+def test_other_threads_submit_and_nothing_is_lost_at_the_end() -> None:
+    loop, seen = Loop(), []
+    thread = threading.Thread(target=lambda: [loop.submit(lambda: seen.append(1)) for _ in range(500)])
+    thread.start()
+    loop.run(until=lambda: len(seen) == 500)
+    thread.join()
+    loop.submit(lambda: seen.append(2))
+    loop.close()
+    assert seen[-1] == 2
+    loop.submit(lambda: seen.append(3))
+    assert seen[-1] == 3

@@ -1,0 +1,230 @@
+"""The rounds of a server and the uplink below it, with links that only keep what they are given."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from geomx_cli.ps import optimizers
+from geomx_cli.ps.rounds import Rounds
+from geomx_cli.ps.uplink import Uplink
+from geomx_cli.ps.wire import Array, BadMessage, Header, Kind, view
+from geomx_cli.runtime.algorithms.fsa import FsaServer
+
+SIZE = 1000
+
+
+class KeptLink:
+    """Counts the credit that is returned, and keeps which slices are asked for."""
+
+    def __init__(self) -> None:
+        self.credit = 0
+        self.asked: list[tuple[int, int, int]] = []
+
+    def consumed(self, size: int) -> None:
+        self.credit += size
+
+    def ask_for(self, key: int, index: int, round_: int) -> None:
+        self.asked.append((key, index, round_))
+
+
+class KeptDelivery:
+    """Keeps what is sent, in place of sending it."""
+
+    def __init__(self) -> None:
+        self.ups: list[tuple[Any, Header, memoryview | None]] = []
+        self.downs: list[tuple[Any, Header, memoryview | None]] = []
+
+    def up(self, link: Any, header: Header, payload: memoryview | None) -> None:
+        self.ups.append((link, header, payload))
+
+    def down(self, link: Any, header: Header, payload: memoryview | None) -> None:
+        self.downs.append((link, header, payload))
+
+
+class Bench:
+    """A root with two members, of ranks 0 and 1."""
+
+    def __init__(self, optimizer: str = "", owing: Callable[[], Any] = lambda: [0, 1], dtype: int = 0) -> None:
+        self.links = [KeptLink(), KeptLink()]
+        self.delivery = KeptDelivery()
+        self.dtype = dtype
+        self.rounds = Rounds(
+            algorithm=FsaServer(),
+            delivery=self.delivery,
+            uplink=None,
+            own_rank=lambda: 0,
+            owing=owing,
+            links_of=lambda rank: [self.links[rank]],
+        )
+        if optimizer:
+            self.rounds.optimizer = optimizers.create(optimizer, {"learning_rate": 0.1})
+
+    def header(self, kind: Kind, **fields: Any) -> Header:
+        return Header(**{"kind": kind, "length": SIZE, "dtype": self.dtype, **fields})
+
+    def init(self, value: Array) -> None:
+        self.rounds.on_push(self.links[0], self.header(Kind.PUSH), value.data.cast("B"))
+        self.delivery.downs.clear()
+
+    def push(self, rank: int, number: int, array: Array, **fields: Any) -> None:
+        header = self.header(Kind.EXCHANGE, round=number, contributors=(rank,), request=10 * number + rank, **fields)
+        self.rounds.on_exchange(self.links[rank], header, array.data.cast("B"), (rank,))
+
+    def results(self) -> list[tuple[int, int, Array]]:
+        """(request, round, value) of the answers since the last call."""
+        found = [(header.request, header.round, view(header, payload)) for _, header, payload in self.delivery.downs]
+        self.delivery.downs.clear()
+        return found
+
+
+def gradient(rank: int, number: int) -> Array:
+    return np.random.default_rng([rank, number]).standard_normal(SIZE).astype(np.float32)
+
+
+@pytest.mark.parametrize("optimizer", ["", "sgd", "adam", "rmsprop"])
+@pytest.mark.parametrize("dtype", [0, 2])
+def test_exported_state_goes_on_bit_for_bit(optimizer: str, dtype: int) -> None:
+    initial = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
+    kind = np.dtype(["float32", "float64", "float16"][dtype])
+
+    def train(bench: Bench, numbers: range) -> Array:
+        for number in numbers:
+            for rank in (1, 0):
+                bench.push(rank, number, gradient(rank, number).astype(kind))
+        return bench.results()[-1][2]
+
+    whole, before, after = (Bench(optimizer, dtype=dtype) for _ in range(3))
+    whole.init(initial.astype(kind))
+    before.init(initial.astype(kind))
+    wanted = train(whole, range(1, 7))
+    train(before, range(1, 4))
+    after.rounds.import_state({name: array.copy() for name, array in before.rounds.export_state().items()})
+    after.push(0, 3, gradient(0, 3).astype(kind))
+    assert [(request, number) for request, number, _ in after.results()] == [(30, 3)], "round 3 is over"
+    found = train(after, range(4, 7))
+    assert found.tobytes() == wanted.tobytes()
+    assert found.dtype == kind
+
+
+def test_rounds_complete_in_order_and_early_ones_wait() -> None:
+    bench = Bench("sgd")
+    bench.init(np.zeros(SIZE, np.float32))
+    ones = np.ones(SIZE, np.float32)
+    for number in (2, 1):
+        bench.push(0, number, ones)
+    bench.push(1, 2, ones)
+    assert bench.results() == []
+    assert (bench.links[0].credit, bench.links[1].credit) == (2 * 4 * SIZE, 0), "init, and the open round's"
+    bench.push(1, 1, ones)
+    found = bench.results()
+    assert [(request, number) for request, number, _ in found] == [(10, 1), (11, 1), (20, 2), (21, 2)]
+    assert found[0][2][0] == np.float32(-0.2)
+    assert found[-1][2][0] == pytest.approx(-0.4)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    bench = Bench()
+    bench.init(np.zeros(SIZE, np.float32))
+    with pytest.raises(BadMessage, match="round 66"):
+        bench.push(0, 66, np.zeros(SIZE, np.float32))
+    with pytest.raises(BadMessage, match="for a slice of 1000"):
+        bench.push(0, 1, np.zeros(SIZE - 1, np.float32), length=SIZE - 1)
+    with pytest.raises(BadMessage, match="bytes of payload"):
+        bench.push(0, 1, np.zeros(SIZE - 1, np.float32))
+
+
+def test_only_the_first_initial_value_counts_and_pulls_wait_for_it() -> None:
+    bench = Bench()
+    for link in bench.links:
+        bench.rounds.on_pull(link, bench.header(Kind.PULL, request=5))
+    assert bench.results() == []
+    ones = np.ones(SIZE, np.float32).data.cast("B")
+    bench.rounds.on_push(bench.links[0], bench.header(Kind.PUSH, request=1), ones)
+    assert [request for request, *_ in _with_values(bench)] == [5, 5]
+    bench.init(np.zeros(SIZE, np.float32))
+    bench.rounds.on_pull(bench.links[1], bench.header(Kind.PULL, request=6))
+    assert bench.results()[0][2][0] == 1
+
+
+def _with_values(bench: Bench) -> list[tuple[int, int, Array]]:
+    bench.delivery.downs = [item for item in bench.delivery.downs if item[2] is not None]
+    return bench.results()
+
+
+def test_a_round_goes_on_without_who_has_left() -> None:
+    owing = [0, 1]
+    bench = Bench(owing=lambda: owing)
+    bench.init(np.zeros(SIZE, np.float32))
+    bench.push(1, 1, np.ones(SIZE, np.float32))
+    owing.remove(0)
+    bench.rounds.members_changed()
+    assert bench.results()[0][2][0] == 1
+
+
+def test_a_member_whose_window_is_filled_by_what_waits_is_asked_for_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("geomx_cli.ps.rounds.STALL", 0.0)
+    bench, ones = Bench(), np.ones(SIZE, np.float32)
+    bench.push(0, 1, ones, key=1)
+    bench.rounds.unstall()
+    assert bench.links[1].asked == [], "it is late, and nothing of it is held up here"
+    bench.push(1, 1, ones, key=2)
+    bench.rounds.unstall()
+    bench.rounds.unstall()
+    assert bench.links[1].asked == [(1, 0, 1)], "once"
+    assert bench.links[0].asked == [], "nothing of it waits: if it has key 2, that is on its way"
+    bench.push(0, 2, ones, key=1)
+    bench.rounds.unstall()
+    assert bench.links[0].asked == [(2, 0, 1)]
+
+
+# The uplink.
+
+
+def test_a_repeat_is_answered_from_the_last_result_and_counts_once() -> None:
+    """A worker's uplink and a root: results are lost twice, and everything is sent again each time."""
+    bench, delivery, server = Bench("sgd"), KeptDelivery(), KeptLink()
+    bench.init(np.zeros(SIZE, np.float32))
+    uplink = Uplink(delivery)
+    uplink.links.append(server)
+    seen: list[float] = []
+
+    def exchange(number: int) -> None:
+        header = bench.header(Kind.EXCHANGE, round=number, contributors=(0,))
+        payload = np.ones(SIZE, np.float32).data.cast("B")
+        uplink.send(0, header, payload, lambda _, array: seen.append(float(array[0])))
+
+    def carry_up() -> None:
+        for _, header, payload in delivery.ups:
+            bench.rounds.on_exchange(bench.links[0], header, payload, (0,))
+        delivery.ups.clear()
+
+    exchange(1)
+    uplink.repeat()
+    carry_up()
+    bench.push(1, 1, np.ones(SIZE, np.float32))
+    own = [item for item in bench.delivery.downs if item[0] is bench.links[0]]
+    assert len(own) == 1, "a repeat inside of an open round makes no second asker"
+    bench.delivery.downs.clear()
+    uplink.repeat()
+    uplink.repeat()
+    carry_up()
+    answers = list(bench.delivery.downs)
+    assert len(answers) == 2
+    for _, header, payload in answers:
+        uplink.on_result(server, header, payload)
+    assert seen == [float(np.float32(-0.2))], "two contributions, one update, one result"
+    assert uplink.waiting == 0
+    uplink.repeat()
+    assert delivery.ups == []
+    assert bench.links[0].credit == (1 + 4) * 4 * SIZE, "all that came is credited: init, the exchange, three repeats"
+    assert server.credit == 2 * 4 * SIZE
+
+
+def test_a_result_of_a_stranger_is_refused() -> None:
+    uplink = Uplink(KeptDelivery())
+    with pytest.raises(BadMessage, match="no server"):
+        uplink.on_result(KeptLink(), Header(kind=Kind.RESULT), None)
