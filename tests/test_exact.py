@@ -1,6 +1,7 @@
 """Final parameters, bit for bit, against a computation of the same sums in one process."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,32 +12,42 @@ SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 SIZES = (70_000, 10, 3)
 
 
-def gradient(rank: int, number: int, index: int) -> np.ndarray:
-    return np.random.default_rng([rank, number, index]).standard_normal(SIZES[index]).astype(np.float32)
+def gradient(rank: int, number: int, size: int, index: int, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng([rank, number, index]).standard_normal(size).astype(dtype)
 
 
-def initial(index: int) -> np.ndarray:
-    return np.random.default_rng(1000 + index).standard_normal(SIZES[index]).astype(np.float32)
+def initial(size: int, index: int, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng(1000 + index).standard_normal(size).astype(dtype)
 
 
-def expected(parties: list[list[int]], rounds: dict[int, int], optimizer: bool) -> list[np.ndarray]:
-    """Ranks are added in order inside a party, then the parties in order; sgd with momentum as MXNet writes it."""
+def expected(
+    parties: list[list[int]],
+    rounds: dict[int, int],
+    optimizer: bool,
+    sizes: Sequence[int] = SIZES,
+    dtype: str = "float32",
+) -> list[np.ndarray]:
+    """Ranks are added in order inside a party, then the parties in order; sgd with momentum as MXNet writes it.
+
+    fp16 is added in fp32 and updated in fp32; a party's sum is rounded to fp16 for the wire.
+    """
+    work = np.float64 if dtype == "float64" else np.float32
     results = []
-    for index in range(len(SIZES)):
-        weight, momentum = initial(index), np.zeros(SIZES[index], np.float32)
+    for index, size in enumerate(sizes):
+        weight, momentum = initial(size, index, dtype).astype(work), np.zeros(size, work)
         for number in range(max(rounds.values())):
             sums = []
             for party in parties:
-                members = [gradient(rank, number, index) for rank in party if number < rounds[rank]]
+                members = [gradient(rank, number, size, index, dtype) for rank in party if number < rounds[rank]]
                 if members:
-                    sums.append(_ordered_sum(members))
-            total = _ordered_sum(sums)
+                    sums.append(_ordered_sum([member.astype(work) for member in members]).astype(dtype))
+            total = _ordered_sum([part.astype(work) for part in sums])
             if optimizer:
-                momentum = np.float32(0.9) * momentum - np.float32(0.1) * (np.float32(0.25) * total)
+                momentum = work(0.9) * momentum - work(0.1) * (work(0.25) * total)
                 weight = weight + momentum
             else:
                 weight = total
-        results.append(weight)
+        results.append(weight.astype(dtype))
     return results
 
 
@@ -65,6 +76,7 @@ def run(cluster: Cluster, tmp_path: Path, env: dict[str, str], **shape: object) 
 def assert_equal(found: dict[int, list[np.ndarray]], wanted: list[np.ndarray]) -> None:
     for rank, arrays in found.items():
         for got, want in zip(arrays, wanted, strict=True):
+            assert got.dtype == want.dtype
             assert got.tobytes() == want.tobytes(), f"worker {rank}: off by {np.abs(got - want).max()}"
 
 
@@ -137,3 +149,26 @@ def test_members_whose_pushes_cross_do_not_wait_for_each_other(cluster: Cluster)
     cluster.environment = {"GEOMX_WINDOW": "4096", "MXNET_KVSTORE_BIGARRAY_BOUND": "1000"}
     cluster.launch([sys.executable, str(ROOT / "tests/scripts/crossed.py")])
     cluster.finish()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("optimizer", [False, True])
+def test_other_precisions(cluster: Cluster, tmp_path: Path, dtype: str, optimizer: bool) -> None:
+    env = {"DTYPE": dtype, "SERVER_OPTIMIZER": "1" if optimizer else "", "SHUFFLE": "1"}
+    found = run(cluster, tmp_path, env, roots=2, parties=(3, 3))
+    everybody = dict.fromkeys(range(6), 5)
+    assert_equal(found, expected([[0, 1, 2], [3, 4, 5]], everybody, optimizer, dtype=dtype))
+
+
+@pytest.mark.parametrize("optimizer", [False, True])
+def test_half_precision_overflows_only_where_it_travels(cluster: Cluster, tmp_path: Path, optimizer: bool) -> None:
+    """Sums are fp32 inside a server and fp16 between two: 60000 reaches the root, 120000 only reaches its optimizer."""
+    env = {"DTYPE": "float16", "FILL": "30000", "ROUNDS": "1", "SERVER_OPTIMIZER": "1" if optimizer else ""}
+    found = run(cluster, tmp_path, env)
+    wanted = [np.full(size, np.inf, np.float16) for size in SIZES]
+    if optimizer:
+        step = np.float32(0.1) * (np.float32(0.25) * np.float32(120_000))
+        start = [initial(size, index, "float16").astype(np.float32) for index, size in enumerate(SIZES)]
+        wanted = [(weight - step).astype(np.float16) for weight in start]
+    assert_equal(found, wanted)
+    assert "Warning" not in cluster.outputs()

@@ -184,7 +184,10 @@ class Node:
 
     def _on_message(self, link: Link, header: Header, payload: memoryview | None) -> None:
         if header.kind != Kind.CONTROL:
-            self._on_tensor(link, header, payload)
+            try:
+                self._on_tensor(link, header, payload)
+            except GeomxError as error:
+                self.fail(error)
             return
         body = decode_body(payload) if payload is not None else {}
         if header.topic == "answer":

@@ -142,7 +142,8 @@ class Requests:
         new = optimizers.create(name, params)
         current, by = self._rounds.optimizer, str(request.body["by"])
         if current is None or self._optimizer_by == by:
-            self._rounds.optimizer, self._optimizer_by = new, by
+            self._rounds.use(new)
+            self._optimizer_by = by
         elif (current.name, current.params) != (new.name, new.params):
             raise InvalidSettings(
                 f"{by} asks for the optimizer {name} {params}, but {self._optimizer_by} has set"

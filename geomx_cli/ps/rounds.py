@@ -51,6 +51,7 @@ class _Book:
     closed: int = 0
     pulls: list[_Asker] = field(default_factory=list)
     result: Header = field(default_factory=Header)
+    hyper: dict[str, float] = field(default_factory=dict)
 
 
 class Rounds:
@@ -70,6 +71,7 @@ class Rounds:
         links_of: Callable[[int], list[Link]],
     ) -> None:
         self.optimizer: Optimizer | None = None
+        self._initial: dict[str, float] = {}
         self.last_round = 0
         self._algorithm = algorithm
         self._delivery = delivery
@@ -125,6 +127,13 @@ class Rounds:
         if not ranks or header.round <= book.closed or not round_.gathering.offer(given):
             link.consumed(array.nbytes)
         self._advance(book)
+
+    def use(self, optimizer: Optimizer) -> None:
+        """Update values with this optimizer from now on; what was tuned of another one is forgotten."""
+        self.optimizer = optimizer
+        self._initial = {}
+        for book in self._books.values():
+            book.hyper = {}
 
     def members_changed(self) -> None:
         """Somebody has come or left: close what is now complete."""
@@ -218,8 +227,7 @@ class Rounds:
 
     def _close(self, book: _Book, number: int, gathering: Gathering, total: Array) -> None:
         if self._uplink is None:
-            if gathering.hyper and self.optimizer is not None:
-                self.optimizer.set(**gathering.hyper)
+            self._tune(book, gathering.hyper)
             value = self._algorithm.at_root(book.slot, total, gathering.weight, self.optimizer)
             self._finish(book, number, value, gathering)
             return
@@ -242,11 +250,21 @@ class Rounds:
 
         self._uplink.send(book.root, header, payload, on_result)
 
+    def _tune(self, book: _Book, news: dict[str, float]) -> None:
+        """Set the optimizer to what holds for this slice: slices are in different rounds when a learning rate changes."""
+        book.hyper.update(news)
+        if self.optimizer is None:
+            return
+        for name in news.keys() - self._initial.keys():
+            self._initial[name] = float(self.optimizer.params.get(name, news[name]))
+        if self._initial:
+            self.optimizer.set(**{**self._initial, **book.hyper})
+
     def _finish(self, book: _Book, number: int, value: Array | None, gathering: Gathering) -> None:
         """Store a round's result and answer all who wait for it."""
         if value is None:
             raise BadMessage("a round without any contribution and any value")
-        book.slot.value = value if value.dtype == DTYPES[book.dtype] else value.astype(DTYPES[book.dtype])
+        book.slot.value = _cast(value, book.dtype)
         book.slot.version = number
         self.last_round = max(self.last_round, number)
         book.result = Header(contributors=tuple(sorted(gathering.ranks))[:4096], weight=gathering.weight)
@@ -286,4 +304,10 @@ class Rounds:
 
 def as_payload(array: Array, dtype: int) -> memoryview:
     """The bytes of `array` in the slice's dtype, without a copy where it has that dtype already."""
-    return memoryview(array.astype(DTYPES[dtype], copy=False).data).cast("B")
+    return memoryview(_cast(array, dtype).data).cast("B")
+
+
+def _cast(array: Array, dtype: int) -> Array:
+    """`array` in the slice's dtype; what is too large for fp16 becomes infinite, and the training code's to handle."""
+    with np.errstate(over="ignore"):
+        return array.astype(DTYPES[dtype], copy=False)

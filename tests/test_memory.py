@@ -1,0 +1,72 @@
+"""A server's memory has a bound that does not depend on how slow anybody is."""
+
+import itertools
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, Cluster
+from test_exact import assert_equal, expected
+
+SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
+WINDOW = 2**20
+SERVERS = ("root0", "Asrv0", "Bsrv0")
+
+
+def train(directory: Path, sizes: list[int], pulses: bool) -> dict[str, int]:
+    """Three rounds of 2 x 2 workers; returns each server's peak of resident memory in bytes."""
+    cluster = Cluster(directory, {"OUT": str(directory / "w{rank}.npz"), "SERVER_OPTIMIZER": "1", "ROUNDS": "3"})
+    cluster.environment |= {"SIZES": ",".join(map(str, sizes)), "GEOMX_WINDOW": str(WINDOW), "SHUFFLE": "1"}
+    peaks = dict.fromkeys(SERVERS, 0)
+    try:
+        cluster.launch(SCRIPT, worker_env={"Aw0": {"SLOW": "0.1"}, "Bw0": {"SLOW": "0.03"}})
+        for name in itertools.cycle(SERVERS):
+            for server in SERVERS:
+                peaks[server] = max(peaks[server], peak(cluster.processes[server].pid))
+            if all(process.poll() is not None for process in cluster.processes.values()):
+                break
+            if pulses and len(list(directory.glob("w*.npz"))) == 0:
+                pulse(cluster.processes[name].pid)
+            time.sleep(0.05)
+        cluster.finish()
+    finally:
+        cluster.stop()
+    return peaks
+
+
+def peak(pid: int) -> int:
+    """Peak resident memory of a process so far, 0 once it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 1024 * next((int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
+
+
+def pulse(pid: int) -> None:
+    """Stop a process for a moment, shorter than anybody's patience."""
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.timeout(90)
+def test_slow_members_and_slow_servers_take_no_memory_and_lose_nothing(tmp_path: Path) -> None:
+    sizes = [1_000_000] * 6
+    model = 4 * sum(sizes)
+    small, large = tmp_path / "small", tmp_path / "large"
+    for directory in (small, large):
+        directory.mkdir()
+    base = train(small, [10], pulses=False)
+    peaks = train(large, sizes, pulses=True)
+    found = {int(path.stem[1:]): list(np.load(path).values()) for path in large.glob("w*.npz")}
+    assert len(found) == 4
+    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 3), optimizer=True, sizes=sizes))
+    print({name: (used - base[name]) / model for name, used in peaks.items()})
+    for name, used in peaks.items():
+        assert base[name] > 0
+        assert used < base[name] + 3 * model + 2 * WINDOW, f"{name}: {(used - base[name]) / model:.2f} models"
