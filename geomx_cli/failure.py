@@ -1,9 +1,11 @@
 """Why a process failed, and which failure of a job came first."""
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 __all__ = ["Failure", "describe_status", "exception_line", "first_cause"]
 
@@ -41,7 +43,7 @@ def describe_status(status: int, *, memory: bool = False) -> str:
         name = f"signal {-status}"
     if memory and -status == signal.SIGKILL:
         return f"was killed by {name}: the machine ran out of memory"
-    return f"was killed by {name}"
+    return f"crashed ({name})" if -status in _CRASHES else f"was killed by {name}"
 
 
 def exception_line(lines: Sequence[str]) -> str:
@@ -55,8 +57,11 @@ def exception_line(lines: Sequence[str]) -> str:
     return found
 
 
-def first_cause(failures: Sequence[Failure], hosts: Mapping[str, str]) -> Failure | None:
-    """The failure that all others follow from, as far as they tell. `hosts`: process -> host.
+def first_cause(
+    failures: Sequence[Failure], hosts: Mapping[str, str], done: Collection[str] = ()
+) -> Failure | None:
+    """The failure that all others follow from, as far as they tell. `hosts`: process -> host; `done`:
+    processes that have ended with status 0.
 
     One that failed by itself outranks those that blame another process, whatever came first: a process often
     sees a dead peer before that peer's agent sees it. Where all blame others, it is the process at the end of
@@ -74,10 +79,8 @@ def first_cause(failures: Sequence[Failure], hosts: Mapping[str, str]) -> Failur
         failure = blamers[failure.peer]
     if failure.peer in seen or failure.peer not in hosts:
         return failure
-    return Failure(
-        failure.peer,
-        hosts[failure.peer],
-        f"fell silent, says {failure.process}: {failure.cause}",
-        failure.when,
-        failure.hint,
-    )
+    cause, hint = f"fell silent, says {failure.process}: {failure.cause}", failure.hint
+    if failure.peer in done:
+        cause = f"ended with status 0 but did not leave the job; {failure.process} missed it"
+        hint = "let Python run to its end: os._exit and exec skip what leaves the job"
+    return Failure(failure.peer, hosts[failure.peer], cause, failure.when, hint)

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from geomx_cli.agent.assignment import Assignment
-from geomx_cli.errors import GeomxError, HostUnreachable
+from geomx_cli.errors import CheckFailed, GeomxError, HostUnreachable
 from geomx_cli.hosts import Channel, Host
 from geomx_cli.job import Job
 
@@ -60,7 +60,11 @@ class Fleet:
         """
 
         def start(agent: _Agent) -> None:
-            self._start(agent, files.get(agent.host.name, {}))
+            try:
+                self._start(agent, files.get(agent.host.name, {}))
+            except OSError as error:
+                what = f"cannot start on host {agent.host.name}: {error.strerror or error}"
+                raise CheckFailed(what, f"make room in {self._job.directory}, or choose another") from None
 
         self._everywhere(start, self._agents.values())
         self._heart.start()

@@ -145,7 +145,8 @@ def _sentence(progress: Progress) -> str:
         parts.append(f"loss {totals.loss:.3f}")
     if totals.accuracy is not None:
         parts.append(f"accuracy {totals.accuracy:.4f}")
-    parts.append(f"{progress.samples_per_s:.0f} samples/s")
+    if progress.samples_per_s:
+        parts.append(f"{progress.samples_per_s:.0f} samples/s")
     if any(totals.wan):
         parts.append(f"WAN {format_bytes(totals.wan[0])}")
     if progress.left_s:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from geomx_cli import plugins
 from geomx_cli.agent.assignment import Assignment, Task
-from geomx_cli.errors import DoneInPart, InvalidSettings
+from geomx_cli.errors import CheckFailed, DoneInPart, InvalidSettings
 from geomx_cli.hosts import Host
 from geomx_cli.plan import JobSpec, Plan
 from geomx_cli.ps import security
@@ -100,15 +100,19 @@ class Job:
     def write_plan(self, plan: Plan) -> None:
         """Write plan.json on the control machine; the first thing that a job writes.
 
-        Raises InvalidSettings where the directory has another job already.
+        Raises InvalidSettings where the directory has another job already, CheckFailed where it cannot be
+        written.
         """
-        self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
         try:
+            self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
             with (self.directory / "plan.json").open("x") as file:
                 json.dump(plan.to_json(), file, indent=1)
         except FileExistsError:
             hint = "choose another --job-dir, or remove this one"
             raise InvalidSettings(f"{self.directory} has a job already", hint) from None
+        except OSError as error:
+            hint = "choose another --job-dir, or make room there"
+            raise CheckFailed(f"cannot write to {self.directory}: {error.strerror}", hint) from None
 
     def reap(self, host: Host) -> None:
         """End what an agent that was killed or hangs has left on `host`, and remove its key files and

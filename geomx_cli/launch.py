@@ -175,17 +175,18 @@ def _print_result(result: Mapping[str, Any], *, json: bool) -> None:
         return  # there is nothing to sum up
     lan, wan = result["bytes"]["lan"], result["bytes"]["wan"]
     accuracy, first = result["accuracy"], result["first_step_s"]
+    known = result["training_s"] > 0  # a script need not tell
     lines = [
         ("status", result["status"]),
-        ("test accuracy", "unknown" if accuracy is None else f"{accuracy:.4f}"),
-        ("rounds", str(result["rounds"])),
-        ("samples/s", f"{result['samples_per_s']:.0f}"),
-        ("first training step", "never" if first is None else f"after {format_duration(first)}"),
-        ("training time", format_duration(result["training_s"])),
+        ("test accuracy", "" if accuracy is None else f"{accuracy:.4f}"),
+        ("rounds", str(result["rounds"] or "")),
+        ("samples/s", f"{result['samples_per_s']:.0f}" if known else ""),
+        ("first training step", "" if first is None else f"after {format_duration(first)}"),
+        ("training time", format_duration(result["training_s"]) if known else ""),
         ("total time", format_duration(result["total_s"])),
         ("LAN sent / received", f"{format_bytes(lan[0])} / {format_bytes(lan[1])}"),
         ("WAN sent / received", f"{format_bytes(wan[0])} / {format_bytes(wan[1])}"),
         ("logs", result["logs"]),
     ]
     width = max(len(name) for name, _ in lines)
-    print("\n".join(f"{name:<{width}}  {text}" for name, text in lines), flush=True)
+    print("\n".join(f"{name:<{width}}  {text}" for name, text in lines if text), flush=True)

@@ -15,7 +15,8 @@ _PHASES = ("starting", "waiting", "training", "evaluating", "finished")
 
 @dataclass
 class Row:
-    """The newest that is known of one process. Bytes are (sent, received); `status` is set once it has ended.
+    """The newest that is known of one process. Bytes are (sent, received); `status` and `ended` (when) are set once it
+    has ended.
     """
 
     process: Process
@@ -29,7 +30,8 @@ class Row:
     progress: float | None = None
     left_s: float | None = None
     status: int | None = None
-    average_per_s: float = 0.0
+    ended: float = 0.0
+    samples: int = 0
     training_s: float = 0.0
 
     @property
@@ -40,7 +42,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Totals:
-    """What the whole job comes to. `samples_per_s` is a mean over the training; None where nothing is known.
+    """What the whole job comes to; None where nothing is known.
+
+    `samples_per_s` has the samples of all training workers over the seconds that the longest of them trained.
     """
 
     accuracy: float | None
@@ -122,19 +126,34 @@ class Progress:
     def end(self, process: str, status: int) -> None:
         """A process has ended."""
         row = self.rows[process]
-        row.status = status
+        row.status, row.ended = status, time.monotonic()
         row.state = "finished" if status == 0 else "ended"
+
+    def absentee(self, patience: float) -> tuple[Row, Row] | None:
+        """A worker that ended well, longer than `patience` seconds ago, and the scheduler that still waits for
+        workers to join.
+        """
+        schedulers = {row.process.party: row for row in self.rows.values() if row.process.role == "scheduler"}
+        limit = time.monotonic() - patience
+        for row in self.rows.values():
+            if row.process.role == "worker" and row.status == 0 and row.ended < limit:
+                # With one plane for all, one party has the scheduler.
+                scheduler = schedulers.get(row.process.party) or next(iter(schedulers.values()))
+                if scheduler.state == "waiting":
+                    return row, scheduler
+        return None
 
     def totals(self) -> Totals:
         """What it comes to so far."""
         rows = self.rows.values()
         trained = self.training_rows
+        training_s = max((row.training_s for row in trained), default=0.0)
         return Totals(
             accuracy=self.accuracy,
             loss=self.loss,
-            rounds=max((row.round for row in trained), default=0),
-            samples_per_s=sum(row.average_per_s or row.samples_per_s for row in trained),
-            training_s=max((row.training_s for row in trained), default=0.0),
+            rounds=max(row.round for row in trained) or max(row.round for row in rows),
+            samples_per_s=sum(row.samples for row in trained) / training_s if training_s else 0.0,
+            training_s=training_s,
             first_step_s=None if self.first_step is None else self.first_step - self.began,
             lan=(sum(row.lan[0] for row in rows), sum(row.lan[1] for row in rows)),
             wan=(sum(row.wan[0] for row in rows), sum(row.wan[1] for row in rows)),
@@ -175,8 +194,7 @@ def _add_round(row: Row, event: Event) -> None:
     row.round = int(event["num_iters"])
     row.loss = _number(event.get("loss"), row.loss)
     row.training_s = float(event["total_time"])
-    if row.training_s > 0:
-        row.average_per_s = row.round * float(event["num_samples"]) / row.training_s
+    row.samples = int(event["samples"])
 
 
 def _number(value: Any, otherwise: float | None) -> float | None:

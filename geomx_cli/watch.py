@@ -11,7 +11,7 @@ from geomx_cli.errors import GeomxError
 from geomx_cli.failure import Failure, first_cause
 from geomx_cli.fleet import Fleet, Message
 from geomx_cli.follow import View
-from geomx_cli.plan import Plan
+from geomx_cli.plan import Plan, Process
 from geomx_cli.progress import Progress
 
 __all__ = ["Outcome", "Watch"]
@@ -20,6 +20,7 @@ _TURN = 0.25
 _AGENT_SILENCE = 6.0
 _GRACE = 2.0  # for processes to end by themselves after one has failed
 _LINGER = 10.0  # for servers and schedulers to end after the last worker
+_ABSENT = 3.0  # after the end of a worker, for its scheduler to say that it need not wait for it
 _STOP_LIMIT = 8.0  # for an agent to end its processes once it was told to
 
 
@@ -63,7 +64,8 @@ class Watch:
                 self._take(host, message)
             self._check(time.monotonic())
             self._view.show(self._progress)
-        self._outcome.failure = first_cause(self._failures, self._hosts)
+        done = [name for name, row in self._progress.rows.items() if row.status == 0]
+        self._outcome.failure = first_cause(self._failures, self._hosts, done)
         return self._outcome
 
     def _messages(self) -> list[tuple[str, Message]]:
@@ -105,6 +107,8 @@ class Watch:
                 self._lose(host, f"hangs: it has not answered for {_AGENT_SILENCE:g} s")
             elif self._stopping_since is not None and now - self._stopping_since > _STOP_LIMIT:
                 self._lose(host, f"did not stop within {_STOP_LIMIT:g} s")
+        if self._stopping_since is None and (found := self._progress.absentee(_ABSENT)) is not None:
+            self._fail_absent(*(row.process for row in found))
         if self._stopping_since is None and all(row.status == 0 for row in self._progress.training_rows):
             self._trained_since = self._trained_since or now
             if now - self._trained_since > _LINGER:
@@ -117,6 +121,12 @@ class Watch:
             self._view.note(f"{who} {cause}; stopping the job")
         self._failures.append(failure)
         self._stop(0 if not failure.process else _GRACE)
+
+    def _fail_absent(self, worker: Process, scheduler: Process) -> None:
+        """A worker's script ended before the cluster was complete: it never will be."""
+        cause = f"ended with status 0 while {scheduler.name} still waits for workers to join"
+        hint = 'every worker must create the store, kv.create("dist_sync"), and use it'
+        self._fail(Failure(worker.name, worker.host, cause, time.monotonic(), hint))
 
     def _end(self, host: str, why: str, left: Sequence[str]) -> None:
         """An agent's part is over."""

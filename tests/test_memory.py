@@ -66,7 +66,7 @@ def test_slow_members_and_slow_servers_take_no_memory_and_lose_nothing(tmp_path:
     found = {int(path.stem[1:]): list(np.load(path).values()) for path in large.glob("w*.npz")}
     assert len(found) == 4
     assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 3), optimizer=True, sizes=sizes))
-    print({name: (used - base[name]) / model for name, used in peaks.items()})
+    print({name: (used - base[name]) / model for name, used in peaks.items()}, base)
     for name, used in peaks.items():
         assert base[name] > 0
         assert used < base[name] + 3 * model + 2 * WINDOW, f"{name}: {(used - base[name]) / model:.2f} models"

@@ -1,6 +1,7 @@
 """One process of the job, as its agent sees it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -20,6 +21,7 @@ __all__ = ["Child"]
 _TAIL_LINES, _TAIL_BYTES = 15, 1 << 14
 _STOPPED_LIMIT = 5.0
 _TELLING = 500  # the longest message or exception line that is passed on
+_DISK_FULL = 1 << 16  # bytes; a log entry may need a page of its own
 
 
 class Child:
@@ -37,10 +39,12 @@ class Child:
         self.pidfd = -1
         self.failed = False
         self._host = host
+        self._job_dir = job_dir
         self._log = job_dir / "logs" / f"{task.file_name}.log"
         self._events = job_dir / "events" / f"{task.file_name}.jsonl"
         self._offset = 0
         self._saw_round = False
+        self._samples = 0
         self._own_words: Event | None = None
         self._stopped_since: float | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,7 +83,10 @@ class Child:
         return self.status is not None
 
     def new_events(self) -> list[Event]:
-        """What it has written since the last call; of its rounds only its very first and the newest."""
+        """What it has written since the last call; of its rounds only its very first and the newest.
+
+        A round gets the field "samples": those of all rounds so far.
+        """
         if not self._events.exists():
             return []
         events: list[Event] = []
@@ -87,10 +94,12 @@ class Child:
         for event, offset in read_events(self._events, self._offset):
             self._offset = offset
             kind = event.get("event")
-            if kind == "round" and self._saw_round:
-                newest = event
-                continue
-            self._saw_round |= kind == "round"
+            if kind == "round":
+                event["samples"] = self._samples = self._samples + _count(event.get("num_samples"))
+                if self._saw_round:
+                    newest = event
+                    continue
+                self._saw_round = True
             if kind == "failed":
                 self._own_words = event
             events.append(event)
@@ -105,6 +114,9 @@ class Child:
         what = str(words.get("message") or "") or exception_line(tail)
         cause = describe_status(self.status, memory=memory) + (f": {what[:_TELLING]}" if what else "")
         hint = str(words.get("hint") or "")
+        if self._disk_is_full():  # then what it wrote last is lost, and may be all there was to say
+            cause += f"; the disk of {self._job_dir} is full"
+            hint = "make room on that disk, or choose another --job-dir, and launch again"
         peer = str(words.get("peer") or "")
         when = words.get("time")
         when = float(when) if isinstance(when, int | float) else time.time()
@@ -134,6 +146,12 @@ class Child:
         except OSError:
             return []
 
+    def _disk_is_full(self) -> bool:
+        try:
+            return shutil.disk_usage(self._job_dir).free < _DISK_FULL
+        except OSError:
+            return False
+
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to it and to what it has started; one that was stopped is continued to receive it."""
         if self._process is not None and self.pidfd >= 0:
@@ -151,3 +169,8 @@ class Child:
     def started_message(self) -> dict[str, Any]:
         """What the control machine is told of its start."""
         return {"type": "started", "process": self.name, "pid": self.identity.pid if self.identity else 0}
+
+
+def _count(value: Any) -> int:
+    """A count as an event carries it; a script may write what it likes there."""
+    return value if isinstance(value, int) and value > 0 else 0

@@ -96,6 +96,7 @@ class Membership:
         self._last_heard = time.monotonic()
         if topic == "pending":
             self._missing = str(body.get("missing"))
+            self._node.telemetry["state"] = "waiting"
             self._node.events.write("state", state="waiting", message=f"waiting for {self._missing}")
         elif topic == "fail":
             process = str(body.get("process"))

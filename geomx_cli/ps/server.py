@@ -11,6 +11,7 @@ One loop handles one message at a time. A server ends when all members have said
 from geomx_cli.events import EventLog
 from geomx_cli.ps.algorithm import ServerPart
 from geomx_cli.ps.config import NodeSettings
+from geomx_cli.ps.heap import share_one_heap
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.membership import Membership
@@ -27,6 +28,7 @@ class Server:
     """One server process; `run` returns when the job has ended well and raises GeomxError when it has not."""
 
     def __init__(self, settings: NodeSettings, events: EventLog, algorithm: ServerPart, delivery: Delivery) -> None:
+        share_one_heap()
         self._settings = settings
         self._is_root = settings.role == "global_server" or settings.upper is None
         self._members = Members(settings, self._is_root)

@@ -5,7 +5,6 @@ are off and nothing ever blocks in a send: each link queues by priority (first i
 socket only what its window admits.
 """
 
-import ctypes
 import itertools
 import secrets
 from collections import Counter
@@ -19,6 +18,7 @@ import zmq.utils.monitor
 
 from geomx_cli.errors import GeomxError, InvalidSettings
 from geomx_cli.events import EventLog
+from geomx_cli.ps.heap import keep_freed_memory
 from geomx_cli.ps.link import LANES, MAX_FUSED, Lane, Link
 from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.security import Doorkeeper, KeyRing
@@ -42,7 +42,6 @@ BATCH = 64
 MAX_LINKS = 4096
 CREDIT_DELAY = 0.004
 LOCAL_BUFFER = 2 * 2**20
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 class Transport:
@@ -86,7 +85,7 @@ class Transport:
         loop.each_turn(self._flush_fused)
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 65_000)
-        _keep_freed_memory()
+        keep_freed_memory()
         self._sockets: list[Socket] = []
         self._accepted: dict[bytes, Link] = {}
         self._by_peer: dict[bytes, Link] = {}
@@ -334,10 +333,3 @@ class Transport:
             self.refuse(None, "handshake", "it does not speak this protocol, or has no key of this job")
 
         self.loop.watch(monitor, report)
-
-
-def _keep_freed_memory() -> None:
-    """Let malloc reuse slices instead of mapping and unmapping (and faulting in) each anew."""
-    mallopt = ctypes.CDLL(None).mallopt
-    mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
-    mallopt(M_TRIM_THRESHOLD, 512 * 2**20)

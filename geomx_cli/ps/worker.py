@@ -160,9 +160,11 @@ class Worker:
     def _on_cluster(self, body: Body) -> None:
         flat, at_root, trains = bool(body["flat"]), bool(body["root"]), bool(body["trains"])
         workers = [int(count) for count in body["workers"]]
-        planned = self._settings.party_index
-        party_index = int(body["party_index"]) if planned is None else planned
         central = at_root and not flat
+        planned = self._settings.party_index
+        party_index = -1 if central else int(body["party_index"])  # in a flat cluster only the plan knows parties
+        if flat and planned is not None:
+            party_index = planned
         before = 0 if flat else sum(workers if central else workers[:party_index])
         contributor = self._rank + CENTRAL if central else self._rank
         self._voice = (contributor,) if trains else ()

@@ -1,11 +1,8 @@
 """`python -m geomx_cli.runtime [SCRIPT [ARGUMENTS]]`: reads the environment and becomes the role that it names."""
 
-import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 from geomx_cli import plugins
@@ -16,7 +13,6 @@ from geomx_cli.runtime.settings import Settings
 
 def main(argv: list[str]) -> int:
     """Run the role to its end; returns the exit status."""
-    signal.signal(signal.SIGTERM, _terminate)
     try:
         settings = Settings.from_environment(plugins.table())
     except GeomxError as error:
@@ -88,10 +84,6 @@ def _failed(events: EventLog, error: GeomxError) -> int:
     events.write("failed", message=error.message, hint=error.hint, peer=peer)
     print(f"error: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
     return 1
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    os._exit(128 + number)
 
 
 if __name__ == "__main__":
