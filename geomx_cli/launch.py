@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from geomx_cli.errors import DoneInPart, GeomxError, Interrupted, InvalidSettings, TrainingFailed
+from geomx_cli.errors import CheckFailed, DoneInPart, GeomxError, Interrupted, InvalidSettings, TrainingFailed
 from geomx_cli.failure import Failure
 from geomx_cli.fleet import Fleet, Inbox
 from geomx_cli.follow import View, view_for
@@ -27,6 +27,8 @@ from geomx_cli.watch import Outcome, Watch
 __all__ = ["RESULT_VERSION", "launch"]
 
 RESULT_VERSION = 1
+# Bytes that a process takes at least.
+_ANY_PROCESS, _BUNDLED_WORKER = 25 << 20, 140 << 20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -37,12 +39,13 @@ def launch(inventory: Inventory, spec: JobSpec, *, json: bool) -> int:
     The result goes to stdout: a summary, or with `json` one object; everything else goes to stderr. Whatever
     happens, no process, key file or socket of the job is left on a host that can be reached; logs and event
     logs stay. Raises TrainingFailed, Interrupted (Ctrl-C, or SIGTERM or SIGHUP to this process), DoneInPart
-    when servers did not end after the training or something could not be cleaned up, InvalidSettings and
-    HostUnreachable before the start.
+    when servers did not end after the training or something could not be cleaned up, InvalidSettings,
+    CheckFailed and HostUnreachable before the start.
     """
     began = time.monotonic()
     job = Job.of(spec)
     planned = plan(inventory, _complete(job, spec))
+    _check_memory(planned)
     hosts = {name: _open(inventory, name) for name in planned.hosts}
     progress, view = Progress.of(planned, began), view_for()
     try:
@@ -102,6 +105,21 @@ def _open(inventory: Inventory, name: str) -> Host:
     if host.kind != "local":
         raise InvalidSettings(f"host {name} is of kind {host.kind}", "only hosts of kind local can be used")
     return LocalHost(name, host.python or sys.executable)
+
+
+def _check_memory(planned: Plan) -> None:
+    """Refuse what would only make this machine, which has all hosts of kind local, end processes at random."""
+    import psutil
+
+    bundled = [process for process in planned.processes if process.role == "worker" and not planned.spec.script]
+    need = len(planned.processes) * _ANY_PROCESS + len(bundled) * (_BUNDLED_WORKER - _ANY_PROCESS)
+    free = psutil.virtual_memory().available
+    if need > free:
+        raise CheckFailed(
+            f"{len(planned.processes)} processes need at least {format_bytes(need)} of memory, and this machine "
+            f"has {format_bytes(free)}",
+            "take fewer parties, workers or servers",
+        )
 
 
 def _working_dirs(inventory: Inventory, planned: Plan) -> dict[str, str]:

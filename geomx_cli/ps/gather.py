@@ -43,7 +43,7 @@ class Gathering:
     _owned: bool = False
 
     def offer(self, contribution: Contribution) -> bool:
-        """Take a contribution, to be added by `merge`. False if it is here already; BadMessage if it overlaps others."""
+        """Take a contribution, to be added by `merge`. False if it is here already; BadMessage for an overlap."""
         known = self.ranks.union(*(item.ranks for item in self._parked.values()))
         overlap = known.intersection(contribution.ranks)
         if overlap:

@@ -1,8 +1,8 @@
 """A link: one peer, what waits for it, and how much is under way to it.
 
 It has two lanes, each a connection of its own: tensors on the one, everything else on the other. So credit, requests
-and answers never stand behind tensors, neither here nor in the buffers of the system. Small tensors that are sent in one turn
-of the loop travel as one message: header, payload, header, payload, ...
+and answers never stand behind tensors, neither here nor in the buffers of the system. Small tensors that are sent in
+one turn of the loop travel as one message: header, payload, header, payload, ...
 """
 
 import heapq
@@ -26,6 +26,7 @@ CREDIT_STEP = 1024 * 1024
 SMALL = 32 * 1024
 SLACK = 1.0
 MAX_FUSED = 64
+MAX_WANTED = 65_536
 
 
 class Link:
@@ -40,7 +41,7 @@ class Link:
         self._wires: dict[Lane, tuple[Socket, bytes]] = {}
         self.window = Window(transport.slice_bytes, transport.window_bytes, SLACK if wide_area else 0.0)
         self._queue: list[tuple[int, int, Header, memoryview]] = []
-        self._wanted: set[tuple[int, int, int]] = set()
+        self._wanted: dict[tuple[int, int, int], None] = {}
         self._owed = 0
         self._fused: list[Any] = []
 
@@ -57,7 +58,7 @@ class Link:
             self._emit(header, None)
             return
         if (header.key, header.slice, header.round) in self._wanted:
-            self._wanted.discard((header.key, header.slice, header.round))
+            del self._wanted[header.key, header.slice, header.round]
             self._emit(header, payload)
             return
         heapq.heappush(self._queue, (-header.priority, self._transport.next_order(), header, payload))
@@ -94,7 +95,10 @@ class Link:
                 heapq.heapify(self._queue)
                 self._emit(header, payload)
                 return
-        self._wanted.add(wanted)
+        # A slice that was under way already never comes here again; the oldest of those make room.
+        self._wanted[wanted] = None
+        if len(self._wanted) > MAX_WANTED:
+            del self._wanted[next(iter(self._wanted))]
 
     def credit(self, size: int) -> None:
         """The peer has returned `size` bytes."""
@@ -154,7 +158,7 @@ class Link:
 
 
 def _as_received(payload: memoryview) -> memoryview | zmq.Frame:
-    """The very frame that `payload` is all of, if it came from a socket: libzmq passes that on without any bookkeeping."""
+    """The very frame that `payload` is all of, if it came from a socket: libzmq passes that on without bookkeeping."""
     owner = payload.obj
     if isinstance(owner, np.ndarray) and isinstance(owner.base, memoryview):
         owner = owner.base.obj

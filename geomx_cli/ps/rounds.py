@@ -251,7 +251,7 @@ class Rounds:
         self._uplink.send(book.root, header, payload, on_result)
 
     def _tune(self, book: _Book, news: dict[str, float]) -> None:
-        """Set the optimizer to what holds for this slice: slices are in different rounds when a learning rate changes."""
+        """Set the optimizer to what holds for this slice: not all slices are in the same round when a rate changes."""
         book.hyper.update(news)
         if self.optimizer is None:
             return

@@ -14,8 +14,8 @@ class Window:
     """Counts bytes under way and measures how many the path needs.
 
     That is 1.5 x rate x round trip, but at least 2 slices, and at least what `slack` seconds of the rate carry
-    up to 16 slices: members that share a wide-area link take turns to be ahead, and a congestion control that probes for bandwidth
-    slowly (BBR) loses more by each stop than by a longer queue.
+    up to 16 slices: members that share a wide-area link take turns to be ahead, and a congestion control that probes
+    for bandwidth slowly (BBR) loses more by each stop than by a longer queue.
     The round trip is the shortest time from sending to credit; the rate is the highest over SPAN seconds, forgotten by
     a tenth each time. A fixed size (`fixed` > 0, bytes) is kept as it is. One message may always be under way.
     """
