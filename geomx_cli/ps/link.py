@@ -37,6 +37,7 @@ class Link:
         self.wide_area = wide_area
         self.sent = self.received = 0
         self.hello: dict[str, Any] = {}
+        self.greeting: dict[str, Any] = {}
         self._transport = transport
         self._wires: dict[Lane, tuple[Socket, bytes]] = {}
         self.window = Window(transport.slice_bytes, transport.window_bytes, SLACK if wide_area else 0.0)
@@ -107,8 +108,17 @@ class Link:
 
     def greet(self, body: dict[str, Any]) -> None:
         """Say hello on both lanes: each is a connection that must say whose it is."""
+        self.greeting = body
         for lane in LANES:
             self._emit(Header(topic="hello"), memoryview(encode_body(body)), lane)
+
+    def restart(self) -> None:
+        """This side has dialled anew: what was under way is lost, and what waited is sent again by who keeps it."""
+        self._queue.clear()
+        self._fused.clear()
+        self._wanted.clear()
+        self.window.restart()
+        self.greet(self.greeting)
 
     def write(self, lane: Lane, parts: list[Any]) -> None:
         """Give the parts to the socket. A peer that is gone is only counted: others notice its silence."""

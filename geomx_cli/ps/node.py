@@ -62,6 +62,7 @@ class Node:
         on_tensor: Callable[[Link, Header, memoryview | None], None],
         on_request: Callable[[Request], None],
         on_link: Callable[[Link], None] = lambda _: None,
+        on_reconnect: Callable[[Link], None] = lambda _: None,
     ) -> None:
         self.settings = settings
         self.events = events
@@ -83,6 +84,7 @@ class Node:
             keys=self.keys,
             on_message=self._on_message,
             on_link=on_link,
+            on_reconnect=on_reconnect,
             events=events,
             slice_bytes=int(settings.number("slice_elements")) * 4,
             window_bytes=int(settings.number("window")),

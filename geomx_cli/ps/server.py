@@ -32,8 +32,11 @@ class Server:
         self._settings = settings
         self._is_root = settings.role == "global_server" or settings.upper is None
         self._members = Members(settings, self._is_root)
-        self.node = Node(settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive)
         self._uplink = None if self._is_root else Uplink(delivery)
+        self.node = Node(
+            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive,
+            on_reconnect=self._uplink.repeat if self._uplink is not None else lambda _: None,
+        )  # fmt: skip
         self.rounds = Rounds(
             algorithm=algorithm,
             delivery=delivery,

@@ -47,7 +47,8 @@ LOCAL_BUFFER = 2 * 2**20
 class Transport:
     """`on_message` gets every message that is well formed, of this job, and not transport's own.
 
-    `on_link` is told of each peer that dials; it may refuse it with BadMessage.
+    `on_link` is told of each peer that dials; it may refuse it with BadMessage. `on_reconnect` is told when a link that
+    this process dialled was cut and is back.
 
     `counters` counts what was refused, by reason; the first of each reason and peer is written to the event log.
     """
@@ -61,6 +62,7 @@ class Transport:
         keys: KeyRing | None,
         on_message: Handler,
         on_link: Callable[[Link], None],
+        on_reconnect: Callable[[Link], None] = lambda _: None,
         events: EventLog,
         slice_bytes: int,
         window_bytes: int = 0,
@@ -77,6 +79,7 @@ class Transport:
         self._keys = keys
         self._on_message = on_message
         self._on_link = on_link
+        self._on_reconnect = on_reconnect
         self._events = events
         self._shaper = shaper or None
         self._order = itertools.count()
@@ -128,8 +131,10 @@ class Transport:
                 dealer.set(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
                 dealer.set(zmq.CURVE_SECRETKEY, self._keys.private.encode())
             self._widen(dealer, endpoint)
-            dealer.connect(endpoint)
+            if lane == "tensors":
+                self._watch_connection(dealer, link)
             link.attach(lane, dealer, b"")
+            dealer.connect(endpoint)
             self.loop.watch(dealer, partial(self._read_dealer, dealer, link))
         link.greet({**self.who, **hello})
         return link
@@ -238,6 +243,8 @@ class Transport:
         if header.credit:
             link.credit(header.credit)
         if header.kind == Kind.CONTROL and header.topic in ("credit", "hello"):
+            if header.topic == "hello":
+                link.window.restart()
             return
         if header.kind == Kind.CONTROL and header.topic == "want":
             link.want(header.key, header.slice, header.round)
@@ -318,6 +325,21 @@ class Transport:
         self._doorkeeper.answer()
         if self._doorkeeper.refused > before:
             self.refuse(None, "key", "its key is not of this job")
+
+    def _watch_connection(self, dealer: Socket, link: Link) -> None:
+        """A connection that was cut and is back has lost what was under way: begin anew, and tell who keeps it."""
+        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._sockets.append(monitor)
+        connections = itertools.count()
+
+        def connected() -> None:
+            zmq.utils.monitor.recv_monitor_message(monitor)
+            if next(connections) > 0:
+                self._events.write("warning", message=f"the connection to {link.name} was cut, and is back")
+                link.restart()
+                self._on_reconnect(link)
+
+        self.loop.watch(monitor, connected)
 
     def _watch_handshakes(self, router: Socket) -> None:
         failures = (

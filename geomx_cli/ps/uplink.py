@@ -60,10 +60,11 @@ class Uplink:
         if pending is not None:
             pending.on_result(header, array)
 
-    def repeat(self) -> None:
-        """Send again whatever has no result yet. Harmless: servers know repeats."""
+    def repeat(self, link: Link) -> None:
+        """Send again whatever has no result yet from this server. Harmless: servers know repeats."""
         for pending in list(self._pending.values()):
-            self._delivery.up(self.links[pending.server], pending.header, pending.payload)
+            if self.links[pending.server] is link:
+                self._delivery.up(link, pending.header, pending.payload)
 
     @property
     def waiting(self) -> int:

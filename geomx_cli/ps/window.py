@@ -52,6 +52,12 @@ class Window:
         if self._least:
             self._measure(size)
 
+    def restart(self) -> None:
+        """The connection is a new one: nothing is under way on it."""
+        self.under_way = 0
+        self._returned = self._sent
+        self._marks.clear()
+
     def _measure(self, size: int) -> None:
         now = time.monotonic()
         while self._marks and self._marks[0][0] <= self._returned:

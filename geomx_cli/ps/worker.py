@@ -68,7 +68,9 @@ class Worker:
         self.error: GeomxError | None = None
         self.uplink = Uplink(delivery)
         self.open: set[Exchange] = set()
-        self.node = Node(settings, events, on_tensor=self._on_tensor, on_request=self._on_request)
+        self.node = Node(
+            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_reconnect=self.uplink.repeat
+        )
         self._settings = settings
         self._plane = settings.local
         self._rank = -1
