@@ -3,7 +3,7 @@
 Every line carries `time` (Unix seconds), `party`, `role`, `rank` and `event`; the rest are the event's own fields.
 Status, summaries, figures and the live view read nothing else.
 
-Events: "state" (state), "telemetry" (see ps/telemetry.py), "round" (a worker's record of one round),
+Events: "state" (state), "telemetry" (state, round, bytes, progress, ...), "round" (a worker's record of one round),
 "evaluation" (accuracy), "warning" (message), "failed" (message, hint, peer), "finished".
 """
 

@@ -82,5 +82,6 @@ def first_cause(
     cause, hint = f"fell silent, says {failure.process}: {failure.cause}", failure.hint
     if failure.peer in done:
         cause = f"ended with status 0 but did not leave the job; {failure.process} missed it"
-        hint = "let Python run to its end: os._exit and exec skip what leaves the job"
+        if "/worker:" in failure.peer:
+            hint = "let Python run to its end: os._exit and exec skip what leaves the job"
     return Failure(failure.peer, hosts[failure.peer], cause, failure.when, hint)

@@ -31,7 +31,7 @@ GEOMX = [sys.executable, "-c", "import sys; from geomx_cli.cli import main; sys.
 ROUNDS = ["--", "python", str(ROOT / "tests" / "scripts" / "rounds.py")]
 CLUSTER = ["--parties", "2", "--workers", "1"]
 MARK = "FAULT_TEST"
-LIMIT = 10.0  # until everybody else has ended
+LIMIT = 20.0  # twice what it may take, for a busy machine
 STORE = """
 import os, sys, mxnet as mx
 kv = mx.kv.create("dist_sync")
@@ -164,7 +164,7 @@ def hit(folder: Path, name: str, number: signal.Signals) -> Job:
         job.wait_for(lambda: job.pid(name) if name == "central/worker:0" else job.in_training(), 40)
         pid = job.pid(name)
         os.kill(pid, number)
-        job.wait_for(lambda: job.pids() <= {pid, job.process.pid}, LIMIT + 2)
+        job.wait_for(lambda: job.pids() <= {pid, job.process.pid}, LIMIT)
         if name == "launch" and number == signal.SIGSTOP:
             os.kill(pid, signal.SIGCONT)
         return job.finish()
@@ -177,20 +177,21 @@ ROLES = (
     "A/scheduler:0", "A/server:0", "A/worker:0",
 )  # fmt: skip
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
-HITS = [(name, number) for number in (KILL, STOP) for name in (*ROLES, "agent B", "launch")]
+STOPPED = ("central/global_scheduler:0", "central/global_server:0", "A/server:0", "A/worker:0")
+LOST = [*((name, KILL) for name in ROLES), *((name, STOP) for name in STOPPED)]
+HITS = [*LOST, *((name, number) for name in ("agent B", "launch") for number in (KILL, STOP))]
 Hits = dict[tuple[str, signal.Signals], Future[Job]]
 
 
 @pytest.fixture(scope="module")
 def hits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hits]:
-    """All of them, four at a time: each mostly waits."""
-    with ThreadPoolExecutor(4) as pool:
+    """All of them, some at a time: each mostly waits."""
+    with ThreadPoolExecutor(6) as pool:
         yield {case: pool.submit(hit, tmp_path_factory.mktemp("hit"), *case) for case in HITS}
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("number", [KILL, STOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize("name", ROLES)
+@pytest.mark.parametrize(("name", "number"), LOST, ids=lambda part: getattr(part, "name", part))
 def test_lost_process_is_named(hits: Hits, name: str, number: signal.Signals) -> None:
     party, role = name.split("/")
     role, rank = role.split(":")
@@ -285,6 +286,14 @@ def test_party_that_pauses_shorter_than_silence_goes_on(start: Start) -> None:
     job.assert_clean()
 
 
+@pytest.mark.parametrize("topology", ["central", "spread", "flat"])
+def test_emulated_links_carry_everything_to_the_end(start: Start, topology: str) -> None:
+    master = "0" if topology == "flat" else "1"
+    job = start("--topology", topology, "--wan", "50mbit,60ms", *ROUNDS, ROUNDS="10", HAS_MASTER=master).finish()
+    assert job.status == 0, job.errors
+    job.assert_clean()
+
+
 def test_job_directory_that_cannot_be_written(start: Start) -> None:
     job = start("--job-dir", "/proc/job", *ROUNDS).finish()
     assert (job.status, job.errors) == (
@@ -306,6 +315,6 @@ def test_more_processes_than_fit_are_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=200_000_000))
     inventory = this_machine(defaults(), free_ports(ports_needed(defaults())))
     spec = JobSpec("", options=defaults(), job_dir=str(tmp_path / "job"))
-    with pytest.raises(CheckFailed, match="^12 processes need at least .* and this machine has 200 MB$"):
+    with pytest.raises(CheckFailed, match=r"^12 processes need at least .* and this machine has 200 MB "):
         launch(inventory, spec, json=True)
     assert not (tmp_path / "job").exists()

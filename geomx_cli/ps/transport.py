@@ -93,6 +93,7 @@ class Transport:
         self._accepted: dict[bytes, Link] = {}
         self._by_peer: dict[bytes, Link] = {}
         self._doorkeeper: Doorkeeper | None = None
+        self._delayed: dict[int, tuple[Link, Lane, list[Any]]] = {}
 
     def listen(self, endpoints: tuple[str, ...]) -> tuple[str, ...]:
         """Bind one ROUTER to all `endpoints` ("tcp://host:port", port * for any, or "ipc://path"); returns those bound.
@@ -141,6 +142,8 @@ class Transport:
 
     def close(self, linger: float = 1.0) -> None:
         """Close all sockets; what was handed to them may leave within `linger` seconds."""
+        for number in list(self._delayed):  # a farewell among them must not be lost in the emulated link
+            self._release(number)
         for socket in self._sockets:
             self.loop.unwatch(socket)
             socket.close(int(linger * 1e3))
@@ -193,7 +196,13 @@ class Transport:
         if self._shaper is None or not link.wide_area:
             link.write(lane, parts)
         else:
-            self.loop.call_at(self._shaper.leaves(size, lane), lambda: link.write(lane, parts))
+            number = self.next_order()
+            self._delayed[number] = (link, lane, parts)
+            self.loop.call_at(self._shaper.leaves(size, lane), partial(self._release, number))
+
+    def _release(self, number: int) -> None:
+        link, lane, parts = self._delayed.pop(number)
+        link.write(lane, parts)
 
     # Reading.
 
