@@ -187,7 +187,11 @@ Hits = dict[tuple[str, signal.Signals], Future[Job]]
 def hits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hits]:
     """All of them, some at a time: each mostly waits."""
     with ThreadPoolExecutor(6) as pool:
-        yield {case: pool.submit(hit, tmp_path_factory.mktemp("hit"), *case) for case in HITS}
+        jobs = {case: pool.submit(hit, tmp_path_factory.mktemp("hit"), *case) for case in HITS}
+        yield jobs
+    for job in jobs.values():
+        if job.exception() is None:
+            job.result().temporary.rmdir()
 
 
 @pytest.mark.timeout(120)
