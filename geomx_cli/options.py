@@ -77,8 +77,9 @@ OPTIONS: tuple[Option, ...] = (
     _sync("algo", "text", "fsa", "GEOMX_ALGO", "Synchronisation algorithm."),
     _sync("delivery", "text", "direct", "GEOMX_DELIVERY", "How slices travel."),
     _net(
-        "slice_elements", "int", 262_144, "MXNET_KVSTORE_BIGARRAY_BOUND",
-        "Elements in a slice, the unit of sending; a larger tensor is cut.", minimum=16, maximum=8_388_608,
+        "slice_elements", "int", 0, "MXNET_KVSTORE_BIGARRAY_BOUND",
+        "Elements in a slice, the unit of sending; a larger tensor is cut. 0 chooses by how far the servers stand.",
+        minimum=0, maximum=8_388_608,
     ),
     _net(
         "window", "size", 0, "GEOMX_WINDOW",

@@ -14,6 +14,7 @@ from test_exact import assert_equal, expected
 
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 WINDOW = 2**20
+SLICE = 2**20
 MEMBERS = 4
 SERVERS = ("root0", "Asrv0")
 
@@ -69,4 +70,6 @@ def test_slow_members_and_slow_servers_take_no_memory_and_lose_nothing(tmp_path:
     assert_equal(found, expected([list(range(MEMBERS))], dict.fromkeys(range(MEMBERS), 3), optimizer=True, sizes=sizes))
     for name, used in peaks.items():
         assert base[name] > 0
-        assert used < base[name] + 3 * model + MEMBERS * WINDOW, f"{name}: {(used - base[name]) / model:.2f} models"
+        # A slice that holds others up overtakes its member's window.
+        bound = base[name] + 3 * model + MEMBERS * (WINDOW + SLICE)
+        assert used < bound, f"{name}: {(used - base[name]) / model:.2f} models"

@@ -82,6 +82,10 @@ class Members:
         """Who meets at a barrier of the party: at a root with a global plane, the central party's processes."""
         return [rank for rank in self._links if rank not in self._left and (rank >= CENTRAL) == self._two_planes]
 
+    def all_on(self, host: str) -> bool:
+        """Whether all members stand on this planned host."""
+        return all(link.hello.get("host") == host for link in self._arrived)
+
     def workers_by_party(self) -> list[int]:
         """Numbers of workers, by party; in a flat cluster each worker counts as one."""
         parties = [links[0].hello for rank, links in sorted(self._links.items()) if rank < CENTRAL]

@@ -16,6 +16,7 @@ from geomx_cli.ps.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.loop import Loop, Timer
 from geomx_cli.ps.membership import Membership
+from geomx_cli.ps.partition import NEAR
 from geomx_cli.ps.shaping import Shaper
 from geomx_cli.ps.transport import Transport
 from geomx_cli.ps.wire import BadMessage, Header, Kind, decode_body, job_number
@@ -80,13 +81,18 @@ class Node:
         self.transport = Transport(
             self.loop,
             job=job_number(settings.job),
-            who={"process": self.process, "party": settings.party, "role": settings.role},
+            who={
+                "process": self.process,
+                "party": settings.party,
+                "role": settings.role,
+                "host": settings.host,
+            },
             keys=self.keys,
             on_message=self._on_message,
             on_link=on_link,
             on_reconnect=on_reconnect,
             events=events,
-            slice_bytes=int(settings.number("slice_elements")) * 4,
+            slice_bytes=4 * int(settings.number("slice_elements") or NEAR),
             window_bytes=int(settings.number("window")),
             shaper=Shaper(settings.text("wan"), settings.wan_share),
         )

@@ -12,9 +12,13 @@ import numpy as np
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps.wire import DTYPES, MAX_ELEMENTS
 
-__all__ = ["Partition", "Placement", "Slice", "Tensor"]
+__all__ = ["FAR", "NEAR", "Partition", "Placement", "Slice", "Tensor"]
 
 MAX_KEYS = 1_000_000
+NEAR = 524_288
+"""Elements in a slice where all members share the roots' host: a slice costs each process time, whatever its size."""
+FAR = 262_144
+"""Elements in a slice elsewhere: the shorter the slice, the sooner both directions of a slow link are busy."""
 
 
 @dataclass(frozen=True)

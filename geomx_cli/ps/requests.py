@@ -9,7 +9,7 @@ from geomx_cli.ps import optimizers
 from geomx_cli.ps.barrier import Barrier
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.node import Node, Request
-from geomx_cli.ps.partition import Partition, Tensor
+from geomx_cli.ps.partition import FAR, NEAR, Partition, Tensor
 from geomx_cli.ps.rounds import Rounds
 from geomx_cli.ps.uplink import Uplink
 
@@ -130,7 +130,9 @@ class Requests:
             settings = self._node.settings
             plane = settings.local if self._uplink is not None else settings.upper or settings.local
             assert plane is not None
-            self._partition = Partition(int(settings.number("slice_elements")), plane.servers)
+            near = settings.host != "" and self._members.all_on(settings.host)
+            elements = int(settings.number("slice_elements")) or (NEAR if near else FAR)
+            self._partition = Partition(elements, plane.servers)
         return self._partition
 
     def _on_optimizer(self, request: Request) -> None:

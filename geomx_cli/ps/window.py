@@ -14,7 +14,7 @@ class Window:
     """Counts bytes under way and measures how many the path needs.
 
     That is 1.5 x rate x round trip, but at least 2 slices, and at least what `slack` seconds of the rate carry
-    up to 16 slices: members that share a wide-area link take turns to be ahead, and a congestion control that probes
+    up to 8 slices: members that share a wide-area link take turns to be ahead, and a congestion control that probes
     for bandwidth slowly (BBR) loses more by each stop than by a longer queue.
     The round trip is the shortest time from sending to credit; the rate is the highest over SPAN seconds, forgotten by
     a tenth each time. A fixed size (`fixed` > 0, bytes) is kept as it is. One message may always be under way.
@@ -68,4 +68,4 @@ class Window:
             self._span_start, self._span_bytes = now, 0
             if self._round_trip < float("inf"):
                 path = min(LARGEST, int(1.5 * self._rate * self._round_trip))
-                self.size = max(self._least, path, min(8 * self._least, int(self._slack * self._rate)))
+                self.size = max(self._least, path, min(4 * self._least, int(self._slack * self._rate)))
