@@ -139,6 +139,11 @@ class Client:
 
     # Telemetry.
 
+    @property
+    def failure(self) -> GeomxError | None:
+        """Why the client has ended, if it failed."""
+        return self._worker.error
+
     def report(self, **telemetry: Any) -> None:
         """Set fields of this process's telemetry."""
         self._worker.node.telemetry.update(telemetry)

@@ -1,12 +1,13 @@
 """`python -m geomx_cli.runtime [SCRIPT [ARGUMENTS]]`: reads the environment and becomes the role that it names."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from geomx_cli import plugins
-from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost
+from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TrainingFailed
 from geomx_cli.events import EventLog
 from geomx_cli.runtime.settings import Settings
 
@@ -24,7 +25,11 @@ def main(argv: list[str]) -> int:
         else:
             _serve(settings, events)
     except GeomxError as error:
-        return _failed(events, error)
+        status = _failed(events, error)
+        if settings.role == "worker":
+            sys.stdout.flush()
+            os._exit(status)  # at a normal exit MXNet would wait for operations that never end
+        return status
     if settings.role != "worker":
         events.write("finished")
     return 0
@@ -51,9 +56,12 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
         training.main(client)
         client.leave()
         client.close()
-    except GeomxError as error:
-        client.close(error)
-        raise
+    except Exception as error:
+        cause = client.failure or error  # MXNet raises what failed in its engine as an error of its own
+        client.close(cause if isinstance(cause, GeomxError) else TrainingFailed(repr(error)))
+        if cause is error:
+            raise
+        raise cause from None
 
 
 def _serve(settings: Settings, events: EventLog) -> None:
