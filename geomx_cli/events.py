@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 __all__ = ["Event", "EventLog", "read_events"]
 
@@ -24,10 +24,14 @@ class EventLog:
 
     Used by one thread, or by several that each write whole events (O_APPEND keeps lines apart). With no path, events
     are dropped: a process started by hand without a job directory has no log. A full disk raises OSError at the write.
+    With `talk`, what has a message is printed there too, so that a process's log is not empty when it is killed.
     """
 
-    def __init__(self, path: Path | None, *, party: str = "", role: str = "", rank: int = -1) -> None:
+    def __init__(
+        self, path: Path | None, *, party: str = "", role: str = "", rank: int = -1, talk: TextIO | None = None
+    ) -> None:
         self._who = {"party": party, "role": role, "rank": rank}
+        self._talk = talk
         self._file = -1
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,10 +42,8 @@ class EventLog:
         if self._file >= 0:
             line = json.dumps({"time": round(time.time(), 6), **self._who, "event": event, **fields})
             os.write(self._file, line.encode() + b"\n")
-
-    def identify(self, *, party: str, role: str, rank: int) -> None:
-        """Set who speaks, once the scheduler has told a process started by hand its rank."""
-        self._who = {"party": party, "role": role, "rank": rank}
+        if self._talk is not None and "message" in fields and event != "failed":
+            print(f"{time.strftime('%H:%M:%S')} {event}: {fields['message']}", file=self._talk, flush=True)
 
     def close(self) -> None:
         """Close the file; later writes are dropped."""

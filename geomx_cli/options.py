@@ -136,6 +136,9 @@ def defaults(table: Iterable[Option] = OPTIONS) -> dict[str, Value]:
     return {option.name: option.default for option in table}
 
 
+_EXAMPLE_WAN = "write a rate and a round trip, each with its unit, as 100mbit,30ms"
+
+
 def decode(option: Option, text: str) -> Value:
     """The value that `text` stands for. Raises InvalidSettings with what to write instead."""
     try:
@@ -168,14 +171,21 @@ def encode(option: Option, value: Value) -> str:
 
 
 def parse_wan(text: str) -> tuple[float, float]:
-    """(bits per second, seconds of round trip) from "100mbit,30ms"; either part may be left out; "" is (0, 0)."""
-    rate = delay = 0.0
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        if part.lower().endswith("bit"):
+    """(bits per second, seconds of round trip) from "100mbit,30ms"; either part may be left out; "" is (0, 0).
+
+    Raises InvalidSettings for a part without a unit, a rate of zero, and two of one kind.
+    """
+    rate = delay = None
+    for part in (part.strip() for part in text.split(",") if text):
+        if part.lower().endswith("bit") and rate is None:
             rate = units.parse_rate(part)
-        else:
+        elif part[-1:].isalpha() and delay is None:
             delay = units.parse_duration(part)
-    return rate, delay
+        else:
+            raise InvalidSettings(f"{part!r} is neither a rate nor a round trip", _EXAMPLE_WAN)
+    if rate == 0:
+        raise InvalidSettings("a link of 0 bit/s carries nothing", _EXAMPLE_WAN)
+    return rate or 0.0, delay or 0.0
 
 
 def _parse_bool(text: str) -> bool:

@@ -151,7 +151,8 @@ class Scheduler:
             item.heard = time.monotonic()
             item.request.answer({"rank": item.member.rank, "members": roster, "scheduler": self.node.process})
         self.node.telemetry["state"] = "serving"
-        self.node.events.write("roster", members=roster)
+        names = ", ".join(member.process for member in members)
+        self.node.events.write("roster", members=roster, message=f"all members have joined: {names}")
 
     def _tell_pending(self) -> None:
         if not self._complete:

@@ -106,6 +106,8 @@ class Server:
 
     def _joined(self) -> None:
         self.node.telemetry["state"] = "serving"
+        kind = "a root" if self._is_root else f"a local server below {len(self.node.memberships[-1].servers())} roots"
+        self.node.events.write("state", state="serving", message=f"{kind}, listening on {' '.join(self._endpoints)}")
         self._serve()
 
     # Members.

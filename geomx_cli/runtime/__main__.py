@@ -39,7 +39,9 @@ def event_log(settings: Settings) -> EventLog:
     """This process's event log, in the job's directory; one that drops everything if there is none."""
     name = settings.process.replace("/", "-").replace(":", "-")
     path = Path(settings.job_dir, "events", f"{name}.jsonl") if settings.job_dir and name else None
-    return EventLog(path, party=settings.party, role=settings.role, rank=-1 if settings.rank is None else settings.rank)
+    rank = -1 if settings.rank is None else settings.rank
+    talk = None if settings.role == "worker" else sys.stderr
+    return EventLog(path, party=settings.party, role=settings.role, rank=rank, talk=talk)
 
 
 def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
