@@ -22,7 +22,8 @@ Group = Literal["cluster", "synchronisation", "transport", "training"]
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `env` is the variable that carries it to a process; `minimum` and `maximum` bound a number."""
+    """One option. `env` is the variable that carries it to a process; `minimum` and `maximum` bound a number other
+    than the default, which may stand for "choose for me"."""
 
     name: str
     kind: Kind
@@ -79,7 +80,7 @@ OPTIONS: tuple[Option, ...] = (
     _net(
         "slice_elements", "int", 0, "MXNET_KVSTORE_BIGARRAY_BOUND",
         "Elements in a slice, the unit of sending; a larger tensor is cut. 0 chooses by how far the servers stand.",
-        minimum=0, maximum=8_388_608,
+        minimum=16, maximum=8_388_608,
     ),
     _net(
         "window", "size", 0, "GEOMX_WINDOW",
@@ -155,7 +156,7 @@ def check(option: Option, value: Value) -> Value:
         raise InvalidSettings(
             f"{option.flag} ({option.env}): there is no {value!r}", f"choose one of {', '.join(option.choices)}"
         )
-    if not isinstance(value, str) and not option.minimum <= value <= option.maximum:
+    if not isinstance(value, str) and value != option.default and not option.minimum <= value <= option.maximum:
         raise InvalidSettings(
             f"{option.flag} ({option.env}): {value} is out of range",
             f"it lies between {option.minimum:g} and {option.maximum:g}",
