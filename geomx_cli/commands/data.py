@@ -22,7 +22,8 @@ def data() -> None:
 def fetch(name: str, data_dir: str, as_json: bool) -> None:
     """Fetch a data set, if it is not there yet, and print its directory."""
     directory = fetching.fetch(name, data_dir, Progress())
-    click.echo(json.dumps({"schema": 1, "data": name, "directory": str(directory)}) if as_json else str(directory))
+    found = {"schema_version": 1, "data": name, "directory": str(directory)}
+    click.echo(json.dumps(found) if as_json else str(directory))
 
 
 class Progress:

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
+from geomx_cli.errors import GeomxError, InvalidSettings, TimedOut
 from geomx_cli.events import EventLog
 from geomx_cli.ps import security
 from geomx_cli.ps.config import NodeSettings, PlaneSettings
@@ -216,11 +216,6 @@ class Node:
             failed(InvalidSettings(str(body["error"]), str(body.get("hint", ""))))
         else:
             answer(body)
-
-
-def lost(process: str, message: str, hint: str = "") -> PeerLost:
-    """The error for another process's failure."""
-    return PeerLost(f"{process}: {message}", hint, peer=process)
 
 
 def _interface_address(name: str) -> str:

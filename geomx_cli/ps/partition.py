@@ -4,6 +4,7 @@ The rank-0 root decides for the roots, the rank-0 local server for its party; ev
 the tensor is declared. The key's name plays no part, so no pattern of names can overload one server.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from geomx_cli.ps.wire import DTYPES, MAX_ELEMENTS
 __all__ = ["FAR", "NEAR", "Partition", "Placement", "Slice", "Tensor"]
 
 MAX_KEYS = 1_000_000
+MAX_SLICES = 100_000
 NEAR = 524_288
 """Elements in a slice where all members share the roots' host: a slice costs each process time, whatever its size."""
 FAR = 262_144
@@ -85,13 +87,16 @@ class Partition:
         if tensor.dtype not in {str(dtype) for dtype in DTYPES}:
             known = ", ".join(str(dtype) for dtype in DTYPES)
             raise InvalidSettings(f"key {tensor.name!r} is {tensor.dtype}", f"the store holds {known}")
-        if not 0 < tensor.size < 2**53 or len(self._placed) >= MAX_KEYS:
-            raise InvalidSettings(f"key {tensor.name!r} has {tensor.size} elements", "it must have at least one")
+        if not 0 < tensor.size <= MAX_SLICES * self._slice_elements or len(self._placed) >= MAX_KEYS:
+            raise InvalidSettings(
+                f"key {tensor.name!r} has {tensor.size} elements",
+                f"it must have at least one and at most {MAX_SLICES} slices; there may be {MAX_KEYS} keys",
+            )
         lengths = self._cut(tensor.size)
         itemsize = np.dtype(tensor.dtype).itemsize
         roots = self.assign([length * itemsize for length in lengths])
-        offsets = [sum(lengths[:index]) for index in range(len(lengths))]
-        slices = tuple(Slice(o, n, root, root) for o, n, root in zip(offsets, lengths, roots, strict=True))
+        offsets = itertools.accumulate(lengths, initial=0)
+        slices = tuple(Slice(o, n, root, root) for o, n, root in zip(offsets, lengths, roots, strict=False))
         return Placement(len(self._placed), tensor, slices)
 
     def _cut(self, size: int) -> list[int]:

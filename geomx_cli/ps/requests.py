@@ -71,7 +71,7 @@ class Requests:
             handler(request)
         except GeomxError as error:
             request.refuse(error)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             text = f"a malformed request {request.topic!r}: {error!r}"
             self._node.transport.refuse(request.link, "malformed", text)
             request.refuse(InvalidSettings(text))

@@ -189,13 +189,15 @@ class Rounds:
 
     def _book(self, header: Header) -> _Book:
         book = self._books.get((header.key, header.slice))
+        if self._uplink is not None and header.root >= len(self._uplink.links):
+            raise BadMessage(f"a slice of root {header.root}, and there are {len(self._uplink.links)}")
         if book is None:
             if len(self._books) >= MAX_SLICES:
                 raise BadMessage("too many slices")
             slot = Slot(header.key, header.slice)
             book = _Book(slot, header.root, header.length, header.dtype, header.offset)
             self._books[header.key, header.slice] = book
-        if header.kind != Kind.PULL and (header.length, header.dtype) != (book.length, book.dtype):
+        if (header.length, header.dtype, header.root) != (book.length, book.dtype, book.root):
             raise BadMessage(f"{header.length} elements of {DTYPES[header.dtype]} for a slice of {book.length}")
         return book
 

@@ -92,7 +92,7 @@ class Scheduler:
     def _join(self, request: Request) -> None:
         try:
             entry = self._entry(request)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise BadMessage(f"a join without a proper {error}") from None
         except InvalidSettings as error:
             request.refuse(error)
@@ -111,6 +111,8 @@ class Scheduler:
                 "give every process of the plane the same DMLC_NUM_* variables",
             )
         role = str(body["role"])
+        if role not in ("server", "worker") or request.link in self._entries:
+            raise BadMessage(f"a join as {role!r}, or a second one")
         wanted = None if body.get("rank") is None else int(body["rank"])
         limit = plane.servers if role == "server" else plane.workers
         joined = [item for item in self._entries.values() if item.member.role == role]

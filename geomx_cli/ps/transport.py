@@ -132,8 +132,7 @@ class Transport:
                 dealer.set(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
                 dealer.set(zmq.CURVE_SECRETKEY, self._keys.private.encode())
             self._widen(dealer, endpoint)
-            if lane == "tensors":
-                self._watch_connection(dealer, link)
+            self._watch_connection(dealer, link)
             link.attach(lane, dealer, b"")
             dealer.connect(endpoint)
             self.loop.watch(dealer, partial(self._read_dealer, dealer, link))

@@ -4,6 +4,7 @@ The header is a msgpack array whose every field has bounds; whatever does not fi
 anything is done with it. Nothing on the wire is ever unpickled.
 """
 
+import math
 import zlib
 from enum import IntEnum
 from typing import Annotated, Any
@@ -154,6 +155,10 @@ def decode_header(data: memoryview | bytes, job: int) -> Header:
         raise BadMessage("a message of another job")
     if header.dtype >= len(DTYPES):
         raise BadMessage(f"unknown dtype {header.dtype}")
+    if header.form != Form.FULL or header.codec or header.parts != 1:
+        raise BadMessage(f"unreadable: form {header.form.name}, codec {header.codec!r}, {header.parts} parts")
+    if not math.isfinite(header.weight):
+        raise BadMessage(f"weight {header.weight}")
     return header
 
 
