@@ -36,7 +36,7 @@ def test_twelve_processes_train(cluster: Cluster, tmp_path: Path) -> None:
         ends.append(next(event for event in events if event["event"] == "finished"))
     assert {end["rounds"] for end in ends} == {SAMPLES // 4 // BATCH}
     assert len({end["parameters"] for end in ends}) == 1
-    assert all(cluster.output(name) == "" for name in cluster.processes)
+    assert not any("rror" in cluster.output(name) or "warning" in cluster.output(name) for name in cluster.processes)
 
 
 @pytest.mark.parametrize(

@@ -143,14 +143,18 @@ class Rounds:
     def unstall(self) -> None:
         """Ask members for missing slices that may be stuck behind others of theirs, so that no order of pushes blocks.
 
-        That is so where a contribution of theirs is parked: it fills their window.
+        That is so where a contribution of theirs is parked: it fills their window. Only slices that become complete by
+        it are asked for; another would be parked as well, and take memory while a slow member keeps all waiting.
         """
         stuck: set[int] = set().union(*(item.gathering.parked() for item in self._open.values()))
         owing, now, asked = self._owing() or (), time.monotonic(), 0
         for (key, index, number), round_ in self._open.items() if stuck else ():
             if asked >= MAX_ASKED or now - round_.started < STALL:
                 continue
-            for rank in stuck & round_.gathering.missing(owing) - round_.wanted:
+            missing = round_.gathering.missing(owing)
+            if not missing <= stuck:
+                continue
+            for rank in missing - round_.wanted:
                 asked += 1
                 round_.wanted.add(rank)
                 for link in self._links_of(rank):
