@@ -151,11 +151,6 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
         )
     if topology == "flat" and inventory.local_servers > 1:
         raise InvalidSettings("--topology flat has no local servers", "share the model with --global-servers")
-    if topology == "spread" and inventory.central.workers:
-        raise InvalidSettings(
-            "--topology spread has no central workers: their gradients would cross to every party one by one",
-            "add a party in their place (--parties), which has a local server of its own",
-        )
     if float(options["silence"]) < 2 * float(options["heartbeat"]):
         raise InvalidSettings(
             f"--silence {options['silence']:g}s is too short for a heartbeat every {options['heartbeat']:g}s",
@@ -181,14 +176,13 @@ def _settings(
     endpoints: Mapping[str, Sequence[Endpoint]],
     spec: JobSpec,
 ) -> Settings:
-    central = next(other for other in nodes if other.role == "scheduler").local
     own = endpoints.get(node.name, ())
     return Settings(
         role=node.role,
         local=_plane(node.local, node, nodes, endpoints),
         upper=_plane(node.upper, node, nodes, endpoints),
         master=node.master,
-        central_workers=node.local == central and int(spec.options["central_workers"]) > 0,
+        central_workers=bool(node.local) and node.index is None and int(spec.options["central_workers"]) > 0,
         num_all_workers=sum(other.global_rank is not None for other in nodes),
         interface=node.host.interface,
         job=spec.job,

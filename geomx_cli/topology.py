@@ -86,7 +86,11 @@ def file_name(process: str) -> str:
 
 
 def arrange(inventory: Inventory) -> tuple[Node, ...]:
-    """Every process: the central party first, then the participating ones in order."""
+    """Every process: the central party first, then the participating ones in order.
+
+    In topology "spread" a central party that trains is a participating one, the last: it has a local server of its
+    own, and its first worker is the master.
+    """
     return tuple(_flat(inventory) if inventory.topology == "flat" else _hierarchy(inventory))
 
 
@@ -119,25 +123,35 @@ def _flat(inventory: Inventory) -> Iterator[Node]:
 
 
 def _hierarchy(inventory: Inventory) -> Iterator[Node]:
-    yield from _central(inventory)
+    central = inventory.central
+    everywhere = inventory.topology == "spread" and central.workers > 0
+    yield from _leader(inventory) if everywhere else _central(inventory)
     global_rank = 0
-    for index, party in enumerate(inventory.parties):
+    for index, party in enumerate((*inventory.parties, central) if everywhere else inventory.parties):
         name, hosts = party.name, inventory.hosts_of(party.name)
         if inventory.topology == "spread":
             first = index * inventory.global_servers
-            yield from _roots(inventory, name, range(first, first + inventory.global_servers))
+            yield from _roots(inventory, name, range(first, first + inventory.global_servers), alone=everywhere)
         yield Node("scheduler", name, 0, hosts[0], local=name, index=index)
         for rank in range(inventory.local_servers):
             yield Node("server", name, rank, hosts[rank % len(hosts)], local=name, upper=GLOBAL, index=index)
         for rank, host in enumerate(_placed(hosts, party.workers)):
-            yield Node("worker", name, rank, host, local=name, index=index, global_rank=global_rank + rank)
+            yield Node(
+                "worker", name, rank, host, local=name, index=index, global_rank=global_rank + rank,
+                master=party is central and rank == 0,
+            )  # fmt: skip
         global_rank += party.workers
+
+
+def _leader(inventory: Inventory) -> Iterator[Node]:
+    central = inventory.central.name
+    yield Node("global_scheduler", central, 0, inventory.hosts_of(central)[0], upper=GLOBAL)
 
 
 def _central(inventory: Inventory) -> Iterator[Node]:
     central = inventory.central
     hosts = inventory.hosts_of(central.name)
-    yield Node("global_scheduler", central.name, 0, hosts[0], upper=GLOBAL)
+    yield from _leader(inventory)
     if inventory.topology == "central":
         yield from _roots(inventory, central.name, range(inventory.global_servers))
     yield Node("scheduler", central.name, 0, hosts[0], local=central.name)
@@ -149,11 +163,13 @@ def _central(inventory: Inventory) -> Iterator[Node]:
         )
 
 
-def _roots(inventory: Inventory, party: str, ranks: range) -> Iterator[Node]:
+def _roots(inventory: Inventory, party: str, ranks: range, *, alone: bool = False) -> Iterator[Node]:
+    """Roots of one party; `alone`: nobody of the central party's plane stands below them."""
     hosts = inventory.hosts_of(party)
+    below = "" if alone else inventory.central.name
     for place, rank in enumerate(ranks):
         host = hosts[place % len(hosts)]
-        yield Node("global_server", party, rank, host, local=inventory.central.name, upper=GLOBAL)
+        yield Node("global_server", party, rank, host, local=below, upper=GLOBAL)
 
 
 def _placed(hosts: Sequence[Host], workers: int) -> list[Host]:

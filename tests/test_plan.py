@@ -234,6 +234,7 @@ CLUSTERS: list[dict[str, Any]] = [
     {"local_servers": 3, "global_servers": 2},
     {"topology": "spread"},
     {"topology": "spread", "parties": 3, "global_servers": 2, "local_servers": 2},
+    {"topology": "spread", "central_workers": 2},
     {"topology": "flat"},
     {"topology": "flat", "parties": 1, "workers": 5, "global_servers": 4},
     {"one_host": True, "central_workers": 1},
@@ -351,7 +352,6 @@ def test_machines_of_several_parties() -> None:
     [
         ({"topology": "flat", "central_workers": 1}, "flat has no central workers"),
         ({"topology": "flat", "local_servers": 2}, "flat has no local servers"),
-        ({"topology": "spread", "central_workers": 1}, "spread has no central workers"),
         ({"heartbeat": 5.0, "silence": 6.0}, "--silence 6s is too short"),
         ({"algo": "none-such"}, "none-such"),
         ({"parties": 0}, "parties"),

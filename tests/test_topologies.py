@@ -24,6 +24,7 @@ SHAPES: dict[str, dict[str, Value]] = {
     "3 parties of 1 worker": {"parties": 3, "workers": 1},
     "spread, 1 global server each": {"topology": "spread"},
     "spread, 2 global servers each": {"topology": "spread", "global_servers": 2},
+    "spread, central workers": {"topology": "spread", "workers": 1, "central_workers": 2},
     "flat, 2 servers": {"topology": "flat", "global_servers": 2},
 }
 
@@ -62,11 +63,13 @@ def test_a_planned_cluster_gives_the_same_bits(
 
 
 def members(options: dict[str, Value]) -> list[list[int]]:
-    """Global ranks in the order of the sums: party by party, then each central worker for itself."""
+    """Global ranks in the order of the sums: party by party, then central workers, alone or as a party."""
     count, each, central = (int(options[name]) for name in ("parties", "workers", "central_workers"))
     if options["topology"] == "flat":
         return [list(range(count * each))]
     parties = [list(range(index * each, (index + 1) * each)) for index in range(count)]
+    if options["topology"] == "spread" and central:
+        return [*parties, list(range(count * each, count * each + central))]
     return parties + [[count * each + index] for index in range(central)]
 
 

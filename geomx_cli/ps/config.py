@@ -32,8 +32,9 @@ class PlaneSettings:
 class NodeSettings:
     """Everything that a process is told. `local` is the plane of its party, `upper` the global plane.
 
-    A server with both planes is a local server, or a root (`global_server`); a server without `upper` is the root of
-    a flat cluster. `party_index`, `rank` and `global_rank` are None where the scheduler is to choose.
+    A server with both planes is a local server, or a root (`global_server`); a root without `local` has no members in
+    the central party's plane; a server without `upper` is the root of a flat cluster. `party_index`, `rank` and
+    `global_rank` are None where the scheduler is to choose.
     `wan_share` is this process's part of its party's emulated link. `options` holds the table of options by name.
     """
 

@@ -18,10 +18,9 @@ class Members:
     """
 
     def __init__(self, settings: NodeSettings, is_root: bool) -> None:
-        assert settings.local is not None
         self._two_planes = is_root and settings.upper is not None
         self._central_train = settings.central_workers
-        self._expected = settings.local.workers
+        self._expected = settings.local.workers if settings.local is not None else 0
         if self._two_planes and settings.upper is not None:
             self._expected += settings.upper.workers
         self._links: dict[int, list[Link]] = {}

@@ -47,7 +47,7 @@ class Server:
         )
         self._party_index = 0
         self._requests = Requests(self.node, self._members, self._uplink, self.rounds, lambda: self._party_index)
-        self._endpoints = self.node.listen(settings.local)
+        self._endpoints = self.node.listen(settings.local or settings.upper)
         self._join()
 
     def run(self) -> None:
@@ -63,9 +63,11 @@ class Server:
 
     def _join(self) -> None:
         settings, local, upper = self._settings, self._settings.local, self._settings.upper
-        assert local is not None
         endpoints = list(self._endpoints)
-        if upper is None:
+        if local is None:
+            assert upper is not None
+            self.node.join(upper, "server", lambda _: self._joined(), rank=settings.rank, endpoints=endpoints)
+        elif upper is None:
             self.node.join(local, "server", lambda _: self._joined(), rank=settings.rank, endpoints=endpoints)
         elif self._is_root:
             self.node.join(upper, "server", self._join_central_plane, rank=settings.rank, endpoints=endpoints)

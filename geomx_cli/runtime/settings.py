@@ -8,7 +8,7 @@ The `DMLC_*` variables mean what they mean in MXNet and GeoMX, so that a process
     DMLC_ROLE             all       scheduler, server or worker (unset: worker); not for a global scheduler
     DMLC_ROLE_GLOBAL      roots     global_scheduler or global_server
     DMLC_ROLE_MASTER_WORKER         1: this worker configures the global servers and gives the initial weights
-    DMLC_PS_ROOT_URI, _PORT         the scheduler of this process's party
+    DMLC_PS_ROOT_URI, _PORT         the scheduler of this process's party; a global server may have none
     DMLC_NUM_SERVER, DMLC_NUM_WORKER    members of the party's plane
     DMLC_PS_GLOBAL_ROOT_URI, _PORT      the scheduler of the global plane
     DMLC_NUM_GLOBAL_SERVER, DMLC_NUM_GLOBAL_WORKER    global servers and local servers
@@ -75,7 +75,7 @@ class Settings(NodeSettings):
         role = _role(env)
         return cls(
             role=role,
-            local=None if role == "global_scheduler" else _plane(env, "", "GEOMX_SCHEDULER"),
+            local=_local(env, role),
             upper=_upper(env, role),
             master=_int(env, "DMLC_ROLE_MASTER_WORKER", 0) == 1,
             central_workers=_int(env, "DMLC_ENABLE_CENTRAL_WORKER", 0) == 1,
@@ -132,6 +132,12 @@ def _role(env: Mapping[str, str]) -> Role:
         f"DMLC_ROLE={role!r} with DMLC_ROLE_GLOBAL={upper!r} is no role",
         "DMLC_ROLE is scheduler, server or worker; DMLC_ROLE_GLOBAL is global_scheduler, or global_server on a server",
     )
+
+
+def _local(env: Mapping[str, str], role: Role) -> PlaneSettings | None:
+    if role == "global_scheduler" or (role == "global_server" and not env.get("DMLC_PS_ROOT_URI")):
+        return None
+    return _plane(env, "", "GEOMX_SCHEDULER")
 
 
 def _upper(env: Mapping[str, str], role: Role) -> PlaneSettings | None:
