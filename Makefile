@@ -16,6 +16,7 @@ demo:
 	 echo "trained in $$(( $$($(STAMP)) - start )) s"
 
 test: $(VENV)/.test
+	tests/tools.sh
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest

@@ -8,10 +8,12 @@ from typing import Any
 from wan import Wan
 
 from geomx_cli import plugins
-from geomx_cli.inventory import Inventory, free_ports, ports_needed, this_machine
+from geomx_cli.inventory import Inventory
 from geomx_cli.options import defaults
 from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.ports import free_ports, ports_needed
 from geomx_cli.ps import security
+from geomx_cli.this_machine import this_machine
 
 __all__ = ["Case", "Command", "letters", "mxnet_commands", "our_commands"]
 

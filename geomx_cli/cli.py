@@ -12,13 +12,22 @@ from typing import cast
 
 import click
 
+from geomx_cli import __version__
 from geomx_cli.errors import GeomxError, Interrupted
 
 __all__ = ["COMMANDS", "geomx", "main"]
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "attach": ("geomx_cli.commands.attach", "Follow a job again that is detached, or whose launch is gone."),
     "data": ("geomx_cli.commands.data", "Fetch the data sets of the bundled training job."),
+    "doctor": ("geomx_cli.commands.doctor", "Check the hosts and the network before a job."),
+    "hosts": ("geomx_cli.commands.hosts", "Check an inventory file and show what will stand where."),
+    "init": ("geomx_cli.commands.init", "Write an inventory and a training script to begin with."),
+    "jobs": ("geomx_cli.commands.jobs", "List the jobs that were launched from here."),
     "launch": ("geomx_cli.commands.launch", "Start a training job, watch it and wait for its end."),
+    "logs": ("geomx_cli.commands.logs", "Print what a job's processes write, or collect it."),
+    "status": ("geomx_cli.commands.status", "Show how a job goes, process by process."),
+    "stop": ("geomx_cli.commands.stop", "End a job, or one party of it, and whatever is left of it."),
 }
 """Each command's module, which has it under its own name, and its line in `geomx --help`."""
 
@@ -41,9 +50,7 @@ class _LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        click.echo(f"geomx {version('geomx-cli')}")
+        click.echo(f"geomx {__version__}")
         ctx.exit()
 
 

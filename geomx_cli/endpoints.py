@@ -1,15 +1,14 @@
 """Endpoints: where the processes of a job listen and what others dial. Pure functions."""
 
-import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.inventory import Host
+from geomx_cli.inventory import Host, is_ip
 from geomx_cli.topology import Link, Node, file_name
 
-__all__ = ["Endpoint", "lay_endpoints"]
+__all__ = ["Endpoint", "dialled", "lay_endpoints", "takes_port"]
 
 # A unix socket's path may have 107 bytes; 8 are left for what a library adds.
 _LONGEST_PATH = 99
@@ -33,50 +32,68 @@ class Endpoint:
     port: int
 
 
+def dialled(wires: Iterable[Link]) -> dict[str, list[Link]]:
+    """The links to each process that is dialled, by its name."""
+    found: dict[str, list[Link]] = {}
+    for wire in wires:
+        found.setdefault(wire.listener.name, []).append(wire)
+    return found
+
+
+def takes_port(node: Node, wires: Iterable[Link]) -> bool:
+    """Whether a process that is dialled by `wires` has a port: every scheduler, and who is dialled from afar."""
+    return node.role.endswith("scheduler") or any(not wire.near for wire in wires)
+
+
 def lay_endpoints(
     nodes: Sequence[Node], wires: Sequence[Link], socket_dir: str
 ) -> Mapping[str, Sequence[Endpoint]]:
     """The endpoints of each process that listens, by name.
 
     A unix socket if somebody on its host dials it, TCP if somebody elsewhere does. Ports are taken from the
-    hosts' lists in the order of `nodes`. Raises InvalidSettings when a host has too few, or a socket's path
-    is too long.
+    hosts' lists in the order of `nodes`. Raises InvalidSettings when a host has too few, when two processes of
+    one machine get the same, or a socket's path is too long.
     """
     ports = {node.host.name: iter(node.host.ports) for node in nodes}
     found: dict[str, Sequence[Endpoint]] = {}
+    taken: set[tuple[tuple[str, str], int]] = set()
+    towards = dialled(wires)
     for node in nodes:
-        if node.listens:
-            dialled = [wire for wire in wires if wire.listener is node]
-            scheduler = node.role.endswith("scheduler")
-            far = any(not wire.near for wire in dialled)
-            port = _next_port(node.host, ports[node.host.name]) if far or scheduler else 0
-            found[node.name] = tuple(_of(node, dialled, port, socket_dir))
+        if not node.listens:
+            continue
+        own = towards.get(node.name, [])
+        port = _next_port(node.host, ports[node.host.name]) if takes_port(node, own) else 0
+        ends = {(name, port) for name in node.host.known_as if port}
+        if not taken.isdisjoint(ends):
+            raise InvalidSettings(
+                f"port {port} of {node.host.near_address} is given to two processes, one of them {node.name}",
+                f"give host {node.host.name} other ports in the inventory",
+            )
+        taken |= ends
+        found[node.name] = tuple(_of(node, own, port, socket_dir))
     return found
 
 
-def _of(node: Node, dialled: Sequence[Link], port: int, socket_dir: str) -> Iterator[Endpoint]:
+def _of(node: Node, wires: Sequence[Link], port: int, socket_dir: str) -> Iterator[Endpoint]:
     plane: Literal["local", "global"] = "global" if node.role.startswith("global_") else "local"
     purpose: Literal["membership", "slices"] = "membership" if node.role.endswith("scheduler") else "slices"
-    if any(wire.near for wire in dialled):
+    if any(wire.near for wire in wires):
         path = f"ipc://{_socket(node, socket_dir)}"
         yield Endpoint(node.name, plane, purpose, "ipc", path, path, port)
-    dialled_as = {node.host.address_for(wire.dialler.host) for wire in dialled if not wire.near}
+    dialled_as = {node.host.address_for(wire.dialler.host) for wire in wires if not wire.near}
     if dialled_as:
-        address = node.host.address
+        address = node.host.near_address
         seen = next(iter(dialled_as - {address}), address)
-        bind = _tcp(_listening(address, everywhere=dialled_as != {address}), port)
-        yield Endpoint(node.name, plane, purpose, "tcp", bind, _tcp(seen, port), port)
+        listen = node.host.listen or _listening(address, dialled_as)
+        yield Endpoint(node.name, plane, purpose, "tcp", _tcp(listen, port), _tcp(seen, port), port)
 
 
-def _listening(address: str, *, everywhere: bool) -> str:
+def _listening(address: str, dialled_as: set[str]) -> str:
     """What to bind: the host's own address, or all that it has if others know it by another or by a name."""
-    try:
-        version = ipaddress.ip_address(address).version
-    except ValueError:
-        return "localhost" if address == "localhost" else "0.0.0.0"
-    if everywhere:
-        return "::" if version == 6 else "0.0.0.0"
-    return address
+    if dialled_as == {address} and (is_ip(address) or address == "localhost"):
+        return address
+    # Both versions of IP can be dialled at "::".
+    return "::" if any(":" in known for known in (address, *dialled_as)) else "0.0.0.0"
 
 
 def _tcp(address: str, port: int) -> str:

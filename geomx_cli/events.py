@@ -7,8 +7,11 @@ Events: "state" (state), "telemetry" (state, round, bytes, progress, ...), "roun
 "evaluation" (accuracy), "warning" (message), "failed" (message, hint, peer), "finished".
 """
 
+import contextlib
+import errno
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +26,10 @@ class EventLog:
     """Appends events to one file. A line is one write, so that a reader never sees two events mixed.
 
     Used by one thread, or by several that each write whole events (O_APPEND keeps lines apart). With no path, events
-    are dropped: a process started by hand without a job directory has no log. A full disk raises OSError at the write.
-    With `talk`, what has a message is printed there too, so that a process's log is not empty when it is killed.
+    are dropped: a process started by hand without a job directory has no log. With `talk`, what has a message is
+    printed there too, so that a process's log is not empty when it is killed.
+
+    Training goes on without a log: when the disk is full, that is said once on stderr, and later events are dropped.
     """
 
     def __init__(
@@ -32,24 +37,37 @@ class EventLog:
     ) -> None:
         self._who = {"party": party, "role": role, "rank": rank}
         self._talk = talk
+        self._path = path
         self._file = -1
+        self._full = False
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event with the time of now."""
-        if self._file >= 0:
-            line = json.dumps({"time": round(time.time(), 6), **self._who, "event": event, **fields})
-            os.write(self._file, line.encode() + b"\n")
+        if self._file >= 0 and not self._full:
+            line = json.dumps({"time": round(time.time(), 6), **self._who, "event": event, **fields}).encode() + b"\n"
+            try:
+                if os.write(self._file, line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:
+                self._full = True  # and stays open: another thread may be about to write
+                _say(sys.stderr, f"no more events are written to {self._path}: {error.strerror}")
         if self._talk is not None and "message" in fields and event != "failed":
-            print(f"{time.strftime('%H:%M:%S')} {event}: {fields['message']}", file=self._talk, flush=True)
+            _say(self._talk, f"{time.strftime('%H:%M:%S')} {event}: {fields['message']}")
 
     def close(self) -> None:
         """Close the file; later writes are dropped."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def _say(stream: TextIO, text: str) -> None:
+    """Print a line; the stream may be a file on the same full disk."""
+    with contextlib.suppress(OSError):
+        print(text, file=stream, flush=True)
 
 
 def read_events(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:

@@ -1,46 +1,24 @@
-"""The agents of a job, seen from the control machine: start them, speak with them, and be sure they are gone.
-"""
+"""The agents of a job, seen from the control machine: start them, speak with them, and be sure they are gone."""
 
-import json
+import hashlib
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from queue import SimpleQueue
-from typing import Any
 
-from geomx_cli.agent.assignment import Assignment
-from geomx_cli.errors import CheckFailed, GeomxError, HostUnreachable
-from geomx_cli.hosts import Channel, Host
+from geomx_cli.agent.assignment import Assignment, Seal
+from geomx_cli.errors import CheckFailed, GeomxError
+from geomx_cli.hosts import File, Host, everywhere
 from geomx_cli.job import Job
+from geomx_cli.line import Inbox, Line, Message
 
 __all__ = ["Fleet", "Inbox", "Message"]
 
-Message = dict[str, Any]
-Inbox = SimpleQueue[tuple[str, Message]]
-
-_AT_ONCE = 16
-_LISTEN_LIMIT = 10.0
 _HEARTBEAT = 1.0
 
 
-@dataclass
-class _Agent:
-    host: Host
-    assignment: Assignment
-    channel: Channel | None = None
-    reader: threading.Thread | None = None
-    heard: float = 0.0
-    over: bool = False  # it has said that nothing of its is left
-    began: bool = False  # files may lie on its host
-    sending: threading.Lock = field(default_factory=threading.Lock)
-
-
 class Fleet:
-    """One agent for each host. What they say comes into `inbox`, with the host's name; "gone" when a stream
-    ends.
+    """One agent for each host. What they say comes into `inbox`, with the host's name; line.py has what else.
 
     A thread for each agent reads, and one sends heartbeats, so that a blocked terminal does not end the job.
     `close` leaves no process, key file or socket on any host that can be reached; it is safe after any
@@ -50,100 +28,90 @@ class Fleet:
     def __init__(self, job: Job, hosts: Mapping[str, Host], assignments: Mapping[str, Assignment]) -> None:
         self.inbox: Inbox = SimpleQueue()
         self._job = job
-        self._agents = {name: _Agent(hosts[name], assignment) for name, assignment in assignments.items()}
+        self._lines = {name: Line(hosts[name], given, self.inbox) for name, given in assignments.items()}
+        self._begun: set[str] = set()  # files may lie on these hosts
         self._closing = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
 
-    def start(self, files: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Put each host's files, start all agents, connect, and let them begin. Raises what the first host
-        raised.
-        """
+    def start(self, files: Mapping[str, Mapping[str, File]]) -> None:
+        """Put each host's files (by path), start all agents, and let them begin. Raises what the hosts raised."""
 
-        def start(agent: _Agent) -> None:
+        def start(line: Line) -> None:
             try:
-                self._start(agent, files.get(agent.host.name, {}))
+                self._start(line, files.get(line.host.name, {}))
             except OSError as error:
-                what = f"cannot start on host {agent.host.name}: {error.strerror or error}"
-                raise CheckFailed(what, f"make room in {self._job.directory}, or choose another") from None
+                what = f"cannot start on host {line.host.name}: {error.strerror or error}"
+                raise CheckFailed(what, f"make room in {line.assignment.job_dir}, or choose another") from None
 
-        self._everywhere(start, self._agents.values())
+        everywhere(start, self._lines.values())
         self._heart.start()
         self.broadcast({"type": "start"})
 
+    def follow(self, hosts: Iterable[str]) -> None:
+        """Take over the agents of `hosts`, which run already; one that does not is "gone". Raises what the hosts
+        raised.
+        """
+
+        def attach(line: Line) -> None:
+            self._begun.add(line.host.name)
+            try:
+                line.attach()
+            except CheckFailed:
+                self.inbox.put((line.host.name, {"type": "gone", "how": "died"}))
+
+        everywhere(attach, [self._lines[name] for name in hosts])
+        self._heart.start()
+
     def broadcast(self, message: Message, *, but: Iterable[str] = ()) -> None:
         """Tell every agent; one that cannot be told is seen by its silence."""
-        for name, agent in self._agents.items():
-            if agent.channel is not None and name not in but:
-                with suppress(OSError), agent.sending:
-                    agent.channel.send(json.dumps(message).encode() + b"\n")
+        for name, line in self._lines.items():
+            if name not in but:
+                line.send(message)
 
     def silence(self, host: str) -> float:
-        """Seconds since the agent of `host` was last heard."""
-        return time.monotonic() - self._agents[host].heard
+        """Seconds since the agent of `host` was last heard; those in which its line may be mended do not count."""
+        return self._lines[host].silence()
 
     def give_up(self, host: str) -> None:
         """End the agent of `host`, which died or hangs, and what it has left. Raises as Job.reap does."""
-        agent = self._agents[host]
-        if not agent.over:
-            self._job.reap(agent.host)
-            agent.over = True
+        line = self._lines[host]
+        if not line.over:
+            self._job.reap(line.host, line.assignment.directory)
+            line.over = True
+
+    def leave(self) -> None:
+        """Let go of all agents; they go on as long as their lease allows."""
+        for line in self._lines.values():
+            line.over = True
 
     def close(self) -> list[str]:
         """End everything that still runs; what went wrong with it, in words."""
         self._closing.set()
         problems: list[str] = []
 
-        def finish(agent: _Agent) -> None:
+        def finish(line: Line) -> None:
             try:
-                if agent.began:
-                    self.give_up(agent.host.name)
+                if line.host.name in self._begun:
+                    self.give_up(line.host.name)
             except (GeomxError, OSError) as error:
                 problems.append(str(error))
-            if agent.channel is not None:
-                agent.channel.close()
-            if agent.reader is not None:
-                agent.reader.join()
+            line.close()
 
-        self._everywhere(finish, self._agents.values())
+        everywhere(finish, self._lines.values())
         if self._heart.is_alive():
             self._heart.join()
         return problems
 
-    def _everywhere(self, do: Callable[[_Agent], None], agents: Iterable[_Agent]) -> None:
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            futures = [pool.submit(do, agent) for agent in agents]
-        for future in futures:
-            future.result()
-
-    def _start(self, agent: _Agent, files: Mapping[str, bytes]) -> None:
-        host, directory = agent.host, str(self._job.host_directory(agent.host.name))
-        host.put(f"{directory}/agent.json", agent.assignment.encode())
-        agent.began = True
-        for path, content in files.items():
-            host.put(path, content)
-        log = f"{directory}/agent.log"
-        pid = host.start([host.python, "-m", "geomx_cli.agent", directory], log=log)
-        try:
-            agent.channel = host.connect(agent.assignment.socket, pid, _LISTEN_LIMIT)
-        except ConnectionError as error:
-            said = host.get(log).decode(errors="replace").strip().splitlines()
-            words = said[-1] if said else "it said nothing"
-            raise HostUnreachable(f"{error}: {words}", f"see {log}") from None
-        agent.heard = time.monotonic()
-        agent.reader = threading.Thread(target=self._read, args=(agent, agent.channel), daemon=True)
-        agent.reader.start()
-
-    def _read(self, agent: _Agent, channel: Channel) -> None:
-        name, rest = agent.host.name, b""
-        while data := channel.receive():
-            agent.heard = time.monotonic()
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                message = json.loads(line)
-                agent.over |= message["type"] == "done" and not message["left"]
-                self.inbox.put((name, message))
-        self.inbox.put((name, {"type": "gone"}))
+    def _start(self, line: Line, files: Mapping[str, File]) -> None:
+        seals = {path: Seal(file.mode, hashlib.sha256(file.data).hexdigest()) for path, file in files.items()}
+        assignment = replace(line.assignment, files=seals)
+        line.host.put(f"{assignment.directory}/agent.json", assignment.encode())
+        self._begun.add(line.host.name)
+        for path, file in files.items():
+            line.host.put(path, file.data, file.mode)
+        line.start()
 
     def _beat(self) -> None:
         while not self._closing.wait(_HEARTBEAT):
-            self.broadcast({"type": "heartbeat"})
+            for line in self._lines.values():
+                line.send({"type": "heartbeat", "seen": line.seen})

@@ -10,7 +10,7 @@ from geomx_cli.units import format_bytes, format_duration
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["PlainView", "TableView", "View", "view_for"]
+__all__ = ["PlainView", "TableView", "View", "sentence", "table", "view_for"]
 
 _REFRESH = 0.25
 _LINE_EVERY = 3.0
@@ -60,7 +60,7 @@ class PlainView:
         self._evaluations = len(progress.evaluations)
         if now >= self._next_line and self._phase in ("training", "evaluating"):
             self._next_line = now + _LINE_EVERY
-            self.note(f"{now - progress.began:7.1f} s  {_sentence(progress)}")
+            self.note(f"{now - progress.began:7.1f} s  {sentence(progress)}")
 
     def close(self) -> None:
         """See View.close."""
@@ -89,30 +89,31 @@ class TableView:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _REFRESH
-            self._live.update(_table(progress), refresh=True)
+            self._live.update(table(progress), refresh=True)
 
     def close(self) -> None:
         """See View.close."""
         if self._last is not None:
-            self._live.update(_table(self._last), refresh=True)
+            self._live.update(table(self._last), refresh=True)
         self._live.stop()
 
 
-def _table(progress: Progress) -> "RenderableType":
+def table(progress: Progress) -> "RenderableType":
+    """One row for each process, a bar and a line for the whole job."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    rows = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("party", "role", "state"):
-        table.add_column(title, no_wrap=True)
+        rows.add_column(title, no_wrap=True)
     for title in ("round", "samples/s", "loss", "accuracy", "LAN up/down", "WAN up/down"):
-        table.add_column(title, justify="right", no_wrap=True)
+        rows.add_column(title, justify="right", no_wrap=True)
     for row in progress.rows.values():
-        table.add_row(*_cells(row), style="red" if row.status else None)
+        rows.add_row(*_cells(row), style="red" if row.status and not row.asked else None)
     bar = ProgressBar(total=1.0, completed=progress.done, width=_BAR)
-    return Group(table, bar, Text(_sentence(progress)))
+    return Group(rows, bar, Text(sentence(progress)))
 
 
 def _cells(row: Row) -> list[str]:
@@ -135,7 +136,7 @@ def _up_down(counted: tuple[int, int]) -> str:
     return f"{format_bytes(counted[0])} / {format_bytes(counted[1])}" if any(counted) else ""
 
 
-def _sentence(progress: Progress) -> str:
+def sentence(progress: Progress) -> str:
     """The whole job in one line: "training 42 %, round 120, loss 0.513, accuracy 0.8121, 5120 samples/s,
     ...".
     """

@@ -1,63 +1,99 @@
 """The inventory: which machines there are, in which party, and what stands where. Frozen and validated."""
 
-import random
-import socket
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+import ipaddress
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.options import Value
+from geomx_cli.ps.config import Role
 
-__all__ = ["CENTRAL", "Host", "Inventory", "Party", "Topology", "free_ports", "ports_needed", "this_machine"]
+__all__ = [
+    "CENTRAL", "DEVICE", "NAME", "Host", "Inventory", "Party", "Ssh", "Topology", "is_ip", "is_loopback", "validated",
+]  # fmt: skip
 
 CENTRAL = "central"
+NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,31}$"
+"""What a host or a party may be called."""
+DEVICE = r"^(cpu|gpu(0|[1-9][0-9]?))$"
+"""What a worker may train on."""
+Device = Annotated[str, Field(pattern=DEVICE)]
 Topology = Literal["central", "spread", "flat"]
-_NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,31}$"
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Ssh(_Frozen):
+    """How a machine is reached. What is empty is looked up in the person's own ~/.ssh/config."""
+
+    address: str = Field(min_length=1, description="name, IP address or alias of ~/.ssh/config")
+    port: int = Field(default=0, ge=0, le=65535, description="0: that of ~/.ssh/config, or 22")
+    user: str = ""
+    key: str = Field(default="", description="path of a private key; empty: the agent's and the usual ones")
+    jump: str = Field(default="", description="user@host:port of the machines between, separated by commas")
+    fingerprint: str = Field(default="", description="SHA256:... of the host key; empty: known_hosts")
+
+
 class Host(_Frozen):
     """One planned host. Its processes reach each other over unix sockets, those of other hosts over TCP.
 
-    Two hosts of an inventory may be one machine, if their ports differ.
+    Two hosts of an inventory may be one machine; they get different ports. What is empty because only the
+    machine itself knows it (address, package, state_dir) is filled in before a job starts.
     """
 
-    name: str = Field(pattern=_NAME)
-    kind: Literal["local", "ssh"] = "ssh"
+    name: str = Field(pattern=NAME)
     parties: tuple[str, ...] = Field(min_length=1, description="whose processes it runs; one as a rule")
-    address: str = Field(min_length=1, description="what hosts of its own party dial")
+    ssh: Ssh | None = Field(default=None, description="how it is reached; None: it is this machine")
+    address: str = Field(default="", description="what hosts of its own party dial; see near_address")
     wan_address: str = Field(default="", description="what hosts of other parties dial; empty: the address")
-    interface: str = ""
-    devices: tuple[str, ...] = Field(default=("cpu",), min_length=1, description="to place workers")
+    listen: str = Field(default="", description="what to bind; empty: what fits the addresses")
+    interface: str = Field(default="", description="of the network of its party")
+    wan_interface: str = Field(default="", description="of the network between parties")
+    devices: tuple[Device, ...] = Field(default=(), description="each has a worker")
     threads: int = Field(default=1, ge=1, description="threads in the numeric libraries of each worker")
     python: str = Field(default="", description="its Python; empty: that of the job")
     package: str = Field(default="", description="where its geomx_cli lies; empty: where ours does")
     workdir: str = Field(default="", description="where its processes start; empty: the agent's directory")
+    state_dir: str = Field(default="", description="where jobs lie; empty: where the job's own directory is")
     env: Mapping[str, str] = Field(default_factory=dict, description="variables for each of its processes")
     ports: tuple[int, ...] = Field(default=(), description="for its schedulers and servers, in this order")
+    runs: tuple[Role, ...] = Field(default=(), description="roles that stand here; empty: by rule")
 
     @model_validator(mode="after")
-    def _check_ports(self) -> Self:
+    def _check(self) -> Self:
         wrong = [port for port in self.ports if not 0 < port < 65536]
         if wrong:
             raise ValueError(f"host {self.name}: {wrong[0]} is no port; it lies between 1 and 65535")
+        _refuse_twice((f"{self.near_address}:{port}" for port in self.ports), "port")
+        _refuse_twice((name for name in self.devices if name != "cpu"), f"host {self.name}: device")
         return self
+
+    @property
+    def near_address(self) -> str:
+        """What hosts of its own party dial: `address`, or as long as it is unknown what SSH dials."""
+        return self.address or (self.ssh.address if self.ssh else "127.0.0.1")
+
+    @property
+    def known_as(self) -> frozenset[tuple[str, str]]:
+        """What it is known as, and to whom. Two hosts with one of these in common cannot use the same port."""
+        near = {(party, self.near_address) for party in self.parties}
+        return frozenset(near | {("", self.wan_address or self.near_address)})
 
     def address_for(self, other: "Host") -> str:
         """What a process on `other` dials to reach this host."""
         near = not set(self.parties).isdisjoint(other.parties)
-        return self.address if near else self.wan_address or self.address
+        return self.near_address if near else self.wan_address or self.near_address
 
 
 class Party(_Frozen):
-    """A data centre and how many of its workers train."""
+    """A data centre and how many of its workers train: each on a device of one of its hosts."""
 
-    name: str = Field(pattern=_NAME)
+    name: str = Field(pattern=NAME)
     workers: int = Field(ge=0, le=1024)
 
 
@@ -75,20 +111,26 @@ class Inventory(_Frozen):
     local_servers: int = Field(default=1, ge=1, le=64)
 
     @model_validator(mode="after")
-    def _check_names(self) -> Self:
+    def _check(self) -> Self:
         parties = [party.name for party in (self.central, *self.parties)]
         _refuse_twice(parties, "party")
-        _refuse_twice([host.name for host in self.hosts], "host")
-        _refuse_twice([f"{host.address}:{port}" for host in self.hosts for port in host.ports], "port")
+        if "global" in parties:
+            raise ValueError("a party cannot be called global, as the plane between parties is")
+        _refuse_twice((host.name for host in self.hosts), "host")
+        devices = Counter[str]()
         for host in self.hosts:
             for name in host.parties:
                 if name not in parties:
                     raise ValueError(f"host {host.name} belongs to party {name}, which is not there")
-        for name in parties:
-            if not self.hosts_of(name):
-                raise ValueError(f"party {name} has no host")
-        for party in self.parties:
-            if party.workers == 0:
+                devices[name] += len(host.devices)
+        for party in (self.central, *self.parties):
+            if party.name not in devices:
+                raise ValueError(f"party {party.name} has no host")
+            if party.workers > devices[party.name]:
+                raise ValueError(
+                    f"party {party.name} has {party.workers} workers and {devices[party.name]} devices"
+                )
+            if party.workers == 0 and party is not self.central:
                 raise ValueError(f"party {party.name} has no worker")
         return self
 
@@ -104,6 +146,10 @@ class Inventory(_Frozen):
         known = ", ".join(host.name for host in self.hosts)
         raise InvalidSettings(f"there is no host {name!r}", f"there are {known}")
 
+    def with_hosts(self, hosts: Iterable[Host]) -> "Inventory":
+        """The same with other hosts: as many, with the same names and parties."""
+        return self.model_copy(update={"hosts": tuple(hosts)})
+
     def options(self) -> dict[str, Value]:
         """The cluster's options as this inventory has them; `workers` is that of the largest party."""
         return {
@@ -116,74 +162,8 @@ class Inventory(_Frozen):
         }
 
 
-def this_machine(
-    options: Mapping[str, Value],
-    ports: Sequence[int],
-    *,
-    one_host: bool = False,
-    python: str = "",
-    workdir: str = "",
-    env: Mapping[str, str] | None = None,
-) -> Inventory:
-    """The built-in inventory: one planned host for each party on 127.0.0.1, or with `one_host` one for all.
-
-    `options` has those of the cluster (parties, workers, ...). `ports` are free ports, `ports_needed` of
-    them. Raises InvalidSettings when there are too few, or for an impossible number.
-    """
-    need = ports_needed(options)
-    if len(ports) < need:
-        raise InvalidSettings(f"{need} free ports are needed and there are {len(ports)}", "give more ports")
-    names = [_party_name(index) for index in range(int(options["parties"]))]
-    groups = {"local": (CENTRAL, *names)} if one_host else {name: (name,) for name in (CENTRAL, *names)}
-    share = need // len(groups)
-    hosts = [
-        {
-            "name": name,
-            "kind": "local",
-            "parties": parties,
-            "address": "127.0.0.1",
-            "python": python,
-            "workdir": workdir,
-            "env": dict(env or {}),
-            "ports": tuple(ports[index * share : (index + 1) * share]),
-        }
-        for index, (name, parties) in enumerate(groups.items())
-    ]
-    fields = {name: options[name] for name in ("topology", "global_servers", "local_servers")}
-    parties = [{"name": name, "workers": options["workers"]} for name in names]
-    central = {"name": CENTRAL, "workers": options["central_workers"]}
-    return _validated({"parties": parties, "central": central, "hosts": hosts, **fields})
-
-
-def ports_needed(options: Mapping[str, Value]) -> int:
-    """How many ports `this_machine` takes: the same number for each host, enough for any of them."""
-    each = 2 + int(options["global_servers"]) + int(options["local_servers"])
-    return (int(options["parties"]) + 1) * each
-
-
-def free_ports(count: int) -> list[int]:
-    """`count` TCP ports of 127.0.0.1 on which nobody listens now.
-
-    They lie below the range that Linux gives to outgoing connections by default, so that none takes one
-    before the job does. Another program that listens may still be faster; its bind, or ours, then fails with
-    a message. Raises InvalidSettings when there are not so many.
-    """
-    found: list[int] = []
-    candidates = range(10_000, 32_768)
-    for port in random.sample(candidates, len(candidates)):
-        if len(found) == count:
-            return found
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-    raise InvalidSettings(f"there are not {count} free ports on this machine", "use fewer parties or servers")
-
-
-def _validated(data: Mapping[str, Any]) -> Inventory:
+def validated(data: Mapping[str, Any]) -> Inventory:
+    """The inventory that `data` describes. Raises InvalidSettings for the first thing that is wrong in it."""
     try:
         return Inventory.model_validate(data)
     except ValidationError as error:
@@ -194,17 +174,21 @@ def _validated(data: Mapping[str, Any]) -> Inventory:
         raise InvalidSettings(message, "correct this entry") from None
 
 
-def _party_name(index: int) -> str:
-    """A, B, ..., Z, AA, AB, ..."""
-    name = ""
-    index += 1
-    while index:
-        index, letter = divmod(index - 1, 26)
-        name = chr(ord("A") + letter) + name
-    return name
+def is_ip(address: str) -> bool:
+    """Whether it is an IP address and not a name."""
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
 
 
-def _refuse_twice(names: Sequence[str], what: str) -> None:
-    for name in names:
-        if names.count(name) > 1:
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can be reached by it; a name other than localhost counts as no."""
+    return ipaddress.ip_address(address).is_loopback if is_ip(address) else address == "localhost"
+
+
+def _refuse_twice(names: Iterable[str], what: str) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
             raise ValueError(f"{what} {name} is there twice")

@@ -1,6 +1,7 @@
 """A job's directory: the same layout, at the same path, on the control machine and on each host.
 
-    plan.json                 what is to run, without secrets (control machine)
+    plan.json, inventory.json what is to run, without secrets, and on which machines (control machine)
+    state.json                how it goes, as far as the control machine knows (job_state.py)
     hosts/HOST/agent.json     one host's part of it
     hosts/HOST/agent-state.json, agent.log      what its agent has started and said
     events/, logs/            one file for each process
@@ -14,13 +15,16 @@ import os
 import secrets
 import tempfile
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from geomx_cli import plugins
 from geomx_cli.agent.assignment import Assignment, Task
 from geomx_cli.errors import CheckFailed, DoneInPart, InvalidSettings
-from geomx_cli.hosts import Host
+from geomx_cli.hosts import File, Host
+from geomx_cli.inventory import Inventory
 from geomx_cli.plan import JobSpec, Plan
 from geomx_cli.ps import security
 
@@ -67,38 +71,41 @@ class Job:
         job_dir, socket_dir, key_dir = str(self.directory), str(self.sockets), str(self.keys)
         return replace(spec, job=self.id, job_dir=job_dir, socket_dir=socket_dir, key_dir=key_dir)
 
-    def assignments(self, plan: Plan, working_dirs: dict[str, str]) -> dict[str, Assignment]:
-        """Each host's part of the plan. `working_dirs`: where the processes of a host start."""
+    def assignments(self, plan: Plan, working_dirs: Mapping[str, str], lease: float) -> dict[str, Assignment]:
+        """Each host's part of the plan. `working_dirs`: where the processes of a host start; `lease`: seconds that
+        it goes on without the control machine, 0 for ever.
+        """
         clear = ("PORT", *(option.env for option in plugins.table()))
         return {
             host: Assignment(
                 job=self.id,
                 host=host,
-                job_dir=str(self.directory),
+                job_dir=plan.job_dirs[host],
                 sockets=str(self.sockets),
                 socket=str(self.sockets / f"agent-{index}.sock"),
                 working_dir=working_dirs[host],
+                lease=lease,
                 clear=clear,
                 tasks=tuple(Task(process.name, process.argv, process.env) for process in plan.on_host(host)),
             )
             for index, host in enumerate(plan.hosts)
         }
 
-    def key_files(self, plan: Plan) -> dict[str, dict[str, bytes]]:
-        """For each host: path -> content of its processes' key files. New keys at each call."""
+    def key_files(self, plan: Plan) -> dict[str, dict[str, File]]:
+        """For each host: path -> key file, of its processes. New keys at each call."""
         listens = {process.name: bool(process.endpoints) for process in plan.processes}
         rings = security.generate(self.id, listens)
         return {
             host: {
-                process.env["GEOMX_KEY_FILE"]: rings[process.name]
+                process.env["GEOMX_KEY_FILE"]: File(rings[process.name])
                 for process in plan.on_host(host)
                 if "GEOMX_KEY_FILE" in process.env
             }
             for host in plan.hosts
         }
 
-    def write_plan(self, plan: Plan) -> None:
-        """Write plan.json on the control machine; the first thing that a job writes.
+    def write_plan(self, plan: Plan, inventory: Inventory) -> None:
+        """Write plan.json and inventory.json on the control machine; the first thing that a job writes.
 
         Raises InvalidSettings where the directory has another job already, CheckFailed where it cannot be
         written.
@@ -107,22 +114,32 @@ class Job:
             self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
             with (self.directory / "plan.json").open("x") as file:
                 json.dump(plan.to_json(), file, indent=1)
+            (self.directory / "inventory.json").write_text(inventory.model_dump_json(indent=1))
         except FileExistsError:
             hint = "choose another --job-dir, or remove this one"
             raise InvalidSettings(f"{self.directory} has a job already", hint) from None
         except OSError as error:
             hint = "choose another --job-dir, or make room there"
             raise CheckFailed(f"cannot write to {self.directory}: {error.strerror}", hint) from None
+        self._remember()
 
-    def reap(self, host: Host) -> None:
-        """End what an agent that was killed or hangs has left on `host`, and remove its key files and
-        sockets.
+    def _remember(self) -> None:
+        """Let a job whose directory lies elsewhere be found among all jobs. Without that it runs as well."""
+        entry = jobs_folder() / self.id
+        if entry != self.directory:
+            with suppress(OSError):
+                entry.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+                entry.symlink_to(self.directory)
+
+    @staticmethod
+    def reap(host: Host, directory: str) -> None:
+        """End what an agent that was killed or hangs has left on `host`, and remove its key files and sockets.
+        `directory`: the host's own in the job.
 
         Raises DoneInPart when something cannot be ended, HostUnreachable or TimedOut when the host does not
         answer.
         """
-        directory = str(self.host_directory(host.name))
-        done = host.run([host.python, "-m", "geomx_cli.agent", "--reap", directory], limit=_REAP_LIMIT)
+        done = host.run([host.python, "-m", "geomx_cli.agent", "reap", directory], limit=_REAP_LIMIT)
         if done.status != 0:
             what = (done.errors or done.output).decode(errors="replace").strip()
             raise DoneInPart(f"processes are left on {host.name}: {what}", "end them by hand")

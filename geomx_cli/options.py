@@ -23,7 +23,7 @@ Group = Literal["cluster", "synchronisation", "transport", "training"]
 @dataclass(frozen=True)
 class Option:
     """One option. `env` is the variable that carries it to a process; `minimum` and `maximum` bound a number other
-    than the default, which may stand for "choose for me"."""
+    than the default, which may stand for "choose for me", and it is less than `below`."""
 
     name: str
     kind: Kind
@@ -34,11 +34,33 @@ class Option:
     choices: tuple[str, ...] = ()
     minimum: float = -math.inf
     maximum: float = math.inf
+    below: float = math.inf
 
     @property
     def flag(self) -> str:
         """As on the command line: `--batch-size`."""
         return "--" + self.name.replace("_", "-")
+
+    def allows(self, number: float) -> bool:
+        """Whether a number is the default or within the bounds."""
+        return number == self.default or (self.minimum <= number <= self.maximum and number < self.below)
+
+    @property
+    def span(self) -> str:
+        """The bounds of a number in words: "from 1 to 1024", "from 0", "from 0 and below 1"; "" where it has none."""
+        words = (("from ", self.minimum), ("to ", self.maximum), ("and below ", self.below))
+        return " ".join(word + self._plain(bound) for word, bound in words if abs(bound) != math.inf)
+
+    @property
+    def stands_apart(self) -> str:
+        """The default, where it is a number that the bounds would not allow; else ""."""
+        value = self.default
+        if isinstance(value, str) or (self.minimum <= value <= self.maximum and value < self.below):
+            return ""
+        return self._plain(value)
+
+    def _plain(self, number: float) -> str:
+        return f"{number:.10g}" + ("s" if self.kind == "duration" and number else "")
 
 
 def _option(group: Group) -> Callable[..., Option]:
@@ -80,7 +102,7 @@ OPTIONS: tuple[Option, ...] = (
     _net(
         "slice_elements", "int", 0, "MXNET_KVSTORE_BIGARRAY_BOUND",
         "Elements in a slice, the unit of sending; a larger tensor is cut. 0 chooses by how far the servers stand.",
-        minimum=16, maximum=8_388_608,
+        minimum=1024, maximum=8_388_608,
     ),
     _net(
         "window", "size", 0, "GEOMX_WINDOW",
@@ -89,7 +111,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "wan", "wan", "", "GEOMX_WAN",
-        "Shape the links between parties on one machine: rate of a party's link and round trip, as 100mbit,30ms.",
+        "Shape the links between parties on one machine: rate of a party's link, round trip, or both, as 100mbit,30ms.",
     ),
     _net("heartbeat", "duration", 1.0, "GEOMX_HEARTBEAT", "Time between heartbeats.", minimum=0.05, maximum=60),
     _net(
@@ -120,7 +142,7 @@ OPTIONS: tuple[Option, ...] = (
         choices=("server", "worker"),
     ),
     _train("lr", "float", 0.05, "GEOMX_LR", "Learning rate.", minimum=0, maximum=1e6),
-    _train("momentum", "float", 0.9, "GEOMX_MOMENTUM", "Momentum of sgd and nag.", minimum=0, maximum=1),
+    _train("momentum", "float", 0.9, "GEOMX_MOMENTUM", "Momentum of sgd and nag.", minimum=0, below=1),
     _train("seed", "int", 1, "GEOMX_SEED", "Seed of initial weights and of the order of samples.", minimum=0),
     _train(
         "eval_every", "int", 100, "GEOMX_EVAL_EVERY", "Rounds between two evaluations; 0: only at the end.", minimum=0
@@ -137,16 +159,15 @@ def defaults(table: Iterable[Option] = OPTIONS) -> dict[str, Value]:
     return {option.name: option.default for option in table}
 
 
-_EXAMPLE_WAN = "write a rate and a round trip, each with its unit, as 100mbit,30ms"
-
-
 def decode(option: Option, text: str) -> Value:
     """The value that `text` stands for. Raises InvalidSettings with what to write instead."""
     try:
         value = _PARSERS[option.kind](text.strip())
-    except (ValueError, InvalidSettings) as error:
-        hint = error.hint if isinstance(error, InvalidSettings) else f"write {_EXAMPLES[option.kind]}"
-        raise InvalidSettings(f"{option.flag} ({option.env}): {text!r} is no {option.kind}", hint) from None
+    except InvalidSettings as error:
+        raise InvalidSettings(f"{option.flag} ({option.env}): {error.message}", error.hint) from None
+    except ValueError:
+        what, hint = _WORDS[option.kind], f"write {_EXAMPLES[option.kind]}"
+        raise InvalidSettings(f"{option.flag} ({option.env}): {text!r} is not {what}", hint) from None
     return check(option, value)
 
 
@@ -156,10 +177,10 @@ def check(option: Option, value: Value) -> Value:
         raise InvalidSettings(
             f"{option.flag} ({option.env}): there is no {value!r}", f"choose one of {', '.join(option.choices)}"
         )
-    if not isinstance(value, str) and value != option.default and not option.minimum <= value <= option.maximum:
+    if not isinstance(value, str) and not option.allows(value):
+        apart = f"{option.stands_apart}, or " if option.stands_apart else ""
         raise InvalidSettings(
-            f"{option.flag} ({option.env}): {value} is out of range",
-            f"it lies between {option.minimum:g} and {option.maximum:g}",
+            f"{option.flag} ({option.env}): {value} is out of range", f"write {apart}a number {option.span}".rstrip()
         )
     return value
 
@@ -171,24 +192,6 @@ def encode(option: Option, value: Value) -> str:
     return str(value)
 
 
-def parse_wan(text: str) -> tuple[float, float]:
-    """(bits per second, seconds of round trip) from "100mbit,30ms"; either part may be left out; "" is (0, 0).
-
-    Raises InvalidSettings for a part without a unit, a rate of zero, and two of one kind.
-    """
-    rate = delay = None
-    for part in (part.strip() for part in text.split(",") if text):
-        if part.lower().endswith("bit") and rate is None:
-            rate = units.parse_rate(part)
-        elif part[-1:].isalpha() and delay is None:
-            delay = units.parse_duration(part)
-        else:
-            raise InvalidSettings(f"{part!r} is neither a rate nor a round trip", _EXAMPLE_WAN)
-    if rate == 0:
-        raise InvalidSettings("a link of 0 bit/s carries nothing", _EXAMPLE_WAN)
-    return rate or 0.0, delay or 0.0
-
-
 def _parse_bool(text: str) -> bool:
     known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
     if text.lower() not in known:
@@ -197,7 +200,7 @@ def _parse_bool(text: str) -> bool:
 
 
 def _parse_wan_text(text: str) -> str:
-    parse_wan(text)
+    units.parse_wan(text)
     return text
 
 
@@ -210,12 +213,5 @@ _PARSERS: Mapping[Kind, Callable[[str], Value]] = {
     "size": units.parse_size,
     "wan": _parse_wan_text,
 }
-_EXAMPLES: Mapping[Kind, str] = {
-    "bool": "1 or 0",
-    "int": "a whole number",
-    "float": "a number",
-    "text": "text",
-    "duration": "a duration such as 30ms",
-    "size": "a size such as 1MiB",
-    "wan": "a rate and a round trip, as 100mbit,30ms",
-}
+_WORDS: Mapping[Kind, str] = {"bool": "yes or no", "int": "a whole number", "float": "a number"}
+_EXAMPLES: Mapping[Kind, str] = {"bool": "1 or 0", "int": "digits, as in 4", "float": "digits, as in 0.05"}

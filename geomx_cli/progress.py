@@ -16,7 +16,7 @@ _PHASES = ("starting", "waiting", "training", "evaluating", "finished")
 @dataclass
 class Row:
     """The newest that is known of one process. Bytes are (sent, received); `status` and `ended` (when) are set once it
-    has ended.
+    has ended; `asked`: because somebody asked for it.
     """
 
     process: Process
@@ -31,6 +31,7 @@ class Row:
     left_s: float | None = None
     status: int | None = None
     ended: float = 0.0
+    asked: bool = False
     samples: int = 0
     training_s: float = 0.0
 
@@ -85,8 +86,13 @@ class Progress:
 
     @property
     def phase(self) -> str:
-        """The state of the training worker that is least far; "stopping" once a process has failed."""
-        if any(row.status for row in self.rows.values()):
+        """The state of the training worker that is least far; "stopping" once a process has failed, and
+        "stopped" when all have ended then.
+        """
+        rows = self.rows.values()
+        if any(row.status for row in rows) and all(row.status is not None for row in rows):
+            return "stopped"
+        if any(row.status and not row.asked for row in rows):
             return "stopping"
         known = [_PHASES.index(row.state) for row in self.training_rows if row.state in _PHASES]
         return _PHASES[min(known, default=0)]
@@ -123,11 +129,28 @@ class Progress:
         except (TypeError, ValueError, KeyError):
             return
 
-    def end(self, process: str, status: int) -> None:
-        """A process has ended."""
+    def end(self, process: str, status: int, *, asked: bool = False, age: float = 0.0) -> None:
+        """A process has ended, `age` seconds ago."""
         row = self.rows[process]
-        row.status, row.ended = status, time.monotonic()
-        row.state = "finished" if status == 0 else "ended"
+        row.status, row.ended, row.asked = status, time.monotonic() - age, asked
+        row.state = "finished" if status == 0 else "stopped" if asked else "ended"
+
+    def restore(self, status: Mapping[str, Any], late: float = 0.0) -> None:
+        """Take in what an agent's status.json (agent/status.py) says, which was written `late` seconds ago. What
+        makes no sense in it is passed over.
+        """
+        for name, known in status["processes"].items():
+            if name not in self.rows:
+                continue
+            for event in sorted(known["newest"].values(), key=lambda event: float(event["time"])):
+                age = late + status["time"] - event["time"]
+                # An evaluation that was shown before is not to be shown again.
+                self.add(name, {**event, "event": "restored"} if event["event"] == "evaluation" else event, age)
+            if known["status"] is not None:
+                age = late + status["time"] - (known["ended"] or status["time"])
+                self.end(name, known["status"], asked=known["asked"], age=age)
+            elif known["state"] == "not started" and status["stage"] == "over":
+                self.rows[name].state = "not started"
 
     def absentee(self, patience: float) -> tuple[Row, Row] | None:
         """A worker that ended well, longer than `patience` seconds ago, and the scheduler that still waits for

@@ -4,12 +4,14 @@ A plane has the name of the party whose scheduler leads it, or is "global".
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from geomx_cli.inventory import Host, Inventory
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.inventory import Host, Inventory, Party
+from geomx_cli.placement import misplaced, stand
 from geomx_cli.ps.config import Role
 
-__all__ = ["GLOBAL", "Link", "Node", "arrange", "file_name", "links"]
+__all__ = ["GLOBAL", "Link", "Node", "Plane", "arrange", "file_name", "links", "planes"]
 
 GLOBAL = "global"
 
@@ -19,7 +21,7 @@ class Node:
     """One process. `local` and `upper` name its planes, "" where it has none; `index` is that of its party.
 
     `rank` counts the processes of one role in its party; global servers, and workers of a flat cluster, count
-    in all parties.
+    in all parties. `device` is what a worker trains on, "" for everybody else.
     """
 
     role: Role
@@ -31,6 +33,7 @@ class Node:
     index: int | None = None
     global_rank: int | None = None
     master: bool = False
+    device: str = ""
 
     @property
     def name(self) -> str:
@@ -42,23 +45,17 @@ class Node:
         """Whether others dial it."""
         return self.role != "worker"
 
-    def serves(self, plane: str) -> bool:
-        """Whether it is one of the plane's servers: a local server is a server below and a client above."""
-        if plane == GLOBAL:
-            return self.role == "global_server"
-        return plane == self.local and self.role in ("server", "global_server")
 
-    def leads(self, plane: str) -> bool:
-        """Whether it is the plane's scheduler."""
-        if plane == GLOBAL:
-            return self.role == "global_scheduler"
-        return plane == self.local and self.role == "scheduler"
+@dataclass
+class Plane:
+    """The members of one plane: its scheduler, its servers and their clients.
 
-    def uses(self, plane: str) -> bool:
-        """Whether it is a client of the plane's servers."""
-        if plane == GLOBAL:
-            return self.role == "server" and self.upper == GLOBAL
-        return plane == self.local and self.role == "worker"
+    A local server is a server of its party's plane and a client of the global one.
+    """
+
+    leader: Node
+    servers: list[Node] = field(default_factory=list)
+    clients: list[Node] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -89,36 +86,50 @@ def arrange(inventory: Inventory) -> tuple[Node, ...]:
     """Every process: the central party first, then the participating ones in order.
 
     In topology "spread" a central party that trains is a participating one, the last: it has a local server of its
-    own, and its first worker is the master.
+    own, and its first worker is the master. Raises InvalidSettings for a role that cannot stand where the inventory
+    has it.
     """
+    for problem in misplaced(inventory):
+        raise InvalidSettings(f"host {problem.host}: {problem.message}", problem.hint)
     return tuple(_flat(inventory) if inventory.topology == "flat" else _hierarchy(inventory))
+
+
+def planes(nodes: Sequence[Node]) -> dict[str, Plane]:
+    """Every plane by its name, in the order in which `nodes` mentions them."""
+    found = dict.fromkeys(plane for node in nodes for plane in (node.upper, node.local) if plane)
+    leaders = {node.upper or node.local: node for node in nodes if node.role.endswith("scheduler")}
+    made = {name: Plane(leaders[name]) for name in found}
+    for node in nodes:
+        if node.local and not node.role.endswith("scheduler"):
+            plane = made[node.local]
+            (plane.clients if node.role == "worker" else plane.servers).append(node)
+        if node.upper and node.role != "global_scheduler":
+            plane = made[node.upper]
+            (plane.servers if node.role == "global_server" else plane.clients).append(node)
+    return made
 
 
 def links(nodes: Sequence[Node]) -> tuple[Link, ...]:
     """Who dials whom: the members of each plane its scheduler, and its clients its servers."""
-    planes = dict.fromkeys(plane for node in nodes for plane in (node.upper, node.local) if plane)
     found: list[Link] = []
-    for plane in planes:
-        leader = next(node for node in nodes if node.leads(plane))
-        servers = [node for node in nodes if node.serves(plane)]
-        clients = [node for node in nodes if node.uses(plane)]
-        found += [Link(node, leader, plane) for node in (*servers, *clients)]
-        found += [Link(client, server, plane) for client in clients for server in servers]
+    for name, plane in planes(nodes).items():
+        found += [Link(node, plane.leader, name) for node in (*plane.servers, *plane.clients)]
+        found += [Link(client, server, name) for client in plane.clients for server in plane.servers]
     return tuple(found)
 
 
 def _flat(inventory: Inventory) -> Iterator[Node]:
     central = inventory.central.name
-    hosts = inventory.hosts_of(central)
-    yield Node("scheduler", central, 0, hosts[0], local=central)
-    for rank in range(inventory.global_servers):
-        yield Node("server", central, rank, hosts[rank % len(hosts)], local=central)
+    yield from _scheduler(inventory, central)
+    for rank, host in enumerate(stand(inventory, central, "server", inventory.global_servers)):
+        yield Node("server", central, rank, host, local=central)
     global_rank = 0
     for index, party in enumerate(inventory.parties):
-        for host in _placed(inventory.hosts_of(party.name), party.workers):
+        for host, device in _placed(inventory, party):
             yield Node(
-                "worker", party.name, global_rank, host, local=central, index=index, global_rank=global_rank
-            )
+                "worker", party.name, global_rank, host, local=central, index=index, global_rank=global_rank,
+                device=device,
+            )  # fmt: skip
             global_rank += 1
 
 
@@ -128,53 +139,57 @@ def _hierarchy(inventory: Inventory) -> Iterator[Node]:
     yield from _leader(inventory) if everywhere else _central(inventory)
     global_rank = 0
     for index, party in enumerate((*inventory.parties, central) if everywhere else inventory.parties):
-        name, hosts = party.name, inventory.hosts_of(party.name)
+        name = party.name
         if inventory.topology == "spread":
             first = index * inventory.global_servers
-            yield from _roots(inventory, name, range(first, first + inventory.global_servers), alone=everywhere)
-        yield Node("scheduler", name, 0, hosts[0], local=name, index=index)
-        for rank in range(inventory.local_servers):
-            yield Node("server", name, rank, hosts[rank % len(hosts)], local=name, upper=GLOBAL, index=index)
-        for rank, host in enumerate(_placed(hosts, party.workers)):
+            yield from _roots(inventory, name, first, alone=everywhere)
+        yield from _scheduler(inventory, name, index)
+        for rank, host in enumerate(stand(inventory, name, "server", inventory.local_servers)):
+            yield Node("server", name, rank, host, local=name, upper=GLOBAL, index=index)
+        for rank, (host, device) in enumerate(_placed(inventory, party)):
             yield Node(
                 "worker", name, rank, host, local=name, index=index, global_rank=global_rank + rank,
-                master=party is central and rank == 0,
+                master=party is central and rank == 0, device=device,
             )  # fmt: skip
         global_rank += party.workers
 
 
 def _leader(inventory: Inventory) -> Iterator[Node]:
     central = inventory.central.name
-    yield Node("global_scheduler", central, 0, inventory.hosts_of(central)[0], upper=GLOBAL)
+    (host,) = stand(inventory, central, "global_scheduler")
+    yield Node("global_scheduler", central, 0, host, upper=GLOBAL)
+
+
+def _scheduler(inventory: Inventory, party: str, index: int | None = None) -> Iterator[Node]:
+    (host,) = stand(inventory, party, "scheduler")
+    yield Node("scheduler", party, 0, host, local=party, index=index)
 
 
 def _central(inventory: Inventory) -> Iterator[Node]:
     central = inventory.central
-    hosts = inventory.hosts_of(central.name)
     yield from _leader(inventory)
     if inventory.topology == "central":
-        yield from _roots(inventory, central.name, range(inventory.global_servers))
-    yield Node("scheduler", central.name, 0, hosts[0], local=central.name)
+        yield from _roots(inventory, central.name)
+    yield from _scheduler(inventory, central.name)
     before = sum(party.workers for party in inventory.parties)
-    for rank, host in enumerate(_placed(hosts, max(1, central.workers))):
+    idle = [(inventory.hosts_of(central.name)[0], "")]
+    for rank, (host, device) in enumerate(_placed(inventory, central) or idle):
         global_rank = before + rank if central.workers else None
         yield Node(
-            "worker", central.name, rank, host, local=central.name, global_rank=global_rank, master=rank == 0
-        )
+            "worker", central.name, rank, host, local=central.name, global_rank=global_rank, master=rank == 0,
+            device=device,
+        )  # fmt: skip
 
 
-def _roots(inventory: Inventory, party: str, ranks: range, *, alone: bool = False) -> Iterator[Node]:
-    """Roots of one party; `alone`: nobody of the central party's plane stands below them."""
-    hosts = inventory.hosts_of(party)
+def _roots(inventory: Inventory, party: str, first: int = 0, *, alone: bool = False) -> Iterator[Node]:
+    """Roots of one party, from rank `first` on; `alone`: nobody of the central party's plane stands below."""
     below = "" if alone else inventory.central.name
-    for place, rank in enumerate(ranks):
-        host = hosts[place % len(hosts)]
+    hosts = stand(inventory, party, "global_server", inventory.global_servers)
+    for rank, host in enumerate(hosts, first):
         yield Node("global_server", party, rank, host, local=below, upper=GLOBAL)
 
 
-def _placed(hosts: Sequence[Host], workers: int) -> list[Host]:
-    """The host of each worker: in blocks, in proportion to the devices of the hosts."""
-    slots = [host for host in hosts for _ in host.devices]
-    if workers <= len(slots):
-        return slots[:workers]
-    return [slots[rank * len(slots) // workers] for rank in range(workers)]
+def _placed(inventory: Inventory, party: Party) -> list[tuple[Host, str]]:
+    """Host and device of each worker that trains, host by host."""
+    devices = [(host, device) for host in inventory.hosts_of(party.name) for device in host.devices]
+    return devices[: party.workers]

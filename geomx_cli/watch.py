@@ -3,9 +3,10 @@ it.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty
+from typing import Any
 
 from geomx_cli.errors import GeomxError
 from geomx_cli.failure import Failure, first_cause
@@ -21,16 +22,22 @@ _AGENT_SILENCE = 6.0
 _GRACE = 2.0  # for processes to end by themselves after one has failed
 _LINGER = 10.0  # for servers and schedulers to end after the last worker
 _ABSENT = 3.0  # after the end of a worker, for its scheduler to say that it need not wait for it
+_PASS_ON = 2.0  # until hosts that `geomx stop` has not reached are told by us
 _STOP_LIMIT = 8.0  # for an agent to end its processes once it was told to
 
 
 @dataclass
 class Outcome:
     """How it went. `failure` came first; `lingering` names processes that did not end after the training had.
+
+    `stopped_by`: who, other than the person at this terminal, asked for the end ("geomx stop"). `left`: why we let
+    go of a job that goes on.
     """
 
     failure: Failure | None = None
     interrupted: bool = False
+    stopped_by: str = ""
+    left: str = ""
     lingering: Sequence[str] = ()
     problems: list[str] = field(default_factory=list)
 
@@ -41,32 +48,52 @@ class Watch:
     The first failure ends the job: all agents stop their processes after a grace in which these end by
     themselves. A lost agent (its stream ended, or it does not answer) is a failure too; its processes are
     ended in its place. Put an "interrupt" into the fleet's inbox to stop the job, and a second one to kill
-    it.
+    it; with `detaches` it lets go of the job instead, as another geomx does that takes it over.
     """
 
-    def __init__(self, plan: Plan, fleet: Fleet, progress: Progress, view: View) -> None:
+    def __init__(
+        self, plan: Plan, fleet: Fleet, progress: Progress, view: View, *, detaches: bool = False
+    ) -> None:
+        self._detaches = detaches
         self._plan = plan
         self._fleet = fleet
         self._progress = progress
         self._view = view
         self._hosts = {process.name: process.host for process in plan.processes}
         self._running = set(plan.hosts)
+        self._started: set[str] = set()
         self._failures: list[Failure] = []
         self._stopping_since: float | None = None
+        self._stop_limit = _STOP_LIMIT
+        self._pass_on: Message = {}  # a stop that somebody else began
         self._trained_since: float | None = None
         self._last_turn = time.monotonic()
         self._outcome = Outcome()
 
+    def run_until_started(self) -> Outcome | None:
+        """Returns None when every process has been started; how it went when the job ended before."""
+        while self._running and (self._stopping_since is not None or len(self._started) < len(self._hosts)):
+            self._turn()
+        return self.run() if self._stopping_since is not None or not self._running else None
+
     def run(self) -> Outcome:
         """Returns when every host's part is over or was given up."""
         while self._running:
-            for host, message in self._messages():
-                self._take(host, message)
-            self._check(time.monotonic())
-            self._view.show(self._progress)
-        done = [name for name, row in self._progress.rows.items() if row.status == 0]
-        self._outcome.failure = first_cause(self._failures, self._hosts, done)
+            self._turn()
+        rows = self._progress.rows
+        done = [name for name, row in rows.items() if row.status == 0]
+        failure = first_cause(self._failures, self._hosts, done)
+        if failure is not None and failure.process and rows[failure.process].asked:
+            party = rows[failure.process].process.party
+            self._outcome.interrupted, self._outcome.stopped_by = True, f"geomx stop --party {party}"
+        self._outcome.failure = failure
         return self._outcome
+
+    def _turn(self) -> None:
+        for host, message in self._messages():
+            self._take(host, message)
+        self._check(time.monotonic())
+        self._view.show(self._progress)
 
     def _messages(self) -> list[tuple[str, Message]]:
         """Those that have come, after a short wait for the first."""
@@ -86,15 +113,32 @@ class Watch:
                 self._progress.add(message["process"], event, message["age"])
                 if event.get("event") == "warning":
                     self._view.note(f"{message['process']}: {event.get('message', '')}")
+            case "hello":
+                self._restore(message["status"], message.get("late", 0.0))
+            case "started":
+                self._started.add(message["process"])
             case "ended":
-                self._progress.end(message["process"], message["status"])
+                self._progress.end(message["process"], message["status"], asked=message["asked"])
             case "failure":
                 when = time.monotonic() - message["age"]
                 self._fail(Failure(**{**message["failure"], "when": when}))
+            case "stopping":
+                self._be_stopped(message["who"], message["patience"])
             case "done":
+                if message["asked"]:
+                    self._be_stopped(message["asked"], 0)
                 self._end(host, message["why"], message["left"])
             case "gone" if host in self._running:
-                self._lose(host, "died: its connection ended")
+                self._lose(host, message["how"])
+            case "broken":
+                why = f": {message['why']}" if message["why"] else ""
+                self._view.note(f"the connection to host {host} broke{why}; trying again")
+            case "mended":
+                self._view.note(f"host {host} is connected again")
+            case "replaced":
+                self._let_go("another geomx follows the job now")
+            case "interrupt" if self._detaches:
+                self._let_go(f"detached; job {self._plan.job} goes on: geomx attach follows it, geomx stop ends it")
             case "interrupt":
                 self._interrupt()
 
@@ -105,14 +149,39 @@ class Watch:
         for host in sorted(self._running):
             if self._fleet.silence(host) > _AGENT_SILENCE and not slept:
                 self._lose(host, f"hangs: it has not answered for {_AGENT_SILENCE:g} s")
-            elif self._stopping_since is not None and now - self._stopping_since > _STOP_LIMIT:
-                self._lose(host, f"did not stop within {_STOP_LIMIT:g} s")
+            elif self._stopping_since is not None and now - self._stopping_since > self._stop_limit:
+                self._lose(host, f"did not stop within {self._stop_limit:g} s")
+        if self._pass_on and self._stopping_since is not None and now - self._stopping_since > _PASS_ON:
+            self._fleet.broadcast(self._pass_on)
+            self._pass_on = {}
         if self._stopping_since is None and (found := self._progress.absentee(_ABSENT)) is not None:
             self._fail_absent(*(row.process for row in found))
-        if self._stopping_since is None and all(row.status == 0 for row in self._progress.training_rows):
+        rows = self._progress.training_rows
+        if self._stopping_since is None and all(row.status == 0 or row.asked for row in rows):
             self._trained_since = self._trained_since or now
             if now - self._trained_since > _LINGER:
                 self._stop_lingering()
+
+    def _restore(self, status: Mapping[str, Any], late: float) -> None:
+        """An agent that is connected, perhaps again, says all that it knows, or knew `late` seconds ago."""
+        self._progress.restore(status, late)
+        for fields in status["failures"]:
+            when = time.monotonic() - late - (status["time"] - fields["when"])
+            self._fail(Failure(**{**fields, "when": when}))
+
+    def _be_stopped(self, who: str, patience: float) -> None:
+        """Somebody else asked an agent to end the job. Other hosts may have noticed it before we are told."""
+        if self._outcome.interrupted or not all(failure.peer for failure in self._failures):
+            return
+        self._outcome.interrupted, self._outcome.stopped_by = True, who
+        self._view.note(f"{who} ends the job")
+        self._stop_limit = patience + _STOP_LIMIT
+        self._stopping_since = time.monotonic()
+        self._pass_on = {"type": "stop", "grace": 0, "patience": patience, "who": who}
+
+    def _let_go(self, why: str) -> None:
+        self._outcome.left = why
+        self._running.clear()
 
     def _fail(self, failure: Failure) -> None:
         if not self._failures:
@@ -146,10 +215,10 @@ class Watch:
         except (GeomxError, OSError) as error:
             self._outcome.problems.append(str(error))
 
-    def _stop(self, grace: float) -> None:
+    def _stop(self, grace: float, who: str = "") -> None:
         if self._stopping_since is None:
             self._stopping_since = time.monotonic()
-        self._fleet.broadcast({"type": "stop", "grace": grace})
+        self._fleet.broadcast({"type": "stop", "grace": grace, "who": who})
 
     def _stop_lingering(self) -> None:
         rows = self._progress.rows
@@ -162,6 +231,6 @@ class Watch:
         if not self._outcome.interrupted:
             self._outcome.interrupted = True
             self._view.note("stopping (press Ctrl-C again to kill at once)")
-            self._stop(0)
+            self._stop(0, "Ctrl-C")
         else:
             self._fleet.broadcast({"type": "kill"})

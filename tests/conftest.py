@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sshd import Person, Sshd
 
 ROOT = Path(__file__).parent.parent
 RUNTIME = [sys.executable, "-m", "geomx_cli.runtime"]
@@ -28,10 +30,15 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass
 class Cluster:
-    """Processes by name; each writes its output to a file. `wait` returns exit statuses, or fails after the limit."""
+    """Processes by name; each writes its output to a file. `wait` returns exit statuses, or fails after the limit.
+
+    environment: variables of all processes; each: of single ones, by name. uri: where all schedulers are.
+    """
 
     directory: Path
     environment: dict[str, str] = field(default_factory=dict)
+    each: dict[str, dict[str, str]] = field(default_factory=dict)
+    uri: str = "127.0.0.1"
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
@@ -39,7 +46,7 @@ class Cluster:
         with (self.directory / f"{name}.out").open("wb") as out:
             self.processes[name] = subprocess.Popen(
                 list(argv),
-                env={**_clean_environment(), **self.environment, **env},
+                env={**_clean_environment(), **self.environment, **env, **self.each.get(name, {})},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -88,17 +95,19 @@ class Cluster:
         env: Mapping[str, str] = {},
         worker_env: Mapping[str, Mapping[str, str]] = {},
         root_env: Mapping[str, str] = {},
+        ports: Sequence[int] = (),
     ) -> None:
         """Two planes: the central party with `roots` and the master worker, and `parties` of so many workers.
 
         Processes are called gs, root0, cs, master, central1..., and for each party A, B, ...: As, Asrv0, Aw0, Aw1, ...
+        `ports` are where the schedulers are dialled: gs, cs, As, Bs, ...
         """
-        ports = free_ports(2 + len(parties))
+        ports = ports or free_ports(2 + len(parties))
         upper = {
-            **_plane("GLOBAL_", ports[0], roots, len(parties) * local_servers),
+            **self._plane("GLOBAL_", ports[0], roots, len(parties) * local_servers),
             **env,
         }
-        central = {**_plane("", ports[1], roots, max(1, central_workers)), **env}
+        central = {**self._plane("", ports[1], roots, max(1, central_workers)), **env}
         if central_workers:
             central["DMLC_ENABLE_CENTRAL_WORKER"] = "1"
         self.start("gs", RUNTIME, {**upper, "DMLC_ROLE_GLOBAL": "global_scheduler"})
@@ -113,7 +122,7 @@ class Cluster:
             name = f"central{rank}"
             self.start(name, worker, {**central, "DMLC_ROLE": "worker", **worker_env.get(name, {})})
         for letter, count, port in zip("ABCDEFGH", parties, ports[2:], strict=False):
-            local = {**_plane("", port, local_servers, count), **env}
+            local = {**self._plane("", port, local_servers, count), **env}
             self.start(f"{letter}s", RUNTIME, {**local, "DMLC_ROLE": "scheduler"})
             for rank in range(local_servers):
                 self.start(f"{letter}srv{rank}", RUNTIME, {**upper, **local, "DMLC_ROLE": "server"})
@@ -131,21 +140,20 @@ class Cluster:
         worker_env: Mapping[str, Mapping[str, str]] = {},
     ) -> None:
         """One plane, as MXNet's own dist_sync: s, srv0..., w0, w1, ..."""
-        plane = {**_plane("", free_ports(1)[0], servers, workers), **env}
+        plane = {**self._plane("", free_ports(1)[0], servers, workers), **env}
         self.start("s", RUNTIME, {**plane, "DMLC_ROLE": "scheduler"})
         for rank in range(servers):
             self.start(f"srv{rank}", RUNTIME, {**plane, "DMLC_ROLE": "server"})
         for rank in range(workers):
             self.start(f"w{rank}", worker, {**plane, "DMLC_ROLE": "worker", **worker_env.get(f"w{rank}", {})})
 
-
-def _plane(infix: str, port: int, servers: int, workers: int) -> dict[str, str]:
-    return {
-        f"DMLC_PS_{infix}ROOT_URI": "127.0.0.1",
-        f"DMLC_PS_{infix}ROOT_PORT": str(port),
-        f"DMLC_NUM_{infix}SERVER": str(servers),
-        f"DMLC_NUM_{infix}WORKER": str(workers),
-    }
+    def _plane(self, infix: str, port: int, servers: int, workers: int) -> dict[str, str]:
+        return {
+            f"DMLC_PS_{infix}ROOT_URI": self.uri,
+            f"DMLC_PS_{infix}ROOT_PORT": str(port),
+            f"DMLC_NUM_{infix}SERVER": str(servers),
+            f"DMLC_NUM_{infix}WORKER": str(workers),
+        }
 
 
 def _clean_environment() -> dict[str, str]:
@@ -160,3 +168,31 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path)
     yield made
     made.stop()
+
+
+@pytest.fixture
+def person(tmp_path: Path) -> Person:
+    """Somebody with a home, an SSH key and files for ssh_config and known_hosts."""
+    return Person(tmp_path / "home")
+
+
+@pytest.fixture
+def machines(tmp_path: Path, person: Person) -> Iterator[Callable[..., Sshd]]:
+    """Starts an sshd that stands for a machine, by its name; `machines()` is the one called "alpha"."""
+    started: list[Sshd] = []
+
+    def start(name: str = "alpha", **changes: Any) -> Sshd:
+        started.append(Sshd(tmp_path / "machines" / name, name, person, **changes))
+        return started[-1].start()
+
+    yield start
+    for machine in started:
+        machine.stop()
+
+
+@pytest.fixture
+def sites(machines: Callable[..., Sshd], person: Person) -> list[Sshd]:
+    """Three machines whose host keys are known and whose names are in the person's ssh_config."""
+    made = [machines(name) for name in ("alpha", "beta", "gamma")]
+    person.knows(*made)
+    return made

@@ -8,7 +8,8 @@ python stand_in.py -m MODULE ...             any other module of geomx, for real
 STORY is a JSON object: process name -> what it does. Workers otherwise train three rounds, the rest serves
 until all workers are done. "forever" in place of that runs until it is ended; "raise" raises; "deaf" ignores
 SIGTERM and runs forever; "family" has a child in a session of its own and runs forever; "blame X" fails,
-naming X.
+naming X; "misses X" does so later; "wait" goes on as usual once there is a file "go" in the job's
+directory, for which "misses X" waits as well, and "fails", which raises then.
 """
 
 import json
@@ -52,6 +53,15 @@ def play() -> None:
             forever()
         case ["forever"]:
             forever()
+        case ["wait"]:
+            wait()
+        case ["fails"]:
+            wait()
+            raise ValueError("the data set is not there")
+        case ["misses", peer]:
+            wait()
+            say("failed", message=f"{peer} is silent", peer=peer)
+            sys.exit(1)
     if os.environ.get("DMLC_ROLE") == "worker":
         train()
     else:
@@ -63,6 +73,13 @@ def forever() -> None:
     say("state", state="training")
     while True:
         signal.pause()
+
+
+def wait() -> None:
+    """Until there is a file "go"."""
+    say("state", state="training")
+    while not Path(os.environ["GEOMX_JOB_DIR"], "go").exists():
+        time.sleep(0.02)
 
 
 def train() -> None:
@@ -85,16 +102,18 @@ def serve() -> None:
 def start(directory: Path, story: str) -> int:
     """Launch; errors become text and an exit status as the command line does it."""
     from geomx_cli.errors import GeomxError
-    from geomx_cli.inventory import free_ports, ports_needed, this_machine
-    from geomx_cli.launch import launch
+    from geomx_cli.launch import Manner, launch
     from geomx_cli.options import defaults
     from geomx_cli.plan import JobSpec
+    from geomx_cli.ports import free_ports, ports_needed
+    from geomx_cli.this_machine import this_machine
 
     options = {**defaults(), "parties": 1, "workers": 2}
     env = {"STORY": story, "STAND_INS": "3"}
     inventory = this_machine(options, free_ports(ports_needed(options)), python=str(HERE), env=env)
     try:
-        return launch(inventory, JobSpec("", options=options, job_dir=str(directory)), json=True)
+        manner = Manner(told=lambda *_: None, json=True)
+        return launch(inventory, JobSpec("", options=options, job_dir=str(directory)), manner)
     except GeomxError as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         return error.exit_code

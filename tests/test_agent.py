@@ -1,25 +1,27 @@
 """The agent and the local host: what a process is started with, what is reported, and that nothing is left.
 """
 
+import hashlib
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.assignment import AgentState, Assignment, Task
+from geomx_cli.agent.assignment import AgentState, Assignment, Seal, Task
 from geomx_cli.agent.processes import Identity
 from geomx_cli.agent.reaper import reap
 from geomx_cli.errors import TimedOut
+from geomx_cli.hosts import everywhere
 from geomx_cli.hosts.local import LocalHost
 
 ROOT = Path(__file__).parent.parent
@@ -34,10 +36,11 @@ DAEMON = (
 
 
 class Agent:
-    """A real agent with tasks of ours, and the control machine's end of its socket."""
+    """A real agent with tasks of ours, and the command that started it and relays: we are the control machine."""
 
-    def __init__(self, directory: Path, **programs: str) -> None:
+    def __init__(self, directory: Path, lease: float = 6, **programs: str) -> None:
         self.directory = directory
+        self.lease = lease
         self.sockets = directory / "s"
         self.begin([self.task(name, program) for name, program in programs.items()])
 
@@ -48,44 +51,48 @@ class Agent:
         argv = (program,) if program.startswith("/") else (sys.executable, "-c", program)
         return Task(name, argv, {**MARK, "GEOMX_PROCESS": name, "GEOMX_KEY_FILE": key})
 
-    def begin(self, tasks: Sequence[Task]) -> None:
-        """Write agent.json, start the agent and connect."""
+    def begin(self, tasks: Sequence[Task], files: Mapping[str, Seal] = {}) -> None:
+        """Write agent.json and start the agent."""
         assignment = Assignment(
             job=MARK["GEOMX_JOB"], host="here", job_dir=str(self.directory), sockets=str(self.sockets),
             socket=str(self.sockets / "agent.sock"), working_dir=str(self.directory), clear=("PORT",),
-            tasks=tuple(tasks),
+            tasks=tuple(tasks), lease=self.lease, files=files,
         )  # fmt: skip
         (self.directory / "agent.json").write_bytes(assignment.encode())
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "DMLC_ROLE": "stale", "PORT": "99", "KEPT": "1"}
-        with (self.directory / "agent.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "geomx_cli.agent", str(self.directory)],
-                stdin=subprocess.DEVNULL, stderr=log, env=environment, start_new_session=True,
-            )  # fmt: skip
-        self.stream = self._connect(assignment.socket)
-        self.lines = self.stream.makefile("rb")
+        self.process = self.command("run")
+        self.send(type="hello")
 
-    def _connect(self, path: str) -> socket.socket:
-        end = time.monotonic() + 10
-        while True:
-            stream = socket.socket(socket.AF_UNIX)
-            try:
-                stream.connect(path)
-                return stream
-            except OSError:
-                stream.close()
-                assert self.process.poll() is None, (self.directory / "agent.log").read_text()
-                assert time.monotonic() < end
-                time.sleep(0.01)
+    def command(self, verb: str) -> subprocess.Popen[bytes]:
+        """Start one that relays."""
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "DMLC_ROLE": "stale", "PORT": "99", "KEPT": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "geomx_cli.agent", verb, str(self.directory)], bufsize=0, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+
+    def attach(self, seen: int = 0) -> None:
+        """Speak with it through another command from now on."""
+        _close(self.process)
+        self.process = self.command("attach")
+        self.send(type="hello", seen=seen)
+
+    @property
+    def pid(self) -> int:
+        """The agent's own."""
+        state = AgentState.read(self.directory)
+        assert state is not None
+        return state.agent.pid
 
     def send(self, **message: Any) -> None:
         """Tell the agent something."""
-        self.stream.sendall(json.dumps(message).encode() + b"\n")
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(message).encode() + b"\n")
 
     def until(self, kind: str) -> list[dict[str, Any]]:
         """What the agent says up to the first message of this kind."""
         said: list[dict[str, Any]] = []
-        for line in self.lines:
+        assert self.process.stdout is not None
+        while line := self.process.stdout.readline():
             said.append(json.loads(line))
             if said[-1]["type"] == kind:
                 return said
@@ -100,11 +107,17 @@ class Agent:
 
     def close(self) -> None:
         """End everything."""
-        self.lines.close()
-        self.stream.close()
-        self.process.kill()
-        self.process.wait()
+        _close(self.process)
+        processes.end(lambda: processes.commanded("run", str(self.directory)), 5)
         processes.end(lambda: processes.marked(MARK), 5)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        assert stream is not None
+        stream.close()
 
 
 @pytest.fixture
@@ -112,8 +125,8 @@ def agents(tmp_path: Path) -> Iterator[Any]:
     """Starts an agent; it is ended with the test."""
     made: list[Agent] = []
 
-    def start(**programs: str) -> Agent:
-        made.append(Agent(tmp_path, **programs))
+    def start(lease: float = 6, **programs: str) -> Agent:
+        made.append(Agent(tmp_path, lease, **programs))
         return made[-1]
 
     yield start
@@ -185,19 +198,95 @@ def test_what_a_finished_process_leaves_behind_is_ended(agents: Any) -> None:
 
 
 @pytest.mark.parametrize("farewell", [b"", b"this is no JSON\n", b"[1]\n"])
-def test_control_machine_that_leaves_or_talks_nonsense_ends_the_job(agents: Any, farewell: bytes) -> None:
-    agent = agents(one=SLEEP, two=DAEMON + ";" + SLEEP)
+def test_control_machine_that_leaves_or_talks_nonsense_ends_the_job(
+    agents: Any, farewell: bytes, tmp_path: Path
+) -> None:
+    agent = agents(lease=0.5, one=SLEEP, two=DAEMON + ";" + SLEEP)
     agent.send(type="start")
     agent.until("started")
     if farewell:
-        agent.stream.sendall(farewell)
+        agent.process.stdin.write(farewell)
     else:
-        agent.stream.shutdown(socket.SHUT_RDWR)
+        agent.process.stdin.close()
     agent.assert_clean()
+    assert "the control machine went away and did not come back for 0.5 s" in (tmp_path / "agent.log").read_text()
+
+
+# Writes an event each time that its input, a file, has grown.
+TELLS = (
+    "import json, os, time; os.mkdir('events'); file = open('events/one.jsonl', 'a', buffering=1)\n"
+    "for n in range(3):\n"
+    "    while not os.path.exists(f'go-{n}'): time.sleep(0.01)\n"
+    "    print(json.dumps({'time': time.time(), 'event': 'warning', 'message': str(n)}), file=file)"
+)
+
+
+def test_control_machine_that_comes_again_misses_nothing(agents: Any, tmp_path: Path) -> None:
+    agent = agents(one=TELLS)
+    agent.send(type="start")
+    agent.until("started")
+    (tmp_path / "go-0").touch()
+    first = agent.until("event")[-1]
+    agent.process.kill()
+    (tmp_path / "go-1").touch()
+    agent.attach(seen=first["n"])
+    said = agent.until("event")
+    assert [message["type"] for message in said] == ["hello", "event"]
+    assert (said[-1]["n"], said[-1]["event"]["message"]) == (first["n"] + 1, "1")
+    agent.attach()  # one that has seen nothing is told what nobody has acknowledged
+    numbers = [message["n"] for message in agent.until("event") if "n" in message]
+    assert numbers == [first["n"] + 1]
+    (tmp_path / "go-2").touch()
+    agent.process.kill()
+    pid = agent.pid
+    while processes.identify(pid) is not None:
+        time.sleep(0.02)
+    agent.attach()  # it is over, and has left what nobody has acknowledged
+    said = agent.until("done")
+    assert [message["type"] for message in said] == ["event", "event", "ended", "done"]
+    assert [message["n"] for message in said] == [first["n"] + 1 + number for number in range(4)]
+    agent.assert_clean()
+
+
+def test_newest_control_machine_wins(agents: Any) -> None:
+    agent = agents(one=SLEEP)
+    agent.until("hello")
+    older, agent.process = agent.process, agent.command("attach")
+    agent.send(type="hello")
+    agent.until("hello")
+    assert json.loads(older.communicate(timeout=20)[0])["type"] == "replaced"
+    agent.send(type="stop")
+    agent.until("done")
+    agent.assert_clean()
+
+
+def test_attaching_to_no_agent_says_so(agents: Any) -> None:
+    agent = agents(one=SLEEP)
+    agent.until("hello")
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.process.wait(10)
+    agent.attach()
+    agent.until("absent")
+    assert agent.process.wait(10) == 1
+    assert b"no agent runs for" in agent.process.stderr.read()
+
+
+def test_file_that_is_not_what_was_put_is_refused(agents: Any, tmp_path: Path) -> None:
+    key = tmp_path / "keys" / "one.key"
+    digest = hashlib.sha256(b"secret").hexdigest()
+    for mode, content, words in ((0o600, "other", "is not what was put there"), (0o644, "", "has mode 600, not 644")):
+        agent = Agent.__new__(Agent)
+        agent.directory, agent.sockets, agent.lease = tmp_path, tmp_path / "s", 6
+        seal = Seal(mode, hashlib.sha256(content.encode()).hexdigest() if content else digest)
+        agent.begin([agent.task("one", SLEEP)], {str(key): seal})
+        assert agent.process.wait(20) == 1
+        assert words in agent.process.stderr.read().decode()
+        agent.close()
 
 
 def test_socket_is_private(agents: Any) -> None:
     agent = agents(one=SLEEP)
+    agent.until("hello")
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (agent.sockets, agent.sockets / "agent.sock")]
     assert modes == [0o700, 0o600]
 
@@ -208,7 +297,7 @@ def test_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     assignment = Assignment("job", "here", str(tmp_path), sockets, f"{sockets}/a", "", (), ())
     (tmp_path / "agent.json").write_bytes(assignment.encode())
     host = LocalHost()
-    done = host.run([host.python, "-m", "geomx_cli.agent", str(tmp_path)], limit=20)
+    done = host.run([host.python, "-m", "geomx_cli.agent", "run", str(tmp_path)], limit=20)
     assert done.status == 1
     assert b"only you can enter" in done.errors
 
@@ -221,8 +310,8 @@ def test_reaping_after_the_agent_was_killed(agents: Any) -> None:
     while not any("sleep" in _command(who) for who in processes.marked(MARK)):
         assert time.monotonic() < end
         time.sleep(0.02)
-    agent.process.kill()
-    agent.process.wait()
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.process.wait(10)
     assert reap(agent.directory) == []
     agent.assert_clean()
 
@@ -230,14 +319,15 @@ def test_reaping_after_the_agent_was_killed(agents: Any) -> None:
 def test_reaping_an_agent_that_has_written_nothing(agents: Any) -> None:
     agent = agents(one=SLEEP)
     agent.until("hello")
+    os.kill(agent.pid, signal.SIGSTOP)
     (agent.directory / "agent-state.json").unlink()
-    os.kill(agent.process.pid, signal.SIGSTOP)
     assert reap(agent.directory) == []
     agent.assert_clean()
 
 
 def test_reaping_spares_a_process_that_has_the_pid_of_one_of_ours(agents: Any) -> None:
     agent = agents(one=SLEEP)
+    agent.until("hello")
     bystander = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     known = AgentState.read(agent.directory)
     assert known is not None
@@ -277,12 +367,43 @@ def test_local_host_runs_commands_with_a_limit() -> None:
         host.run(["sleep", "1000"], limit=0.1)
 
 
-def test_local_host_names_an_agent_that_ends_before_it_listens(tmp_path: Path) -> None:
+def test_local_host_opens_a_command_and_streams() -> None:
     host = LocalHost()
-    pid = host.start([sys.executable, "-c", "print('no')"], log=str(tmp_path / "log"))
-    with pytest.raises(ConnectionError):
-        host.connect(str(tmp_path / "socket"), pid, 20)
-    assert host.get(str(tmp_path / "log")) == b"no\n"
+    program = "import sys; sys.stderr.write('x' * 100_000 + 'end'); sys.stdout.write(sys.stdin.read()[::-1])"
+    channel = host.open([sys.executable, "-c", program])
+    text = b"one two " * 100_000
+    sender = threading.Thread(target=lambda: (channel.send(text), channel.close()))
+    sender.start()
+    got = b""
+    while data := channel.receive():
+        got += data
+    sender.join()
+    assert got == text[::-1]
+    assert len(channel.errors()) == 4096 and channel.errors().endswith("xend")
+    with pytest.raises(OSError):
+        channel.send(b"more")
+    host.close()
+
+
+def test_local_host_ends_what_does_not_end_by_itself() -> None:
+    host = LocalHost()
+    channel = host.open([sys.executable, "-c", SLEEP])
+    host.close()
+    assert channel.receive() == b""
+
+
+def test_errors_of_several_hosts_are_all_told() -> None:
+    def fail(name: str) -> str:
+        if name == "c":
+            return name
+        raise TimedOut(f"{name} is slow", "wait")
+
+    with pytest.raises(TimedOut) as caught:
+        everywhere(fail, "abc")
+    assert caught.value.message == "2 errors:\n  a is slow\n    wait\n  b is slow\n    wait"
+    with pytest.raises(TimedOut, match=r"^a is slow"):
+        everywhere(fail, "ac")
+    assert everywhere(fail, "cc") == ["c", "c"]
 
 
 def _command(who: Identity) -> str:

@@ -1,56 +1,82 @@
-"""Connections that are cut in the middle of training: they come back, what was lost is sent again, nothing changes."""
+"""Connections that are cut at any moment: they come back, what was lost is sent again, nothing is done twice."""
 
 import contextlib
+import random
 import select
 import socket
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from conftest import ROOT, Cluster, free_ports
 from test_exact import assert_equal, expected
 
+from geomx_cli.errors import GeomxError
+from geomx_cli.events import EventLog
+from geomx_cli.options import defaults
+from geomx_cli.ps.config import NodeSettings
+from geomx_cli.ps.link import Link
+from geomx_cli.ps.node import Node
+from geomx_cli.ps.talk import Request
+
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
+WORKERS = ("Aw0", "Aw1", "Bw0", "Bw1")
 
 
 class Proxy(threading.Thread):
-    """Forwards TCP between a port of its own and `target`; `cut` breaks every connection at once."""
+    """Forwards TCP from each port of `routes` to another; breaks connections, and can lose what is sent before."""
 
-    def __init__(self, port: int, target: int) -> None:
+    def __init__(self, routes: Mapping[int, int]) -> None:
         super().__init__(daemon=True)
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self._target = target
+        self._listeners = {socket.create_server(("127.0.0.1", near)): far for near, far in routes.items()}
         self._pairs: dict[socket.socket, socket.socket] = {}
-        self._cutting = threading.Event()
+        self._cutting, self._losing = threading.Event(), threading.Event()
+        self._chance, self._random = 1.0, random.Random(1)
         self.forwarded = 0
         self.cuts = 0
         self.start()
 
-    def cut(self) -> None:
-        """Break all connections."""
+    def cut(self, chance: float = 1.0) -> None:
+        """Break all connections at once, or each with some chance; returns when it is done."""
+        before, self._chance = self.cuts, chance
         self._cutting.set()
+        while self.cuts == before:
+            time.sleep(0.001)
+
+    @contextlib.contextmanager
+    def losing(self) -> Iterator[None]:
+        """What is sent meanwhile is lost, with all connections, at the end."""
+        self._losing.set()
+        yield
+        self.cut()
+        self._losing.clear()
 
     def run(self) -> None:
         """Until the process ends."""
         while True:
-            readable, _, _ = select.select([self._listener, *self._pairs], [], [], 0.02)
+            sources = [] if self._losing.is_set() else [*self._listeners, *self._pairs]
+            readable, _, _ = select.select(sources, [], [], 0.01)
             if self._cutting.is_set():
-                self._drop(*list(self._pairs))
                 self._cutting.clear()
+                self._drop(*(item for item in list(self._pairs) if self._random.random() < self._chance))
                 self.cuts += 1
                 continue
-            for item in readable:
-                if item is self._listener:
-                    self._accept()
+            for item in readable if not self._losing.is_set() else ():
+                if item in self._listeners:
+                    self._accept(item)
                 elif item in self._pairs:
                     self._forward(item)
 
-    def _accept(self) -> None:
-        near, _ = self._listener.accept()
+    def _accept(self, listener: socket.socket) -> None:
+        near, _ = listener.accept()
         try:
-            far = socket.create_connection(("127.0.0.1", self._target))
+            far = socket.create_connection(("127.0.0.1", self._listeners[listener]))
         except OSError:
             near.close()
             return
@@ -76,9 +102,57 @@ class Proxy(threading.Thread):
                         end.close()
 
 
+def launch(cluster: Cluster, tmp_path: Path, **variables: str) -> Proxy:
+    """Two parties of two workers; every connection of every process goes through the proxy."""
+    ports = free_ports(14)
+    near, far = ports[:7], ports[7:]
+    schedulers, servers = ("gs", "cs", "As", "Bs"), ("root0", "Asrv0", "Bsrv0")
+    for name, front, port in zip((*schedulers, *servers), near, far, strict=True):
+        cluster.each[name] = {"GEOMX_BIND": f"tcp://127.0.0.1:{port}", "GEOMX_PROCESS": name}
+        if name in servers:
+            cluster.each[name]["GEOMX_ADVERTISE"] = f"tcp://127.0.0.1:{front}"
+    (tmp_path / "gates").mkdir()
+    cluster.environment = {
+        "OUT": str(tmp_path / "w{rank}.npz"),
+        "SERVER_OPTIMIZER": "1",
+        "GATES": str(tmp_path / "gates"),
+        **variables,
+    }
+    for name in WORKERS:
+        cluster.each.setdefault(name, {})["GEOMX_PROCESS"] = name
+    proxy = Proxy(dict(zip(near, far, strict=True)))
+    cluster.launch(SCRIPT, ports=near[:4])
+    return proxy
+
+
+def until(condition: Callable[[], object], limit: float = 30.0) -> None:
+    """Wait for `condition`."""
+    end = time.monotonic() + limit
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.002)
+
+
+def wait_at(cluster: Cluster, gate: str) -> None:
+    """Until all workers have come to the gate."""
+    until(lambda: all(f"at {gate}\n" in cluster.output(name) for name in WORKERS))
+
+
+def open_gates(tmp_path: Path, *names: str) -> None:
+    """Let the workers pass."""
+    for name in names:
+        (tmp_path / "gates" / name).touch()
+
+
+def assert_trained(tmp_path: Path, rounds: int) -> None:
+    """All four workers have the right numbers."""
+    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    assert len(found) == 4
+    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), rounds), optimizer=True))
+
+
 def test_a_cut_link_to_the_root_comes_back_and_nothing_is_lost(cluster: Cluster, tmp_path: Path) -> None:
     port, front = free_ports(2)
-    proxy = Proxy(front, port)
+    proxy = Proxy({front: port})
     cluster.environment = {
         "OUT": str(tmp_path / "w{rank}.npz"),
         "SERVER_OPTIMIZER": "1",
@@ -88,12 +162,132 @@ def test_a_cut_link_to_the_root_comes_back_and_nothing_is_lost(cluster: Cluster,
     listens = {"GEOMX_BIND": f"tcp://127.0.0.1:{port}", "GEOMX_ADVERTISE": f"tcp://127.0.0.1:{front}"}
     cluster.launch(SCRIPT, root_env=listens)
     for mebibytes in (1, 3, 6):
-        end = time.monotonic() + 30
-        while proxy.forwarded < mebibytes * 2**20 and time.monotonic() < end:
-            time.sleep(0.001)
+        until(lambda mebibytes=mebibytes: proxy.forwarded >= mebibytes * 2**20)
         proxy.cut()
     cluster.finish(50)
     assert proxy.cuts == 3
-    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
-    assert len(found) == 4
-    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 40), optimizer=True))
+    assert_trained(tmp_path, 40)
+
+
+@pytest.mark.parametrize("gate", ["declare", "barrier", "leave", "close"])
+def test_what_is_asked_when_all_connections_break_is_asked_again(cluster: Cluster, tmp_path: Path, gate: str) -> None:
+    """Requests, relayed requests, answers and farewells are lost, some twice, by everybody who says something."""
+    proxy = launch(cluster, tmp_path)
+    gates = ["declare", "barrier", "leave", "close"]
+    open_gates(tmp_path, *gates[: gates.index(gate)])
+    wait_at(cluster, gate)
+    with proxy.losing():
+        open_gates(tmp_path, gate)
+        time.sleep(0.3)
+    for pause in (0.05, 0.1, 0.2, 0.4):
+        time.sleep(pause)
+        with proxy.losing():
+            time.sleep(0.05)
+    open_gates(tmp_path, *gates)
+    cluster.finish()
+    assert_trained(tmp_path, 5)
+
+
+def test_a_barrier_that_waits_outlives_its_connections(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "late").mkdir()
+    cluster.each["Bw1"] = {"GATES": str(tmp_path / "late")}
+    proxy = launch(cluster, tmp_path)
+    open_gates(tmp_path, "declare", "barrier", "leave", "close")
+    (tmp_path / "late" / "declare").touch()
+    wait_at(cluster, "barrier")
+    for _ in range(4):
+        time.sleep(0.3)
+        proxy.cut()
+    assert not any("at leave" in cluster.output(name) for name in WORKERS)
+    for gate in ("barrier", "leave", "close"):
+        (tmp_path / "late" / gate).touch()
+    cluster.finish()
+    assert_trained(tmp_path, 5)
+
+
+def test_cuts_from_the_beginning_to_the_end(cluster: Cluster, tmp_path: Path) -> None:
+    proxy = launch(cluster, tmp_path, ROUNDS="10")
+    open_gates(tmp_path, "declare", "barrier", "leave", "close")
+    for _ in range(100):
+        time.sleep(0.25)
+        proxy.cut(chance=0.3)
+        if all(process.poll() is not None for process in cluster.processes.values()):
+            break
+    cluster.finish()
+    assert_trained(tmp_path, 10)
+
+
+def test_a_failure_is_told_though_the_connections_break(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.each["Bw1"] = {"FAIL": "1"}
+    proxy = launch(cluster, tmp_path)
+    open_gates(tmp_path, "declare", "barrier", "leave")
+    wait_at(cluster, "close")
+    with proxy.losing():
+        open_gates(tmp_path, "close")
+        time.sleep(0.1)
+    cluster.wait(20)
+    told = [name for name in cluster.processes if "it was told to fail" in cluster.output(name)]
+    assert {"Bs", "Bsrv0", "gs", "root0"} <= set(told), cluster.outputs()
+
+
+class Peer:
+    """A node that runs in a thread and answers each request with the number of times that it was made."""
+
+    def __init__(self) -> None:
+        self.done: Counter[str] = Counter()
+        self.links: list[Link] = []
+        self.node = Node(
+            NodeSettings(options=defaults()), EventLog(None),
+            on_tensor=lambda *_: None, on_request=self._work, on_link=self.links.append,
+        )  # fmt: skip
+        self.thread = threading.Thread(target=self.node.loop.run)
+
+    def _work(self, request: Request) -> None:
+        self.done[request.topic] += 1
+        pause = random.Random(request.topic).random() * 0.05
+        self.node.loop.call_later(pause, lambda: request.answer({"topic": request.topic}))
+
+    def ask(self, link: Link, count: int) -> Counter[str]:
+        """Make requests; returns the answers, which come in by and by."""
+        answers: Counter[str] = Counter()
+
+        def check(topic: str, body: dict[str, Any]) -> None:
+            answers[topic if body == {"topic": topic} else f"{body} to {topic}"] += 1
+
+        def failed(error: GeomxError) -> None:
+            answers[str(error)] += 1
+
+        def ask(topic: str) -> None:
+            self.node.talk.ask(link, topic, {"some": "thing"}, lambda body: check(topic, body), failed)
+
+        for number in range(count):
+            self.node.loop.call_later(number * 0.002, lambda topic=f"{number}": ask(topic))
+        return answers
+
+    def stop(self) -> None:
+        """End the thread."""
+        self.node.loop.submit(self.node.loop.stop)
+        self.thread.join()
+        self.node.close()
+
+
+def test_a_request_is_done_once_and_answered_once_whichever_side_asks() -> None:
+    near, far = free_ports(2)
+    proxy = Proxy({near: far})
+    below, above = Peer(), Peer()
+    above.node.transport.listen((f"tcp://127.0.0.1:{far}",))
+    link = below.node.transport.dial(f"tcp://127.0.0.1:{near}", "above", wide_area=False)
+    for peer in (below, above):
+        peer.thread.start()
+    until(lambda: above.links)
+    count = 600
+    wanted = Counter({str(number): 1 for number in range(count)})
+    answers = [below.ask(link, count), above.ask(above.links[0], count)]
+    for chance in (1, 0.5) * 8:
+        time.sleep(0.15)
+        proxy.cut(chance)
+    until(lambda: all(item == wanted for item in answers))
+    for peer in (below, above):
+        peer.stop()
+    assert answers == [wanted, wanted]
+    assert below.done == above.done == wanted

@@ -22,10 +22,11 @@ import pytest
 from conftest import ROOT
 
 from geomx_cli.errors import CheckFailed
-from geomx_cli.inventory import free_ports, ports_needed, this_machine
 from geomx_cli.launch import launch
 from geomx_cli.options import defaults
 from geomx_cli.plan import JobSpec
+from geomx_cli.ports import free_ports, ports_needed
+from geomx_cli.this_machine import this_machine
 
 GEOMX = [sys.executable, "-c", "import sys; from geomx_cli.cli import main; sys.exit(main())", "launch"]
 ROUNDS = ["--", "python", str(ROOT / "tests" / "scripts" / "rounds.py")]

@@ -118,3 +118,40 @@ def compare_with_numpy() -> str:
 
 def test_the_replica_computes_the_network() -> None:
     assert in_another_process("compare_with_numpy()") == "equal"
+
+
+def place_elsewhere() -> str:
+    """Where everything of a replica lies that is made with another device as the current one, and trains there."""
+    np.bool = bool
+    import mxnet as mx
+
+    from geomx_cli.runtime.training.replica import Replica
+
+    batch = np.zeros((2, 1, 28, 28), np.float32), np.arange(2, dtype=np.float32)
+    with mx.cpu(1):
+        replica = Replica(mx, "cnn")
+        loss = replica.forward_backward(batch, 1.0)
+        replica.set_weight(0, np.ones((16, 1, 5, 5), np.float32))
+        replica.wait_for_weights()
+    return " ".join({str(array.context) for array in (loss, *replica.weights, *replica.gradients)})
+
+
+def test_everything_lies_on_the_device_of_the_worker() -> None:
+    assert in_another_process("place_elsewhere()") == "cpu(1)"
+
+
+def refuse_gpu() -> str:
+    """The context of the processor, and what is said about a GPU that is not there."""
+    np.bool = bool
+    import mxnet as mx
+
+    from geomx_cli.runtime.training import device
+
+    try:
+        return str(device.pick(mx, "gpu1"))
+    except InvalidSettings as error:
+        return f"{device.pick(mx, '')} {error}"
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    assert in_another_process("refuse_gpu()").startswith("cpu(0) this worker is to train on gpu1, and MXNet ")

@@ -14,8 +14,8 @@ from geomx_cli.ps import shaping, window
 from geomx_cli.ps.barrier import Barrier
 from geomx_cli.ps.gather import Contribution, Gathering
 from geomx_cli.ps.loop import Loop
-from geomx_cli.ps.node import Request
 from geomx_cli.ps.partition import Partition, Tensor
+from geomx_cli.ps.talk import KEPT, MAX_OPEN, Request, Talk
 from geomx_cli.ps.wire import BadMessage
 
 
@@ -237,11 +237,11 @@ def test_an_emulated_link_has_a_rate_and_a_delay(clock: SimpleNamespace) -> None
     assert shaping.Shaper("1ms")
 
 
-# Barriers and timers.
+# Barriers.
 
 
 def at_barrier(barrier: Barrier, rank: int) -> Request:
-    request = Request(None, "barrier", {}, rank)  # type: ignore[arg-type]
+    request = Request(None, "barrier", {}, lambda _: None)  # type: ignore[arg-type]
     barrier.ask(rank, request)
     return request
 
@@ -268,6 +268,71 @@ def test_who_leaves_is_not_waited_for_and_observers_are_answered_with_the_others
     members.clear()
     late = at_barrier(barrier, 0)
     assert barrier.release() == [late]
+
+
+# Requests; tests/test_cuts.py has them over connections that are cut.
+
+
+class Wire:
+    """A link that notes what it is to send."""
+
+    name = "the peer"
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, int]] = []
+
+    def control(self, topic: str, body: object, request: int) -> None:
+        self.sent.append((topic, request))
+
+
+def test_a_repeat_is_not_worked_on_but_answered_as_before() -> None:
+    talk, link = Talk(Loop(), 1.0), Wire()
+    request = talk.receive(link, 7, "join", {})
+    assert request is not None
+    assert talk.receive(link, 7, "join", {}) is None
+    assert link.sent == []
+    request.answer()
+    assert talk.receive(link, 7, "join", {}) is None
+    assert link.sent == [("answer", 7)] * 2
+    said = talk.receive(link, 0, "beat", {})
+    assert said is not None
+    said.answer()
+    assert link.sent == [("answer", 7)] * 2, "nobody waits for an answer to what was only said"
+    assert talk.receive(Wire(), 7, "join", {}) is not None, "another peer's number"
+
+
+def test_a_peer_is_remembered_within_bounds() -> None:
+    talk, link = Talk(Loop(), 1.0), Wire()
+    for number in range(1, 2 * KEPT):
+        request = talk.receive(link, number, "status", {})
+        assert request is not None
+        request.answer()
+    assert all(talk.receive(link, number, "status", {}) is None for number in range(KEPT, 2 * KEPT))
+    for number in range(MAX_OPEN):
+        assert talk.receive(link, 2 * KEPT + number, "barrier", {}) is not None
+    with pytest.raises(BadMessage, match="requests at once"):
+        talk.receive(link, 2 * KEPT + MAX_OPEN, "barrier", {})
+
+
+def test_only_who_was_asked_answers_and_only_once_counts() -> None:
+    talk, link, other = Talk(Loop(), 1.0), Wire(), Wire()
+    heard: list[object] = []
+    talk.ask(link, "join", {}, heard.append, heard.append)
+    with pytest.raises(BadMessage):
+        talk.answered(other, 1, {})
+    with pytest.raises(BadMessage):
+        talk.answered(link, 2, {})
+    talk.repeat(other)
+    talk.repeat(link)
+    assert (link.sent, other.sent) == ([("join", 1)] * 2, [])
+    talk.answered(link, 1, {"rank": 0})
+    talk.answered(link, 1, {"rank": 0})
+    talk.repeat(link)
+    assert heard == [{"rank": 0}]
+    assert link.sent == [("join", 1)] * 2
+
+
+# The loop.
 
 
 def test_timers_come_in_order_and_can_be_taken_back() -> None:

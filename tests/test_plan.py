@@ -10,10 +10,12 @@ import pytest
 import geomx_cli
 from geomx_cli import options
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.inventory import Host, Inventory, Party, free_ports, ports_needed, this_machine
+from geomx_cli.inventory import Host, Inventory, Party, Ssh, validated
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plugins import table
+from geomx_cli.ports import choose, free_ports, ports_needed
 from geomx_cli.runtime.settings import Settings
+from geomx_cli.this_machine import this_machine
 
 HOOK = str(Path(geomx_cli.__file__).parent / "runtime" / "hook")
 SPEC = JobSpec(job="j1", job_dir="/jobs/j1", socket_dir="/s", key_dir="/jobs/j1/keys", python="/py")
@@ -311,18 +313,21 @@ def wide_area() -> Inventory:
         parties=(Party(name="A", workers=3), Party(name="B", workers=1)),
         hosts=(
             Host(
-                name="h", parties=("hub",), address="10.0.0.1", wan_address="192.0.2.1",
+                name="h", parties=("hub",), ssh=Ssh(address="gate"), address="10.0.0.1", wan_address="192.0.2.1",
                 interface="eth1", python="/opt/py", ports=(9092, 9093, 9094),
             ),
             Host(
-                name="a1", parties=("A",), address="10.1.0.1", devices=("gpu:0", "gpu:1"),
-                ports=(9092, 9093), threads=4,
+                name="a1", parties=("A",), ssh=Ssh(address="10.1.0.1"), devices=("gpu0", "gpu3"),
+                ports=(9092, 9093), threads=4, state_dir="/var/gx",
             ),
             Host(
-                name="a2", parties=("A",), address="10.1.0.2",
+                name="a2", parties=("A",), ssh=Ssh(address="a2"), address="10.1.0.2", devices=("cpu", "cpu"),
                 env={"OMP_NUM_THREADS": "7"}, package="/lib/geomx_cli",
             ),
-            Host(name="b", parties=("B",), address="2001:db8::1", ports=(9092,)),
+            Host(
+                name="b", parties=("B",), ssh=Ssh(address="b"), address="2001:db8::1", ports=(9092,),
+                devices=("cpu",), listen="::",
+            ),
         ),
     )  # fmt: skip
 
@@ -345,6 +350,171 @@ def test_machines_of_several_parties() -> None:
     assert found.process("A/worker:0").env["OMP_NUM_THREADS"] == "4"
     assert found.process("B/worker:0").env["DMLC_PS_ROOT_URI"] == "2001:db8::1"
     assert found.process("B/worker:0").env["GEOMX_SCHEDULER"] == "ipc:///s/B-scheduler-0.sock"
+
+
+def test_each_device_has_a_worker() -> None:
+    found = plan(wide_area(), SPEC)
+    wanted = {"A/worker:0": "0", "A/worker:1": "3", "A/worker:2": None, "hub/worker:0": None, "A/server:0": None}
+    for name, device in wanted.items():
+        env = found.process(name).env
+        assert env.get("CUDA_VISIBLE_DEVICES") == device
+        assert env.get("GEOMX_DEVICE") == (device and f"gpu{device}")
+
+
+def test_a_host_has_its_own_job_directory_and_address() -> None:
+    found = plan(wide_area(), SPEC)
+    assert found.job_dirs == {"h": "/jobs/j1", "a1": "/var/gx/jobs/j1", "a2": "/jobs/j1", "b": "/jobs/j1"}
+    for name, folder, address in (
+        ("A/worker:0", "/var/gx/jobs/j1", "10.1.0.1"),
+        ("A/worker:2", "/jobs/j1", "10.1.0.2"),
+        ("B/server:0", "/jobs/j1", "2001:db8::1"),
+    ):
+        env = found.process(name).env
+        file = name.replace("/", "-").replace(":", "-")
+        assert (env["GEOMX_JOB_DIR"], env["GEOMX_KEY_FILE"]) == (folder, f"{folder}/keys/{file}.key")
+        assert env["DMLC_NODE_HOST"] == address
+    assert "GEOMX_KEY_FILE" not in plan(wide_area(), replace(SPEC, key_dir="")).process("A/worker:0").env
+    everywhere = wide_area().with_hosts(
+        host.model_copy(update={"listen": "::"} if host.name == "a1" else {}) for host in wide_area().hosts
+    )
+    bound = plan(everywhere, SPEC).process("A/server:0").endpoints[1]
+    assert (bound.bind, bound.advertised) == ("tcp://[::]:9093", "tcp://10.1.0.1:9093")
+
+
+@pytest.mark.parametrize(
+    ("address", "wan_address", "bound"),
+    [
+        ("10.0.0.1", "", "tcp://10.0.0.1:9092"),
+        ("10.0.0.1", "192.0.2.1", "tcp://0.0.0.0:9092"),
+        ("10.0.0.1", "2001:db8::7", "tcp://[::]:9092"),
+        ("2001:db8::7", "", "tcp://[2001:db8::7]:9092"),
+        ("2001:db8::7", "192.0.2.1", "tcp://[::]:9092"),
+        ("hub.example.org", "", "tcp://0.0.0.0:9092"),
+        ("localhost", "", "tcp://localhost:9092"),
+    ],
+)
+def test_what_is_bound_can_be_dialled(address: str, wan_address: str, bound: str) -> None:
+    changes = {"address": address, "wan_address": wan_address}
+    inventory = wide_area().with_hosts(
+        host.model_copy(update=changes if host.name == "h" else {}) for host in wide_area().hosts
+    )
+    (_, endpoint) = plan(inventory, SPEC).process("hub/global_scheduler:0").endpoints
+    assert endpoint.bind == bound
+    known = wan_address or address
+    assert endpoint.advertised == (f"tcp://[{known}]:9092" if ":" in known else f"tcp://{known}:9092")
+
+
+def rearranged(runs: dict[str, tuple[str, ...]], **fields: Any) -> Inventory:
+    """Six machines of three parties, with these `runs`."""
+    hosts = [
+        {
+            "name": name, "parties": (name[0],), "ssh": {"address": name}, "ports": range(9100, 9110),
+            "devices": () if name[0] == "c" else ("cpu",), "runs": runs.get(name, ()),
+        }
+        for name in ("c1", "c2", "x1", "x2", "y1", "y2")
+    ]  # fmt: skip
+    parties = [{"name": name, "workers": 2} for name in "xy"]
+    return validated({"central": {"name": "c", "workers": 0}, "parties": parties, "hosts": hosts, **fields})
+
+
+PLACES: list[tuple[dict[str, tuple[str, ...]], dict[str, Any], dict[str, str]]] = [
+    ({}, {"local_servers": 3}, {"x/scheduler:0": "x1", "x/server:0": "x1", "x/server:1": "x2", "x/server:2": "x1"}),
+    ({"x2": ("server",)}, {"local_servers": 2}, {"x/scheduler:0": "x1", "x/server:0": "x2", "x/server:1": "x2"}),
+    ({"x1": ("server",)}, {}, {"x/scheduler:0": "x2", "x/server:0": "x1", "x/worker:0": "x1", "x/worker:1": "x2"}),
+    (
+        {"c2": ("global_server", "global_scheduler")},
+        {"global_servers": 2},
+        {
+            "c/global_scheduler:0": "c2", "c/global_server:0": "c2", "c/global_server:1": "c2",
+            "c/scheduler:0": "c1", "c/worker:0": "c1",
+        },
+    ),
+    ({"y2": ("global_server",)}, {"topology": "spread"}, {"y/global_server:1": "y2", "y/server:0": "y1"}),
+    ({"c2": ("server",)}, {"topology": "flat"}, {"c/scheduler:0": "c1", "c/server:0": "c2"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("runs", "fields", "wanted"), PLACES, ids=str)
+def test_roles_stand_where_the_inventory_says(
+    runs: dict[str, tuple[str, ...]], fields: dict[str, Any], wanted: dict[str, str]
+) -> None:
+    found = plan(choose(rearranged(runs, **fields), None), SPEC)
+    assert {name: found.process(name).host for name in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("runs", "fields", "message"),
+    [
+        ({"x1": ("global_server",)}, {}, "party x has no global_server with topology central"),
+        ({"x1": ("server",), "x2": ("server",)}, {}, "no host of party x runs its scheduler"),
+        ({"x1": ("scheduler",), "x2": ("scheduler",)}, {}, "scheduler of party x is to run on x1 and x2"),
+        ({"x1": ("scheduler",)}, {"topology": "flat"}, "party x has no scheduler with topology flat"),
+        ({"x1": ("teacher",)}, {}, "teacher|Input should be"),
+    ],
+)
+def test_roles_that_cannot_stand_there(
+    runs: dict[str, tuple[str, ...]], fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidSettings, match=message):
+        plan(rearranged(runs, **fields), SPEC)
+
+
+class TestPorts:
+    def ports(self, inventory: Inventory) -> dict[str, tuple[int, ...]]:
+        return {host.name: host.ports for host in inventory.hosts}
+
+    def of(self, *hosts: dict[str, Any], **fields: Any) -> Inventory:
+        """Each host is a party of its own; the first is the central one."""
+        made = [
+            {"ssh": {"address": f"m{index}"}, "devices": ("cpu",) if index else (), **host}
+            | {"name": f"h{index}", "parties": (f"p{index}",)}
+            for index, host in enumerate(hosts)
+        ]
+        parties = [{"name": f"p{index}", "workers": 1} for index in range(1, len(hosts))]
+        central = {"name": "p0", "workers": 0}
+        return validated({"central": central, "parties": parties, "hosts": made, **fields})
+
+    def test_the_first_candidates_that_are_free(self) -> None:
+        inventory = self.of({"ports": range(9100, 9105)}, {"ports": (9103, 9102)}, {"ports": (9100, 9102)})
+        assert self.ports(choose(inventory, None)) == {"h0": (9100, 9101, 9102), "h1": (9103,), "h2": (9100,)}
+        free = {"h0": [9104, 9103, 9101], "h1": [9102], "h2": [9102]}
+        assert self.ports(choose(inventory, free)) == {"h0": (9101, 9103, 9104), "h1": (9102,), "h2": (9102,)}
+
+    def test_hosts_at_one_address_get_different_ports(self) -> None:
+        shared = {"address": "10.0.0.1"}
+        inventory = self.of(
+            {"ports": range(9100, 9103), **shared}, {"ports": range(9100, 9104), **shared}, {"ports": (9100,)}
+        )
+        assert self.ports(choose(inventory, None)) == {"h0": (9100, 9101, 9102), "h1": (9103,), "h2": (9100,)}
+
+    def test_a_host_gives_way_to_one_that_has_less_choice(self) -> None:
+        shared = {"wan_address": "192.0.2.1"}
+        inventory = self.of(*({"ports": ports, **shared} for ports in ((1, 2, 3, 4, 5), (1, 2), (2,))))
+        assert self.ports(choose(inventory, None)) == {"h0": (3, 4, 5), "h1": (1,), "h2": (2,)}
+
+    def test_equal_private_addresses_of_two_sites_do_not_matter(self) -> None:
+        inventory = self.of(
+            {"ports": (1, 2, 3), "address": "10.0.0.1", "wan_address": "192.0.2.1"},
+            {"ports": (1,), "address": "10.0.0.1", "wan_address": "192.0.2.2"},
+        )
+        assert self.ports(choose(inventory, None)) == {"h0": (1, 2, 3), "h1": (1,)}
+
+    def test_too_few(self) -> None:
+        inventory = self.of({"ports": (1, 2)}, {"ports": (1,)})
+        with pytest.raises(InvalidSettings, match=r"host h0 needs 3 ports .* and has 2 \("):
+            choose(inventory, None)
+        inventory = self.of({"ports": (1, 2, 3), "address": "::1"}, {"ports": (1,), "address": "::1"})
+        with pytest.raises(InvalidSettings, match=r"h1 needs 1 ports .* shares with h0 at ::1") as caught:
+            choose(inventory, None)
+        assert "ports = " in caught.value.hint
+        with pytest.raises(InvalidSettings, match="has 3, 2 of them taken by other programs"):
+            choose(self.of({"ports": (1, 2, 3)}, {"ports": (1,)}), {"h0": [1], "h1": [1]})
+
+
+def test_a_cluster_of_a_thousand_is_planned_at_once() -> None:
+    found = make(parties=200, workers=4)
+    assert len(found.processes) == 4 + 200 * 6
+    assert len(found.links) == 4 + 200 * (2 + 1 + 4 + 4)
 
 
 @pytest.mark.parametrize(
@@ -384,6 +554,8 @@ def test_paths_and_ports_are_checked() -> None:
 def test_the_inventory_refuses_what_does_not_fit() -> None:
     with pytest.raises(InvalidSettings, match=r"port 127\.0\.0\.1:5000 is there twice"):
         this_machine(options.defaults(), [5000] * 12)
+    with pytest.raises(InvalidSettings, match=r"port 5001 of 127\.0\.0\.1 is given to two"):
+        plan(this_machine(options.defaults(), [5001, 5002, 5003, 5004] * 3), replace(SPEC, key_dir=""))
     with pytest.raises(InvalidSettings, match="port"):
         this_machine(options.defaults(), range(65530, 65542))
     with pytest.raises(ValueError, match="party A has no host"):
@@ -392,6 +564,14 @@ def test_the_inventory_refuses_what_does_not_fit() -> None:
             parties=(Party(name="A", workers=1),),
             hosts=(Host(name="h", parties=("hub",), address="::1"),),
         )
+    with pytest.raises(ValueError, match="party A has 2 workers and 1 devices"):
+        Inventory(
+            central=Party(name="hub", workers=0),
+            parties=(Party(name="A", workers=2),),
+            hosts=(Host(name="h", parties=("hub", "A"), devices=("cpu",)),),
+        )
+    with pytest.raises(ValueError, match="device gpu1 is there twice"):
+        Host(name="h", parties=("hub",), devices=("cpu", "gpu1", "cpu", "gpu1"))
 
 
 def test_free_ports_are_distinct() -> None:

@@ -1,31 +1,31 @@
-"""`python -m geomx_cli.agent DIRECTORY`: supervise one host's part of a job; with `--reap`: end what is left
-of it.
-"""
+"""`python -m geomx_cli.agent VERB DIRECTORY`: start the agent of one host and job, or do something about it."""
 
-import argparse
+import importlib
 import sys
 from pathlib import Path
 
-from geomx_cli.agent.assignment import Assignment
 from geomx_cli.errors import GeomxError
+
+# verb -> its module and function(directory, further arguments) -> exit status; imported when it is used
+_VERBS = {
+    "run": ("relay", "run"),
+    "attach": ("relay", "attach"),
+    "reap": ("reaper", "main"),
+    "stop": ("stop", "main"),
+    "tail": ("tail", "main"),
+    "pack": ("pack", "main"),
+}
 
 
 def main(argv: list[str]) -> int:
-    """Run the agent, or reap; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m geomx_cli.agent", description=__doc__)
-    parser.add_argument("directory", type=Path, help="has agent.json; the agent keeps its state there")
-    parser.add_argument("--reap", action="store_true", help="end what a killed agent has left")
-    arguments = parser.parse_args(argv)
+    """Carry out a verb; returns the exit status."""
+    if len(argv) < 2 or argv[0] not in _VERBS:
+        print(f"usage: python -m geomx_cli.agent {'|'.join(_VERBS)} DIRECTORY [...]", file=sys.stderr)
+        return 2
+    module, function = _VERBS[argv[0]]
     try:
-        if arguments.reap:
-            from geomx_cli.agent.reaper import reap
-
-            left = reap(arguments.directory)
-            print(" ".join(str(pid) for pid in left))
-            return 1 if left else 0
-        from geomx_cli.agent.supervisor import Supervisor
-
-        return Supervisor(arguments.directory, Assignment.read(arguments.directory)).run()
+        do = getattr(importlib.import_module(f"geomx_cli.agent.{module}"), function)
+        return int(do(Path(argv[1]), argv[2:]))
     except (OSError, GeomxError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

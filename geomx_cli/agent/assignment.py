@@ -1,13 +1,37 @@
 """What one agent is to run (`agent.json`) and what it has started (`agent-state.json`)."""
 
+import hashlib
 import json
+import os
+import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from geomx_cli.agent.processes import Identity, boot_id
+from geomx_cli.errors import CheckFailed
 
-__all__ = ["Assignment", "AgentState", "Task"]
+__all__ = ["AgentState", "Assignment", "Seal", "Task"]
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What a file must be like before anything is started: its mode and its content's SHA-256."""
+
+    mode: int
+    sha256: str
+
+    def problem(self, path: str) -> str:
+        """What is wrong with the file at `path`, in words; "" when it is the one."""
+        try:
+            mode = stat.S_IMODE(Path(path).stat().st_mode)
+            with Path(path).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            return f"{path} cannot be read: {error.strerror}"
+        if mode != self.mode:
+            return f"{path} has mode {mode:o}, not {self.mode:o}"
+        return "" if digest == self.sha256 else f"{path} is not what was put there"
 
 
 @dataclass(frozen=True)
@@ -32,6 +56,8 @@ class Assignment:
 
     `job_dir` has events/ and logs/; `sockets` is a short folder that the agents of the machine share;
     `socket` is where this agent listens, inside it. `clear` names variables that a task does not inherit.
+    `lease`: seconds that the agent goes on without the control machine, 0 for ever. `files`: what was put on the
+    host for this job, by path.
     """
 
     job: str
@@ -42,6 +68,13 @@ class Assignment:
     working_dir: str
     clear: tuple[str, ...]
     tasks: tuple[Task, ...]
+    lease: float = 6.0
+    files: Mapping[str, Seal] = field(default_factory=dict)
+
+    @property
+    def directory(self) -> str:
+        """The host's own directory in the job: the agent is started with it."""
+        return f"{self.job_dir}/hosts/{self.host}"
 
     def encode(self) -> bytes:
         """As it lies in agent.json."""
@@ -52,9 +85,32 @@ class Assignment:
         """Read agent.json. Raises OSError, ValueError, KeyError or TypeError for one that no launch has
         written.
         """
-        fields = json.loads((directory / "agent.json").read_bytes())
+        return cls.decode((directory / "agent.json").read_bytes())
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Assignment":
+        """What `encode` made. Raises ValueError, KeyError or TypeError for anything else."""
+        fields = json.loads(data)
         tasks = tuple(Task(task["name"], tuple(task["argv"]), task["env"]) for task in fields.pop("tasks"))
-        return cls(**{**fields, "clear": tuple(fields["clear"]), "tasks": tasks})
+        files = {path: Seal(**seal) for path, seal in fields.pop("files").items()}
+        return cls(**{**fields, "clear": tuple(fields["clear"]), "tasks": tasks, "files": files})
+
+    def check_files(self) -> None:
+        """Raises CheckFailed when a file of the job is missing or not what was put there."""
+        problems = [text for path, seal in self.files.items() if (text := seal.problem(path))]
+        if problems:
+            raise CheckFailed("; ".join(problems), "somebody else writes there, or the disk is full: launch again")
+
+    def inherited(self) -> dict[str, str]:
+        """The variables of ours that its processes get: all but a job's own, for what a person's shell has set must
+        not reach into this one.
+        """
+        ours = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("DMLC_", "GEOMX_")) and name not in self.clear
+        }
+        return {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **ours}
 
     def secrets(self) -> list[Path]:
         """Key files of its processes, and their unix sockets: what must not outlive them."""
@@ -71,6 +127,8 @@ class Assignment:
         """Remove them, and the folders that are empty then."""
         for path in self.secrets():
             path.unlink(missing_ok=True)
+            for part in path.parent.glob(f"{path.name}.*.part"):  # a launch was killed while it wrote it
+                part.unlink(missing_ok=True)
         for folder in {path.parent for path in self.secrets()}:
             try:
                 folder.rmdir()
@@ -99,9 +157,9 @@ class AgentState:
         """None where no agent has started anything since the machine was booted."""
         try:
             fields = json.loads((directory / "agent-state.json").read_bytes())
-        except (OSError, ValueError):
+            if fields["boot"] != boot_id():
+                return None
+            processes = {name: Identity(*who) for name, who in fields["processes"].items()}
+            return cls(Identity(*fields["agent"]), processes, fields["boot"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        if fields["boot"] != boot_id():
-            return None
-        processes = {name: Identity(*who) for name, who in fields["processes"].items()}
-        return cls(Identity(*fields["agent"]), processes, fields["boot"])

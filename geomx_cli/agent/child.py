@@ -38,6 +38,8 @@ class Child:
         self.identity: Identity | None = None
         self.pidfd = -1
         self.failed = False
+        self.asked = False  # somebody asked for its end
+        self.ended: float | None = None  # when it was seen to have ended, Unix seconds
         self._host = host
         self._job_dir = job_dir
         self._log = job_dir / "logs" / f"{task.file_name}.log"
@@ -54,6 +56,8 @@ class Child:
         written.
         """
         self._log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if working_dir and Path(working_dir).is_relative_to(self._job_dir):
+            Path(working_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.task.argv,
@@ -80,6 +84,7 @@ class Child:
             if result is not None:
                 exited = result.si_code == os.CLD_EXITED
                 self.status = result.si_status if exited else -result.si_status
+                self.ended = time.time()
         return self.status is not None
 
     def new_events(self) -> list[Event]:

@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +27,7 @@ __all__ = [
     "session_members",
     "state",
     "tell",
+    "uptime",
 ]
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -84,6 +85,11 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def uptime() -> float:
+    """Seconds since the machine was booted, as anybody reads them in /proc/uptime."""
+    return float(Path("/proc/uptime").read_text().split()[0])
+
+
 def session_members(sessions: Iterable[int]) -> list[Identity]:
     """The running processes of these sessions (each named by the pid that it began with)."""
     wanted = set(sessions)
@@ -108,16 +114,18 @@ def descendants(ancestor: int) -> list[Identity]:
     return found
 
 
-def marked(variables: dict[str, str]) -> list[Identity]:
-    """The running processes that were started with all these environment variables, as far as we may look."""
-    wanted = [f"{name}={value}".encode() for name, value in variables.items()]
+def marked(*kinds: Mapping[str, str]) -> list[Identity]:
+    """The running processes that were started with all the environment variables of one of `kinds`, as far as
+    we may look.
+    """
+    wanted = [[f"{name}={value}".encode() for name, value in variables.items()] for variables in kinds]
     found = []
     for pid, status in _all():
         try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            environment = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
         except OSError:
             continue
-        if all(entry in environment for entry in wanted):
+        if any(environment.issuperset(entries) for entries in wanted):
             found.append(Identity(pid, status.started))
     return found
 

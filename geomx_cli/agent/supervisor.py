@@ -6,22 +6,24 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import AgentState, Assignment
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.control import Control, Message
+from geomx_cli.agent.ending import Ending
 from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.status import StatusFile
 from geomx_cli.failure import Failure
 
 __all__ = ["Supervisor"]
 
 _TICK = 0.25  # between two looks at the event logs
 _LOOK = 1.0  # between two looks at the processes' state
-_LEASE = 6.0  # the control machine's longest silence
 _CONNECT = 15.0  # until the control machine must have connected
 _GRACE = 2.0  # for the others to end by themselves after one has failed
 _TERMINATE = 1.0  # between SIGTERM and SIGKILL
@@ -39,10 +41,10 @@ class _Stage(IntEnum):
 class Supervisor:
     """Single-threaded; `run` returns when every process has ended and everything is reported.
 
-    A process that fails, "stop", SIGTERM or SIGINT to the agent, and a control machine that disappears or is
-    silent all end the whole part of the job: after a grace SIGTERM, then SIGKILL, to whole process groups and
-    to whatever else descends from the agent. If the agent itself is killed the kernel kills its children, and
-    reaper.py the rest.
+    A process that fails, "stop", SIGTERM or SIGINT to the agent, and a control machine that is gone or silent
+    for longer than the lease all end the whole part of the job: after a grace SIGTERM, then SIGKILL, to whole
+    process groups and to whatever else descends from the agent. If the agent itself is killed the kernel kills
+    its children, and reaper.py the rest.
     """
 
     def __init__(self, directory: Path, assignment: Assignment) -> None:
@@ -57,6 +59,11 @@ class Supervisor:
         self._next_look = 0.0
         self._gave_up = False
         self._why = ""
+        self._asked_by = ""  # the person's way of asking for the end of the job, if that is why
+        self._ordered = False  # the control machine asked, for reasons of its own
+        self._patience = _TERMINATE
+        self._status = StatusFile(directory, assignment)
+        self._ending = Ending()
         self._oom_kills = processes.oom_kills()
         self._wakeup, self._signals = socket.socketpair()
 
@@ -73,7 +80,9 @@ class Supervisor:
         finally:
             left = self._sweep()
             self._assignment.remove_secrets()
-            self._control.send({"type": "done", "left": left, "why": self._why})
+            self._status.write(self._content("over", left))
+            self._control.tell({"type": "done", "left": left, "why": self._why, "asked": self._asked_by})
+            (self._directory / "agent-end.jsonl").write_bytes(self._control.unseen())
             self._control.close(_TERMINATE)
         return 1 if left else 0
 
@@ -93,28 +102,50 @@ class Supervisor:
             self._wakeup.recv(64)
             self._stop("was told to stop", 0)
         else:
-            connected = self._control.connected
             for message in self._control.handle(source, mask):
                 self._obey(message)
-            if self._control.connected and not connected:
-                self._control.send({"type": "hello", "pid": os.getpid()})
 
     def _obey(self, message: Message) -> None:
         match message.get("type"):
+            case "hello":
+                status = self._content(self._stage.name.lower())
+                self._control.send({"type": "hello", "pid": os.getpid(), "status": status})
+                self._acknowledge(message)
+                self._control.tell_again()
             case "start" if self._stage is _Stage.WAITING:
                 self._start()
             case "heartbeat":
+                self._acknowledge(message)
                 self._control.send({"type": "alive"})
             case "stop":
-                self._stop("was asked to stop", float(message.get("grace", 0)))
+                self._obey_stop(message)
             case "kill":
                 self._stop("was asked to stop at once", 0)
                 self._kill()
 
+    def _obey_stop(self, message: Message) -> None:
+        who, patience = str(message.get("who", "")), float(message.get("patience", _TERMINATE))
+        names = message.get("processes")
+        if names is not None:
+            self._ending.begin((child for child in self._children if child.name in names), patience)
+            self._status.change()
+            return
+        self._ordered |= not who
+        if who and not self._asked_by and self._stage <= _Stage.RUNNING:
+            self._asked_by = who
+            self._control.tell({"type": "stopping", "who": who, "patience": patience})
+        if self._stage is _Stage.TERMINATING:
+            self._deadline = min(self._deadline, time.monotonic() + patience)
+        self._patience = patience
+        by = f" by {who}" if who else ""
+        self._stop(f"was asked to stop{by}", float(message.get("grace", 0)))
+
     def _start(self) -> None:
         self._enter(_Stage.RUNNING)
-        inherited = _inherited(self._assignment)
+        inherited = self._assignment.inherited()
         for child in self._children:
+            if child.asked:  # for its end, before its start
+                continue
             try:
                 child.start(inherited, self._assignment.working_dir)
             except OSError as error:
@@ -122,7 +153,7 @@ class Supervisor:
                 self._fail(child, Failure(child.name, self._assignment.host, what, time.time()))
                 break
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
-            self._control.send(child.started_message())
+            self._control.tell(child.started_message())
         self._write_state()
 
     def _tick(self, now: float) -> None:
@@ -134,18 +165,30 @@ class Supervisor:
             for child in self._children:
                 if (failure := child.check_stopped()) is not None:
                     self._fail(child, failure)
-        if self._control.lost:
-            self._stop("the control machine went away", 0)
-        elif self._control.connected and now - self._control.heard > _LEASE:
-            self._stop(f"the control machine has said nothing for {_LEASE:g} s", 0)
+        self._check_lease(now)
+        self._ending.check(now)
         if self._stage is not _Stage.RUNNING and now >= self._deadline:
             self._escalate()
+        if self._status.due():
+            self._status.write(self._content(self._stage.name.lower()))
+
+    def _check_lease(self, now: float) -> None:
+        lease, control = self._assignment.lease, self._control
+        if lease and (control.connected or control.lost) and now - control.heard > lease:
+            how = "went away and did not come back" if control.lost else "has said nothing"
+            self._stop(f"the control machine {how} for {lease:g} s", 0)
+
+    def _acknowledge(self, message: Message) -> None:
+        seen = message.get("seen")
+        self._control.acknowledge(seen if isinstance(seen, int) else 0)
 
     def _forward(self, child: Child) -> None:
         for event in child.new_events():
             written = event.get("time")  # a script may write what it likes into its log
             age = max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
-            self._control.send({"type": "event", "process": child.name, "age": age, "event": event})
+            self._status.note(child.name, event)
+            if not self._control.full:  # the newest of each kind come with the next hello
+                self._control.tell({"type": "event", "process": child.name, "age": age, "event": event})
 
     def _check_end(self, child: Child) -> None:
         if not child.check_end():
@@ -154,15 +197,18 @@ class Supervisor:
         self._forward(child)
         memory = processes.oom_kills() > self._oom_kills
         failure = child.failure(memory=memory)
-        if failure is not None and self._stage <= _Stage.GRACE:
+        if failure is not None and self._stage <= _Stage.GRACE and not child.asked:
             self._fail(child, failure)
-        self._control.send({"type": "ended", "process": child.name, "status": child.status})
+        ended = {"process": child.name, "status": child.status, "asked": child.asked}
+        self._control.tell({"type": "ended", **ended})
+        self._status.change()
 
     def _fail(self, child: Child, failure: Failure) -> None:
         """Report a failure, and end the others soon: the first one that failed by itself ends the job."""
         child.failed = True
+        self._status.fail(failure)
         age = max(0.0, time.time() - failure.when)
-        self._control.send({"type": "failure", "age": age, "failure": failure.to_message()})
+        self._control.tell({"type": "failure", "age": age, "failure": failure.to_message()})
         self._stop(f"{failure.process} {failure.cause}", _GRACE)
 
     def _stop(self, why: str, grace: float) -> None:
@@ -177,6 +223,7 @@ class Supervisor:
         if stage >= self._stage:
             self._stage = stage
             self._deadline = time.monotonic() + limit
+            self._status.change()
 
     def _escalate(self) -> None:
         """The present stage's time is over."""
@@ -185,7 +232,7 @@ class Supervisor:
                 self._stop(f"no control machine said start within {_CONNECT:g} s", 0)
             case _Stage.GRACE:
                 self._signal(signal.SIGTERM)
-                self._enter(_Stage.TERMINATING, _TERMINATE)
+                self._enter(_Stage.TERMINATING, self._patience)
             case _Stage.TERMINATING:
                 self._kill()
             case _Stage.KILLING:
@@ -221,6 +268,10 @@ class Supervisor:
         _reap_adopted()
         return [f"pid {who.pid}" for who in left]
 
+    def _content(self, stage: str, left: Sequence[str] = ()) -> dict[str, Any]:
+        facts = {"why": self._why, "asked": self._asked_by, "ordered": self._ordered, "left": list(left)}
+        return self._status.content(self._children, stage, **facts)
+
     def _write_state(self) -> None:
         me = processes.identify(os.getpid())
         assert me is not None
@@ -240,15 +291,3 @@ def _reap_adopted() -> None:
             pass
     except ChildProcessError:
         pass
-
-
-def _inherited(assignment: Assignment) -> dict[str, str]:
-    """The agent's own variables less those of a job: what a person's shell has set must not reach into this
-    one.
-    """
-    ours = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("DMLC_", "GEOMX_")) and name not in assignment.clear
-    }
-    return {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **ours}

@@ -10,7 +10,7 @@ from geomx_cli.options import Option, Value, decode, encode
 
 __all__ = ["GroupedCommand", "add_options", "values"]
 
-_METAVARS = {"int": "NUMBER", "float": "NUMBER", "text": "TEXT", "wan": "RATE,RTT"}
+_METAVARS = {"int": "NUMBER", "float": "NUMBER", "text": "TEXT", "wan": "RATE[,RTT]"}
 
 
 class _Type(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click

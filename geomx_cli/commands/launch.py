@@ -3,15 +3,21 @@
 import json as json_module
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from geomx_cli import units
+from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
 from geomx_cli.commands._options import GroupedCommand, add_options, values
-from geomx_cli.inventory import Inventory, free_ports, ports_needed, this_machine
-from geomx_cli.plan import JobSpec
+from geomx_cli.errors import UsageError
 from geomx_cli.plugins import table
+
+if TYPE_CHECKING:
+    from geomx_cli.inventory import Inventory
+    from geomx_cli.plan import JobSpec
 
 __all__ = ["launch"]
 
@@ -20,8 +26,24 @@ _PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS")
 
 @add_options(table())
 @click.command("launch", cls=GroupedCommand)
+@inventory_options
 @click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
+@click.option("--shell", is_flag=True, help="With --dry-run: print start scripts that a person can run by hand.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+@click.option("--detach", is_flag=True, help="Return when all processes run; the job goes on alone.")
+@click.option(
+    "--lease",
+    default="6s",
+    metavar="DURATION",
+    show_default=True,
+    help="How long the job goes on when this machine is gone, as a laptop that is closed.",
+)
+@click.option(
+    "--sync",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A file or folder that hosts behind SSH get, beside the script; may be given several times.",
+)
 @click.option(
     "--job-dir",
     type=click.Path(path_type=Path, file_okay=False),
@@ -29,15 +51,36 @@ _PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS")
 )
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python train.py ...]")
 def launch(
-    script: tuple[str, ...], dry_run: bool, json: bool, job_dir: Path | None, **parameters: Any
+    script: tuple[str, ...],
+    hosts: Path | None,
+    local: bool,
+    accept_new_host_keys: bool,
+    dry_run: bool,
+    shell: bool,
+    json: bool,
+    detach: bool,
+    lease: str,
+    sync: tuple[Path, ...],
+    job_dir: Path | None,
+    **parameters: Any,
 ) -> int:
     """Start a training job, watch it and wait for its end.
 
-    Everything runs on this machine, over loopback: a central party and the participating ones. Every worker
-    runs the script behind "--"; without one it trains the bundled network.
+    It runs on the machines of the inventory (see geomx init), or without one on this machine, over loopback: a
+    central party and the participating ones. Every worker runs the script behind "--"; without one it trains the
+    bundled network.
+
+    \b
+    geomx launch                                  two parties of two workers on this machine
+    geomx launch -- python train.py               the same with your own script
+    geomx launch --hosts sites.toml --sync data   on the machines of sites.toml
+    geomx launch --detach                         start, and come back later: geomx attach
     """
-    options = values(table(), parameters)
-    inventory = this_machine(options, free_ports(ports_needed(options)))
+    if shell and (json or not dry_run):
+        raise UsageError("--shell prints scripts in place of the text of --dry-run", "write --dry-run --shell")
+    inventory, options, _ = machines(hosts, local, values(table(), parameters))
+    from geomx_cli.plan import JobSpec
+
     spec = JobSpec(
         options=options,
         script=script,
@@ -46,22 +89,35 @@ def launch(
         env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
     )
     if dry_run:
-        return _show(inventory, spec, json=json)
+        return _show(inventory, spec, sync, json=json, shell=shell)
     from geomx_cli import launch as launching
+    from geomx_cli.commands.data import Progress
 
-    if not script:
-        from geomx_cli.commands.data import Progress
-        from geomx_cli.runtime.training import fetch
+    manner = launching.Manner(
+        told=Progress(),
+        json=json,
+        detach=detach,
+        lease=units.parse_duration(lease),
+        sync=sync,
+        ssh=ssh_options(accept_new_host_keys),
+    )
+    return launching.launch(inventory, spec, manner)
 
-        fetch.ensure(str(options["data"]), str(options["data_dir"]), Progress())
-    return launching.launch(inventory, spec, json=json)
 
-
-def _show(inventory: Inventory, spec: JobSpec, *, json: bool) -> int:
+def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, json: bool, shell: bool) -> int:
+    from geomx_cli import baggage
+    from geomx_cli.commands._plan_shell import plan_shell
     from geomx_cli.commands._plan_text import plan_text
     from geomx_cli.job import Job
+    from geomx_cli.launch import prepared, working_dirs
     from geomx_cli.plan import plan
+    from geomx_cli.ports import choose
 
-    found = plan(inventory, Job.of(spec).complete(spec))
-    click.echo(json_module.dumps(found.to_json(), indent=2) if json else plan_text(found))
+    inventory = choose(inventory, None)
+    spec = prepared(Job.of(spec), replace(spec, carried=baggage.pack(spec.script, sync).words))
+    found = plan(inventory, replace(spec, key_dir="") if shell else spec)
+    if shell:
+        click.echo(plan_shell(found, working_dirs(inventory, found)))
+    else:
+        click.echo(json_module.dumps(found.to_json(), indent=2) if json else plan_text(found))
     return 0

@@ -18,6 +18,7 @@ flag goes before the variable, and the variable before the default. Durations ta
 `2m`, `1.5h`), sizes too (`64k`, `1MiB`); a bool is `--name` or `--no-name`, and 1 or 0 in the environment.
 """
 
+_KINDS = {"int": "whole number", "float": "number", "wan": "rate, round trip or both"}
 _TABLE_HEAD = "| Flag | Variable | Default | Values | Meaning |\n|---|---|---|---|---|\n"
 
 
@@ -41,12 +42,8 @@ def _rows(options: Iterable[Option]) -> Iterator[str]:
 def _values(option: Option) -> str:
     if option.choices:
         return ", ".join(f"`{choice}`" for choice in option.choices)
-    bounds = [
-        f"{word} {bound:.10g}"
-        for word, bound in (("from", option.minimum), ("to", option.maximum))
-        if abs(bound) != float("inf")
-    ]
-    return " ".join([option.kind, *bounds])
+    apart = f"{option.stands_apart}, or" if option.stands_apart else ""
+    return " ".join(part for part in (apart, _KINDS.get(option.kind, option.kind), option.span) if part)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 """This machine as a host. Several planned hosts may lie on it, each with an agent of its own."""
 
 import os
-import socket as sockets
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +14,8 @@ from geomx_cli.hosts import Channel, Completed
 __all__ = ["LocalHost", "python_path"]
 
 _CHUNK = 1 << 16
-_ENDING = 1.0
+_ERRORS = 4096
+_ENDING = 2.0
 
 
 class LocalHost:
@@ -25,7 +24,7 @@ class LocalHost:
     def __init__(self, name: str = "local", python: str = sys.executable) -> None:
         self.name = name
         self.python = python
-        self._started: dict[int, subprocess.Popen[bytes]] = {}
+        self._channels: list[_LocalChannel] = []
 
     def run(self, argv: Sequence[str], *, data: bytes = b"", limit: float) -> Completed:
         """See Host.run."""
@@ -37,20 +36,11 @@ class LocalHost:
             raise TimedOut(f"{argv[0]} on {self.name} did not end within {limit:g} s") from None
         return Completed(done.returncode, done.stdout, done.stderr)
 
-    def start(self, argv: Sequence[str], *, log: str) -> int:
-        """See Host.start."""
-        Path(log).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with Path(log).open("ab") as output:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=_environment(),
-                start_new_session=True,
-            )
-        self._started[process.pid] = process
-        return process.pid
+    def open(self, argv: Sequence[str]) -> Channel:
+        """See Host.open."""
+        channel = _LocalChannel(argv)
+        self._channels.append(channel)
+        return channel
 
     def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
         """See Host.put."""
@@ -72,60 +62,76 @@ class LocalHost:
         """See Host.get."""
         return Path(path).read_bytes()
 
-    def connect(self, socket: str, pid: int, limit: float) -> Channel:
-        """See Host.connect."""
-        deadline = time.monotonic() + limit
-        while True:
-            stream = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
-            try:
-                stream.connect(socket)
-                return _LocalChannel(stream)
-            except (FileNotFoundError, ConnectionRefusedError):
-                stream.close()
-            if self._has_ended(pid):
-                raise ConnectionError(f"the agent on {self.name} ended before it listened")
-            if time.monotonic() > deadline:
-                raise TimedOut(f"the agent on {self.name} did not listen within {limit:g} s")
-            time.sleep(0.01)
-
     def close(self) -> None:
-        """See Host.close. Waits a moment for agents that are about to end, so that they are gone afterwards.
-        """
-        for process in self._started.values():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_ENDING)
-
-    def _has_ended(self, pid: int) -> bool:
-        process = self._started.get(pid)
-        return process is not None and process.poll() is not None
+        """See Host.close. Waits a moment for commands to end, and ends those that do not."""
+        for channel in self._channels:
+            channel.close()
+        for channel in self._channels:
+            channel.finish(_ENDING)
 
 
 class _LocalChannel:
-    """A connected unix socket as a channel."""
+    """A child process with pipes as a channel. A thread takes what it writes on its standard error."""
 
-    def __init__(self, stream: sockets.socket) -> None:
-        self._stream = stream
+    def __init__(self, argv: Sequence[str]) -> None:
+        pipe = subprocess.PIPE
+        # A session of its own: Ctrl-C is for us, who then tell the agents.
+        self._process = subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, env=_environment(), start_new_session=True
+        )
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        self._sending = threading.Lock()
+        self._errors = b""
+        self._listener = threading.Thread(target=self._listen, name="stderr", daemon=True)
+        self._listener.start()
 
     def send(self, data: bytes) -> None:
-        self._stream.sendall(data)
+        with self._sending:
+            if self._stdin.closed:
+                raise BrokenPipeError("the channel is closed")
+            rest = memoryview(data)
+            while rest:
+                rest = rest[self._stdin.write(rest) or 0 :]
 
     def receive(self) -> bytes:
         try:
-            return self._stream.recv(_CHUNK)
-        except OSError:
+            return self._stdout.read(_CHUNK) or b""
+        except (OSError, ValueError):  # closed by `finish`
             return b""
 
+    def errors(self) -> str:
+        if self._process.poll() is not None:
+            self._listener.join(_ENDING)
+        return self._errors.decode(errors="replace")
+
     def close(self) -> None:
+        if self._sending.acquire(timeout=_ENDING):
+            with suppress(OSError):
+                self._stdin.close()
+            self._sending.release()
+        else:  # it does not read what it is sent
+            self._process.kill()
+
+    def finish(self, limit: float) -> None:
+        """Wait at most `limit` seconds for the end, then kill; the pipes are closed afterwards."""
         try:
-            self._stream.shutdown(sockets.SHUT_RDWR)  # wakes a thread in recv, which close alone does not
-        except OSError:
-            pass
-        self._stream.close()
+            self._process.wait(limit)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._listener.join(limit)  # a child that has detached may hold the pipe
+        if not self._listener.is_alive():
+            self._stdout.close()
+            self._stderr.close()
+
+    def _listen(self) -> None:
+        while data := self._stderr.read(_CHUNK):
+            self._errors = (self._errors + data)[-_ERRORS:]
 
 
 def python_path() -> str:
-    """Our PYTHONPATH, and where geomx_cli was imported from: a checkout that is not installed works as well.
-    """
+    """Our PYTHONPATH, and where geomx_cli was imported from: a checkout that is not installed works as well."""
     source = str(Path(__file__).parents[2])
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if source.endswith("-packages") or source in inherited:

@@ -3,7 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 
-from geomx_cli.ps.node import Request
+from geomx_cli.ps.talk import Request
 
 __all__ = ["Barrier"]
 

@@ -155,11 +155,13 @@ class Client:
     # The end.
 
     def leave(self) -> None:
-        """This worker owes no more contributions. Waits for the results of those that it has begun."""
+        """This worker owes no more contributions. Waits for the results of those that it has begun, and until the
+        servers know.
+        """
         for exchange in list(self._latest.values()):
             self._wait(exchange.done, self.settings.number("patience"), "the last rounds")
-        self._check()
-        self._worker.node.loop.submit(lambda: self._worker.tell_servers("leave"))
+        for future in [self._ask("leave", {}, server) for server in range(len(self._worker.uplink.links))]:
+            self._wait(future, self.settings.number("timeout"), "the servers to know that this worker leaves")
 
     def close(self, error: GeomxError | None = None) -> None:
         """Say farewell and end the client's thread; with `error`, tell everybody that this worker has failed."""
@@ -171,7 +173,7 @@ class Client:
         else:
             self._check()
             worker.node.loop.submit(worker.farewell)
-        self._thread.join(10)
+        self._thread.join(self.settings.number("silence") + 5)
 
     # Inside.
 

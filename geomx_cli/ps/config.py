@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from geomx_cli.options import Value
+from geomx_cli.ps import addresses
 
 __all__ = ["NodeSettings", "PlaneSettings", "Role"]
 
@@ -13,7 +14,10 @@ Role = Literal["global_scheduler", "global_server", "scheduler", "server", "work
 
 @dataclass(frozen=True)
 class PlaneSettings:
-    """One plane that a process belongs to: where its scheduler is, and how many members it has."""
+    """One plane that a process belongs to: where its scheduler is, and how many members it has.
+
+    `uri` is the scheduler's address, or a name that every process of the plane can look up.
+    """
 
     uri: str
     port: int
@@ -23,9 +27,19 @@ class PlaneSettings:
 
     @property
     def endpoint(self) -> str:
-        """Where to dial, or for the scheduler itself to listen."""
-        host = f"[{self.uri}]" if ":" in self.uri else self.uri
-        return self.scheduler or f"tcp://{host}:{self.port}"
+        """Where the scheduler is, as the process was told."""
+        return self.scheduler or addresses.tcp(self.uri, self.port)
+
+    def to_dial(self) -> str:
+        """Where to dial. Raises InvalidSettings for a name that cannot be looked up."""
+        return self.scheduler or addresses.tcp(addresses.resolve(self.uri)[0], self.port)
+
+    def to_listen(self) -> tuple[str, ...]:
+        """Where the scheduler listens: a name may stand for several addresses, and others may dial any of them.
+
+        Raises InvalidSettings if none of them is of this machine.
+        """
+        return tuple(addresses.tcp(address, self.port) for address in addresses.own(self.uri))
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,8 @@ class NodeSettings:
     A server with both planes is a local server, or a root (`global_server`); a root without `local` has no members in
     the central party's plane; a server without `upper` is the root of a flat cluster. `party_index`, `rank` and
     `global_rank` are None where the scheduler is to choose.
-    `wan_share` is this process's part of its party's emulated link. `options` holds the table of options by name.
+    `wan_share` is this process's part of its party's emulated link. `device` is what a worker of the bundled job trains
+    on: "" for the processor, or "gpuN". `options` holds the table of options by name.
     """
 
     role: Role = "worker"
@@ -60,6 +75,7 @@ class NodeSettings:
     key_file: str = ""
     insecure: bool = False
     wan_share: float = 1.0
+    device: str = ""
     options: Mapping[str, Value] = field(default_factory=dict)
 
     def number(self, option: str) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import zmq
 
+from geomx_cli.ps.sockets import Socket
 from geomx_cli.ps.window import Window
 from geomx_cli.ps.wire import Header, Kind, Place, encode_body, encode_header
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LANES", "MAX_FUSED", "Lane", "Link"]
 
-Socket = zmq.Socket[bytes]
 Lane = Literal["tensors", "talk"]
 LANES: tuple[Lane, Lane] = ("talk", "tensors")
 CREDIT_STEP = 1024 * 1024
@@ -65,9 +65,9 @@ class Link:
         heapq.heappush(self._queue, (-header.priority, self._transport.next_order(), header, payload))
         self._pump()
 
-    def control(self, topic: str, body: dict[str, Any] | None = None, request: int = 0) -> None:
-        """Send a CONTROL message; it overtakes every tensor."""
-        payload = memoryview(encode_body(body)) if body else None
+    def control(self, topic: str, body: dict[str, Any] | bytes | None = None, request: int = 0) -> None:
+        """Send a CONTROL message, its body perhaps encoded already; it overtakes every tensor."""
+        payload = memoryview(body if isinstance(body, bytes) else encode_body(body)) if body else None
         self._emit(Header(topic=topic, request=request), payload)
 
     def consumed(self, size: int) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.ps.config import PlaneSettings
+from geomx_cli.ps.talk import Request
 from geomx_cli.ps.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ class Member:
 
 
 class Membership:
-    """Created by Node.join. `rank` and `members` are there once the roster has come."""
+    """Created by Node.join. `rank` and `members` are there once the roster has come.
+
+    `over`: nothing more is to be said, for the scheduler is gone, or knows that this node ends.
+    """
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class Membership:
     ) -> None:
         self.rank = -1
         self.members: list[Member] = []
+        self.over = False
         self._node = node
         self._on_roster = on_roster
         self._plane = plane
@@ -54,7 +59,7 @@ class Membership:
         self._silence = node.settings.number("silence")
         settings = node.settings
         self.link = node.transport.dial(
-            plane.endpoint, f"the scheduler at {plane.endpoint}", wide_area=facts.pop("wide_area", False)
+            plane.to_dial(), f"the scheduler at {plane.endpoint}", wide_area=facts.pop("wide_area", False)
         )
         body = {
             "role": role,
@@ -66,7 +71,7 @@ class Membership:
             **facts,
         }
         self._deadline = node.loop.call_later(node.timeout, self._expire)
-        node.request(self.link, "join", body, self._joined, self._refused, limit=node.timeout + 5)
+        node.talk.ask(self.link, "join", body, self._joined, self._refused, limit=node.timeout + 5)
 
     def servers(self) -> list[Member]:
         """The servers of the plane, by rank."""
@@ -74,31 +79,25 @@ class Membership:
 
     def beat(self, telemetry: dict[str, Any]) -> None:
         """Send a heartbeat; fail if the scheduler has been silent for too long."""
-        if not self.members:
+        if not self.members or self.over:
             return
         self.link.control("beat", telemetry)
         silent = time.monotonic() - self._last_heard
         if silent > self._silence:
-            name = self.link.name
+            name, self.over = self.link.name, True
             self._node.fail(PeerLost(f"{name} has been silent for {silent:.0f} s", peer=name))
 
-    def farewell(self) -> None:
-        """This node is done, and all is well."""
-        self.link.control("bye")
-
-    def report_failure(self, error: GeomxError) -> None:
-        """Tell the scheduler why this node fails, so that everybody learns it."""
-        origin = error.peer if isinstance(error, PeerLost) and error.peer else self._node.process
-        self.link.control("fail", {"process": origin, "message": error.message, "hint": error.hint})
-
-    def on_control(self, topic: str, body: dict[str, Any]) -> None:
+    def on_request(self, request: Request) -> None:
         """Handle what the scheduler says beside answers."""
+        topic, body = request.topic, request.body
         self._last_heard = time.monotonic()
         if topic == "pending":
             self._missing = str(body.get("missing"))
             self._node.telemetry["state"] = "waiting"
             self._node.events.write("state", state="waiting", message=f"waiting for {self._missing}")
         elif topic == "fail":
+            self.over = True
+            request.answer()
             process = str(body.get("process"))
             self._node.fail(PeerLost(str(body.get("message")), str(body.get("hint", "")), peer=process))
         elif topic != "beat":
@@ -114,6 +113,7 @@ class Membership:
 
     def _refused(self, error: GeomxError) -> None:
         self._deadline.cancel()
+        self.over = True
         self._node.fail(InvalidSettings(f"{self.link.name} refused this process: {error.message}", error.hint))
 
     def _expire(self) -> None:

@@ -6,53 +6,36 @@ scheduler, raises PeerLost in `run`. Nothing here waits without a limit.
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
-from geomx_cli.errors import GeomxError, InvalidSettings, TimedOut
+from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost
 from geomx_cli.events import EventLog
-from geomx_cli.ps import security
+from geomx_cli.ps import addresses, security
 from geomx_cli.ps.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.link import Link
-from geomx_cli.ps.loop import Loop, Timer
+from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.partition import NEAR
 from geomx_cli.ps.shaping import Shaper
+from geomx_cli.ps.talk import Request, Talk
 from geomx_cli.ps.transport import Transport
-from geomx_cli.ps.wire import BadMessage, Header, Kind, decode_body, job_number
+from geomx_cli.ps.wire import Header, Kind, decode_body, job_number
 
-__all__ = ["Node", "Request"]
+__all__ = ["Node"]
 
 Body = dict[str, Any]
-Answer = Callable[[Body], None]
-Failed = Callable[[GeomxError], None]
 
-
-class Request:
-    """A control request from a peer, to be answered once, now or later."""
-
-    __slots__ = ("_number", "body", "link", "topic")
-
-    def __init__(self, link: Link, topic: str, body: Body, number: int) -> None:
-        self.link = link
-        self.topic = topic
-        self.body = body
-        self._number = number
-
-    def answer(self, body: Body | None = None) -> None:
-        """Send the answer."""
-        self.link.control("answer", body or {}, self._number)
-
-    def refuse(self, error: GeomxError) -> None:
-        """Answer with an error, which is raised where the request was made."""
-        self.link.control("answer", {"error": error.message, "hint": error.hint}, self._number)
+LAST_WORDS = 1.0
+"""Seconds that a node that fails waits for its schedulers to know why; agents give all that fail two."""
 
 
 class Node:
     """Everything that scheduler, server and client have in common. Used by the loop's thread only.
 
     `on_tensor` gets PUSH, PULL, EXCHANGE and RESULT messages; `on_request` gets control requests; `on_link` is told of
-    peers that dial.
+    peers that dial; `on_reconnect` of links on which tensors that were under way may be lost.
     """
 
     def __init__(
@@ -69,13 +52,13 @@ class Node:
         self.events = events
         self.loop = Loop()
         self.timeout = settings.number("timeout")
+        self.talk = Talk(self.loop, self.timeout)
         self.telemetry: Body = {"state": "starting", "round": 0}
         self.memberships: list[Membership] = []
         self.error: GeomxError | None = None
         self._on_tensor = on_tensor
         self._on_request = on_request
-        self._requests: dict[int, tuple[Answer, Failed, Timer]] = {}
-        self._request_number = 0
+        self._on_reconnect = on_reconnect
         self.process = settings.process or f"{settings.role}@{socket.gethostname()}:{os.getpid()}"
         self.keys = security.load(settings.key_file)
         self.transport = Transport(
@@ -90,7 +73,7 @@ class Node:
             keys=self.keys,
             on_message=self._on_message,
             on_link=on_link,
-            on_reconnect=on_reconnect,
+            on_reconnect=self._repeat,
             events=events,
             slice_bytes=4 * int(settings.number("slice_elements") or NEAR),
             window_bytes=int(settings.number("window")),
@@ -100,10 +83,10 @@ class Node:
     def listen(self, fallback: PlaneSettings | None) -> tuple[str, ...]:
         """Bind the planned endpoints, or one on the own address of a process started by hand; returns what others dial.
 
-        Raises InvalidSettings when the address is not loopback and there are no keys.
+        Raises InvalidSettings when the address is not loopback and there are no keys, or when there is no address.
         """
         planned = self.settings.bind
-        endpoints = planned or (f"tcp://{self.own_address(fallback)}:{self.settings.port or '*'}",)
+        endpoints = planned or (addresses.tcp(self.own_address(fallback), self.settings.port or "*"),)
         self.guard(endpoints)
         bound = self.transport.listen(endpoints)
         return (self.settings.advertise or bound) if planned else bound
@@ -111,27 +94,19 @@ class Node:
     def guard(self, endpoints: tuple[str, ...]) -> None:
         """Refuse to listen beyond this machine without keys."""
         for endpoint in endpoints:
-            local = endpoint.startswith(("ipc:", "tcp://127.", "tcp://localhost:", "tcp://[::1]:"))
-            if self.keys is None and not local and not self.settings.insecure:
+            if self.keys is None and not self.settings.insecure and not addresses.is_loopback(endpoint):
                 raise InvalidSettings(
                     f"refusing to listen on {endpoint} without keys",
                     "start the job with geomx launch, which makes keys, or set GEOMX_INSECURE=1 in a network you trust",
                 )
 
     def own_address(self, plane: PlaneSettings | None) -> str:
-        """DMLC_NODE_HOST, the address of DMLC_INTERFACE, or the one that faces the scheduler."""
-        settings = self.settings
-        if settings.node_host:
-            return f"[{settings.node_host}]" if ":" in settings.node_host else settings.node_host
-        if settings.interface:
-            return _interface_address(settings.interface)
-        if plane is None or plane.uri in ("127.0.0.1", "localhost", "::1"):
-            return "127.0.0.1"
-        family = socket.AF_INET6 if ":" in plane.uri else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((plane.uri, plane.port))
-            address = str(probe.getsockname()[0])
-        return f"[{address}]" if family == socket.AF_INET6 else address
+        """DMLC_NODE_HOST, the address of DMLC_INTERFACE, or the one that faces the scheduler; else InvalidSettings."""
+        if self.settings.node_host:
+            return addresses.own(self.settings.node_host)[0]
+        if self.settings.interface:
+            return addresses.of_interface(self.settings.interface)
+        return addresses.facing(plane.uri, plane.port) if plane is not None else "127.0.0.1"
 
     def join(
         self, plane: PlaneSettings, role: str, on_roster: Callable[[Membership], None], **facts: Any
@@ -141,32 +116,25 @@ class Node:
         self.memberships.append(membership)
         return membership
 
-    def request(self, link: Link, topic: str, body: Body, answer: Answer, failed: Failed, limit: float = 0.0) -> None:
-        """Ask `link`; exactly one of `answer` and `failed` is called later. `limit` is in seconds; 0: the timeout."""
-        self._request_number += 1
-        number, limit = self._request_number, limit or self.timeout
+    def farewell(self, servers: Iterable[Link] = ()) -> None:
+        """All is well and this process is done: tell `servers` and every scheduler, and end `run` when they know.
 
-        def expire() -> None:
-            del self._requests[number]
-            failed(TimedOut(f"no answer from {link.name} to {topic!r} within {limit:g} s"))
+        One that does not answer in the time of silence has ended, and its answer was lost: it is waited for no longer.
+        """
+        for membership in self.memberships:
+            membership.over = True
+        links = [*servers, *(membership.link for membership in self.memberships)]
+        self._end("bye", {}, links, self.settings.number("silence"))
 
-        self._requests[number] = (answer, failed, self.loop.call_later(limit, expire))
-        link.control(topic, body, number)
-
-    def fail(self, error: GeomxError) -> None:
-        """Remember why this process fails, tell every scheduler, and end `run`."""
-        if self.error is None:
-            self.error = error
-            for membership in self.memberships:
-                membership.report_failure(error)
-            self.loop.stop()
-
-    def fail_requests(self, error: GeomxError) -> None:
-        """Tell whoever waits for an answer that none will come."""
-        requests, self._requests = self._requests, {}
-        for _, failed, timer in requests.values():
-            timer.cancel()
-            failed(error)
+    def fail(self, error: GeomxError, members: Iterable[Link] = ()) -> None:
+        """Remember why this process fails, tell every scheduler, or a scheduler its `members`, and end `run`."""
+        if self.error is not None:
+            return
+        self.error = error
+        origin = error.peer if isinstance(error, PeerLost) and error.peer else self.process
+        body = {"process": origin, "message": error.message, "hint": error.hint}
+        links = [*members, *(membership.link for membership in self.memberships if not membership.over)]
+        self._end("fail", body, links, LAST_WORDS)
 
     def run(self) -> None:
         """Run the loop until stopped. Raises what made the node fail."""
@@ -190,6 +158,24 @@ class Node:
         for membership in self.memberships:
             membership.beat(self.telemetry)
 
+    def _end(self, topic: str, body: Body, links: Iterable[Link], limit: float) -> None:
+        """End `run` when all `links` have answered the last thing that is said to them, or after `limit` seconds."""
+        waiting = set(links)
+
+        def heard(link: Link, _: Body | GeomxError) -> None:
+            waiting.discard(link)
+            if not waiting:
+                self.loop.stop()
+
+        if not waiting:
+            self.loop.stop()
+        for link in list(waiting):
+            self.talk.ask(link, topic, body, partial(heard, link), partial(heard, link), limit)
+
+    def _repeat(self, link: Link) -> None:
+        self.talk.repeat(link)
+        self._on_reconnect(link)
+
     def _on_message(self, link: Link, header: Header, payload: memoryview | None) -> None:
         if header.kind != Kind.CONTROL:
             try:
@@ -199,34 +185,13 @@ class Node:
             return
         body = decode_body(payload) if payload is not None else {}
         if header.topic == "answer":
-            self._on_answer(header.request, body)
+            self.talk.answered(link, header.request, body)
+            return
+        request = self.talk.receive(link, header.request, header.topic, body)
+        if request is None:
             return
         for membership in self.memberships:
             if membership.link is link:
-                membership.on_control(header.topic, body)
+                membership.on_request(request)
                 return
-        self._on_request(Request(link, header.topic, body, header.request))
-
-    def _on_answer(self, number: int, body: Body) -> None:
-        if number not in self._requests:
-            raise BadMessage("an answer to no request")
-        answer, failed, timer = self._requests.pop(number)
-        timer.cancel()
-        if "error" in body:
-            failed(InvalidSettings(str(body["error"]), str(body.get("hint", ""))))
-        else:
-            answer(body)
-
-
-def _interface_address(name: str) -> str:
-    import psutil
-
-    addresses = psutil.net_if_addrs().get(name)
-    if addresses is None:
-        known = ", ".join(sorted(psutil.net_if_addrs()))
-        raise InvalidSettings(f"DMLC_INTERFACE={name}: no such interface", f"this machine has {known}")
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for entry in addresses:
-            if entry.family == family:
-                return entry.address if family == socket.AF_INET else f"[{entry.address.split('%')[0]}]"
-    raise InvalidSettings(f"DMLC_INTERFACE={name} has no IP address", "choose another, or set DMLC_NODE_HOST")
+        self._on_request(request)

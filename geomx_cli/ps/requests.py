@@ -8,9 +8,10 @@ from geomx_cli.errors import GeomxError, InvalidSettings
 from geomx_cli.ps import optimizers
 from geomx_cli.ps.barrier import Barrier
 from geomx_cli.ps.members import Members
-from geomx_cli.ps.node import Node, Request
+from geomx_cli.ps.node import Node
 from geomx_cli.ps.partition import FAR, NEAR, Partition, Tensor
 from geomx_cli.ps.rounds import Rounds
+from geomx_cli.ps.talk import Request
 from geomx_cli.ps.uplink import Uplink
 
 __all__ = ["Requests"]
@@ -79,7 +80,7 @@ class Requests:
     def _relay(self, request: Request) -> None:
         if self._uplink is None:
             raise InvalidSettings(f"nobody answers {request.topic!r}")
-        self._node.request(self._uplink.links[0], request.topic, request.body, request.answer, request.refuse)
+        self._node.talk.ask(self._uplink.links[0], request.topic, request.body, request.answer, request.refuse)
 
     def _on_cluster(self, request: Request) -> None:
         """Who takes part in the job: answered by the rank-0 root, completed by the local server."""
@@ -88,7 +89,7 @@ class Requests:
             def complete(body: Body) -> None:
                 request.answer({**body, "party_index": self._own_party(), "root": False, "trains": True})
 
-            self._node.request(self._uplink.links[0], "cluster", {}, complete, request.refuse)
+            self._node.talk.ask(self._uplink.links[0], "cluster", {}, complete, request.refuse)
             return
         request.answer(
             {
@@ -109,7 +110,7 @@ class Requests:
             answer = [[item.key, [[s.offset, s.length, s.root, s.server] for s in item.slices]] for item in placed]
             request.answer({"placements": answer})
             return
-        self._node.request(
+        self._node.talk.ask(
             self._uplink.links[0], "declare", request.body,
             lambda body: self._assign_to_party(request, tensors, body), request.refuse,
         )  # fmt: skip
@@ -169,7 +170,7 @@ class Requests:
             answered(index, {})
 
         for index, link in enumerate(uplink.links):
-            self._node.request(link, request.topic, request.body, partial(answered, index), partial(failed, index))
+            self._node.talk.ask(link, request.topic, request.body, partial(answered, index), partial(failed, index))
 
     def _on_barrier(self, request: Request) -> None:
         self._barriers[str(request.body["scope"])].ask(self._members.rank_of(request.link), request)
@@ -188,4 +189,4 @@ class Requests:
                 request.refuse(error)
 
         limit = self._node.settings.number("patience")
-        self._node.request(self._uplink.links[0], "barrier", {"scope": "all"}, answer, refuse, limit)
+        self._node.talk.ask(self._uplink.links[0], "barrier", {"scope": "all"}, answer, refuse, limit)

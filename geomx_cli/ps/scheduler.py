@@ -13,7 +13,8 @@ from geomx_cli.events import EventLog
 from geomx_cli.ps.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.membership import Member
-from geomx_cli.ps.node import Node, Request
+from geomx_cli.ps.node import Node
+from geomx_cli.ps.talk import Request
 from geomx_cli.ps.wire import BadMessage, Header
 
 __all__ = ["Scheduler"]
@@ -45,7 +46,7 @@ class Scheduler:
         self._complete = False
         self.node = Node(settings, events, on_tensor=self._on_tensor, on_request=self._on_request)
         self._silence = settings.number("silence")
-        endpoints = settings.bind or (f"tcp://{plane.uri}:{plane.port}",)
+        endpoints = settings.bind or plane.to_listen()
         self.node.guard(endpoints)
         self.node.transport.listen(endpoints)
         self.node.loop.call_later(self.node.timeout, self._expire)
@@ -77,10 +78,12 @@ class Scheduler:
                 request.link.control("beat")
             case "bye":
                 entry.gone = True
+                request.answer()
                 if self._complete and all(item.gone for item in self._entries.values()):
                     self.node.loop.stop()
             case "fail":
                 entry.gone = True
+                request.answer()
                 origin = str(request.body.get("process"))
                 message, hint = str(request.body.get("message")), str(request.body.get("hint", ""))
                 self._fail(PeerLost(message, hint, peer=origin))
@@ -180,12 +183,7 @@ class Scheduler:
                 self._fail(PeerLost(f"{name} has been silent for {silent:.0f} s", peer=name))
 
     def _fail(self, error: GeomxError) -> None:
-        origin = error.peer if isinstance(error, PeerLost) else self.node.process
-        body = {"process": origin, "message": error.message, "hint": error.hint}
-        for link, item in self._entries.items():
-            if not item.gone:
-                link.control("fail", body)
-        self.node.fail(error)
+        self.node.fail(error, [link for link, item in self._entries.items() if not item.gone])
 
     def _status(self, item: _Entry) -> dict[str, Any]:
         return {"process": item.member.process, "gone": item.gone, **item.telemetry}

@@ -15,9 +15,10 @@ from geomx_cli.ps.heap import share_one_heap
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.membership import Membership
-from geomx_cli.ps.node import Node, Request
+from geomx_cli.ps.node import Node
 from geomx_cli.ps.requests import Requests
 from geomx_cli.ps.rounds import STALL, Rounds
+from geomx_cli.ps.talk import Request
 from geomx_cli.ps.uplink import Delivery, Uplink
 from geomx_cli.ps.wire import BadMessage, Header, Kind
 
@@ -118,22 +119,21 @@ class Server:
         self._members.arrive(link)
         self._serve()
 
-    def _leave(self, link: Link) -> None:
-        self._members.leave(link)
+    def _leave(self, request: Request) -> None:
+        self._members.leave(request.link)
+        request.answer()
         self.rounds.members_changed()
         self._requests.release_barriers()
         if self._uplink is not None and self._members.owing() == []:
             for root in self._uplink.links:
-                root.control("leave")
+                self.node.talk.ask(root, "leave", {}, lambda _: None, self.node.fail)
 
-    def _farewell(self, link: Link) -> None:
-        if self._members.farewell(link):
-            for root in self._uplink.links if self._uplink is not None else ():
-                root.control("bye")
-            for membership in self.node.memberships:
-                membership.farewell()
+    def _farewell(self, request: Request) -> None:
+        done = self._members.farewell(request.link)
+        request.answer()
+        if done:
             self.node.telemetry["state"] = "finished"
-            self.node.loop.stop()
+            self.node.farewell(self._uplink.links if self._uplink is not None else ())
 
     # Tensors.
 
@@ -158,9 +158,9 @@ class Server:
     def _on_request(self, request: Request) -> None:
         self._members.rank_of(request.link)
         if request.topic == "leave":
-            self._leave(request.link)
+            self._leave(request)
         elif request.topic == "bye":
-            self._farewell(request.link)
+            self._farewell(request)
         else:
             self._requests.take(request)
 

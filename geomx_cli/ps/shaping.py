@@ -2,7 +2,7 @@
 
 import time
 
-from geomx_cli.options import parse_wan
+from geomx_cli.units import parse_wan
 
 __all__ = ["Shaper"]
 

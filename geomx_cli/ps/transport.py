@@ -1,7 +1,6 @@
-"""The sockets of one process: who may connect, what is read from them, and what of it is refused.
+"""The links of one process: who is at the other end, what is read from the sockets, and what of it is refused.
 
-Those who listen have one ROUTER socket, those who dial two DEALER sockets for each link (see link.py). High-water marks
-are off and nothing ever blocks in a send: each link queues by priority (first in, first out among equals) and hands the
+Sockets have no limits (see sockets.py): each link queues by priority (first in, first out among equals) and hands its
 socket only what its window admits.
 """
 
@@ -14,41 +13,30 @@ from typing import Any
 
 import msgspec
 import zmq
-import zmq.utils.monitor
 
-from geomx_cli.errors import GeomxError, InvalidSettings
 from geomx_cli.events import EventLog
 from geomx_cli.ps.heap import keep_freed_memory
 from geomx_cli.ps.link import LANES, MAX_FUSED, Lane, Link
 from geomx_cli.ps.loop import Loop
-from geomx_cli.ps.security import Doorkeeper, KeyRing
+from geomx_cli.ps.security import KeyRing
 from geomx_cli.ps.shaping import Shaper
-from geomx_cli.ps.wire import (
-    MAX_MESSAGE,
-    BadMessage,
-    Header,
-    Kind,
-    Place,
-    decode_body,
-    decode_header,
-)
+from geomx_cli.ps.sockets import Socket, Sockets
+from geomx_cli.ps.wire import BadMessage, Header, Kind, Place, decode_body, decode_header
 
 __all__ = ["Transport"]
 
-Socket = zmq.Socket[bytes]
 Handler = Callable[[Link, Header, memoryview | None], None]
 
 BATCH = 64
 MAX_LINKS = 4096
 CREDIT_DELAY = 0.004
-LOCAL_BUFFER = 2 * 2**20
 
 
 class Transport:
     """`on_message` gets every message that is well formed, of this job, and not transport's own.
 
-    `on_link` is told of each peer that dials; it may refuse it with BadMessage. `on_reconnect` is told when a link that
-    this process dialled was cut and is back.
+    `on_link` is told of each peer that dials; it may refuse it with BadMessage. `on_reconnect` is told of a link with a
+    new connection, whoever dialled it: what was under way on the old one may be lost.
 
     `counters` counts what was refused, by reason; the first of each reason and peer is written to the event log.
     """
@@ -76,7 +64,6 @@ class Transport:
         self.window_bytes = window_bytes
         self.counters: Counter[str] = Counter()
         self.links: list[Link] = []
-        self._keys = keys
         self._on_message = on_message
         self._on_link = on_link
         self._on_reconnect = on_reconnect
@@ -86,13 +73,10 @@ class Transport:
         self._owing: set[Link] = set()
         self._fusing: set[Link] = set()
         loop.each_turn(self._flush_fused)
-        self._context: zmq.Context[Socket] = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, 65_000)
         keep_freed_memory()
-        self._sockets: list[Socket] = []
+        self._sockets = Sockets(loop, keys, partial(self.refuse, None))
         self._accepted: dict[bytes, Link] = {}
         self._by_peer: dict[bytes, Link] = {}
-        self._doorkeeper: Doorkeeper | None = None
         self._delayed: dict[int, tuple[Link, Lane, list[Any]]] = {}
 
     def listen(self, endpoints: tuple[str, ...]) -> tuple[str, ...]:
@@ -100,24 +84,7 @@ class Transport:
 
         Raises InvalidSettings naming the endpoint if one cannot be bound.
         """
-        router = self._socket(zmq.ROUTER)
-        router.set(zmq.ROUTER_MANDATORY, 1)
-        router.set(zmq.ROUTER_HANDOVER, 1)
-        self._watch_handshakes(router)
-        bound = []
-        for endpoint in endpoints:
-            self._secure_listener(router, endpoint)
-            self._widen(router, endpoint)
-            try:
-                router.bind(endpoint)
-            except zmq.ZMQError as error:
-                raise InvalidSettings(
-                    f"cannot listen on {endpoint}: {error.strerror.lower()}",
-                    "another process holds the port, or this machine lacks the address; choose another",
-                ) from None
-            bound.append(bytes(router.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
-        self.loop.watch(router, lambda: self._read_router(router))
-        return tuple(bound)
+        return self._sockets.listen(endpoints, self._read_router)
 
     def dial(self, endpoint: str, name: str, *, wide_area: bool, **hello: Any) -> Link:
         """A link to whoever listens at `endpoint`. It says hello first; the peer may come up later."""
@@ -125,17 +92,8 @@ class Transport:
         self.links.append(link)
         identity = secrets.token_bytes(12).replace(b"\0", b"\1")
         for number, lane in enumerate(LANES):
-            dealer = self._socket(zmq.DEALER)
-            dealer.set(zmq.ROUTING_ID, identity + bytes([number + 1]))
-            if self._keys is not None and endpoint.startswith("tcp:"):
-                dealer.set(zmq.CURVE_SERVERKEY, self._keys.server_public.encode())
-                dealer.set(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
-                dealer.set(zmq.CURVE_SECRETKEY, self._keys.private.encode())
-            self._widen(dealer, endpoint)
-            self._watch_connection(dealer, link)
-            link.attach(lane, dealer, b"")
-            dealer.connect(endpoint)
-            self.loop.watch(dealer, partial(self._read_dealer, dealer, link))
+            read, reconnected = partial(self._read_dealer, link), partial(self._reconnected, link)
+            link.attach(lane, self._sockets.dial(endpoint, identity + bytes([number + 1]), read, reconnected), b"")
         link.greet({**self.who, **hello})
         return link
 
@@ -143,13 +101,7 @@ class Transport:
         """Close all sockets; what was handed to them may leave within `linger` seconds."""
         for number in list(self._delayed):  # a farewell among them must not be lost in the emulated link
             self._release(number)
-        for socket in self._sockets:
-            self.loop.unwatch(socket)
-            socket.close(int(linger * 1e3))
-        if self._doorkeeper is not None:
-            self.loop.unwatch(self._doorkeeper.socket)
-            self._doorkeeper.socket.close(0)
-        self._context.term()
+        self._sockets.close(linger)
 
     def traffic(self) -> dict[str, list[int]]:
         """Bytes of messages sent and received so far: {"lan": [sent, received], "wan": [sent, received]}."""
@@ -213,7 +165,7 @@ class Transport:
                 return
             self._receive(self._accepted.get(identity.bytes), frames, router, identity.bytes)
 
-    def _read_dealer(self, dealer: Socket, link: Link) -> None:
+    def _read_dealer(self, link: Link, dealer: Socket) -> None:
         for _ in range(BATCH):
             try:
                 frames = dealer.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -253,6 +205,7 @@ class Transport:
         if header.kind == Kind.CONTROL and header.topic in ("credit", "hello"):
             if header.topic == "hello":
                 link.window.restart()
+                self._on_reconnect(link)
             return
         if header.kind == Kind.CONTROL and header.topic == "want":
             link.want(header.key, header.slice, header.round)
@@ -294,72 +247,8 @@ class Transport:
         while self._owing:
             self._owing.pop().flush_credit()
 
-    # Sockets.
-
-    def _socket(self, kind: int) -> Socket:
-        socket = self._context.socket(kind)
-        socket.set(zmq.SNDHWM, 0)
-        socket.set(zmq.RCVHWM, 0)
-        socket.set(zmq.LINGER, 1000)
-        socket.set(zmq.IPV6, 1)
-        socket.set(zmq.TCP_KEEPALIVE, 1)
-        socket.set(zmq.RECONNECT_IVL, 50)
-        socket.set(zmq.RECONNECT_IVL_MAX, 1000)
-        socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE)
-        self._sockets.append(socket)
-        return socket
-
-    def _widen(self, socket: Socket, endpoint: str) -> None:
-        """A unix socket's buffer is small, and a slice would take many turns; TCP sizes its own."""
-        size = LOCAL_BUFFER if endpoint.startswith("ipc:") else -1
-        socket.set(zmq.SNDBUF, size)
-        socket.set(zmq.RCVBUF, size)
-
-    def _secure_listener(self, router: Socket, endpoint: str) -> None:
-        tcp = endpoint.startswith("tcp:")
-        router.set(zmq.CURVE_SERVER, int(tcp and self._keys is not None))
-        if not tcp or self._keys is None:
-            return
-        if not self._keys.server_secret:
-            raise GeomxError(f"the key file has no server key, yet this process listens on {endpoint}")
-        router.set(zmq.CURVE_SECRETKEY, self._keys.server_secret.encode())
-        if self._doorkeeper is None:
-            self._doorkeeper = Doorkeeper(self._context, self._keys)
-            self.loop.watch(self._doorkeeper.socket, self._open_the_door)
-
-    def _open_the_door(self) -> None:
-        assert self._doorkeeper is not None
-        before = self._doorkeeper.refused
-        self._doorkeeper.answer()
-        if self._doorkeeper.refused > before:
-            self.refuse(None, "key", "its key is not of this job")
-
-    def _watch_connection(self, dealer: Socket, link: Link) -> None:
+    def _reconnected(self, link: Link) -> None:
         """A connection that was cut and is back has lost what was under way: begin anew, and tell who keeps it."""
-        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self._sockets.append(monitor)
-        connections = itertools.count()
-
-        def connected() -> None:
-            zmq.utils.monitor.recv_monitor_message(monitor)
-            if next(connections) > 0:
-                self._events.write("warning", message=f"the connection to {link.name} was cut, and is back")
-                link.restart()
-                self._on_reconnect(link)
-
-        self.loop.watch(monitor, connected)
-
-    def _watch_handshakes(self, router: Socket) -> None:
-        failures = (
-            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-        )
-        monitor = router.get_monitor_socket(failures)
-        self._sockets.append(monitor)
-
-        def report() -> None:
-            zmq.utils.monitor.recv_monitor_message(monitor)
-            self.refuse(None, "handshake", "it does not speak this protocol, or has no key of this job")
-
-        self.loop.watch(monitor, report)
+        self._events.write("warning", message=f"the connection to {link.name} was cut, and is back")
+        link.restart()
+        self._on_reconnect(link)

@@ -14,8 +14,9 @@ from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.members import CENTRAL
 from geomx_cli.ps.membership import Membership
-from geomx_cli.ps.node import Node, Request
+from geomx_cli.ps.node import Node
 from geomx_cli.ps.partition import Placement
+from geomx_cli.ps.talk import Request
 from geomx_cli.ps.uplink import Delivery, Uplink
 from geomx_cli.ps.wire import Array, BadMessage, Header, Kind, dtype_code
 
@@ -117,26 +118,19 @@ class Worker:
             future.set_exception(self.error)
         else:
             link = self.uplink.links[server]
-            self.node.request(link, topic, body, future.set_result, future.set_exception, limit)
-
-    def tell_servers(self, topic: str) -> None:
-        """Say something to all servers that needs no answer."""
-        for link in () if self.error is not None else self.uplink.links:
-            link.control(topic)
+            self.node.talk.ask(link, topic, body, future.set_result, future.set_exception, limit)
 
     def farewell(self) -> None:
-        """Say that this worker is done, and all is well."""
-        self.tell_servers("bye")
-        for membership in self.node.memberships:
-            membership.farewell()
-        self.node.loop.stop()
+        """Say that this worker is done, and all is well; `run` returns when everybody knows."""
+        if self.error is None:
+            self.node.farewell(self.uplink.links)
 
     def _give_up(self, error: GeomxError) -> None:
         self.error = error
         for exchange in self.open:
             exchange.fail(error)
         self.open.clear()
-        self.node.fail_requests(error)
+        self.node.talk.give_up(error)
         if not self.ready.done():
             self.ready.set_exception(error)
 
@@ -157,7 +151,7 @@ class Worker:
                 wide_area=member.party != self._settings.party, plane="local", rank=self._rank,
             )  # fmt: skip
             self.uplink.links.append(link)
-        self.node.request(self.uplink.links[0], "cluster", {}, self._on_cluster, self.node.fail)
+        self.node.talk.ask(self.uplink.links[0], "cluster", {}, self._on_cluster, self.node.fail)
 
     def _on_cluster(self, body: Body) -> None:
         flat, at_root, trains = bool(body["flat"]), bool(body["root"]), bool(body["trains"])

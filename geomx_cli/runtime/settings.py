@@ -17,6 +17,7 @@ The `DMLC_*` variables mean what they mean in MXNet and GeoMX, so that a process
     GEOMX_RANK, GEOMX_GLOBAL_RANK       ranks given by the planner
     GEOMX_BIND, GEOMX_ADVERTISE         endpoints, separated by blanks
     GEOMX_SCHEDULER, GEOMX_GLOBAL_SCHEDULER    endpoints to dial in place of tcp://URI:PORT
+    GEOMX_DEVICE          workers   gpuN: train on that GPU, the only one that CUDA_VISIBLE_DEVICES shows
     GEOMX_KEY_FILE, GEOMX_INSECURE, GEOMX_WAN_SHARE
 """
 
@@ -59,6 +60,7 @@ class Settings(NodeSettings):
             "GEOMX_KEY_FILE": self.key_file,
             "GEOMX_INSECURE": "1" if self.insecure else "",
             "GEOMX_WAN_SHARE": "" if self.wan_share == 1 else repr(self.wan_share),
+            "GEOMX_DEVICE": self.device,
         }
         env |= _plane_to_environment(self.local, "", "GEOMX_SCHEDULER")
         env |= _plane_to_environment(self.upper, "GLOBAL_", "GEOMX_GLOBAL_SCHEDULER")
@@ -96,6 +98,7 @@ class Settings(NodeSettings):
             key_file=env.get("GEOMX_KEY_FILE", ""),
             insecure=_int(env, "GEOMX_INSECURE", 0) == 1,
             wan_share=_share(env, "GEOMX_WAN_SHARE"),
+            device=env.get("GEOMX_DEVICE", ""),
             options={
                 option.name: decode(option, env[option.env]) if env.get(option.env) else option.default
                 for option in table

@@ -2,20 +2,32 @@
 
 Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS ("10" or "10,13": by rank in the party),
 SERVER_OPTIMIZER (1), HAS_MASTER (0: all configure the servers), SHUFFLE (a seed: random delays before each push),
-SLOW (seconds before each push of this worker), SIZES, DTYPE, FILL (push this number in place of seeded gradients).
+SLOW (seconds before each push of this worker), SIZES, DTYPE, FILL (push this number in place of seeded gradients),
+GATES (a directory: wait at each gate until it has a file of that name), FAIL (1: fail in place of saying farewell).
 """
 
 import os
 import random
 import time
+from pathlib import Path
 
 import numpy as np
 
 from geomx_cli import plugins
+from geomx_cli.errors import TrainingFailed
 from geomx_cli.events import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.partition import Tensor
 from geomx_cli.runtime.settings import Settings
+
+
+def gate(name: str) -> None:
+    """Say where this worker is, and wait there until the test lets it go on."""
+    if "GATES" in os.environ:
+        print("at", name, flush=True)
+        while not Path(os.environ["GATES"], name).exists():
+            time.sleep(0.002)
+
 
 sizes = [int(size) for size in os.environ.get("SIZES", "70000,10,3").split(",")]
 dtype = os.environ.get("DTYPE", "float32")
@@ -23,6 +35,7 @@ settings = Settings.from_environment(plugins.table())
 client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
 print(client.rank, client.global_rank, client.num_workers, client.num_all_workers, client.party_index, flush=True)
 tensors = [Tensor(f"t{index}", size, dtype) for index, size in enumerate(sizes)]
+gate("declare")
 client.declare(tensors)
 configures = client.is_master or os.environ.get("HAS_MASTER", "1") != "1"
 if configures and os.environ.get("SERVER_OPTIMIZER"):
@@ -31,6 +44,7 @@ for index, tensor in enumerate(tensors):
     initial = np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(dtype)
     client.init(tensor.name, initial if client.is_master or client.global_rank == 0 else initial * 0 + 5)
 if not client.trains:
+    gate("leave")
     client.leave()
     client.close()
     raise SystemExit
@@ -58,7 +72,12 @@ for number in range(rounds[client.rank % len(rounds)]):
     for exchange in exchanges:
         exchange.done.result(60)
 np.savez(os.environ["OUT"].format(rank=client.global_rank), *results)
+if "GATES" in os.environ:
+    gate("barrier")
+    client.barrier("all")
+gate("leave")
 client.leave()
 client.barrier("all")
-client.close()
+gate("close")
+client.close(TrainingFailed("it was told to fail") if "FAIL" in os.environ else None)
 print("bytes", client.traffic(), flush=True)

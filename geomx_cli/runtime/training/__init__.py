@@ -56,13 +56,22 @@ def _initialise(client: "Client", recipe: "Recipe") -> None:
 
 def _train(client: "Client", recipe: "Recipe", algorithm: "Algorithm") -> None:
     from geomx_cli.runtime import mxnet_store
-    from geomx_cli.runtime.training.evaluation import Evaluation
-    from geomx_cli.runtime.training.loop import Loop
-    from geomx_cli.runtime.training.replica import Replica
+    from geomx_cli.runtime.training import device
 
     shard, test = _data(client, recipe)
     mx = mxnet_store.load_mxnet()
     mxnet_store.register(mx, lambda: client)
+    with device.pick(mx, client.settings.device):  # where arrays of this thread lie from now on
+        _run(client, recipe, algorithm, mx, shard, test)
+
+
+def _run(
+    client: "Client", recipe: "Recipe", algorithm: "Algorithm", mx: Any, shard: "Samples", test: "Samples | None"
+) -> None:
+    from geomx_cli.runtime.training.evaluation import Evaluation
+    from geomx_cli.runtime.training.loop import Loop
+    from geomx_cli.runtime.training.replica import Replica
+
     store, replica = mx.kv.create("dist_sync"), Replica(mx, recipe.network)
     values = _values(recipe)
     store.init(list(values), [mx.nd.array(value) for value in values.values()])

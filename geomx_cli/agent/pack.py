@@ -1,0 +1,90 @@
+"""Writes this host's logs and event logs to standard output: a gzip-compressed tar, its manifest at the end."""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from geomx_cli.agent.assignment import Assignment
+from geomx_cli.agent.status import FILE_NAME
+
+__all__ = ["MANIFEST", "main"]
+
+MANIFEST = "manifest.json"
+_LEVEL = 6
+_CHUNK = 1 << 16
+
+
+def main(directory: Path, arguments: Sequence[str]) -> int:
+    """Write the tar. Of files that grow meanwhile it has what they are now; event logs end with a whole line."""
+    assignment = Assignment.read(directory)
+    files = []
+    stream = gzip.GzipFile(fileobj=sys.stdout.buffer, mode="wb", compresslevel=_LEVEL)
+    with stream, tarfile.open(fileobj=stream, mode="w|") as tar:
+        for name, process, path in _sources(directory, assignment):
+            try:
+                with path.open("rb") as file:
+                    files.append({"file": name, "process": process, **_add(tar, name, file)})
+            except FileNotFoundError:  # not written yet
+                continue
+        content = json.dumps({"host": assignment.host, "files": files}).encode()
+        tar.addfile(_entry(MANIFEST, len(content)), io.BytesIO(content))
+    return 0
+
+
+def _sources(directory: Path, assignment: Assignment) -> Iterator[tuple[str, str, Path]]:
+    """Name in the tar, process, path."""
+    job_dir = Path(assignment.job_dir)
+    for task in assignment.tasks:
+        for name in (f"events/{task.file_name}.jsonl", f"logs/{task.file_name}.log"):
+            yield name, task.name, job_dir / name
+    for file in ("agent.log", FILE_NAME):
+        yield f"hosts/{assignment.host}/{file}", "", directory / file
+
+
+def _add(tar: tarfile.TarFile, name: str, file: IO[bytes]) -> dict[str, Any]:
+    size = _whole_lines(file) if name.endswith(".jsonl") else os.fstat(file.fileno()).st_size
+    prefix = _Prefix(file)
+    tar.addfile(_entry(name, size), prefix)  # type: ignore[arg-type]  # it only reads
+    return {"size": size, "sha256": prefix.hash.hexdigest()}
+
+
+def _entry(name: str, size: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode, entry.mtime = size, 0o600, int(time.time())
+    return entry
+
+
+def _whole_lines(file: IO[bytes]) -> int:
+    """The bytes up to the last line's end; the file is at its start afterwards."""
+    offset = file.seek(0, os.SEEK_END)
+    found = 0
+    while offset > 0 and not found:
+        size = min(_CHUNK, offset)
+        offset -= size
+        file.seek(offset)
+        newline = file.read(size).rfind(b"\n")
+        found = offset + newline + 1 if newline >= 0 else 0
+    file.seek(0)
+    return found
+
+
+class _Prefix:
+    """A file that is hashed while it is read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.hash = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes."""
+        data = self._file.read(size)
+        self.hash.update(data)
+        return data

@@ -1,0 +1,140 @@
+"""Between a command's standard streams and the agent's socket: how the control machine speaks with an agent."""
+
+import json
+import os
+import select
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from geomx_cli.agent.assignment import Assignment
+
+__all__ = ["attach", "run"]
+
+_CHUNK = 1 << 16
+_ENDING = 1.0
+
+
+def run(directory: Path, arguments: Sequence[str]) -> int:
+    """Start the agent of `directory`, detached, and relay; the agent goes on when we end.
+
+    The agent is a fork of ours, which saves the start of a second interpreter. Returns 1 when it ends before it
+    listens, with its last words on stderr.
+    """
+    assignment = Assignment.read(directory)
+    assignment.check_files()
+    reading, writing = os.pipe()
+    agent = os.fork()
+    if agent == 0:
+        os.close(reading)
+        _become_agent(directory, assignment, writing)
+    os.close(writing)
+    listens = os.read(reading, 1)
+    os.close(reading)
+    if not listens:
+        os.waitpid(agent, 0)
+        print(_last_words(directory), file=sys.stderr)
+        return 1
+    with socket.socket(socket.AF_UNIX) as stream:
+        stream.connect(assignment.socket)
+        _relay(stream)
+    _wait_for(agent)
+    return 0
+
+
+def attach(directory: Path, arguments: Sequence[str]) -> int:
+    """Relay to the agent of `directory`, which runs already.
+
+    Where it has ended properly, print what it could not tell any more. Returns 1 when there is none, with words
+    on stderr and {"type": "absent"} on stdout: that is how it differs from a connection that broke.
+    """
+    with socket.socket(socket.AF_UNIX) as stream:
+        try:
+            stream.connect(Assignment.read(directory).socket)
+        except OSError:
+            return _report_end(directory)
+        _relay(stream)
+    return 0
+
+
+def _report_end(directory: Path) -> int:
+    try:
+        _write((directory / "agent-end.jsonl").read_bytes())
+    except FileNotFoundError:
+        _write(json.dumps({"type": "absent"}).encode() + b"\n")
+        print(f"no agent runs for {directory}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _become_agent(directory: Path, assignment: Assignment, ready: int) -> None:
+    """Never returns. `ready`: where to write a byte once the agent listens."""
+    status = 1
+    try:
+        os.setsid()
+        _redirect(directory / "agent.log")
+        from geomx_cli.agent.supervisor import Supervisor
+
+        supervisor = Supervisor(directory, assignment)
+        os.write(ready, b"1")
+        os.close(ready)
+        status = supervisor.run()
+    except BaseException as error:
+        from geomx_cli.errors import GeomxError
+
+        if not isinstance(error, OSError | GeomxError):
+            sys.excepthook(type(error), error, error.__traceback__)
+        print(f"error: {error}", file=sys.stderr)
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _redirect(log: Path) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, target)
+    os.close(nothing)
+    os.close(output)
+
+
+def _last_words(directory: Path) -> str:
+    lines = (directory / "agent.log").read_text(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("error: ") if lines else "the agent ended and said nothing"
+
+
+def _relay(stream: socket.socket) -> None:
+    """Until the agent ends the connection; the end of our input is passed on to it."""
+    sources: list[int] = [0, stream.fileno()]
+    with suppress(OSError):  # either side is gone
+        while True:
+            for source in select.select(sources, [], [])[0]:
+                if source == 0:
+                    if data := os.read(0, _CHUNK):
+                        stream.sendall(data)
+                    else:
+                        sources.remove(0)
+                        stream.shutdown(socket.SHUT_WR)
+                elif data := stream.recv(_CHUNK):
+                    _write(data)
+                else:
+                    return
+
+
+def _write(data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(1, rest) :]
+
+
+def _wait_for(agent: int) -> None:
+    """A moment, so that whoever waits for us finds no agent when it has ended with the connection."""
+    descriptor = os.pidfd_open(agent)
+    select.select([descriptor], [], [], _ENDING)
+    os.close(descriptor)
+    os.waitpid(agent, os.WNOHANG)

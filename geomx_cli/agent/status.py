@@ -1,0 +1,125 @@
+"""What an agent knows of its part of the job, in a file that a plain `cat` reads: `status.json`.
+
+One line of JSON. Times are Unix seconds of this host; `uptime` counts since it was booted, so that a reader who
+looks at /proc/uptime in the same breath sees how old the file is, whatever the clocks say.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from geomx_cli.agent import processes
+from geomx_cli.agent.assignment import Assignment
+from geomx_cli.agent.child import Child
+from geomx_cli.events import Event
+from geomx_cli.failure import Failure
+
+__all__ = ["FILE_NAME", "STATUS_VERSION", "StatusFile"]
+
+STATUS_VERSION = 1
+FILE_NAME = "status.json"
+_EVERY = 1.0  # seconds
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "state": ("state",),
+    "telemetry": ("state", "round", "samples_per_s", "loss", "accuracy", "progress", "left_s", "bytes"),
+    "round": ("num_iters", "loss", "total_time", "samples", "accuracy"),
+    "evaluation": ("accuracy",),
+    "finished": (),
+}
+"""Of which events the newest is kept, and which fields: all that progress.py reads."""
+_FAILURES = 8  # of each host; the first are those that tell
+_TEXT = 500  # characters of a text that a process has chosen
+
+
+class StatusFile:
+    """Keeps the newest of each process and writes it once a second, and soon after `change`. Used by one thread.
+
+    Its size is bounded by the number of processes. A disk that is full is no reason to end a job: then the file
+    grows old, and its reader sees that.
+    """
+
+    def __init__(self, directory: Path, assignment: Assignment) -> None:
+        self._path = directory / FILE_NAME
+        self._assignment = assignment
+        self._newest: dict[str, dict[str, Event]] = {task.name: {} for task in assignment.tasks}
+        self._failures: list[dict[str, Any]] = []
+        self._next = 0.0
+
+    def note(self, process: str, event: Event) -> None:
+        """A process has written an event."""
+        kind = event.get("event")
+        if not isinstance(kind, str) or kind not in _FIELDS or not isinstance(event.get("time"), int | float):
+            return
+        kept = {name: _bounded(event[name]) for name in ("time", "event", *_FIELDS[kind]) if name in event}
+        self._newest[process][kind] = kept
+        if kind == "state":
+            self.change()
+        if kind == "round":
+            self._newest[process].setdefault("first round", kept)
+
+    def fail(self, failure: Failure) -> None:
+        """A process has failed; its time is that of this host."""
+        if len(self._failures) < _FAILURES:
+            fields = failure.to_message()
+            self._failures.append({**fields, "tail": [line[:_TEXT] for line in failure.tail]})
+        self.change()
+
+    def change(self) -> None:
+        """Something has changed that a reader wants to see soon."""
+        self._next = 0.0
+
+    def content(self, children: Iterable[Child], stage: str, **facts: Any) -> dict[str, Any]:
+        """All that is known, as JSON can carry it. `facts` are the supervisor's own: why it stops, ..."""
+        return {
+            "schema_version": STATUS_VERSION,
+            "job": self._assignment.job,
+            "host": self._assignment.host,
+            "time": time.time(),
+            "uptime": processes.uptime(),
+            "boot": processes.boot_id(),
+            "agent": os.getpid(),
+            "stage": stage,
+            **facts,
+            "processes": {child.name: _describe(child, self._newest[child.name]) for child in children},
+            "failures": self._failures,
+        }
+
+    def due(self) -> bool:
+        """Whether it is time to write."""
+        return time.monotonic() >= self._next
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Replace status.json at once."""
+        self._next = time.monotonic() + _EVERY
+        part = self._path.with_name(f"{FILE_NAME}.part")
+        with suppress(OSError):
+            part.write_text(json.dumps(content) + "\n")
+            part.replace(self._path)
+
+
+def _describe(child: Child, newest: Mapping[str, Event]) -> dict[str, Any]:
+    return {
+        "pid": child.identity.pid if child.identity else 0,
+        "state": "running" if child.running else "not started" if child.status is None else "ended",
+        "status": child.status,
+        "ended": child.ended,
+        "asked": child.asked,
+        "newest": dict(newest),
+    }
+
+
+def _bounded(value: Any) -> Any:
+    """A value as a script may have chosen it: numbers and short texts, one level deep."""
+    if isinstance(value, dict):
+        return {str(name)[:_TEXT]: _bounded(item) for name, item in list(value.items())[:8]} if _flat(value) else {}
+    if isinstance(value, list | tuple):
+        return [item for item in value[:8] if isinstance(item, int | float)]
+    return value[:_TEXT] if isinstance(value, str) else value
+
+
+def _flat(value: Mapping[str, Any]) -> bool:
+    return not any(isinstance(item, dict) for item in value.values())

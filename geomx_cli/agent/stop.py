@@ -1,0 +1,138 @@
+"""Ends this host's part of a job, or one party's processes of it, and says what became of each process."""
+
+import argparse
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from geomx_cli.agent import processes
+from geomx_cli.agent.assignment import AgentState
+from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.reaper import assignment_of, reap, remains
+from geomx_cli.agent.status import FILE_NAME
+
+__all__ = ["main", "stop"]
+
+_WHO = "geomx stop"
+_MARGIN = 4.0  # beyond the patience, for the agent to kill, to tidy up and to end
+_ENDING = 1.0  # for what spoke with the agent to end after it
+_POLL = 0.03
+_CONNECT = 2.0
+
+
+def main(directory: Path, arguments: Sequence[str]) -> int:
+    """Stop and print one JSON object; exit status 1 when something is left."""
+    parser = argparse.ArgumentParser(prog="python -m geomx_cli.agent stop DIRECTORY")
+    parser.add_argument("--party", default="", help="end only this party's processes")
+    parser.add_argument("--grace", type=float, default=10.0, help="seconds between SIGTERM and SIGKILL")
+    given = parser.parse_args(arguments)
+    report = stop(directory, party=given.party, patience=given.grace)
+    print(json.dumps(report))
+    return 1 if report["left"] else 0
+
+
+def stop(directory: Path, *, party: str = "", patience: float = 10.0) -> dict[str, Any]:
+    """Ask the agent to end its processes, within `patience` seconds before it kills; then kill what is left.
+
+    Returns "agent", "processes" (name -> what became of it), "others" (how many further processes had to be
+    killed), "left" (pids that could not be ended) and "note". Repeating it does no harm, nor does an agent that
+    was killed, a directory that is damaged or gone, or a reboot: then there is less to do. No process of
+    another job is touched.
+    """
+    assignment, state = assignment_of(directory), AgentState.read(directory)
+    started = dict(state.processes) if state else {}
+    tasks = [task.name for task in assignment.tasks] if assignment else list(started)
+    names = [name for name in tasks if not party or name.split("/")[0] == party]
+    before = {name for name, who in started.items() if processes.exists(who)}
+    agent = state.agent if state and processes.exists(state.agent) else None
+    only = names if party else None
+    if agent is not None and processes.state(agent) != "T":
+        asked = _ask(assignment.socket if assignment else "", agent, only, patience)
+        goes_on = party and before - set(names)
+        waited_for = [started[name] for name in names if name in started] + ([] if goes_on else [agent])
+        if asked and _wait(lambda: any(map(processes.exists, waited_for)), patience + _MARGIN):
+            _wait(lambda: bool(remains(directory, only)()), _ENDING)
+    rest = set(remains(directory, only)())
+    left = reap(directory, only)
+    statuses = _statuses(directory)
+    told = {
+        name: _fate(started.get(name), name in before, rest, left, statuses.get(name)) for name in names
+    }
+    return {
+        "agent": _agent_fate(state, agent, rest, left),
+        "processes": told,
+        "others": len(rest - set(started.values()) - ({state.agent} if state else set())),
+        "left": left,
+        "note": _note(directory, assignment is None, state is None),
+    }
+
+
+def _ask(path: str, agent: Identity, names: Collection[str] | None, patience: float) -> bool:
+    """Ask through the agent's socket; one whose socket is gone is sent SIGTERM, if all is to end."""
+    message: dict[str, Any] = {"type": "stop", "who": _WHO, "patience": patience}
+    if names is not None:
+        message["processes"] = list(names)
+    with socket.socket(socket.AF_UNIX) as stream:
+        stream.settimeout(_CONNECT)
+        try:
+            stream.connect(path)
+            stream.sendall(json.dumps(message).encode() + b"\n")
+            return True
+        except OSError:
+            if names is None:
+                processes.tell([agent], signal.SIGTERM)
+            return names is None
+
+
+def _wait(lasts: Callable[[], bool], limit: float) -> bool:
+    """Until it no longer lasts; whether that came within `limit` seconds."""
+    deadline = time.monotonic() + limit
+    while lasts():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL)
+    return True
+
+
+def _statuses(directory: Path) -> Mapping[str, int | None]:
+    """The exit statuses that the agent has seen."""
+    try:
+        told = json.loads((directory / FILE_NAME).read_bytes())["processes"]
+        return {name: fields["status"] for name, fields in told.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _fate(
+    who: Identity | None, ran: bool, rest: Collection[Identity], left: Collection[int], status: int | None
+) -> str:
+    if who is None:
+        return "was not running"
+    if who in rest and who.pid in left:
+        return f"is left: pid {who.pid}"
+    if who in rest:
+        return "killed"
+    if not ran:
+        return "had ended"
+    return "killed" if status == -signal.SIGKILL else "stopped"
+
+
+def _agent_fate(
+    state: AgentState | None, agent: Identity | None, rest: Collection[Identity], left: Collection[int]
+) -> str:
+    if state is not None and agent is not None and agent not in rest and processes.exists(agent):
+        return "goes on"
+    return _fate(state.agent if state else None, agent is not None, rest, left, None)
+
+
+def _note(directory: Path, no_assignment: bool, no_state: bool) -> str:
+    """Why there was less to do than usual."""
+    if not directory.is_dir():
+        return f"{directory} is not there: nothing to do"
+    if no_assignment:
+        return "agent.json is missing or damaged: its key files and sockets are not known"
+    return "nothing was started since the machine was booted" if no_state else ""

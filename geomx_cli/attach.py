@@ -1,0 +1,132 @@
+"""Follow a job again: one that is detached, or whose launch is gone."""
+
+import time
+
+from geomx_cli import job_state
+from geomx_cli.agent.assignment import Assignment
+from geomx_cli.errors import (
+    CheckFailed,
+    DoneInPart,
+    HostUnreachable,
+    Interrupted,
+    InvalidSettings,
+    TimedOut,
+    TrainingFailed,
+)
+from geomx_cli.fleet import Fleet
+from geomx_cli.follow import View, view_for
+from geomx_cli.hosts import Host, everywhere
+from geomx_cli.interrupts import interrupts_to
+from geomx_cli.jobs import KnownJob
+from geomx_cli.overview import Overview
+from geomx_cli.progress import Progress
+from geomx_cli.summary import error_of, print_result, result
+from geomx_cli.watch import Outcome, Watch
+
+__all__ = ["attach"]
+
+_ERRORS = (TrainingFailed, InvalidSettings, HostUnreachable, CheckFailed, TimedOut, DoneInPart, Interrupted)
+
+
+def attach(job: KnownJob, *, json: bool) -> int:
+    """Follow `job` to its end as launch does, with the same result, errors and exit status; 0 also when the person
+    detaches again. Call it from the main thread.
+
+    Ctrl-C lets go of a detached job, which goes on; any other job is stopped by it. A job that has ended meanwhile
+    is summed up. Raises InvalidSettings while another geomx follows the job, HostUnreachable when a host cannot be
+    reached: then nothing has changed.
+    """
+    state = job.state
+    if state is not None and state.followed:
+        hint = f"look at it with geomx status --watch {job.id}, or end that process"
+        raise InvalidSettings(f"job {job.id} is followed by process {state.pid} already", hint)
+    if state is not None and state.over:
+        return _tell_again(state, json=json)
+    hosts = job.open_hosts()
+    try:
+        overview = Overview.of(job, hosts)
+        if overview.over:
+            found, error = overview.conclude()
+        else:
+            outcome, progress = _follow(job, hosts, overview, detaches=state is not None and state.state == "detached")
+            if outcome.left:
+                return 0
+            error = error_of(outcome, job.plan, job.job())
+            found = result(job.job(), outcome, error, progress.totals(), time.monotonic() - progress.began)
+            job_state.finish(job.directory, found)
+    finally:
+        everywhere(lambda host: host.close(), hosts.values())
+    print_result(found, json=json)
+    if error is not None:
+        raise error
+    return 0
+
+
+def _tell_again(state: job_state.JobState, *, json: bool) -> int:
+    """What launch said at the end of a job."""
+    found = state.result or {}
+    if "total_s" in found:
+        print_result(found, json=json)
+    if words := found.get("error"):
+        kind = next(kind for kind in _ERRORS if kind.exit_code == found["exit_code"])
+        raise kind(words["message"], words["hint"])
+    return 0
+
+
+def _follow(
+    job: KnownJob, hosts: dict[str, Host], overview: Overview, *, detaches: bool
+) -> tuple[Outcome, Progress]:
+    """To the job's end, or until the person detaches; what went wrong with ending it is among the problems."""
+    assignments = dict(everywhere(lambda host: (host.name, _assignment(job, host)), hosts.values()))
+    progress, view = Progress.of(job.plan, overview.progress.began), view_for()
+    fleet = Fleet(job.job(), hosts, assignments)
+    outcome = Outcome(left="it could not be followed")
+    try:
+        with interrupts_to(fleet.inbox):
+            _tell_ended(fleet, overview)
+            fleet.follow([name for name, status in overview.hosts.items() if not status.over])
+            job_state.begin(job.directory)
+            how = "Ctrl-C lets go of it" if detaches else "Ctrl-C stops it"
+            view.note(f"job {job.id}: following again; {how}")
+            outcome = Watch(job.plan, fleet, progress, view, detaches=detaches).run()
+            outcome.problems += _close(fleet, view, outcome.left)
+    except BaseException:
+        fleet.leave()
+        fleet.close()
+        raise
+    finally:
+        view.close()
+    if outcome.left:
+        job_state.detach(job.directory)
+    return outcome, progress
+
+
+def _close(fleet: Fleet, view: View, left: str) -> list[str]:
+    if left:
+        fleet.leave()
+        view.note(left)
+    problems = fleet.close()
+    for problem in problems:
+        view.note(f"warning: {problem}")
+    return problems
+
+
+def _tell_ended(fleet: Fleet, overview: Overview) -> None:
+    """Of hosts whose part is over, what their agents would say."""
+    for name, status in overview.hosts.items():
+        if status.over and status.content is not None:
+            content = status.content
+            fleet.inbox.put((name, {"type": "hello", "status": content, "late": status.late}))
+            why = "" if content["ordered"] else content["why"]
+            done = {"type": "done", "why": why, "left": content["left"], "asked": content["asked"]}
+            fleet.inbox.put((name, done if status.agent == "over" else {"type": "gone", "how": status.problem}))
+
+
+def _assignment(job: KnownJob, host: Host) -> Assignment:
+    """What the agent of `host` was given, as it lies there."""
+    path = f"{job.directory_on(host.name)}/agent.json"
+    try:
+        return Assignment.decode(host.get(path))
+    except (OSError, ValueError, KeyError, TypeError):
+        hint = f"geomx stop {job.id} ends what runs there"
+        raise CheckFailed(f"{path} on host {host.name} is missing or damaged", hint) from None

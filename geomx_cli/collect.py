@@ -1,0 +1,177 @@
+"""Collect the logs of a job from its hosts into one folder, verified, with a manifest of what is there."""
+
+import hashlib
+import json
+import tarfile
+import time
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from geomx_cli.agent.pack import MANIFEST
+from geomx_cli.agent.status import FILE_NAME
+from geomx_cli.errors import CheckFailed, GeomxError, InvalidSettings
+from geomx_cli.hosts import Channel, Host, everywhere
+from geomx_cli.jobs import KnownJob
+
+__all__ = ["MANIFEST_VERSION", "collect"]
+
+MANIFEST_VERSION = 1
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One collected file; `when` it was sent, Unix seconds."""
+
+    file: str
+    host: str
+    process: str
+    size: int
+    sha256: str
+    when: float
+
+
+def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
+    """Put events/, logs/ and hosts/HOST/ of all hosts into `folder`; returns what manifest.json there says.
+
+    Each file is complete and verified, as it was at one moment, or is not replaced: a host that fails half-way
+    changes nothing. Hosts that fail are in "problems". Raises InvalidSettings where the folder has something else
+    in it, CheckFailed where it cannot be written.
+    """
+    kept = _prepare(folder, job)
+    hosts = job.open_hosts()
+    problems: list[dict[str, str]] = []
+
+    def fetch(host: Host) -> list[_Entry]:
+        try:
+            return _fetch(job, host, folder)
+        except (GeomxError, OSError, tarfile.TarError, EOFError, zlib.error, ValueError, KeyError) as error:
+            problems.append({"host": host.name, "problem": str(error).splitlines()[0] if str(error) else repr(error)})
+            return [entry for entry in kept if entry.host == host.name]
+
+    try:
+        entries = [entry for found in everywhere(fetch, hosts.values()) for entry in found]
+    finally:
+        everywhere(lambda host: host.close(), hosts.values())
+    return _write(folder, job, entries, problems)
+
+
+def _prepare(folder: Path, job: KnownJob) -> list[_Entry]:
+    """What is there of this job already."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not any(folder.iterdir()):
+            _write(folder, job, [], [{"host": "", "problem": "nothing is collected yet"}])
+            return []
+    except OSError as error:
+        raise CheckFailed(f"cannot write to {folder}: {error.strerror}", "choose another folder") from None
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        if manifest["job"] != job.plan.job:
+            what = f"{folder} has the logs of job {manifest['job']}"
+            raise InvalidSettings(what, "choose another folder")
+        return [_Entry(**entry) for entry in manifest["files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InvalidSettings(f"{folder} has something else in it", "choose a new folder, or an empty one") from None
+
+
+def _write(
+    folder: Path, job: KnownJob, entries: list[_Entry], problems: list[dict[str, str]]
+) -> dict[str, Any]:
+    manifest = {
+        "schema_version": MANIFEST_VERSION,
+        "job": job.plan.job,
+        "complete": not problems,
+        "files": [asdict(entry) for entry in entries],
+        "problems": problems,
+    }
+    part = folder / f"{MANIFEST}.part"
+    part.write_text(json.dumps(manifest, indent=1))
+    part.replace(folder / MANIFEST)
+    return manifest
+
+
+def _fetch(job: KnownJob, host: Host, folder: Path) -> list[_Entry]:
+    """One host's files, verified and in place."""
+    channel = host.open([host.python, "-m", "geomx_cli.agent", "pack", job.directory_on(host.name)])
+    expected = _expected(job, host.name)
+    received: dict[str, tuple[int, str]] = {}
+    told: Mapping[str, Any] | None = None
+    try:
+        try:
+            with tarfile.open(fileobj=cast(IO[bytes], _Stream(channel)), mode="r|gz") as tar:
+                for member in tar:
+                    source = tar.extractfile(member) if member.isreg() else None
+                    if source is not None and member.name == MANIFEST:
+                        told = json.loads(source.read())
+                    elif source is not None and member.name in expected and member.name not in received:
+                        received[member.name] = _receive(source, _part(folder, member.name))
+                    else:
+                        raise CheckFailed(f"it sent {member.name!r}, which is no file of this job")
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            words = channel.errors().strip().splitlines() or [f"it sent no whole archive: {error}"]
+            raise CheckFailed(words[-1]) from None
+        return _settle(folder, host.name, received, told)
+    finally:
+        channel.close()
+        for name in expected:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                _part(folder, name).unlink()
+
+
+def _settle(
+    folder: Path, host: str, received: Mapping[str, tuple[int, str]], told: Mapping[str, Any] | None
+) -> list[_Entry]:
+    """Compare what came with what was sent, and put it in its place."""
+    if told is None:
+        raise CheckFailed("the connection broke before the end")
+    sent = {entry["file"]: (entry["size"], entry["sha256"]) for entry in told["files"]}
+    if sent != received:
+        raise CheckFailed("what came is not what was sent")
+    when = time.time()
+    for name in received:
+        _part(folder, name).replace(folder / name)
+    return [
+        _Entry(entry["file"], host, entry["process"], entry["size"], entry["sha256"], when) for entry in told["files"]
+    ]
+
+
+def _expected(job: KnownJob, host: str) -> set[str]:
+    """The names of all files that this host may send: nothing else is written, whatever comes."""
+    stems = [process.file_name for process in job.plan.on_host(host)]
+    logs = {name for stem in stems for name in (f"events/{stem}.jsonl", f"logs/{stem}.log")}
+    return logs | {f"hosts/{host}/agent.log", f"hosts/{host}/{FILE_NAME}"}
+
+
+def _part(folder: Path, name: str) -> Path:
+    return folder / f"{name}.part"
+
+
+def _receive(source: IO[bytes], path: Path) -> tuple[int, str]:
+    """Write what comes; its size and SHA-256."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    size, digest = 0, hashlib.sha256()
+    with path.open("wb") as file:
+        while data := source.read(_CHUNK):
+            size += len(data)
+            digest.update(data)
+            file.write(data)
+    return size, digest.hexdigest()
+
+
+class _Stream:
+    """What a channel receives, as a file that tarfile reads."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._rest = b""
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; b"" at the end."""
+        data = self._rest or self._channel.receive()
+        self._rest = data[size:]
+        return data[:size]

@@ -1,0 +1,88 @@
+"""Which machines a command is about: those of an inventory file, or this one."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from geomx_cli.errors import UsageError
+from geomx_cli.options import Value
+
+if TYPE_CHECKING:
+    from geomx_cli.hosts import SshOptions
+    from geomx_cli.inventory import Inventory
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+__all__ = ["DEFAULT_FILE", "inventory_options", "machines", "ssh_options"]
+
+DEFAULT_FILE = "hosts.toml"
+_OF_THIS_MACHINE = ("parties", "workers", "central_workers")
+_SHAPE = ("topology", "global_servers", "local_servers")
+
+
+def inventory_options(command: _Command) -> _Command:
+    """A decorator that gives a command --hosts, --local and --accept-new-host-keys."""
+    options = (
+        click.option(
+            "--hosts",
+            type=click.Path(path_type=Path),
+            envvar="GEOMX_HOSTS",
+            show_envvar=True,
+            help=f"The inventory: a file that says which machines there are; {DEFAULT_FILE} of this folder by default.",
+        ),
+        click.option("--local", is_flag=True, help=f"Use this machine alone, even where {DEFAULT_FILE} is."),
+        click.option(
+            "--accept-new-host-keys", is_flag=True, help="Trust the SSH key of a host that is reached the first time."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def machines(
+    hosts: Path | None, local: bool, given: Mapping[str, Value]
+) -> "tuple[Inventory, dict[str, Value], bool]":
+    """The inventory, the values of options where it has some, and whether it is a file's.
+
+    `given` are the options' values by name; those that the person wrote in this command, or in the environment, go
+    before those of the file, which go before the defaults. Says on stderr which file is used. Raises InvalidSettings
+    for what is wrong in the file, UsageError for options that do not go with one.
+    """
+    path = None if local else hosts or (Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None)
+    if local and hosts is not None and _written("hosts"):
+        raise UsageError("--local uses this machine alone, and --hosts others", "leave out one of them")
+    if path is None:
+        from geomx_cli.ports import free_ports, ports_needed
+        from geomx_cli.this_machine import this_machine
+
+        return this_machine(given, free_ports(ports_needed(given))), dict(given), False
+    from geomx_cli import inventory_file
+    from geomx_cli.inventory import validated
+
+    read = inventory_file.read(path)
+    for name in _OF_THIS_MACHINE:
+        if name in given and _written(name):
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} is for this machine alone; {path} says what there is", "add --local, or edit it")
+    for note in (f"inventory {path}: {len(read.inventory.hosts)} hosts", *read.notes):
+        click.echo(note, err=True)
+    values = {name: read.job.get(name, value) if not _written(name) else value for name, value in given.items()}
+    shape = {name: given[name] for name in _SHAPE if name in given and _written(name)}
+    inventory = validated({**read.inventory.model_dump(), **shape}) if shape else read.inventory
+    return inventory, values, True
+
+
+def ssh_options(accept_new_host_keys: bool) -> "SshOptions":
+    """What holds for all connections of a command."""
+    from geomx_cli.hosts import SshOptions
+
+    return SshOptions(accept_new_host_keys=accept_new_host_keys)
+
+
+def _written(name: str) -> bool:
+    """Whether the person wrote this option, on the command line or in the environment."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source not in (None, click.core.ParameterSource.DEFAULT, click.core.ParameterSource.DEFAULT_MAP)

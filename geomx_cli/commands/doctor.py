@@ -1,0 +1,109 @@
+"""`geomx doctor`: check the hosts and the network before a job."""
+
+import json as json_module
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
+from geomx_cli.commands._options import GroupedCommand, add_options, values
+from geomx_cli.plugins import table
+
+if TYPE_CHECKING:
+    from geomx_cli.doctor import Check, Measured, Report
+
+__all__ = ["doctor"]
+
+_WIDTH = 120
+
+
+@add_options(table())
+@inventory_options
+@click.command("doctor", cls=GroupedCommand)
+@click.option("--quick", is_flag=True, help="Only what launch checks before each start.")
+@click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+@click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python train.py ...]")
+def doctor(
+    script: tuple[str, ...],
+    hosts: Path | None,
+    local: bool,
+    accept_new_host_keys: bool,
+    quick: bool,
+    json: bool,
+    **parameters: Any,
+) -> int:
+    """Check the hosts and the network before a job.
+
+    Looks at each host (can it be reached, geomx, Python, modules, clock, disk, memory, GPUs), binds the ports that a
+    job would use, dials every link from the host that will, and measures the links between parties. Nothing is
+    left behind. Without an inventory it looks at this machine as launch would use it.
+
+    The exit status is 0 when there is no problem (warnings are none), 4 when a host cannot be reached, and 5
+    when there is another problem.
+    """
+    inventory, options, _ = machines(hosts, local, values(table(), parameters))
+    from geomx_cli.doctor import visit
+    from geomx_cli.plan import JobSpec
+
+    report = visit(
+        inventory,
+        JobSpec(options=options, script=script, python=sys.executable),
+        ssh_options(accept_new_host_keys),
+        full=not quick,
+        say=lambda text: click.echo(text, err=True),
+    )
+    if json:
+        click.echo(json_module.dumps(report.to_json(), indent=2))
+    else:
+        _show(report)
+    return report.exit_code
+
+
+def _show(report: "Report") -> None:
+    from rich.console import Console
+
+    # What is not a terminal gets lines of a fixed width, whatever the size of the one that we were started from.
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    wrong = sorted(
+        (check for check in report.checks if check.level != "ok"), key=lambda check: check.level != "problem"
+    )
+    if wrong:
+        console.print(_findings(wrong))
+    if report.wan:
+        console.print(_links(report.wan))
+    levels = [check.level for check in report.checks]
+    counts = (_counted(levels.count(level), level) for level in ("warning", "problem"))
+    hosts = _counted(len(report.inventory.hosts), "host")
+    console.print(f"{len(levels)} checks of {hosts}: {levels.count('ok')} ok, {', '.join(counts)}")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _findings(checks: "Sequence[Check]") -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table("check", "problem", "how to fix", show_lines=True)
+    for check in checks:
+        style = "red" if check.level == "problem" else "yellow"
+        head = Text(f"{check.subject}\n{check.name}: ").append(check.level, style=style)
+        shown.add_row(head, Text(check.what), Text(check.fix))
+    return shown
+
+
+def _links(measured: "Sequence[Measured]") -> Any:
+    from rich.table import Table
+
+    shown = Table("from", "to", "address")
+    for name in ("round trip", "Mbit/s there", "Mbit/s back"):
+        shown.add_column(name, justify="right")
+    for link in measured:
+        rates = [f"{rate / 1e6:.0f}" if rate >= 1e7 else f"{rate / 1e6:.2g}" for rate in (link.there, link.back)]
+        trip = f"{link.round_trip * 1e3:.1f} ms"
+        shown.add_row(link.dialler, link.listener, f"{link.address}:{link.port}", trip, *rates)
+    return shown

@@ -1,0 +1,82 @@
+"""`geomx hosts`: the inventory file."""
+
+import json as json_module
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from geomx_cli.commands._inventory import DEFAULT_FILE
+
+if TYPE_CHECKING:
+    from geomx_cli.inventory_file import InventoryFile
+    from geomx_cli.standing import Standing
+
+__all__ = ["hosts"]
+
+
+@click.group()
+def hosts() -> None:
+    """The inventory file, which names the machines of a job."""
+
+
+@hosts.command()
+@click.argument("file", type=click.Path(path_type=Path), default=Path(DEFAULT_FILE), envvar="GEOMX_HOSTS")
+@click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+def check(file: Path, json: bool) -> None:
+    """Find all mistakes in an inventory file, or show what will stand where.
+
+    FILE is $GEOMX_HOSTS, or hosts.toml of this folder, when it is not given. No machine is asked anything: that is
+    for geomx doctor. The exit status is 3 when there is a mistake.
+    """
+    from geomx_cli import inventory_file
+    from geomx_cli.standing import standing
+
+    read = inventory_file.read(file)
+    places = standing(read.inventory)
+    click.echo(json_module.dumps(_object(read, places), indent=2) if json else "\n".join(_lines(read, places)))
+
+
+def _object(read: "InventoryFile", places: "tuple[Standing, ...]") -> dict[str, object]:
+    inventory = read.inventory
+    return {
+        "schema_version": 1,
+        "file": str(read.path),
+        "topology": inventory.topology,
+        "central": inventory.central.name,
+        "parties": {party.name: party.workers for party in (inventory.central, *inventory.parties)},
+        "hosts": [place.to_json() for place in places],
+        "job": dict(read.job),
+        "notes": list(read.notes),
+    }
+
+
+def _lines(read: "InventoryFile", places: "tuple[Standing, ...]") -> Iterator[str]:
+    inventory = read.inventory
+    processes = sum(len(place.servers) + len(place.workers) for place in places)
+    hosts = f"{len(places)} host{'s' * (len(places) > 1)}"
+    yield f"{read.path}: {processes} processes on {hosts}, topology {inventory.topology}"
+    yield from read.notes
+    for party in (inventory.central, *inventory.parties):
+        central = ", central" if party is inventory.central else ""
+        trains = f"{party.workers} worker{'s' * (party.workers != 1)} that train{'s' * (party.workers == 1)}"
+        yield f"\nparty {party.name}{central}: {trains if party.workers else 'nobody trains'}"
+        for place in places:
+            if party.name in place.parties:
+                yield from _host(place)
+    if read.job:
+        yield "\njob: " + ", ".join(f"{name} = {value}" for name, value in read.job.items())
+
+
+def _host(place: "Standing") -> Iterator[str]:
+    reached = "this machine" if place.reached == "local" else f"ssh {place.reached}"
+    yield f"  {place.host}: {reached}"
+    dialled = f"{place.address}, from other parties at {place.wan_address}" if place.wan_address else place.address
+    if any(place.servers.values()):
+        yield f"    dialled at {dialled}; ports are the first that are free of {place.candidates}"
+    width = max(len(name) for name in (*place.servers, *place.workers, ""))
+    for name, port in place.servers.items():
+        yield f"    {name:<{width}}  {f'port {port}' if port else 'dialled inside this host only'}"
+    for name, device in place.workers.items():
+        yield f"    {name:<{width}}  {f'trains on {device}' if device else 'does not train'}"

@@ -1,0 +1,81 @@
+"""The page docs/inventory.md: `python -m geomx_cli.commands.inventory_reference > docs/inventory.md`."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+
+from geomx_cli.inventory_keys import HOST_KEYS, TOP_KEYS, Group, Key
+
+__all__ = ["page"]
+
+_HEAD = """\
+# The inventory: hosts.toml
+
+This page is made from the table of keys by `python -m geomx_cli.commands.inventory_reference`.
+
+One file says which machines there are, how they are reached, and what stands where. `geomx init` writes one to begin
+with, `geomx hosts check` finds all mistakes in it and shows what it amounts to, `geomx doctor` looks at the machines
+themselves. `geomx launch` and `geomx doctor` use `hosts.toml` of the working directory, or the file of `--hosts` or
+`GEOMX_HOSTS`; with `--local` they use this machine alone.
+
+The file is [TOML](https://toml.io): keys of the whole job at the top, then `[defaults]` for all hosts, one `[[host]]`
+for each machine, and `[job]`. A party is what hosts name as their `party`, and has a worker for each of their
+`devices`. The first host of a party runs its scheduler, and its hosts in turn its servers; the first host of the
+central party has the global scheduler and the master worker as well; `runs` changes that. Ports are the first of a
+host's range that are free.
+"""
+_HEADINGS: Mapping[Group, tuple[str, str]] = {
+    "file": ("At the top of the file", ""),
+    "who": ("Each host: `[[host]]`", "`name` and `party` must be there; all the rest has a default."),
+    "ssh": (
+        "How it is reached",
+        "What is left out is looked up in your `~/.ssh/config`. Host keys are checked against your `known_hosts`, or"
+        " against `fingerprint`.",
+    ),
+    "network": (
+        "How the others reach it",
+        "Only hosts of schedulers and servers are dialled, and only where a process of another host needs them:"
+        " `geomx hosts check` shows the ports. Everybody else dials out. Processes of one host use unix sockets.",
+    ),
+    "work": ("What it works with", ""),
+    "place": ("What stands on it", "Workers follow from `devices`, wherever the rest stands."),
+}
+_TABLE_HEAD = "| Key | Example | Without it | Meaning |\n|---|---|---|---|\n"
+_TAIL = """
+## Options of the job: `[job]`
+
+Each option of [docs/options.md](options.md) may stand here by its name, with underscores: `lr = 0.1`, `time_limit =
+"2h"`, `window = "4MiB"`. A flag or an environment variable goes before it. Those of the cluster may not: `parties`,
+`workers` and `central_workers` follow from the hosts, and `topology`, `global_servers` and `local_servers` stand at
+the top.
+
+## An example
+
+`geomx init` writes this one, which is also `hosts.example.toml`:
+
+"""
+
+
+def page(keys: Iterable[Key]) -> str:
+    """The whole page as Markdown."""
+    groups: dict[Group, list[Key]] = {}
+    for key in keys:
+        groups.setdefault(key.group, []).append(key)
+    example = resources.files("geomx_cli").joinpath("templates", "hosts.toml").read_text(encoding="utf-8")
+    sections = "".join("".join(_section(group, members)) for group, members in groups.items())
+    shared = ", ".join(f"`{key.name}`" for key in HOST_KEYS if key.shared)
+    defaults = (
+        "\n## For all hosts: `[defaults]`\n\nThese keys may stand here and hold for every host without them: "
+        f"{shared}. Variables in `env` are added to those of the host.\n"
+    )
+    return f"{_HEAD}{sections}{defaults}{_TAIL}```toml\n{example}```\n"
+
+
+def _section(group: Group, keys: Iterable[Key]) -> Iterator[str]:
+    heading, text = _HEADINGS[group]
+    yield f"\n## {heading}\n\n" + (f"{text}\n\n" if text else "") + _TABLE_HEAD
+    for key in keys:
+        yield f"| `{key.name}` | `{key.example}` | {key.default} | {key.help} |\n"
+
+
+if __name__ == "__main__":
+    print(page((*TOP_KEYS, *HOST_KEYS)), end="")

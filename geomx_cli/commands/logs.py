@@ -1,0 +1,106 @@
+"""`geomx logs`: what a job's processes write, and `geomx logs collect`: all of it in one folder."""
+
+import json as json_module
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from geomx_cli.commands._job import chosen, job_argument
+from geomx_cli.errors import DoneInPart
+
+__all__ = ["logs"]
+
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
+
+
+class _Logs(click.Command):
+    """`logs [JOB]`, but `logs collect ...` is a command of its own."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """See click.Command.make_context."""
+        if args[:1] == ["collect"]:
+            return collect.make_context("logs collect", args[1:], parent=parent, **extra)
+        return super().make_context(info_name, args, parent=parent, **extra)
+
+
+@click.command(cls=_Logs)
+@job_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended, or Ctrl-C.")
+@click.option("--party", default="", metavar="NAME", help="Only processes of this party.")
+@click.option("--role", default="", metavar="ROLE", help="Only this role: worker, server, global_server, ...")
+@click.option("--rank", type=int, default=None, metavar="NUMBER", help="Only those with this rank in their role.")
+@click.option("-n", "--lines", type=click.IntRange(0), default=None, metavar="LINES", help="Only the last of each.")
+def logs(name: str, follow: bool, party: str, role: str, rank: int | None, lines: int | None) -> None:
+    """Print what a job's processes write, from all its hosts; each line begins with its process.
+
+    Exit code 7: a host could not be reached; the others' lines are there. To get whole files and event logs:
+    geomx logs collect -h.
+
+    \b
+    Examples:
+      geomx logs                              everything that the newest job has written
+      geomx logs -f --role worker -n 10
+      geomx logs 20260729-17 --party B --role server --rank 0
+    """
+    from geomx_cli.logs import LogReader, select
+
+    job = chosen(name)
+    processes = select(job.plan, party, role, rank)
+    colours = {process.name: _COLOURS[index % len(_COLOURS)] for index, process in enumerate(processes)}
+    reader = LogReader(job, processes)
+    count = -1 if lines is None else lines
+    try:
+        for line in reader.follow(count) if follow else reader.read(count):
+            click.echo(f"{click.style(f'{line.process} |', fg=colours[line.process])} {line.text}")
+        problems = dict(reader.problems)
+    except KeyboardInterrupt:  # the way out
+        problems = {}
+    except BrokenPipeError:  # whoever reads has seen enough
+        problems = {}
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        reader.close()
+    if problems:
+        texts = "; ".join(f"host {host}: {problem}" for host, problem in problems.items())
+        raise DoneInPart(f"not all logs could be read: {texts}", "what the others have is above")
+
+
+@click.command()
+@job_argument
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    metavar="DIR",
+    help="Where to: a new folder, or one that has this job's logs already.",
+)
+@click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+def collect(name: str, folder: Path, json: bool) -> None:
+    """Collect the logs, event logs and agents' logs of all hosts of a job in one folder.
+
+    They come compressed and are verified. It may be done while the job runs, and again: then the files are replaced
+    by what they are by now. DIR/manifest.json says what is there. Exit code 7: a host could not be reached; what the
+    others have is there.
+
+    \b
+    Examples:
+      geomx logs collect --to ./run1
+      geomx logs collect 20260729-17 --to ./run1 --json
+    """
+    from geomx_cli.collect import collect as collecting
+
+    manifest = collecting(chosen(name), folder.absolute())
+    if json:
+        click.echo(json_module.dumps(manifest))
+    else:
+        size = sum(entry["size"] for entry in manifest["files"])
+        click.echo(f"{len(manifest['files'])} files, {size} bytes in {folder}")
+    if manifest["problems"]:
+        texts = "; ".join(f"host {one['host']}: {one['problem']}" for one in manifest["problems"])
+        raise DoneInPart(f"collected in part only: {texts}", "collect again into the same folder")

@@ -1,0 +1,106 @@
+"""`geomx status`: how a job goes, process by process."""
+
+import json as json_module
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from geomx_cli.commands._job import chosen, job_argument
+
+if TYPE_CHECKING:
+    from geomx_cli.jobs import KnownJob
+    from geomx_cli.overview import Overview
+
+__all__ = ["status"]
+
+_EVERY = 1.0  # seconds
+_WIDTH = 160  # columns where there is no terminal
+
+
+@click.command()
+@job_argument
+@click.option("--watch", is_flag=True, help="Show it again and again until the job has ended, or Ctrl-C.")
+@click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+def status(name: str, watch: bool, json: bool) -> None:
+    """Show how a job goes, process by process, as its hosts know it now.
+
+    JOB is a job's name, the beginning of one, or its directory; without it the newest that runs is meant. Looking
+    changes nothing: whoever follows the job goes on. Exit code 7: a host could not be reached; the others are shown.
+
+    \b
+    Examples:
+      geomx status
+      geomx status --watch
+      geomx status 20260729-17 --json
+    """
+    if watch and json:
+        raise click.UsageError("--watch shows a table; take either it or --json")
+    from geomx_cli.errors import DoneInPart
+
+    job = chosen(name)
+    overview = _watch(job) if watch else _look(job)
+    if overview.over:
+        overview.conclude()
+    if json:
+        click.echo(json_module.dumps(overview.to_json()))
+    else:
+        _print(overview)
+    if overview.unreachable:
+        texts = [f"host {one.host}: {one.problem}" for one in overview.unreachable]
+        raise DoneInPart(f"not all hosts can be reached: {'; '.join(texts)}", "what the others say is above")
+
+
+def _look(job: "KnownJob") -> "Overview":
+    from geomx_cli.overview import Overview
+
+    hosts = job.open_hosts()
+    try:
+        return Overview.of(job, hosts)
+    finally:
+        for host in hosts.values():
+            host.close()
+
+
+def _watch(job: "KnownJob") -> "Overview":
+    from geomx_cli.follow import view_for
+    from geomx_cli.overview import Overview
+
+    hosts, view = job.open_hosts(), view_for()
+    try:
+        overview = Overview.of(job, hosts)
+        try:
+            while not overview.over:
+                view.show(overview.progress)
+                time.sleep(_EVERY)
+                overview = Overview.of(job, hosts)
+        except KeyboardInterrupt:  # the way out
+            pass
+        return overview
+    finally:
+        view.close()
+        for host in hosts.values():
+            host.close()
+
+
+def _print(overview: "Overview") -> None:
+    from rich.console import Console
+
+    from geomx_cli.follow import table
+    from geomx_cli.summary import explain
+    from geomx_cli.units import format_duration
+
+    job = overview.job
+    since = format_duration(max(0.0, time.time() - job.started))
+    hosts = f"{len(job.plan.processes)} processes on {len(job.plan.hosts)} hosts"
+    click.echo(f"job {job.plan.job}: {overview.state}; started {since} ago; {hosts}")
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDTH).print(table(overview.progress))
+    for one in overview.hosts.values():
+        if one.problem and one.reachable:
+            click.echo(f"host {one.host}: {one.problem}")
+    if overview.stopped_by:
+        click.echo(f"it was stopped by {overview.stopped_by}")
+    elif overview.failure is not None:
+        error = explain(overview.failure, job.plan, job.job())
+        click.echo(f"{error.message}\n  {error.hint}")

@@ -1,0 +1,65 @@
+"""`geomx stop`: end a job, or one party of it, and whatever is left of it."""
+
+import json as json_module
+from typing import TYPE_CHECKING
+
+import click
+
+from geomx_cli.commands._job import Duration, chosen, job_argument
+
+if TYPE_CHECKING:
+    from geomx_cli.stopping import HostStop
+
+__all__ = ["stop"]
+
+
+@click.command()
+@job_argument
+@click.option("--party", default="", metavar="NAME", help="End only this party's processes.")
+@click.option(
+    "--grace",
+    type=Duration(),
+    default=10.0,
+    metavar="DURATION",
+    help="How long processes may take to end before they are killed.  [default: 10s]",
+)
+@click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+def stop(name: str, party: str, grace: float, json: bool) -> None:
+    """End a job on all its hosts, and whatever is left of it, and say what became of each process.
+
+    It may be repeated, and it tidies up after a launch or an agent that was killed: no process, key file or socket
+    of the job is left, and no process of another job is touched. Each process is asked to end (SIGTERM), and killed
+    when it takes longer than the grace. The other parties of a job notice that one is gone, and end as after a
+    failure. Exit code 7: a host could not be reached, or something could not be ended.
+
+    \b
+    Examples:
+      geomx stop                       the newest job that runs
+      geomx stop 20260729-17 --grace 1m
+      geomx stop --party B             what B has of it; the others notice
+    """
+    from geomx_cli.stopping import stop as stopping
+
+    report = stopping(chosen(name), party=party, grace=grace)
+    if json:
+        click.echo(json_module.dumps(report.to_json()))
+    else:
+        for host in report.hosts:
+            _print(host)
+    if (error := report.error()) is not None:
+        raise error
+
+
+def _print(host: "HostStop") -> None:
+    fates = {**(host.processes or {}), "agent": host.agent}
+    if host.problem and host.processes is None:
+        click.echo(f"{host.host}: {host.problem}")
+        return
+    width = max(map(len, fates))
+    click.echo(f"{host.host}:")
+    for process, fate in fates.items():
+        click.echo(f"  {process:<{width}}  {fate}")
+    if host.others:
+        click.echo(f"  {host.others} more that they had started were killed")
+    if host.note:
+        click.echo(f"  {host.note}")

@@ -1,0 +1,64 @@
+"""Who dials whom between hosts, and how that ended."""
+
+from dataclasses import dataclass
+
+from geomx_cli.inventory import Inventory
+from geomx_cli.plan import Endpoint, Plan
+
+__all__ = ["Dial", "Dialled", "dials", "place"]
+
+
+@dataclass(frozen=True)
+class Dial:
+    """One host is to dial one port of another. `dialler` and `listener` are hosts, `processes` a link of the plan
+    that does so (of perhaps many), and `wide_area` whether one of them joins two parties."""
+
+    dialler: str
+    listener: str
+    address: str
+    port: int
+    processes: tuple[str, str]
+    wide_area: bool
+
+    @property
+    def subject(self) -> str:
+        """As a check names it."""
+        return f"{self.dialler} -> {self.listener}"
+
+
+@dataclass(frozen=True)
+class Dialled:
+    """How a dial ended: see probe/dialling.py; `round_trip` in seconds."""
+
+    dial: Dial
+    kind: str
+    detail: str
+    ip: str
+    round_trip: float
+
+
+def dials(inventory: Inventory, planned: Plan) -> list[Dial]:
+    """What is to be dialled between different hosts: each port once from each host."""
+    listeners = {process.name: process for process in planned.processes}
+    found: dict[tuple[str, str, int], Dial] = {}
+    for names in planned.links:
+        dialler, listener = (listeners[name] for name in names)
+        ends = [end for end in listener.endpoints if end.protocol == "tcp"]
+        if dialler.host == listener.host or not ends:
+            continue
+        address, port = place(ends[0])
+        if ends[0].purpose == "membership":  # a scheduler is dialled by what its plane is given, a server as advertised
+            address = inventory.host(listener.host).address_for(inventory.host(dialler.host))
+        wide = dialler.party != listener.party
+        before = found.get((dialler.host, address, port))
+        dial = Dial(dialler.host, listener.host, address, port, (names[0], names[1]), wide)
+        if before is None or (wide and not before.wide_area):
+            found[dialler.host, address, port] = dial
+    return list(found.values())
+
+
+def place(endpoint: Endpoint, *, bind: bool = False) -> tuple[str, int]:
+    """Address and port of a TCP endpoint, as others dial it or as it is bound."""
+    text = endpoint.bind if bind else endpoint.advertised
+    address, _, port = text.removeprefix("tcp://").rpartition(":")
+    return address.strip("[]"), int(port)

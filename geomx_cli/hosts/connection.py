@@ -1,0 +1,232 @@
+"""A connection to one machine, authenticated both ways: every step has a limit, every failure says what to do."""
+
+import errno
+import logging
+import random
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import paramiko
+
+from geomx_cli.errors import HostUnreachable
+from geomx_cli.hosts import SshOptions
+from geomx_cli.hosts.credentials import Credential
+from geomx_cli.hosts.host_keys import check_host_key, known_types
+from geomx_cli.hosts.ssh_config import Hop
+
+__all__ = ["Connection"]
+
+_TCP = 8.0  # seconds
+_BANNER = 8.0
+_AUTH = 20.0
+_KEEPALIVE = 1
+_DEAD = 5000  # milliseconds that what was sent may wait to be acknowledged
+_PROHIBITED = 1  # of RFC 4254, 5.1
+_TURNED_AWAY = 6.0  # how long to try again where sshd closes connections at once: it has too many that begin
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # errors come as exceptions
+
+
+class _Stream:
+    """A socket, or a channel to one, that knows with what the other side began and whether it has ended."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.first = b""
+        self.ended = False
+
+    def recv(self, size: int) -> bytes:
+        """As a socket's."""
+        try:
+            data: bytes = self._stream.recv(size)
+        except ConnectionError:
+            data = b""
+        self.ended = not data
+        if len(self.first) < 4:
+            self.first += data[:4]
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class Connection:
+    """The transports to a host and to the machines on the way there. Made by one thread, used by any.
+
+    Where the network loses it, or the machine, it breaks within 6 seconds: then `active` is False, and whatever
+    waits for it ends.
+    """
+
+    def __init__(self, host: str, hops: Sequence[Hop], options: SshOptions) -> None:
+        """Connect. Raises HostUnreachable with the host's name and what went wrong where."""
+        self._transports: list[paramiko.Transport] = []
+        try:
+            with _ssh_agent() as agent:
+                credentials = [options.credentials.of(hop, agent) for hop in hops]
+                for hop, known in zip(hops, credentials, strict=True):
+                    self._advance(hop, known, options)
+        except HostUnreachable as error:
+            self.close()
+            raise HostUnreachable(f"host {host}: {error.message}", error.hint) from None
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def transport(self) -> paramiko.Transport:
+        """That to the host itself."""
+        return self._transports[-1]
+
+    @property
+    def active(self) -> bool:
+        """Whether it is not broken, as far as we know."""
+        return bool(self.transport.is_active())
+
+    def close(self) -> None:
+        """Close all; what waits for something from there ends."""
+        for transport in reversed(self._transports):
+            transport.close()
+
+    def _advance(self, hop: Hop, credentials: Sequence[Credential], options: SshOptions) -> None:
+        transport = self._greet(hop)
+        self._transports.append(transport)
+        check_host_key(hop, transport.get_remote_server_key(), options)
+        _log_in(transport, hop, credentials)
+        transport.set_keepalive(_KEEPALIVE)
+
+    def _greet(self, hop: Hop) -> paramiko.Transport:
+        """Connect and agree on keys; again where it closes the connection before it has said anything."""
+        end = time.monotonic() + _TURNED_AWAY
+        while True:
+            stream = _Stream(self._dial(hop))
+            transport = paramiko.Transport(stream)
+            try:
+                _negotiate(transport, hop, stream)
+                return transport
+            except EOFError:
+                transport.close()
+                if time.monotonic() > end:
+                    hint = "it may have too many connections that begin (MaxStartups), or refuse this address"
+                    raise HostUnreachable(f"{hop} closes connections at once", hint) from None
+                time.sleep(random.uniform(0.1, 1.0))
+            except BaseException:
+                transport.close()
+                raise
+
+    def _dial(self, hop: Hop) -> Any:
+        if not self._transports:
+            return _dial(hop)
+        place = (hop.address, hop.port)
+        try:
+            return self._transports[-1].open_channel("direct-tcpip", place, ("127.0.0.1", 0), timeout=_TCP)
+        except paramiko.ChannelException as error:
+            forbidden = error.code == _PROHIBITED
+            what = "the machine before it forbids it" if forbidden else "the machine before it gets no connection"
+            hint = "allow AllowTcpForwarding there" if forbidden else "correct the address, or look whether sshd runs"
+            raise HostUnreachable(f"{hop} cannot be reached: {what}", hint) from None
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            what = f"{hop} cannot be reached over the machine before it: {error}"
+            raise HostUnreachable(what, "look there for what stands between") from None
+
+
+@contextmanager
+def _ssh_agent() -> Iterator[Sequence[Any]]:
+    """The keys of the ssh-agent that runs here, if one does; they work inside the block."""
+    try:
+        agent = paramiko.Agent()
+    except (paramiko.SSHException, OSError):
+        yield ()
+        return
+    try:
+        yield agent.get_keys()
+    finally:
+        agent.close()
+
+
+def _dial(hop: Hop) -> socket.socket:
+    """A TCP connection; each of the addresses that a name has is tried."""
+    try:
+        found = socket.getaddrinfo(hop.address, hop.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        what = f"the name {hop.address} is not known: {getattr(error, 'strerror', None) or error}"
+        raise HostUnreachable(what, "correct it in the inventory or in ~/.ssh/config") from None
+    end, problem = time.monotonic() + _TCP, OSError("it has no address")
+    for family, kind, protocol, _, place in found:
+        stream = socket.socket(family, kind, protocol)
+        stream.settimeout(max(1.0, end - time.monotonic()))
+        try:
+            stream.connect(place)
+        except OSError as error:
+            stream.close()
+            problem = error
+            continue
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD)
+        return stream
+    raise _unreachable(hop, problem)
+
+
+def _unreachable(hop: Hop, error: OSError) -> HostUnreachable:
+    if isinstance(error, TimeoutError):
+        what = f"{hop} does not answer: no connection within {_TCP:g} s"
+        return HostUnreachable(what, "is it on, is the address right, does a firewall drop the connection?")
+    if error.errno == errno.ECONNREFUSED:
+        return HostUnreachable(f"{hop} refuses the connection", "is sshd running there, and on this port?")
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return HostUnreachable(f"there is no route to {hop}", "is the address right, and the network up?")
+    return HostUnreachable(f"{hop} cannot be reached: {error.strerror or error}", "correct the address")
+
+
+def _negotiate(transport: paramiko.Transport, hop: Hop, stream: _Stream) -> None:
+    """Raises EOFError where the other side closes the connection before it says anything."""
+    transport.banner_timeout, transport.handshake_timeout, transport.auth_timeout = _BANNER, _BANNER, _AUTH
+    _prefer(transport, known_types(hop))
+    try:
+        transport.start_client(timeout=2 * _BANNER)
+        transport.get_remote_server_key()
+    except paramiko.IncompatiblePeer as error:
+        hint = "its sshd is too old (SHA-1 keys or exchanges only): update it, OpenSSH 7.2 or newer will do"
+        raise HostUnreachable(f"{hop} and we have no method in common: {error}", hint) from None
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        if transport.remote_version:
+            what = f"{hop} did not carry the key exchange to its end: {error or 'it closed the connection'}"
+            raise HostUnreachable(what, "see the log of its sshd; it may be overloaded") from None
+        if stream.first:
+            raise HostUnreachable(f"{hop} is no SSH server", "correct the port") from None
+        if stream.ended:
+            raise EOFError from None
+        what = f"{hop} accepts connections and says nothing: no SSH banner within {_BANNER:g} s"
+        raise HostUnreachable(what, "is it an SSH server, on this port? It may be overloaded") from None
+
+
+def _prefer(transport: paramiko.Transport, types: Sequence[str]) -> None:
+    """Ask for host keys of the types that we can check."""
+    security = transport.get_security_options()
+    wanted = [name for kind in types for name in (("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,))]
+    possible = [name for name in dict.fromkeys(wanted) if name in security.key_types]
+    security.key_types = (*possible, *(name for name in security.key_types if name not in possible))
+
+
+def _log_in(transport: paramiko.Transport, hop: Hop, credentials: Sequence[Credential]) -> None:
+    tried, why = [], ""
+    for credential in credentials:
+        tried.append(f"{credential.name} ({credential.key.fingerprint})")
+        try:
+            more = transport.auth_publickey(hop.user, credential.key)
+        except paramiko.AuthenticationException as error:
+            if "timeout" in str(error).lower():
+                what = f"{hop} did not answer within {_AUTH:g} s whether it lets us in"
+                raise HostUnreachable(what, "it may be overloaded, or wait for its directory service") from None
+            continue
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            why = f"; it broke off: {error}"
+            break
+        if not more:
+            return
+        why = f"; it wants more than a key: {', '.join(more)}"
+    keys = f"tried {', '.join(tried)}" if tried else "there is no key to try"
+    hint = f"ssh-copy-id -p {hop.port} {hop.user}@{hop.address}, or name another user or key in the inventory"
+    raise HostUnreachable(f"{hop} does not let us in: {keys}{why}", hint)

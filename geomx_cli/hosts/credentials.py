@@ -1,0 +1,102 @@
+"""The keys with which we log in: those of files and of a running ssh-agent. Secrets stay in memory."""
+
+import base64
+import getpass
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from geomx_cli.errors import HostUnreachable
+
+if TYPE_CHECKING:
+    from geomx_cli.hosts.ssh_config import Hop
+
+__all__ = ["Credential", "Credentials"]
+
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class Credential:
+    """A key (a paramiko PKey) and what a person calls it."""
+
+    name: str
+    key: Any
+
+
+class Credentials:
+    """Reads each key file once and asks for each passphrase once. Used by any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loaded: dict[str, Any] = {}
+
+    def of(self, hop: "Hop", agent: Sequence[Any]) -> list[Credential]:
+        """What to try for `hop`, in this order; `agent`: the keys of the ssh-agent.
+
+        A file whose key the agent has need not be opened. A passphrase is asked for a file that somebody named,
+        or when there is nothing else to try. Raises HostUnreachable for a file that cannot be used, or a
+        passphrase without a terminal to ask for it.
+        """
+        held = {bytes(key.asbytes()): key for key in agent}
+        found, locked = [], []
+        for path in hop.keys:
+            key = held.pop(_public_part(path), None) or self._load(path, ask=False)
+            if key is not None:
+                found.append(Credential(path, key))
+            else:
+                locked.append(path)
+        if not hop.named:
+            found += [Credential(f"{key.comment or 'a key'} of the ssh-agent", key) for key in held.values()]
+        if hop.named or not found:
+            found += [Credential(path, self._load(path, ask=True)) for path in locked]
+        return found
+
+    def _load(self, path: str, *, ask: bool) -> Any:
+        """The key; None where it has a passphrase and we are not to ask."""
+        with self._lock:
+            if path not in self._loaded:
+                key = next(iter(_unlocked(path, _answers(path, ask=ask))), None)
+                if key is None:
+                    if ask:
+                        raise HostUnreachable(f"the passphrase of {path} is wrong", f"try again, or: ssh-add {path}")
+                    return None
+                self._loaded[path] = key
+            return self._loaded[path]
+
+
+def _answers(path: str, *, ask: bool) -> Iterator[str | None]:
+    """No passphrase at first, then those that the person types."""
+    yield None
+    if not ask:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        what = f"the key {path} has a passphrase, and there is no terminal to ask for it"
+        raise HostUnreachable(what, f"unlock it first: ssh-add {path}")
+    for _ in range(_TRIES):
+        yield getpass.getpass(f"passphrase of {path}: ")
+
+
+def _unlocked(path: str, answers: Iterator[str | None]) -> Iterator[Any]:
+    """The key, for each answer that opens it."""
+    import paramiko
+
+    for passphrase in answers:
+        try:
+            yield paramiko.PKey.from_path(path, passphrase.encode() if passphrase is not None else None)
+        except (TypeError, paramiko.PasswordRequiredException):
+            continue
+        except (OSError, ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
+            if passphrase is None:
+                hint = "name a private key of type ed25519, ecdsa or rsa"
+                raise HostUnreachable(f"the key {path} cannot be used: {error}", hint) from None
+
+
+def _public_part(path: str) -> bytes:
+    try:
+        return base64.b64decode(Path(f"{path}.pub").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return b""

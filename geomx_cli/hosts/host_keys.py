@@ -1,0 +1,131 @@
+"""Whether a machine is the one that it says it is: its host key against a fingerprint or known_hosts."""
+
+import base64
+import fnmatch
+import hashlib
+import hmac
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geomx_cli.errors import HostUnreachable
+from geomx_cli.hosts import SshOptions
+from geomx_cli.hosts.ssh_config import Hop
+
+__all__ = ["check_host_key", "known_types"]
+
+_appending = threading.Lock()  # several hosts may be accepted at once
+
+
+@dataclass(frozen=True)
+class _Known:
+    """One line of a known_hosts file."""
+
+    place: str
+    marker: str
+    names: str
+    key_type: str
+    key: bytes
+
+
+def known_types(hop: Hop) -> list[str]:
+    """The types of the keys that are known of it: those to ask it for."""
+    return [entry.key_type for entry in _entries(hop) if not entry.marker]
+
+
+def check_host_key(hop: Hop, key: Any, options: SshOptions) -> None:
+    """Raises HostUnreachable unless `key` (a paramiko PKey) is the one of `hop`.
+
+    A fingerprint in the inventory decides alone. Otherwise a key that is not known is accepted, and appended to
+    known_hosts, only with `accept_new_host_keys`; one that has changed or was revoked never is.
+    """
+    shown = f"{key.get_name()} {key.fingerprint}"
+    if hop.fingerprint:
+        if not hmac.compare_digest(hop.fingerprint.rstrip("="), key.fingerprint):
+            what = f"{hop} shows the host key {shown}, and the inventory has {hop.fingerprint}"
+            raise HostUnreachable(what, "find out why before you correct the fingerprint in the inventory")
+        return
+    entries = _entries(hop)
+    for entry in entries:
+        if entry.marker == "@revoked" and entry.key == key.asbytes():
+            raise HostUnreachable(f"{hop} shows a host key that was revoked: {shown}", f"see {entry.place}")
+    known = [entry for entry in entries if not entry.marker]
+    if any(entry.key == key.asbytes() for entry in known):
+        return
+    if known:
+        _refuse_changed(hop, shown, known[0])
+    if not options.accept_new_host_keys:
+        where = f"-p {hop.port} {hop.user}@{hop.address}"
+        raise HostUnreachable(
+            f"the host key of {hop} is not known: {shown}",
+            f"compare it with the machine's own (ssh-keygen -lf) and accept it by `ssh {where}`, or give "
+            f'fingerprint = "{key.fingerprint}" in the inventory, or accept new keys with --accept-new-host-keys',
+        )
+    _append(hop, f"{hop.trusted_as} {key.get_name()} {key.get_base64()}")
+    options.notify(f"accepted the new host key of {hop}: {shown}; it is in {hop.known_hosts[0]} now")
+
+
+def _refuse_changed(hop: Hop, shown: str, known: _Known) -> None:
+    digest = base64.b64encode(hashlib.sha256(known.key).digest()).decode().rstrip("=")
+    file = known.place.rpartition(":")[0]
+    raise HostUnreachable(
+        f"THE HOST KEY OF {hop} HAS CHANGED: it shows {shown}, and {known.place} has "
+        f"{known.key_type} SHA256:{digest}. Somebody may be in between",
+        f"only if you know why it changed: ssh-keygen -R '{hop.trusted_as}' -f {file}",
+    )
+
+
+def _append(hop: Hop, line: str) -> None:
+    path = Path(hop.known_hosts[0])
+    try:
+        with _appending:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "r+") as file:
+                before = file.read()
+                if line not in before.splitlines():
+                    file.write(("" if before.endswith("\n") or not before else "\n") + line + "\n")
+    except (OSError, ValueError) as error:
+        raise HostUnreachable(f"the host key of {hop} cannot be added to {path}: {error}", "correct it") from None
+
+
+def _entries(hop: Hop) -> list[_Known]:
+    """Those of this machine. What is known of its name without the port counts where its port is unknown."""
+    everything = [entry for path in hop.known_hosts for entry in _read(Path(path))]
+    found = [entry for entry in everything if _matches(entry.names, hop.trusted_as)]
+    if found or hop.port == 22:
+        return found
+    return [entry for entry in everything if _matches(entry.names, hop.address.lower())]
+
+
+def _read(path: Path) -> Iterator[_Known]:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for number, line in enumerate(lines, 1):
+        fields = line.split()
+        if not fields or fields[0].startswith("#"):
+            continue
+        marker = fields.pop(0) if fields[0].startswith("@") else ""
+        try:
+            names, key_type, text = fields[:3]
+            yield _Known(f"{path}:{number}", marker, names, key_type, base64.b64decode(text))
+        except ValueError:
+            continue
+
+
+def _matches(names: str, name: str) -> bool:
+    if names.startswith("|1|"):
+        try:
+            salt, digest = (base64.b64decode(part) for part in names[3:].split("|"))
+        except ValueError:
+            return False
+        return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
+    patterns = [part.lower().replace("[", "[[]") for part in names.split(",")]
+    if any(part.startswith("!") and fnmatch.fnmatchcase(name, part[1:]) for part in patterns):
+        return False
+    return any(fnmatch.fnmatchcase(name, part) for part in patterns)

@@ -1,0 +1,27 @@
+"""Signals that would end this process become messages, so that nothing is interrupted half-way."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from geomx_cli.line import Inbox
+
+__all__ = ["interrupts_to"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def interrupts_to(inbox: Inbox) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP put "interrupt" into `inbox`; for the main thread."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        inbox.put(("", {"type": "interrupt"}))  # SimpleQueue.put may be called from a signal handler
+
+    before = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,154 @@
+"""What must hold among the hosts of an inventory file, and the inventory that they make."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from geomx_cli import inventory_values as values
+from geomx_cli.inventory import Inventory, is_loopback, validated
+from geomx_cli.inventory_keys import DEFAULT_PORTS, HOST_KEYS
+from geomx_cli.mistakes import Mistakes
+from geomx_cli.placement import misplaced
+from geomx_cli.ports import shortage
+
+__all__ = ["build", "cross_check"]
+
+Table = Mapping[str, Any]
+_SSH = {key.name: key.name.removeprefix("ssh_") for key in HOST_KEYS if key.group == "ssh"}
+_PLAIN = [key.name for key in HOST_KEYS if key.group != "ssh" and key.name not in ("party", "ports")]
+
+
+def cross_check(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> None:
+    """Add what is wrong among the hosts. A check is left out where what it needs is wrong already."""
+    _names(hosts, mistakes)
+    _addresses(hosts, mistakes)
+    for index, host in enumerate(hosts):
+        if "CUDA_VISIBLE_DEVICES" in host["env"] and any(device != "cpu" for device in host.get("devices", ())):
+            what = "CUDA_VISIBLE_DEVICES is set for each worker, by its entry in devices"
+            mistakes.add(("host", index, "env", "CUDA_VISIBLE_DEVICES"), what, "leave it out of env")
+    if hosts and mistakes.keys.isdisjoint({"host", "party", "central"}):
+        _known_central(top, hosts, mistakes)
+    if hosts and mistakes.keys.isdisjoint({"host", "party", "central", "devices", "topology"}):
+        _parties(top, hosts, mistakes)
+
+
+def build(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> tuple[Inventory, tuple[str, ...]]:
+    """The inventory, and what was decided for the person. Raises InvalidSettings for roles that cannot stand
+    where they are wanted and for too few ports."""
+    central, note = _central(top, hosts)
+    fields = {name: top[name] for name in ("topology", "global_servers", "local_servers") if name in top}
+    workers = _workers(hosts)
+    inventory = validated(
+        {
+            **fields,
+            "central": {"name": central, "workers": workers[central]},
+            "parties": [{"name": name, "workers": count} for name, count in workers.items() if name != central],
+            "hosts": [_host(host) for host in hosts],
+        }
+    )
+    places = {host.name: index for index, host in enumerate(inventory.hosts)}
+    problems = [(problem, "runs") for problem in misplaced(inventory)]
+    if not problems and (short := shortage(inventory, None)):
+        problems.append((short, "ports"))
+    for problem, key in problems:
+        mistakes.add(("host", places[problem.host], key), problem.message, problem.hint)
+    mistakes.raise_if_any()
+    return inventory, tuple(note)
+
+
+def _host(table: Table) -> dict[str, Any]:
+    ssh = {field: table[name] for name, field in _SSH.items() if name in table and name not in ("local", "ssh")}
+    return {
+        **{name: table[name] for name in _PLAIN if name in table},
+        "parties": (table["party"],),
+        "ssh": None if table.get("local") else {"address": table.get("ssh", table["name"]), **ssh},
+        "ports": table.get("ports") or values.ports(DEFAULT_PORTS),
+    }
+
+
+def _workers(hosts: Sequence[Table]) -> dict[str, int]:
+    """The devices of each party, in the order of the file."""
+    found: dict[str, int] = {}
+    for host in hosts:
+        found[host["party"]] = found.get(host["party"], 0) + len(host.get("devices", ()))
+    return found
+
+
+def _central(top: Table, hosts: Sequence[Table]) -> tuple[str, list[str]]:
+    """The central party, and why where nobody has said so."""
+    workers = _workers(hosts)
+    if "central" in top:
+        return top["central"], []
+    for name, count in workers.items():
+        if not count:
+            return name, [f"the central party is {name}, which has no devices"]
+    first = next(iter(workers))
+    return first, [f"the central party is {first}, the first; its workers train like the others"]
+
+
+def _names(hosts: Sequence[Table], mistakes: Mistakes) -> None:
+    seen = set()
+    for index, host in enumerate(hosts):
+        name = host.get("name")
+        if name in seen:
+            hint = "give each host a name of its own; one machine may have several"
+            mistakes.add(("host", index, "name"), f"a host called {name} is there already", hint)
+        if name is not None:
+            seen.add(name)
+        if host.get("party") == "global":
+            what = "a party cannot be called global, as the plane between parties is"
+            mistakes.add(("host", index, "party"), what, "choose another name")
+
+
+def _addresses(hosts: Sequence[Table], mistakes: Mistakes) -> None:
+    remote = [index for index, host in enumerate(hosts) if not host.get("local")]
+    dialled = [(index, key, host[key]) for index, host in enumerate(hosts) for key in _dialled(host)]
+    far = [address for _, _, address in dialled if not is_loopback(address)]
+    for index, key, address in dialled:
+        if far and is_loopback(address):
+            where = ("host", index, key)
+            mistakes.add(where, f"{key}: nobody else can dial {address}", f"write one that reaches it from {far[0]}")
+    for index, host in enumerate(hosts):
+        if host.get("local") and remote and not {"address", "interface"} & host.keys():
+            what = "this is the machine where geomx is typed, and the others do not know how to dial it"
+            mistakes.add(("host", index), what, 'write address = "..." or interface = "..." under it')
+
+
+def _dialled(host: Table) -> Iterator[str]:
+    """The keys that say what others dial."""
+    for key in ("address", "wan_address"):
+        if key in host:
+            yield key
+    if "ssh" in host and not {"address", "interface", "local"} & host.keys():
+        yield "ssh"
+
+
+def _known_central(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> None:
+    parties = [host["party"] for host in hosts]
+    if "central" in top and top["central"] not in parties:
+        what = f"no host belongs to the central party {top['central']!r}"
+        mistakes.add(("central",), what, values.nearest(top["central"], list(dict.fromkeys(parties))))
+
+
+def _parties(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> None:
+    workers = _workers(hosts)
+    place = {name: next(index for index, host in enumerate(hosts) if host["party"] == name) for name in workers}
+    central, _ = _central(top, hosts)
+    if len(workers) == 1:
+        what = f"all hosts belong to {central}, and a job needs another party that trains"
+        mistakes.add(("host", 0), what, 'give some another party = "..."')
+    for name, count in workers.items():
+        if name != central and not count:
+            what = f"party {name} has no devices, and only the central party, {central}, can be without"
+            mistakes.add(("host", place[name]), what, 'write devices = ["cpu"] under one of its hosts')
+    if top.get("topology") == "flat":
+        _flat(top, hosts, central, mistakes)
+
+
+def _flat(top: Table, hosts: Sequence[Table], central: str, mistakes: Mistakes) -> None:
+    if top.get("local_servers", 1) > 1:
+        what = "topology flat has no local servers"
+        mistakes.add(("local_servers",), what, "leave local_servers out; share the model with global_servers")
+    for index, host in enumerate(hosts):
+        if host["party"] == central and host.get("devices"):
+            what = f"topology flat has no workers in the central party, {central}"
+            mistakes.add(("host", index, "devices"), what, "leave devices out there, or take another topology")

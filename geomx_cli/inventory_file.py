@@ -1,0 +1,247 @@
+"""Reads hosts.toml, the inventory that a person writes. Every mistake in it is reported at once, with its line."""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geomx_cli import plugins
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.inventory import Host, Inventory, is_ip
+from geomx_cli.inventory_checks import build, cross_check
+from geomx_cli.inventory_keys import HOST_KEYS, TOP_KEYS, Key
+from geomx_cli.inventory_values import kind_of, nearest
+from geomx_cli.mistakes import Mistakes
+from geomx_cli.options import Kind, Option, Value, check, decode
+from geomx_cli.toml_lines import Lines
+
+__all__ = ["InventoryFile", "read"]
+
+_TABLES = ("host", "defaults", "job")
+
+
+@dataclass(frozen=True)
+class InventoryFile:
+    """What an inventory file says. `job` has the options of its table [job] by name; `notes` are sentences about
+    what it leaves to geomx."""
+
+    path: Path
+    inventory: Inventory
+    job: Mapping[str, Value]
+    notes: tuple[str, ...]
+
+
+def read(path: Path) -> InventoryFile:
+    """Read the inventory at `path`. A host that is known by an alias of ssh_config has for its address what that
+    stands for. Nothing is looked at but the file, ssh_config, and whether private keys are there.
+
+    Raises InvalidSettings that names every mistake with its line and what to write instead.
+    """
+    text = _text(path)
+    data = _parsed(path.name, text)
+    mistakes = Mistakes(path.name, Lines.of(text))
+    top = _entries(data, TOP_KEYS, (), mistakes, beside=_TABLES)
+    hosts = _hosts(data, path.parent, mistakes)
+    job = _job(data, mistakes)
+    cross_check(top, hosts, mistakes)
+    mistakes.raise_if_any()
+    inventory, notes = build(top, hosts, mistakes)
+    return InventoryFile(path, inventory.with_hosts(map(_with_address, inventory.hosts)), job, notes)
+
+
+def _with_address(host: Host) -> Host:
+    if host.ssh is None or host.address or host.interface or is_ip(host.ssh.address):
+        return host
+    from geomx_cli.hosts import SshOptions
+    from geomx_cli.hosts.ssh_config import hops
+
+    meant = hops(host.ssh, SshOptions())[-1].address
+    return host if meant == host.ssh.address else host.model_copy(update={"address": meant})
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        raise InvalidSettings(
+            f"there is no inventory {path}", "geomx init writes one to begin with, or name another with --hosts"
+        ) from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise InvalidSettings(f"{path.name}:{line}: this is not UTF-8", "save the file as UTF-8") from None
+    except OSError as error:
+        raise InvalidSettings(f"cannot read {path}: {error.strerror}", "name another file, or let it be read") from None
+
+
+_SYNTAX = (
+    ("Invalid value", 'text stands in quotes, as name = "beijing-1"; a list in brackets, as ["gpu0", "gpu1"]'),
+    ("Cannot declare ('host',)", "every host begins with [[host]], in two brackets"),
+    ("Cannot declare", "this table was there before; put all its keys under the first one"),
+    ("Cannot overwrite", "this key was there before in the same table; keep one of the two"),
+    ("Expected '='", 'a line is a key and a value, as name = "beijing-1", or the name of a table in brackets'),
+    ("Unclosed array", "close the list with ]"),
+    ("Expected newline", "one key stands on a line; text with quotes in it stands in single quotes"),
+    ("Illegal character", "close the quotes on the same line"),
+)
+
+
+def _parsed(name: str, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        what, _, place = str(error).rpartition(" (at ")
+        found = re.match(r"line ([0-9]+)", place)
+        line = int(found[1]) if found else max(1, len(text.rstrip().splitlines()))
+        hint = next((hint for start, hint in _SYNTAX if what.startswith(start)), "see docs/inventory.md for an example")
+        raise InvalidSettings(f"{name}:{line}: this is no TOML: {what}", hint) from None
+
+
+def _entries(
+    table: Mapping[str, Any],
+    keys: Sequence[Key],
+    where: tuple[str | int, ...],
+    mistakes: Mistakes,
+    beside: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The values of a table's known keys that are right."""
+    known: dict[str, Key] = {key.name: key for key in keys}
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if name in beside:
+            continue
+        if name not in known:
+            mistakes.add((*where, name), f"there is no key {name!r} here", _elsewhere(name, where, known))
+            continue
+        for path, part in _parts(value):
+            try:
+                parsed = known[name].parse(part)
+                found[name] = {**found.get(name, {}), **parsed} if path else parsed
+            except InvalidSettings as error:
+                mistakes.add((*where, name, *path), f"{name}: {error.message}", error.hint)
+    return found
+
+
+def _parts(value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """A value as a whole, or each entry of a table: that has a line of its own."""
+    if isinstance(value, dict) and value:
+        yield from (((name,), {name: entry}) for name, entry in value.items())
+    else:
+        yield (), value
+
+
+def _elsewhere(name: str, where: tuple[str | int, ...], known: Mapping[str, Key]) -> str:
+    """Where an unknown key belongs, or what it may be meant for."""
+    if name in {key.name for key in TOP_KEYS} and where:
+        return "it stands at the top of the file, before the first table"
+    if name in {option.name for option in plugins.table()} and where != ("job",):
+        return "it is an option of the job and stands in the table [job]"
+    if name in {key.name for key in HOST_KEYS}:
+        return "it differs from host to host, and stands under [[host]]" if where else "it stands under [[host]]"
+    return nearest(name, [*known, *(_TABLES if not where else ())])
+
+
+def _hosts(data: Mapping[str, Any], folder: Path, mistakes: Mistakes) -> list[dict[str, Any]]:
+    """The hosts' values, those of [defaults] beneath them."""
+    defaults = _table(data, "defaults", mistakes)
+    shared = _entries(defaults, [key for key in HOST_KEYS if key.shared], ("defaults",), mistakes)
+    _use_key(shared, ("defaults",), folder, mistakes)
+    entries = data.get("host", [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        hint = "every host begins with [[host]], in two brackets"
+        mistakes.add(("host",), f"host is {kind_of(entries)} and must be tables", hint)
+        return []
+    if not entries:
+        mistakes.add((), "there is no host", 'write [[host]], and under it name = "beijing-1" and party = "beijing"')
+    found = []
+    for index, entry in enumerate(entries):
+        own = _entries(entry, HOST_KEYS, ("host", index), mistakes)
+        _use_key(own, ("host", index), folder, mistakes)
+        _refuse_ssh(entry, ("host", index), mistakes)
+        for key in ("name", "party"):
+            if key not in entry:
+                mistakes.keys.add(key)
+                hint = f'write {key} = "{"beijing-1" if key == "name" else "beijing"}" under it'
+                mistakes.add(("host", index), f"this host has no {key}", hint)
+        env = {**shared.get("env", {}), **own.get("env", {})}
+        found.append({**shared, **own, "env": env})
+    return found
+
+
+def _use_key(table: dict[str, Any], where: tuple[str | int, ...], folder: Path, mistakes: Mistakes) -> None:
+    """Make the path of a private key absolute, and see that it is there."""
+    if "key" in table:
+        path = (folder / Path(table["key"]).expanduser()).absolute()
+        table["key"] = str(path)
+        if not path.is_file():
+            mistakes.add((*where, "key"), f"there is no private key {path}", "write where it lies on this machine")
+
+
+def _refuse_ssh(entry: Mapping[str, Any], where: tuple[str | int, ...], mistakes: Mistakes) -> None:
+    """A host on this machine is not reached over SSH."""
+    if entry.get("local") is True:
+        for key in HOST_KEYS:
+            if key.group == "ssh" and key.name != "local" and key.name in entry:
+                what = f"{key.name} is for SSH, and local = true means that none is used"
+                mistakes.add((*where, key.name), what, "leave one of the two out")
+
+
+def _table(data: Mapping[str, Any], name: str, mistakes: Mistakes) -> Mapping[str, Any]:
+    table = data.get(name, {})
+    if isinstance(table, dict):
+        return table
+    mistakes.add((name,), f"{name} is {kind_of(table)} and must be a table", f"write [{name}], and its keys under it")
+    return {}
+
+
+def _job(data: Mapping[str, Any], mistakes: Mistakes) -> dict[str, Value]:
+    """The options in [job] that are right."""
+    known = {option.name: option for option in plugins.table()}
+    found: dict[str, Value] = {}
+    for name, value in _table(data, "job", mistakes).items():
+        try:
+            found[name] = _option(name, value, known)
+        except InvalidSettings as error:
+            mistakes.add(("job", name), error.message, error.hint)
+    return found
+
+
+def _option(name: str, value: Any, known: Mapping[str, Option]) -> Value:
+    if name in {key.name for key in TOP_KEYS}:
+        hint = "it stands at the top of the file, before the first table"
+        raise InvalidSettings(f"{name} is no option of a job", hint)
+    if name in ("parties", "workers", "central_workers"):
+        raise InvalidSettings(f"{name} follows from the hosts", "leave it out; each entry in devices has a worker")
+    option = known.get(name.replace("-", "_"))
+    if option is None or option.name != name:
+        usual = [other for other, entry in known.items() if entry.group != "cluster"]
+        raise InvalidSettings(f"there is no option {name!r}", nearest(name.replace("-", "_"), usual))
+    try:
+        return _value(option, value)
+    except InvalidSettings as error:
+        said = error.message.removeprefix(f"{option.flag} ({option.env}): ")
+        raise InvalidSettings(f"{name}: {said}", error.hint) from None
+
+
+_WANTED: Mapping[Kind, tuple[tuple[type, ...], str, str]] = {
+    "bool": ((bool,), "true or false", "true"),
+    "int": ((int,), "a whole number", "1"),
+    "float": ((int, float), "a number", "0.1"),
+    "text": ((str,), "text", '"text"'),
+    "duration": ((int, float, str), "a duration", '"30s"'),
+    "size": ((int, str), "a size", '"1MiB"'),
+    "wan": ((str,), "a rate and a round trip", '"100mbit,30ms"'),
+}
+
+
+def _value(option: Option, value: Any) -> Value:
+    """The value of an option, given as text with a unit or as what TOML has for its kind."""
+    types, wanted, example = _WANTED[option.kind]
+    fits = isinstance(value, types) and (option.kind == "bool" or not isinstance(value, bool))
+    if not fits:
+        hint = f"write {option.name} = {example}"
+        raise InvalidSettings(f"it is {kind_of(value)} and must be {wanted}", hint)
+    if isinstance(value, str):
+        return decode(option, value)
+    return check(option, float(value) if option.kind in ("float", "duration") else value)

@@ -1,0 +1,158 @@
+"""The keys of an inventory file, each written once: reading, its template and the page docs/inventory.md rest on it."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from geomx_cli import inventory_values as values
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.options import OPTIONS, check
+from geomx_cli.plugins import table
+
+__all__ = ["DEFAULT_PORTS", "HOST_KEYS", "TOP_KEYS", "Key"]
+
+DEFAULT_PORTS = "9100-9163"
+Group = Literal["file", "who", "ssh", "network", "work", "place"]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key. `parse` takes what TOML has and gives the value, or raises InvalidSettings (see inventory_values).
+
+    `example` is TOML; `default` says in words what holds without the key. `shared`: it may stand in [defaults].
+    """
+
+    name: str
+    group: Group
+    parse: values.Parse
+    example: str
+    default: str
+    help: str
+    shared: bool = True
+
+
+def _option(name: str) -> values.Parse:
+    """The value of an option of the table that stands at the top of the file."""
+    option = next(option for option in OPTIONS if option.name == name)
+
+    def parse(value: Any) -> Any:
+        if option.kind == "int":
+            return values.number(int(option.minimum), int(option.maximum))(value)
+        found = values.text(f'"{option.default}"')(value)
+        try:
+            return check(option, found)
+        except InvalidSettings as error:
+            raise InvalidSettings(f"there is no {name} {found!r}", error.hint) from None
+
+    return parse
+
+
+_RESERVED = frozenset(option.env for option in table())
+
+TOP_KEYS: tuple[Key, ...] = (
+    Key(
+        "central", "file", values.name('"hub"'), '"hub"', "the party without devices, or else the first",
+        "The central party: it has the scheduler of the global plane and the master worker.", shared=False,
+    ),
+    Key(
+        "topology", "file", _option("topology"), '"central"', "central",
+        "Where the global servers stand: central, spread over the parties, or flat, one plane without local servers.",
+        shared=False,
+    ),
+    Key(
+        "global_servers", "file", _option("global_servers"), "1", "1",
+        "Global servers that share the model; with topology spread, in each party.", shared=False,
+    ),
+    Key(
+        "local_servers", "file", _option("local_servers"), "1", "1",
+        "Local servers in each party that share the model.", shared=False,
+    ),
+)  # fmt: skip
+
+HOST_KEYS: tuple[Key, ...] = (
+    Key(
+        "name", "who", values.name('"beijing-1"'), '"beijing-1"', "must be there",
+        "What plans, logs and messages call this host.", shared=False,
+    ),
+    Key(
+        "party", "who", values.name('"beijing"'), '"beijing"', "must be there",
+        "The party (data centre) that it belongs to. Parties are those that hosts name.", shared=False,
+    ),
+    Key(
+        "devices", "who", values.devices, '["gpu0", "gpu1"]', "none",
+        "One worker for each: cpu (as often as wanted) or gpuN, which is the one that CUDA_VISIBLE_DEVICES shows.",
+    ),
+    Key(
+        "local", "ssh", values.flag, "true", "false",
+        "This is the machine on which geomx is typed; no SSH is used.", shared=False,
+    ),
+    Key(
+        "ssh", "ssh", values.address('"203.0.113.7"'), '"203.0.113.7"', "the host's name",
+        "Where SSH finds it: an IP address, a name, or an alias of your ~/.ssh/config.", shared=False,
+    ),
+    Key("ssh_port", "ssh", values.number(1, 65535), "2222", "that of ~/.ssh/config, or 22", "The port of its sshd."),
+    Key("user", "ssh", values.user, '"alice"', "that of ~/.ssh/config, or yours", "The account there."),
+    Key(
+        "key", "ssh", values.path, '"~/.ssh/id_ed25519"', "your SSH agent's, then the usual ones",
+        "Your private key, on the machine where geomx is typed; a relative path is from the folder of this file.",
+    ),
+    Key(
+        "jump", "ssh", values.jump, '"alice@gate.example.org"', "that of ~/.ssh/config, or none",
+        "Machines to go through, as ProxyJump: user@host:port, several separated by commas.",
+    ),
+    Key(
+        "fingerprint", "ssh", values.fingerprint, '"SHA256:mVPwvezndPv/ARoIadVY98vAC0g+P/5633yTC4d/wXE"',
+        "your known_hosts", "Its host key, for a machine that known_hosts does not know yet.", shared=False,
+    ),
+    Key(
+        "address", "network", values.address('"10.0.0.11"'), '"10.0.0.11"',
+        "that of the interface, or what SSH dials",
+        "What hosts of its own party dial. IPv6 is written without brackets.", shared=False,
+    ),
+    Key(
+        "wan_address", "network", values.address('"203.0.113.7"'), '"203.0.113.7"',
+        "that of wan_interface, or the address",
+        "What hosts of other parties dial, where that is another: behind NAT with its ports forwarded.", shared=False,
+    ),
+    Key(
+        "interface", "network", values.interface, '"eth0"', "any",
+        "The network interface towards its own party; its address is taken where address is left out.",
+    ),
+    Key(
+        "wan_interface", "network", values.interface, '"eth1"', "any",
+        "The same towards the other parties, for wan_address.",
+    ),
+    Key(
+        "listen", "network", values.listen, '"0.0.0.0"', "the address, or all where it has several",
+        "What its schedulers and servers bind.",
+    ),
+    Key(
+        "ports", "network", values.ports, '"9100-9119"', DEFAULT_PORTS,
+        "Ports that its schedulers and servers may take: a range, a list or one. The firewall must let them in.",
+    ),
+    Key(
+        "python", "work", values.python, '"/opt/geomx/bin/python"', "the path of the one that runs geomx here",
+        "A Python there that has geomx: an absolute path, or a command on the PATH.",
+    ),
+    Key(
+        "workdir", "work", values.absolute, '"/home/alice/project"', "beside the script",
+        "Where its processes start. Without it, where geomx has put the script; on a local host, where it was typed.",
+    ),
+    Key(
+        "state_dir", "work", values.absolute, '"/data/geomx"', "~/.local/state/geomx",
+        "Where jobs keep logs and events on it.",
+    ),
+    Key(
+        "threads", "work", values.number(1, 1024), "4", "1",
+        "Threads in the numeric libraries of each worker (OMP_NUM_THREADS).",
+    ),
+    Key(
+        "env", "work", values.env(_RESERVED), '{ LD_LIBRARY_PATH = "/opt/cuda/lib64" }', "none",
+        "Variables for each of its processes, on top of those in [defaults].",
+    ),
+    Key(
+        "runs", "place", values.roles, '["scheduler", "server"]',
+        "schedulers on a party's first host, servers on its hosts in turn",
+        "Only these stand here beside workers: scheduler, server, global_scheduler, global_server.", shared=False,
+    ),
+)  # fmt: skip
+

@@ -1,0 +1,294 @@
+"""What may stand behind the keys of an inventory file. Each function takes what TOML has there and gives the value.
+
+All raise InvalidSettings: the message says what is wrong, without the key's name, and the hint what to write.
+"""
+
+import difflib
+import ipaddress
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, get_args
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.inventory import DEVICE, NAME
+from geomx_cli.ps.config import Role
+
+__all__ = [
+    "Parse", "absolute", "address", "devices", "env", "fingerprint", "flag", "interface", "jump", "kind_of", "listen",
+    "name", "nearest", "number", "path", "ports", "python", "roles", "text", "user",
+]  # fmt: skip
+
+Parse = Callable[[Any], Any]
+
+_USER = r"[A-Za-z_][A-Za-z0-9_.-]*\$?"
+_HOSTNAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})?)*\.?")
+_JUMP = re.compile(rf"({_USER}@)?([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{{1,5}})?")
+_TYPES = {
+    bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "a table",
+}  # fmt: skip
+
+
+def kind_of(value: Any) -> str:
+    """What TOML calls a value, for a message."""
+    return "true or false" if isinstance(value, bool) else _TYPES.get(type(value), "a date")
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """What to write in place of an unknown word."""
+    close = difflib.get_close_matches(word.lower(), known, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+
+
+def text(example: str) -> Parse:
+    """Text that is not empty and has no character that ends a line."""
+
+    def parse(value: Any) -> str:
+        if not isinstance(value, str):
+            raise InvalidSettings(f"it is {kind_of(value)} and must be text", f"write it in quotes, as {example}")
+        if not value.strip() or not value.isprintable():
+            raise InvalidSettings(f"{value!r} is no text that can be used", f"write {example}, or leave the key out")
+        return value.strip()
+
+    return parse
+
+
+def flag(value: Any) -> bool:
+    """true or false."""
+    if not isinstance(value, bool):
+        raise InvalidSettings(f"it is {kind_of(value)} and must be true or false", "leave quotes out")
+    return value
+
+
+def number(least: int, most: int) -> Parse:
+    """A whole number between two others, these included."""
+
+    def parse(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidSettings(
+                f"it is {kind_of(value)} and must be a whole number", f"write a number from {least} to {most}"
+            )
+        if not least <= value <= most:
+            raise InvalidSettings(f"{value} is out of range", f"write a number from {least} to {most}")
+        return value
+
+    return parse
+
+
+def name(example: str) -> Parse:
+    """The name of a host or party."""
+
+    def parse(value: Any) -> str:
+        found: str = text(example)(value)
+        if not re.match(NAME, found):
+            raise InvalidSettings(
+                f"{found!r} is no name",
+                "a name begins with a letter, has at most 32 letters, digits, dots, hyphens and underscores",
+            )
+        return found
+
+    return parse
+
+
+def address(example: str) -> Parse:
+    """An IP address or a host's name."""
+
+    def parse(value: Any) -> str:
+        found: str = text(example)(value)
+        try:
+            found_ip = ipaddress.ip_address(found)
+        except ValueError:
+            return _host_name(found)
+        if found_ip.is_unspecified:
+            raise InvalidSettings(f"nobody can dial {found}", "listen says what a host binds; this is what others dial")
+        if "%" in found:
+            raise InvalidSettings(f"{found} means something on one machine only", "write an address without a zone")
+        return str(found_ip)
+
+    return parse
+
+
+def _host_name(found: str) -> str:
+    user, at, rest = found.rpartition("@")
+    if at:
+        raise InvalidSettings(f"{found!r} has a user in it", f'write "{rest}" here, and user = "{user}"')
+    if re.fullmatch(r"\[.*\]", found):
+        raise InvalidSettings(f"{found!r} stands in brackets", f'write "{found[1:-1]}"')
+    before, colon, port = found.rpartition(":")
+    if colon and port.isdigit() and ":" not in before:
+        raise InvalidSettings(f"{found!r} has a port in it", f'write "{before}" here; ssh_port and ports are for ports')
+    if ":" in found:
+        raise InvalidSettings(f"{found!r} is no IPv6 address", 'write one such as "2001:db8::1"')
+    if re.fullmatch(r"[0-9.]+", found):
+        raise InvalidSettings(f"{found!r} is no IPv4 address", 'it has four numbers from 0 to 255, as "192.0.2.10"')
+    if len(found) > 253 or not _HOSTNAME.fullmatch(found):
+        raise InvalidSettings(f"{found!r} is neither an IP address nor the name of a machine", 'write "192.0.2.10"')
+    return found
+
+
+def listen(value: Any) -> str:
+    """An address that a host has, or all."""
+    found: str = text('"0.0.0.0"')(value)
+    try:
+        return str(ipaddress.ip_address(found))
+    except ValueError:
+        raise InvalidSettings(
+            f"{found!r} is no IP address", 'write one of the host\'s own, or "0.0.0.0" or "::" for all of them'
+        ) from None
+
+
+def user(value: Any) -> str:
+    """An account's name."""
+    found: str = text('"alice"')(value)
+    if not re.fullmatch(_USER, found):
+        raise InvalidSettings(f"{found!r} is no name of an account", 'write "alice"')
+    return found
+
+
+def jump(value: Any) -> str:
+    """Machines between, separated by commas."""
+    found: str = text('"alice@gate.example.org:22"')(value)
+    for part in found.split(","):
+        match = _JUMP.fullmatch(part.strip())
+        if match is None or (match[3] and not 0 < int(match[3][1:]) < 65536):
+            raise InvalidSettings(
+                f"{part.strip()!r} is no machine to jump over",
+                'write "user@host:port", user and port as needed, IPv6 in brackets, several separated by commas',
+            )
+    return ",".join(part.strip() for part in found.split(","))
+
+
+def fingerprint(value: Any) -> str:
+    """That of a host key."""
+    found: str = text('"SHA256:..."')(value)
+    if not re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}=?", found):
+        raise InvalidSettings(
+            f"{found!r} is no fingerprint of a host key",
+            "write SHA256: and 43 characters, as ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub prints it there",
+        )
+    return found.rstrip("=")
+
+
+def interface(value: Any) -> str:
+    """A network interface."""
+    found: str = text('"eth0"')(value)
+    if len(found) > 15 or re.search(r"[\s/]", found):
+        raise InvalidSettings(f"{found!r} is no network interface", 'write its name, as ip address shows it: "eth0"')
+    return found
+
+
+def path(value: Any) -> str:
+    """A path on the control machine."""
+    found: str = text('"~/.ssh/id_ed25519"')(value)
+    return found
+
+
+def absolute(value: Any) -> str:
+    """A path on the host that does not depend on where one stands; ~ is the home there."""
+    found: str = text('"/data/geomx"')(value)
+    if not found.startswith(("/", "~/")):
+        raise InvalidSettings(
+            f"{found!r} is a relative path, and nobody knows from where", f'write "/.../{found}", or "~/{found}"'
+        )
+    return found.rstrip("/") or "/"
+
+
+def python(value: Any) -> str:
+    """A Python of the host: an absolute path, or a name on its PATH."""
+    found: str = text('"/opt/geomx/bin/python"')(value)
+    if "/" in found and not found.startswith("/"):
+        raise InvalidSettings(
+            f"{found!r} is a relative path",
+            'write the whole path, as "/opt/geomx/bin/python", or the name of a command, as "python3"',
+        )
+    return found
+
+
+def devices(value: Any) -> tuple[str, ...]:
+    """One word for each worker."""
+    found = _texts(value, '["gpu0", "gpu1"]')
+    for device in found:
+        if not re.match(DEVICE, device):
+            gpu = re.fullmatch(r"(?:gpu|cuda)[:_ -]?([0-9]{1,2})?", device.lower())
+            hint = f'write "gpu{int(gpu[1] or 0)}"' if gpu else 'write "cpu", or "gpu0", "gpu1", ...'
+            raise InvalidSettings(f"{device!r} is no device", hint)
+    _refuse_twice([device for device in found if device != "cpu"], "each GPU has one worker")
+    return found
+
+
+def roles(value: Any) -> tuple[Role, ...]:
+    """Which schedulers and servers stand on a host."""
+    known = [role for role in get_args(Role) if role != "worker"]
+    found = _texts(value, '["scheduler", "server"]')
+    for role in found:
+        if role == "worker":
+            raise InvalidSettings("workers follow from devices", 'take "worker" out, and write devices = ["cpu"]')
+        if role not in known:
+            raise InvalidSettings(f"there is no role {role!r}", nearest(role, known))
+    _refuse_twice(found, "once is enough")
+    return found  # type: ignore[return-value]
+
+
+def ports(value: Any) -> tuple[int, ...]:
+    """A range as "9100-9119", a list of ports, or one."""
+    example = 'write "9100-9119", or a list such as [9100, 9101]'
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]{1,5})\s*-\s*([0-9]{1,5})\s*", value)
+        if match is None:
+            raise InvalidSettings(f"{value!r} is no range of ports", example)
+        first, last = int(match[1]), int(match[2])
+        if first > last:
+            raise InvalidSettings(f"{value!r} runs backwards", f'write "{last}-{first}"')
+        value = range(first, last + 1) if last < 65536 else [last]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = [value]
+    if not isinstance(value, list | range):
+        raise InvalidSettings(f"it is {kind_of(value)} and must be a range or list of ports", example)
+    for port in value:
+        if isinstance(port, bool) or not isinstance(port, int):
+            raise InvalidSettings(f"{port!r} in the list is {kind_of(port)} and must be a number", example)
+        if not 0 < port < 65536:
+            raise InvalidSettings(f"{port} is no port", "a port lies between 1 and 65535")
+    if not value:
+        raise InvalidSettings("the list is empty", example)
+    _refuse_twice(value, "each stands for itself")
+    return tuple(value)
+
+
+def env(reserved: Collection[str]) -> Parse:
+    """A table of variables; those in `reserved`, and what begins with DMLC_ or GEOMX_, are geomx's own."""
+
+    def parse(value: Any) -> dict[str, str]:
+        if not isinstance(value, Mapping):
+            raise InvalidSettings(f"it is {kind_of(value)} and must be a table", 'write { NAME = "value" }')
+        for variable, content in value.items():
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
+                raise InvalidSettings(
+                    f"{variable!r} is no name of a variable", "it has letters, digits and underscores, no digit first"
+                )
+            if variable != "GEOMX_DATA_DIR" and (variable.startswith(("DMLC_", "GEOMX_")) or variable in reserved):
+                raise InvalidSettings(f"{variable} is set by geomx itself", "an option stands in the table [job]")
+            if not isinstance(content, str):
+                hint = f'write {variable} = "{content}"'
+                raise InvalidSettings(f"{variable} is {kind_of(content)} and must be text", hint)
+            if "\0" in content:
+                raise InvalidSettings(f"{variable} has a character in it that no variable can have", "leave it out")
+        return dict(value)
+
+    return parse
+
+
+def _texts(value: Any, example: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise InvalidSettings(f"it is {kind_of(value)} and must be a list", f"write {example}")
+    for item in value:
+        if not isinstance(item, str):
+            raise InvalidSettings(f"{item!r} in the list is {kind_of(item)} and must be text", f"write {example}")
+    return tuple(value)
+
+
+def _refuse_twice(items: Sequence[Any], hint: str) -> None:
+    seen = set()
+    for item in items:
+        if item in seen:
+            raise InvalidSettings(f"{item} is there twice", hint)
+        seen.add(item)

@@ -1,0 +1,105 @@
+"""What the control machine knows of a job's life: `state.json` in its directory there."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from geomx_cli.agent import processes
+from geomx_cli.agent.processes import Identity
+from geomx_cli.errors import GeomxError
+
+__all__ = ["FILE_NAME", "STATE_VERSION", "JobState", "begin", "detach", "fail", "finish"]
+
+STATE_VERSION = 1
+FILE_NAME = "state.json"
+
+
+@dataclass(frozen=True)
+class JobState:
+    """`state` is "running" while a geomx follows the job, "detached" when it goes on alone, else how it ended.
+
+    `pid`, `pid_started` and `boot` say which process follows or followed it; times are Unix seconds. `result`:
+    what launch prints with --json, or None.
+    """
+
+    state: str
+    pid: int
+    pid_started: int
+    boot: str
+    started: float
+    ended: float | None = None
+    result: Mapping[str, Any] | None = None
+
+    @classmethod
+    def read(cls, directory: Path) -> "JobState | None":
+        """None where there is none, or one that is damaged."""
+        try:
+            fields = json.loads((directory / FILE_NAME).read_bytes())
+            fields.pop("schema_version")
+            return cls(**fields)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    @property
+    def followed(self) -> bool:
+        """Whether the process that follows the job still runs."""
+        alive = processes.exists(Identity(self.pid, self.pid_started))
+        return self.state == "running" and self.boot == processes.boot_id() and alive
+
+    @property
+    def shown(self) -> str:
+        """`state`, or "lost control" when the process that followed the job is gone and has not said how it
+        ended.
+        """
+        return "lost control" if self.state == "running" and not self.followed else self.state
+
+    @property
+    def over(self) -> bool:
+        """Whether it is known to have ended."""
+        return self.state not in ("running", "detached")
+
+    def write(self, directory: Path) -> None:
+        """Replace state.json at once. Raises OSError where that fails."""
+        part = directory / f"{FILE_NAME}.{os.getpid()}.part"
+        try:
+            part.write_text(json.dumps({"schema_version": STATE_VERSION, **asdict(self)}))
+            part.replace(directory / FILE_NAME)
+        except OSError:
+            with suppress(OSError):
+                part.unlink()
+            raise
+
+
+def begin(directory: Path) -> None:
+    """This process follows the job from now on; a job that was followed before keeps its start."""
+    me, before = processes.identify(os.getpid()), JobState.read(directory)
+    assert me is not None
+    started = before.started if before else time.time()
+    JobState("running", me.pid, me.started, processes.boot_id(), started).write(directory)
+
+
+def detach(directory: Path) -> None:
+    """The job goes on alone."""
+    state = JobState.read(directory)
+    if state is not None:
+        replace(state, state="detached").write(directory)
+
+
+def finish(directory: Path, result: Mapping[str, Any]) -> None:
+    """The job has ended, as `result` says."""
+    state = JobState.read(directory)
+    if state is not None:
+        replace(state, state=str(result["status"]), ended=time.time(), result=result).write(directory)
+
+
+def fail(directory: Path, error: GeomxError) -> None:
+    """The job that this process follows did not get as far as to have a result."""
+    state = JobState.read(directory)
+    if state is not None and state.followed and state.pid == os.getpid():
+        words = {"message": error.message, "hint": error.hint}
+        finish(directory, {"status": "failed", "exit_code": error.exit_code, "error": words})

@@ -1,0 +1,160 @@
+"""The line to one agent: it is mended when it breaks, and nothing that the agent says is lost or comes twice."""
+
+import json
+import threading
+import time
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+from geomx_cli.agent.assignment import Assignment
+from geomx_cli.errors import CheckFailed, HostUnreachable, TimedOut
+from geomx_cli.hosts import Channel, Host
+
+__all__ = ["Inbox", "Line", "Message"]
+
+Message = dict[str, Any]
+Inbox = SimpleQueue[tuple[str, Message]]
+
+_ANSWER_LIMIT = 20.0
+_AGAIN = 1.0
+
+
+class Line:
+    """What the agent says is put into `inbox`, with the host's name; a thread reads.
+
+    When the stream ends, the thread tries at once and then each second to attach again, for as long as the
+    agent's lease (a lease without end: as long as it takes). Besides the agent's words the inbox gets "broken"
+    (why) and "mended" for that, and "gone" (how) when there is no agent any more or the lease is over. An agent
+    that says "replaced" follows another control machine: its line is over. `send` may be called by any thread.
+    """
+
+    def __init__(self, host: Host, assignment: Assignment, inbox: Inbox) -> None:
+        self.host = host
+        self.assignment = assignment
+        self.over = False  # there is nothing to be ended: all is, or somebody else sees to it
+        self.seen = 0  # the number of the last message that had one
+        self._inbox = inbox
+        self._channel: Channel | None = None
+        self._reader: threading.Thread | None = None
+        self._sending = threading.Lock()
+        self._answered = threading.Event()
+        self._closing = threading.Event()
+        self._heard = 0.0
+        self._broken = 0.0  # since when; 0 while the line is whole
+        self._absent = False
+        self._done = False
+
+    def start(self) -> None:
+        """Start the agent and wait for its answer; raises HostUnreachable with its last words when it ends
+        instead, TimedOut when it does not answer.
+        """
+        self._begin("run")
+
+    def attach(self) -> None:
+        """Connect to an agent that runs; one that is over says its last words. Raises as `start` does."""
+        self._begin("attach")
+
+    def send(self, message: Message) -> None:
+        """Tell the agent; what cannot be sent is dropped."""
+        data = json.dumps(message).encode() + b"\n"
+        with self._sending:
+            if self._channel is not None:
+                with suppress(OSError):
+                    self._channel.send(data)
+
+    def silence(self) -> float:
+        """Seconds since the agent was last heard; those in which the line may be mended do not count."""
+        if not self._broken:
+            return time.monotonic() - self._heard
+        lease = self.assignment.lease
+        return max(0.0, time.monotonic() - self._broken - lease) if lease else 0.0
+
+    def close(self) -> None:
+        """End the line, not the agent."""
+        self._closing.set()
+        with self._sending:
+            if self._channel is not None:
+                self._channel.close()
+        if self._reader is not None:
+            self._reader.join()
+
+    def _begin(self, verb: str) -> None:
+        self._connect(verb)
+        self._reader = threading.Thread(target=self._follow, name=f"agent {self.host.name}", daemon=True)
+        self._reader.start()
+        if not self._answered.wait(_ANSWER_LIMIT):
+            raise TimedOut(f"the agent on {self.host.name} did not answer within {_ANSWER_LIMIT:g} s")
+        if not self._heard:
+            if words := self._errors():
+                hint = f"its log is {self.assignment.directory}/agent.log"
+                raise CheckFailed(f"the agent on host {self.host.name} did not start: {words}", hint)
+            raise HostUnreachable(f"the connection to host {self.host.name} ended", "launch again")
+
+    def _connect(self, verb: str) -> None:
+        argv = [self.host.python, "-m", "geomx_cli.agent", verb, self.assignment.directory]
+        channel = self.host.open(argv)
+        hello = json.dumps({"type": "hello", "seen": self.seen}).encode() + b"\n"
+        with self._sending, suppress(OSError):
+            self._channel = channel
+            channel.send(hello)
+            if self._closing.is_set():
+                channel.close()
+
+    def _follow(self) -> None:
+        self._read()
+        self._answered.set()
+        if not self._heard:
+            return
+        while not self._is_over():
+            if not self._broken:
+                self._broken = time.monotonic()
+                self._put({"type": "broken", "why": self._errors()})
+            elif self.silence() > 0:
+                how = f"cannot be reached: its connection broke, for more than {self.assignment.lease:g} s"
+                self._put({"type": "gone", "how": how})
+                return
+            with suppress(HostUnreachable, TimedOut, OSError):
+                self._connect("attach")
+                self._read()
+            if self._broken and not self._is_over():
+                self._closing.wait(_AGAIN)
+        if self._absent:
+            self._put({"type": "gone", "how": "died: its connection ended"})
+
+    def _is_over(self) -> bool:
+        return self.over or self._done or self._absent or self._closing.is_set()
+
+    def _read(self) -> None:
+        """Until the stream ends."""
+        assert self._channel is not None
+        rest = b""
+        while data := self._channel.receive():
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._take(json.loads(line))
+
+    def _take(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "absent":
+            self._absent = True
+            return
+        self._heard = time.monotonic()
+        self._answered.set()
+        if self._broken:
+            self._broken = 0.0
+            self._put({"type": "mended"})
+        number = message.get("n")
+        if number is not None and number <= self.seen:
+            return
+        self.seen = self.seen if number is None else number
+        self._done |= kind == "done"
+        self.over |= kind == "replaced" or (kind == "done" and not message["left"])
+        self._put(message)
+
+    def _put(self, message: Message) -> None:
+        self._inbox.put((self.host.name, message))
+
+    def _errors(self) -> str:
+        lines = self._channel.errors().strip().splitlines() if self._channel is not None else []
+        return lines[-1] if lines else ""

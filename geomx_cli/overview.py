@@ -1,0 +1,151 @@
+"""A job as its hosts describe it at one moment: what `geomx status` shows, and how a job that is over went."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from geomx_cli import job_state
+from geomx_cli.errors import GeomxError
+from geomx_cli.failure import Failure, first_cause
+from geomx_cli.host_status import HostStatus, read_all
+from geomx_cli.hosts import Host
+from geomx_cli.jobs import KnownJob
+from geomx_cli.progress import Progress, Row
+from geomx_cli.summary import error_of, failure_fields, result
+from geomx_cli.watch import Outcome
+
+__all__ = ["Overview"]
+
+STATUS_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Overview:
+    """`failure` came first, as far as the hosts that answer know; `stopped_by`: who asked for the job's end, if
+    that came before.
+    """
+
+    job: KnownJob
+    progress: Progress
+    hosts: Mapping[str, HostStatus]
+    failure: Failure | None
+    stopped_by: str
+
+    @classmethod
+    def of(cls, job: KnownJob, hosts: Mapping[str, Host]) -> "Overview":
+        """Ask all hosts in parallel; one that does not answer is among `hosts` with its problem."""
+        statuses = read_all(job, hosts)
+        progress = Progress.of(job.plan, time.monotonic() - max(0.0, time.time() - job.started))
+        failures = []
+        for name, status in statuses.items():
+            failures += _take(progress, status)
+            if status.agent != "running":
+                _mark(progress, name, status)
+        places = {process.name: process.host for process in job.plan.processes}
+        done = [name for name, row in progress.rows.items() if row.status == 0]
+        failure = first_cause(failures, places, done)
+        asked = [str(status.content["asked"]) for status in statuses.values() if status.content]
+        by = "" if any(not failure.peer for failure in failures) else next(filter(None, asked), "")
+        if failure is not None and failure.process and progress.rows[failure.process].asked:
+            by = f"geomx stop --party {progress.rows[failure.process].process.party}"
+        return cls(job, progress, statuses, failure, by)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended on all its hosts."""
+        return all(status.over for status in self.hosts.values())
+
+    @property
+    def unreachable(self) -> list[HostStatus]:
+        """The hosts that did not answer."""
+        return [status for status in self.hosts.values() if not status.reachable]
+
+    @property
+    def state(self) -> str:
+        """In a word or two. What the hosts say goes before what was known here."""
+        state = self.job.state_shown
+        if state in ("running", "detached", "lost control") and self.over:
+            return self._outcome_state()
+        return state
+
+    def outcome(self) -> Outcome:
+        """How it went; only for one that is over."""
+        return Outcome(failure=self.failure, interrupted=bool(self.stopped_by), stopped_by=self.stopped_by)
+
+    def conclude(self) -> tuple[dict[str, Any], GeomxError | None]:
+        """The result of a job that is over, as launch would give it, and the error that it would raise; kept in
+        state.json where nobody has written one.
+        """
+        outcome, job, state = self.outcome(), self.job.job(), self.job.state
+        error = error_of(outcome, self.job.plan, job)
+        found = result(job, outcome, error, self.progress.totals(), self._seconds())
+        if state is not None and not state.over and not state.followed:
+            job_state.finish(self.job.directory, found)
+        return found, error
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as one object."""
+        progress = self.progress
+        return {
+            "schema_version": STATUS_VERSION,
+            "job": self.job.plan.job,
+            "state": self.state,
+            "phase": progress.phase,
+            "progress": progress.done,
+            "left_s": progress.left_s,
+            "totals": progress.totals().to_json(),
+            "processes": [_row(row, self.hosts) for row in progress.rows.values()],
+            "hosts": [
+                {"host": one.host, "agent": one.agent, "late_s": one.late, "problem": one.problem}
+                for one in self.hosts.values()
+            ],
+            "failure": failure_fields(self.failure) if self.failure else None,
+        }
+
+    def _outcome_state(self) -> str:
+        outcome = self.outcome()
+        return "interrupted" if outcome.interrupted else "failed" if outcome.failure else "done"
+
+    def _seconds(self) -> float:
+        """From the start to the last word of an agent."""
+        times = [float(status.content["time"]) for status in self.hosts.values() if status.content]
+        return max(0.0, max(times, default=self.job.started) - self.job.started)
+
+
+def _take(progress: Progress, status: HostStatus) -> list[Failure]:
+    """Take in what one host says; the failures that it knows of."""
+    content, host = status.content, status.host
+    if content is None:
+        return []
+    progress.restore(content, status.late)
+    now = time.monotonic() - status.late
+    failures = [
+        Failure(**{**fields, "when": now - (content["time"] - fields["when"])}) for fields in content["failures"]
+    ]
+    if status.agent in ("silent", "rebooted"):
+        failures.append(Failure("", host, f"is gone: {status.problem}", now, "geomx stop ends what is left"))
+    elif content["why"] and not content["asked"] and not content["ordered"] and not failures:
+        failures.append(Failure("", host, f"ended its processes: {content['why']}", now, "launch again"))
+    return failures
+
+
+def _mark(progress: Progress, host: str, status: HostStatus) -> None:
+    """Say of the processes of a host whose agent does not run that nobody knows better."""
+    for row in progress.rows.values():
+        if row.process.host == host and row.status is None:
+            row.state = "not started" if status.agent in ("not started", "over") else f"? {status.agent}"
+
+
+def _row(row: Row, hosts: Mapping[str, HostStatus]) -> dict[str, Any]:
+    fields = asdict(row)
+    process = fields.pop("process")
+    content = hosts[row.process.host].content
+    known = (content or {"processes": {}})["processes"].get(row.process.name, {})
+    names = ("state", "round", "samples_per_s", "loss", "accuracy", "progress", "left_s", "status", "asked")
+    return {
+        **{name: process[name] for name in ("name", "host", "party", "role", "rank", "global_rank")},
+        "pid": known.get("pid", 0),
+        **{name: fields[name] for name in names},
+        "bytes": {"lan": list(row.lan), "wan": list(row.wan)},
+    }

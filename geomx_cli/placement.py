@@ -1,0 +1,76 @@
+"""On which hosts of a party its schedulers and servers stand. Pure functions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from geomx_cli.inventory import Host, Inventory
+from geomx_cli.ps.config import Role
+
+__all__ = ["Misplaced", "misplaced", "roles", "stand"]
+
+
+@dataclass(frozen=True)
+class Misplaced:
+    """A role that stands where it cannot, or nowhere. `host` has the `runs` to correct."""
+
+    host: str
+    message: str
+    hint: str
+
+
+def roles(inventory: Inventory, party: str) -> tuple[Role, ...]:
+    """What a party has beside workers."""
+    central = inventory.central
+    if inventory.topology == "flat":
+        return ("scheduler", "server") if party == central.name else ()
+    everywhere: tuple[Role, ...] = ("global_server",) if inventory.topology == "spread" else ()
+    if party != central.name:
+        return (*everywhere, "scheduler", "server")
+    if inventory.topology == "central":
+        return ("global_scheduler", "global_server", "scheduler")
+    trains: tuple[Role, ...] = (*everywhere, "scheduler", "server")
+    return ("global_scheduler", *(trains if central.workers else ("scheduler",)))
+
+
+def stand(inventory: Inventory, party: str, role: Role, count: int = 1) -> tuple[Host, ...]:
+    """The hosts of `count` processes of a role: those whose `runs` has it, in turn.
+
+    Where no host names the role, a scheduler stands on the party's first host that names no roles, and servers
+    on all such hosts in turn. For an inventory in which nothing is `misplaced`.
+    """
+    hosts = _candidates(inventory, party, role)
+    return tuple(hosts[place % len(hosts)] for place in range(count))
+
+
+def misplaced(inventory: Inventory) -> tuple[Misplaced, ...]:
+    """Everything that is wrong with the `runs` of all hosts."""
+    names = [party.name for party in (inventory.central, *inventory.parties)]
+    return tuple(problem for name in names for problem in _of_party(inventory, name))
+
+
+def _of_party(inventory: Inventory, party: str) -> Iterator[Misplaced]:
+    hosts, own = inventory.hosts_of(party), roles(inventory, party)
+    known = f"it has {', '.join(own)}" if own else "it has workers only"
+    wrong = False
+    for host in hosts:
+        for role in host.runs:
+            if not any(role in roles(inventory, other) for other in host.parties):
+                wrong = True
+                what = f"party {party} has no {role} with topology {inventory.topology}"
+                yield Misplaced(host.name, what, f"take {role} out of runs; {known}")
+    for role in own:
+        named = [host.name for host in hosts if role in host.runs]
+        if role.endswith("scheduler") and len(named) > 1:
+            what = f"{role} of party {party} is to run on {' and '.join(named)}, and there is one"
+            yield Misplaced(named[1], what, f"leave it in runs of {named[0]} only")
+        if not wrong and not _candidates(inventory, party, role):
+            names = ", ".join(host.name for host in hosts)
+            what = f"no host of party {party} runs its {role}"
+            yield Misplaced(hosts[0].name, what, f'add "{role}" to runs of one of its hosts: {names}')
+
+
+def _candidates(inventory: Inventory, party: str, role: Role) -> tuple[Host, ...]:
+    hosts = inventory.hosts_of(party)
+    named = tuple(host for host in hosts if role in host.runs)
+    free = tuple(host for host in hosts if not host.runs)
+    return named or (free[:1] if role.endswith("scheduler") else free)

@@ -1,0 +1,129 @@
+"""Which ports the processes of a job listen on."""
+
+import random
+import socket
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from geomx_cli.endpoints import dialled, takes_port
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.inventory import Host, Inventory
+from geomx_cli.options import Value
+from geomx_cli.placement import Misplaced
+from geomx_cli.topology import arrange, links
+
+__all__ = ["choose", "free_ports", "ports_needed", "shortage"]
+
+
+def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> Inventory:
+    """The inventory with exactly the ports that each host's schedulers and servers take, out of its candidates.
+
+    The first candidates that will do, distinct among hosts that are known by one address. `free` tells for each
+    host's name which of its candidates nobody listens on; None takes all to be free. A pure function. Raises
+    InvalidSettings when a host has too few.
+    """
+    chosen = _distribute(inventory, free)
+    if isinstance(chosen, Misplaced):
+        raise InvalidSettings(f"host {chosen.host} {chosen.message}", chosen.hint)
+    return inventory.with_hosts(
+        host.model_copy(update={"ports": tuple(sorted(chosen[host.name], key=host.ports.index))})
+        for host in inventory.hosts
+    )
+
+
+def shortage(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> Misplaced | None:
+    """The first host for which `choose` would not find enough ports."""
+    chosen = _distribute(inventory, free)
+    return chosen if isinstance(chosen, Misplaced) else None
+
+
+def _distribute(
+    inventory: Inventory, free: Mapping[str, Collection[int]] | None
+) -> dict[str, list[int]] | Misplaced:
+    nodes = arrange(inventory)
+    towards = dialled(links(nodes))
+    need = Counter(node.host.name for node in nodes if takes_port(node, towards.get(node.name, ())))
+    offers = {
+        host.name: [port for port in host.ports if free is None or port in free[host.name]]
+        for host in inventory.hosts
+    }
+    chosen: dict[str, list[int]] = {host.name: [] for host in inventory.hosts}
+    for group in _neighbours(inventory.hosts):
+        holders: dict[int, str] = {}
+        for host in group:
+            for _ in range(need[host.name]):
+                if not _give(host.name, offers, holders, set()):
+                    return _too_few(host, group, need, offers[host.name])
+        for port, name in holders.items():
+            chosen[name].append(port)
+    return chosen
+
+
+def _neighbours(hosts: Sequence[Host]) -> list[list[Host]]:
+    """Hosts in groups; those known by one address are in one group."""
+    groups: dict[str, list[Host]] = {host.name: [host] for host in hosts}
+    first: dict[tuple[str, str], str] = {}
+    for host in hosts:
+        for name in host.known_as:
+            other = first.setdefault(name, host.name)
+            mine, theirs = groups[host.name], groups[other]
+            if mine is not theirs:
+                theirs += mine
+                groups |= {member.name: theirs for member in mine}
+    return list({id(group): group for group in groups.values()}.values())
+
+
+def _give(name: str, offers: Mapping[str, Sequence[int]], holders: dict[int, str], seen: set[int]) -> bool:
+    """Give one more port to `name`, moving others to their further candidates where that helps."""
+    for port in offers[name]:
+        if port not in holders:
+            holders[port] = name
+            return True
+    for port in offers[name]:
+        holder = holders[port]
+        if holder != name and port not in seen:
+            seen.add(port)
+            if _give(holder, offers, holders, seen):
+                holders[port] = name
+                return True
+    return False
+
+
+def _too_few(host: Host, group: Sequence[Host], need: Counter[str], offers: Sequence[int]) -> Misplaced:
+    others = [other.name for other in group if other is not host and need[other.name]]
+    shared = f", which it shares with {', '.join(others)} at {host.near_address}" if others else ""
+    busy = len(host.ports) - len(offers)
+    taken = f", {busy} of them taken by other programs" if busy else ""
+    return Misplaced(
+        host.name,
+        f"needs {need[host.name]} ports for its schedulers and servers and has {len(host.ports)}{taken}{shared}",
+        f'give it more in the inventory, as ports = "9100-{9100 + 2 * need.total()}"',
+    )
+
+
+def ports_needed(options: Mapping[str, Value]) -> int:
+    """How many ports `this_machine` takes: the same number for each host, enough for any of them."""
+    each = 2 + int(options["global_servers"]) + int(options["local_servers"])
+    return (int(options["parties"]) + 1) * each
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` TCP ports of 127.0.0.1 on which nobody listens now.
+
+    They lie below the range that Linux gives to outgoing connections by default, so that none takes one
+    before the job does. Another program that listens may still be faster; its bind, or ours, then fails with
+    a message. Raises InvalidSettings when there are not so many.
+    """
+    found: list[int] = []
+    candidates = range(10_000, 32_768)
+    for port in random.sample(candidates, len(candidates)):
+        if len(found) == count:
+            return found
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+    raise InvalidSettings(f"there are not {count} free ports on this machine", "use fewer parties or servers")

@@ -1,0 +1,150 @@
+"""Dials other hosts as the job's processes will, and says how that ended."""
+
+import errno
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from geomx_cli.probe import bandwidth
+from geomx_cli.probe.listeners import GREETING, STRANGER, read_line
+
+__all__ = ["Target", "dial", "dial_all", "measure"]
+
+_NO_ROUTE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
+_SLACK = 0.5
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to dial, the token of who listens there, and the address to dial from ("": the system chooses)."""
+
+    address: str
+    port: int
+    token: str
+    source: str = ""
+
+
+class _Failed(Exception):
+    """Dialling ended in the way that `kind` names."""
+
+    def __init__(self, kind: str, detail: str = "") -> None:
+        super().__init__(kind)
+        self.kind, self.detail = kind, detail
+
+
+def dial_all(targets: Sequence[Mapping[str, Any]], limit: float) -> list[dict[str, Any]]:
+    """Dial all at once, at most `limit` seconds; for each, in order, its `kind`, `detail`, `ip` and `round_trip`.
+
+    `kind` is "ok", "refused", "timeout" (nobody answered), "route" (no way there), "forbidden" (by a rule on this
+    host), "name" (not known here), "source" (not an address of this host), "silent" (connected, but no checker
+    answered), "stranger" (the checker of another host), "other" (another program) or "error"; `detail` has the
+    system's words, `ip` what a name stands for, `round_trip` seconds.
+    """
+    results: list[dict[str, Any]] = [_result("timeout") for _ in targets]
+
+    def one(index: int, target: Target) -> None:
+        results[index] = dial(target, limit)
+
+    threads = [
+        threading.Thread(target=one, args=(index, Target(**target)), daemon=True)
+        for index, target in enumerate(targets)
+    ]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + limit + _SLACK
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return list(results)
+
+
+def dial(target: Target, limit: float) -> dict[str, Any]:
+    """Connect, exchange a nonce with the listener, close; see dial_all for what it returns."""
+    ip = ""
+    end = time.monotonic() + limit
+    try:
+        ip = _resolve(target)
+        began = time.monotonic()
+        with _connect(ip, target, end) as stream:
+            connected = time.monotonic()
+            _greet(stream, target, "echo 0", end)
+            return _result("ok", ip=ip, round_trip=min(connected - began, time.monotonic() - connected))
+    except _Failed as failure:
+        return _result(failure.kind, failure.detail, ip=ip)
+
+
+def measure(target: Target, seconds: float, limit: float) -> dict[str, Any]:
+    """How many bytes a second go there (`sent`) and come from there (`received`), each measured for `seconds`.
+
+    `limit` is for connecting. When that fails, `kind` and `detail` say why, as for `dial`.
+    """
+    try:
+        ip = _resolve(target)
+        with _begin(ip, target, f"sink {seconds:g}", limit) as stream:
+            bandwidth.send(stream, 2 * seconds + limit)
+            stream.settimeout(limit)
+            sent = float(read_line(stream).split()[1])
+        with _begin(ip, target, f"source {seconds:g}", limit) as stream:
+            received = bandwidth.receive(stream, seconds)
+    except _Failed as failure:
+        return {"kind": failure.kind, "detail": failure.detail, "sent": 0.0, "received": 0.0}
+    except (OSError, ValueError, IndexError) as error:
+        return {"kind": "error", "detail": str(error), "sent": 0.0, "received": 0.0}
+    return {"kind": "ok", "detail": "", "sent": sent, "received": received}
+
+
+def _result(kind: str, detail: str = "", *, ip: str = "", round_trip: float = 0.0) -> dict[str, Any]:
+    return {"kind": kind, "detail": detail[:200], "ip": ip, "round_trip": round_trip}
+
+
+def _resolve(target: Target) -> str:
+    try:
+        return str(socket.getaddrinfo(target.address, target.port, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError) as error:
+        raise _Failed("name", getattr(error, "strerror", "") or str(error)) from None
+
+
+def _connect(ip: str, target: Target, end: float) -> socket.socket:
+    source = (target.source, 0) if target.source else None
+    try:
+        return socket.create_connection((ip, target.port), max(0.001, end - time.monotonic()), source)
+    except TimeoutError:
+        raise _Failed("timeout") from None
+    except ConnectionRefusedError:
+        raise _Failed("refused") from None
+    except OSError as error:
+        kinds = {**dict.fromkeys(_NO_ROUTE, "route"), **dict.fromkeys(_FORBIDDEN, "forbidden")}
+        kinds[errno.EADDRNOTAVAIL] = "source"
+        raise _Failed(kinds.get(error.errno or 0, "error"), error.strerror or str(error)) from None
+
+
+def _begin(ip: str, target: Target, what: str, limit: float) -> socket.socket:
+    end = time.monotonic() + limit
+    stream = _connect(ip, target, end)
+    try:
+        _greet(stream, target, what, end)
+    except _Failed:
+        stream.close()
+        raise
+    return stream
+
+
+def _greet(stream: socket.socket, target: Target, what: str, end: float) -> None:
+    nonce = secrets.token_hex(8)
+    try:
+        stream.settimeout(max(0.001, end - time.monotonic()))
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stream.sendall(f"{GREETING.decode()} {target.token} {nonce} {what}\n".encode())
+        answer = read_line(stream)
+    except TimeoutError:
+        raise _Failed("silent") from None
+    except (OSError, ValueError) as error:
+        raise _Failed("other", str(error)) from None
+    if answer + b"\n" == STRANGER:
+        raise _Failed("stranger")
+    if answer.split() != [GREETING, nonce.encode()]:
+        raise _Failed("other", answer[:60].decode(errors="replace"))

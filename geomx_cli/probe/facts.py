@@ -1,0 +1,137 @@
+"""What only the host knows. Nothing is left behind on it."""
+
+import hashlib
+import os
+import platform
+import pwd
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import geomx_cli
+from geomx_cli.probe import interfaces, machine, ports
+
+__all__ = ["PACKAGE", "code_digest", "facts"]
+
+PACKAGE = Path(geomx_cli.__file__).parent
+_MOST_PORTS, _MOST = 1024, 64
+
+
+def facts(request: Mapping[str, Any]) -> dict[str, Any]:
+    """See survey.Facts for what each means.
+
+    `request` has `state_dir` and `workdir` ("~" is the account's home), `temp` (a folder for unix sockets),
+    `modules` and `distributions` (what to look for), `binds` (addresses or interfaces) and `ports` (to be found
+    free there), and `gpus` (whether to ask for them, which may take seconds).
+    """
+    addresses = interfaces.addresses()
+    binds = [address for name in request["binds"][:_MOST] for address in addresses.get(name, [name])]
+    wanted = [int(port) for port in request["ports"][:_MOST_PORTS]]
+    free = {address: ports.free(address, wanted) for address in dict.fromkeys(binds)}
+    return {
+        "version": geomx_cli.__version__,
+        "code": code_digest(),
+        "package": str(PACKAGE),
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "home": str(Path.home()),
+        "user": _user(),
+        "hostname": socket.gethostname()[:255],
+        "boot": machine.boot(),
+        "clock": time.time(),
+        "state": _folder(_path(request["state_dir"] or _usual_state())),
+        "work": _folder(_path(request["workdir"] or "~")),
+        "sockets": _sockets_error(request["temp"]),
+        "addresses": addresses,
+        "free": {address: found for address, (found, error) in free.items() if not error},
+        "taken": _taken(wanted, [found for found, error in free.values() if not error]),
+        "unusable": {address: error for address, (_, error) in free.items() if error},
+        "memory": machine.memory(),
+        "cores": machine.cores(),
+        "gpus": machine.gpus() if request["gpus"] else [],
+        "missing": [name for name in request["modules"][:_MOST] if not _is_there(name)],
+        "versions": _versions(request["distributions"][:_MOST]),
+        "omp_threads": os.environ.get("OMP_NUM_THREADS", "")[:16],
+    }
+
+
+def _taken(wanted: Sequence[int], free: Iterable[Collection[int]]) -> dict[int, str]:
+    everywhere = set(wanted).intersection(*free)
+    return {port: ports.holder(port) for port in [port for port in wanted if port not in everywhere][:_MOST]}
+
+
+def code_digest(package: Path = PACKAGE) -> str:
+    """The same for the same source code, wherever it lies."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
+
+
+def _usual_state() -> str:
+    return os.path.join(os.environ.get("XDG_STATE_HOME") or "~/.local/state", "geomx")  # noqa: PTH118
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _folder(path: Path) -> dict[str, Any]:
+    """Whether it is there, and whether files can be written to it or to where it would be made."""
+    place = path
+    while not os.path.exists(place) and place != place.parent:  # noqa: PTH110  # Path.exists may raise
+        place = place.parent
+    error, free = "", 0
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"\0")
+        system = os.statvfs(place)
+        free = system.f_bavail * system.f_frsize
+    except OSError as failure:
+        error = failure.strerror or str(failure)
+    return {"path": str(path), "exists": os.path.isdir(path), "error": error, "free": free}  # noqa: PTH112
+
+
+def _sockets_error(temp: str) -> str:
+    """Why no unix socket can be made in a folder of its own in `temp`; "" when one can."""
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="gx-", dir=temp) as folder,
+            socket.socket(socket.AF_UNIX) as made,
+        ):
+            made.bind(f"{folder}/s")
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _versions(distributions: Iterable[str]) -> dict[str, str]:
+    from importlib import metadata
+
+    found = {}
+    for name in distributions:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,103 @@
+"""Listens where the processes of the job will, and answers whoever dials and knows the token."""
+
+import hmac
+import socket
+import threading
+
+from geomx_cli.probe import bandwidth
+from geomx_cli.probe.ports import bound
+
+__all__ = ["GREETING", "STRANGER", "Listeners", "read_line"]
+
+GREETING = b"geomx-probe"
+STRANGER = GREETING + b" stranger\n"
+_LINE = 256
+_PATIENCE = 5.0
+_AT_ONCE = 128
+_LONGEST = 10.0
+
+
+class Listeners:
+    """Listening sockets, each with a thread. A caller sends one line:
+
+    "geomx-probe TOKEN NONCE WHAT SECONDS". With WHAT "echo" it is answered "geomx-probe NONCE". "sink" then takes
+    bytes for so long and answers "geomx-probe RATE" (bytes a second); "source" sends bytes for so long. A wrong
+    token is answered "geomx-probe stranger", anything else not at all.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+        self._slots = threading.BoundedSemaphore(_AT_ONCE)
+
+    def open(self, address: str, port: int, token: str) -> None:
+        """Listen there for callers with `token`. Raises OSError when that is impossible."""
+        made = bound(address, port)
+        try:
+            made.listen(_AT_ONCE)
+        except OSError:
+            made.close()
+            raise
+        self._sockets.append(made)
+        threading.Thread(target=self._accept, args=(made, token.encode()), daemon=True).start()
+
+    def close(self) -> int:
+        """Listen no more; how many there were."""
+        count = 0
+        while self._sockets:
+            made = self._sockets.pop()
+            try:
+                made.shutdown(socket.SHUT_RDWR)  # wakes its thread, which close alone does not
+            except OSError:
+                pass
+            made.close()
+            count += 1
+        return count
+
+    def _accept(self, listener: socket.socket, token: bytes) -> None:
+        while True:
+            try:
+                stream, _ = listener.accept()
+            except OSError:
+                return
+            if not self._slots.acquire(blocking=False):
+                stream.close()
+                continue
+            threading.Thread(target=self._serve, args=(stream, token), daemon=True).start()
+
+    def _serve(self, stream: socket.socket, token: bytes) -> None:
+        try:
+            with stream:
+                stream.settimeout(_PATIENCE)
+                greeting, given, nonce, what, seconds = read_line(stream).split()
+                if greeting != GREETING:
+                    return
+                if not hmac.compare_digest(given, token):
+                    stream.sendall(STRANGER)
+                    return
+                stream.sendall(GREETING + b" " + nonce + b"\n")
+                _carry_out(stream, what, min(float(seconds), _LONGEST))
+                stream.settimeout(_PATIENCE)
+                stream.recv(1)  # the caller closes first, so that nothing lingers on our port
+        except (OSError, ValueError):
+            return
+        finally:
+            self._slots.release()
+
+
+def read_line(stream: socket.socket) -> bytes:
+    """One line, at most 256 bytes, without its end. Raises ValueError for a longer or unfinished one, OSError."""
+    line = b""
+    while len(line) < _LINE and (byte := stream.recv(1)):  # one by one: what follows is not ours
+        if byte == b"\n":
+            return line
+        line += byte
+    raise ValueError("no whole line")
+
+
+def _carry_out(stream: socket.socket, what: bytes, seconds: float) -> None:
+    if what == b"sink":
+        rate = bandwidth.receive(stream, seconds)
+        stream.settimeout(_PATIENCE)
+        stream.sendall(GREETING + b" %d\n" % rate)
+    elif what == b"source":
+        bandwidth.send(stream, 2 * seconds)

@@ -1,0 +1,100 @@
+"""TCP ports of this machine: which are free, and who holds one that is not."""
+
+import errno
+import os
+import pwd
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+__all__ = ["bind_error", "bound", "free", "holder"]
+
+_LISTENING = "0A"
+
+
+def bound(address: str, port: int) -> socket.socket:
+    """A TCP socket bound as those of the job will be. Raises OSError; a name is resolved here."""
+    family, kind, protocol, _, where = socket.getaddrinfo(
+        address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind(where)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def free(address: str, ports: Iterable[int]) -> tuple[list[int], str]:
+    """Those of `ports` that can be bound at `address` now; in words why none can, where it is the address's fault."""
+    found: list[int] = []
+    for port in ports:
+        try:
+            bound(address, port).close()
+        except OSError as error:
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                return [], bind_error(error)
+            continue
+        found.append(port)
+    return found, ""
+
+
+def bind_error(error: OSError) -> str:
+    """Why a port cannot be bound, as words that follow the port: "is in use"."""
+    if isinstance(error, socket.gaierror):
+        return "the address is a name that this host does not know"
+    known = {
+        errno.EADDRINUSE: "it is in use",
+        errno.EADDRNOTAVAIL: "the address is none of this host's",
+        errno.EACCES: "only root may listen there",
+    }
+    return known.get(error.errno or 0, error.strerror or str(error))
+
+
+def holder(port: int) -> str:
+    """Who listens on `port`, on whichever address: "python3 (pid 4711)", or at least whose it is; "" if nobody."""
+    sockets = dict(_listening(port))
+    if not sockets:
+        return ""
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and not sockets.keys().isdisjoint(_sockets_of(process)):
+            return f"{_name(process)} (pid {process.name})"
+    owner = next(iter(sockets.values()))
+    try:
+        return f"a process of {pwd.getpwuid(owner).pw_name}"
+    except KeyError:
+        return f"a process of user {owner}"
+
+
+def _listening(port: int) -> Iterator[tuple[str, int]]:
+    """The inode and owner of each socket that listens on `port`; see proc_net_tcp in the kernel's documentation."""
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path("/proc/self/net", table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in (line.split() for line in lines):
+            if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                yield fields[9], int(fields[7])
+
+
+def _sockets_of(process: Path) -> Iterator[str]:
+    try:
+        with os.scandir(process / "fd") as descriptors:
+            for descriptor in descriptors:
+                target = os.readlink(descriptor.path)  # noqa: PTH115
+                if target.startswith("socket:["):
+                    yield target[8:-1]
+    except OSError:
+        return  # another user's, or it has ended
+
+
+def _name(process: Path) -> str:
+    try:
+        return (process / "comm").read_text(errors="replace").strip() or "a process"
+    except OSError:
+        return "a process"

@@ -1,0 +1,114 @@
+"""Requests come on one file descriptor and answers go to another, one JSON object a line."""
+
+import errno
+import json
+import os
+import select
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from geomx_cli.probe import dialling
+from geomx_cli.probe.facts import facts
+from geomx_cli.probe.listeners import Listeners
+from geomx_cli.probe.ports import bind_error, holder
+
+__all__ = ["Service"]
+
+_SILENCE = 60.0
+_CHUNK = 1 << 16
+_LINE_LIMIT = 1 << 20
+_AT_ONCE = 32
+_MOST = 1024
+
+Request = Mapping[str, Any]
+
+
+class Service:
+    """Answers requests, each in a thread of its own, until the input ends or nothing comes for `silence` seconds.
+
+    What is no request ends it; a request that fails is answered with the reason.
+    """
+
+    def __init__(self, source: int, sink: int, silence: float = _SILENCE) -> None:
+        self._source, self._sink, self._silence = source, sink, silence
+        self._writing = threading.Lock()
+        self._slots = threading.BoundedSemaphore(_AT_ONCE)
+        self._listeners = Listeners()
+        self._handlers: Mapping[str, Callable[[Request], Mapping[str, Any]]] = {
+            "clock": lambda request: {"clock": time.time()},
+            "facts": facts,
+            "listen": self._listen,
+            "dial": _dial,
+            "measure": _measure,
+            "release": lambda request: {"closed": self._listeners.close()},
+        }
+
+    def run(self) -> int:
+        """Serve; returns the exit status: 1 after something that is no request."""
+        rest = b""
+        try:
+            while select.select([self._source], [], [], self._silence)[0]:
+                data = os.read(self._source, _CHUNK)
+                if not data:
+                    break
+                *lines, rest = (rest + data).split(b"\n")
+                if len(rest) > _LINE_LIMIT:
+                    return 1
+                for line in lines:
+                    self._begin(json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            return 1
+        finally:
+            self._listeners.close()
+        return 0
+
+    def _begin(self, request: Request) -> None:
+        number, handler = int(request["id"]), self._handlers[request["do"]]
+        if not self._slots.acquire(blocking=False):
+            self._answer({"id": number, "error": f"more than {_AT_ONCE} requests at once"})
+            return
+        threading.Thread(target=self._handle, args=(number, handler, request), daemon=True).start()
+
+    def _handle(self, number: int, handler: Callable[[Request], Mapping[str, Any]], request: Request) -> None:
+        try:
+            answer = handler(request)
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        finally:
+            self._slots.release()
+        self._answer({"id": number, **answer})
+
+    def _answer(self, answer: Mapping[str, Any]) -> None:
+        data = json.dumps(answer).encode() + b"\n"
+        with self._writing:
+            try:
+                while data:
+                    data = data[os.write(self._sink, data) :]
+            except OSError:
+                pass  # nobody reads any more: then the input ends as well
+
+    def _listen(self, request: Request) -> Mapping[str, Any]:
+        token = str(request["token"])
+        results = []
+        for address, port in request["binds"][:_MOST]:
+            try:
+                self._listeners.open(str(address), int(port), token)
+                results.append({"error": "", "in_use": False, "holder": ""})
+            except OSError as error:
+                in_use = error.errno == errno.EADDRINUSE
+                who = holder(int(port)) if in_use else ""
+                results.append({"error": bind_error(error), "in_use": in_use, "holder": who})
+        return {"results": results}
+
+
+def _dial(request: Request) -> Mapping[str, Any]:
+    return {"results": dialling.dial_all(request["targets"][:_MOST], float(request["limit"]))}
+
+
+def _measure(request: Request) -> Mapping[str, Any]:
+    target = dialling.Target(str(request["address"]), int(request["port"]), str(request["token"]))
+    return dialling.measure(target, float(request["seconds"]), float(request["limit"]))

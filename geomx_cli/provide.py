@@ -1,0 +1,47 @@
+"""The bundled job's data set on every host that trains, fetched where it is not there yet."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from geomx_cli.errors import CheckFailed
+from geomx_cli.hosts import Host, everywhere
+from geomx_cli.plan import Plan
+
+if TYPE_CHECKING:
+    from geomx_cli.runtime.training.fetch import Progress
+
+__all__ = ["provide"]
+
+_LIMIT = 1200.0
+_WORDS = 500
+
+
+def provide(
+    planned: Plan, hosts: Mapping[str, Host], remote: Mapping[str, bool], note: Callable[[str], None], told: "Progress"
+) -> None:
+    """See to it that each host that trains has the data; nothing to do for a job with a script of its own.
+
+    `remote` tells of each host whether it is another machine; `told` hears how far a fetch of this one is. Blocks
+    while something is fetched, at most 20 minutes. Raises HostUnreachable or InvalidSettings for this machine,
+    CheckFailed with what was said for another.
+    """
+    if planned.spec.script:
+        return
+    name, folder = str(planned.spec.options["data"]), str(planned.spec.options["data_dir"])
+    train = list(dict.fromkeys(process.host for process in planned.processes if process.global_rank is not None))
+    if not all(remote[host] for host in train):
+        from geomx_cli.runtime.training import fetch
+
+        fetch.ensure(name, folder, told)
+    there = [hosts[host] for host in train if remote[host]]
+
+    def fetch_on(host: Host) -> None:
+        where = ["--data-dir", folder] if folder else []
+        done = host.run([host.python, "-m", "geomx_cli", "data", "fetch", name, *where], limit=_LIMIT)
+        if done.status != 0:
+            said = done.errors.decode(errors="replace").strip()[-_WORDS:]
+            raise CheckFailed(f"host {host.name} has no {name} and cannot fetch it: {said}", "put it there by hand")
+
+    if there:
+        note(f"looking for {name} on {', '.join(host.name for host in there)}")
+        everywhere(fetch_on, there)

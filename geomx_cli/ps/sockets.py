@@ -1,0 +1,161 @@
+"""The sockets of one process: how they are made and secured, and what becomes of their connections.
+
+Those who listen have one ROUTER, those who dial a DEALER for each lane of a link (see link.py). No socket has a
+high-water mark, and none blocks in a send.
+"""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import zmq
+import zmq.utils.monitor
+
+from geomx_cli.errors import GeomxError, InvalidSettings
+from geomx_cli.ps.loop import Loop
+from geomx_cli.ps.security import Doorkeeper, KeyRing
+from geomx_cli.ps.wire import MAX_MESSAGE
+
+__all__ = ["Socket", "Sockets"]
+
+Socket = zmq.Socket[bytes]
+
+MAX_SOCKETS = 65_000
+LOCAL_BUFFER = 2 * 2**20
+RECONNECT_FIRST, RECONNECT_MOST = 50, 1000  # milliseconds
+
+
+class Sockets:
+    """Makes sockets, with keys on TCP if there are any, has them watched, and closes them all.
+
+    `on_refused` gets a reason and a text for each connection that is turned away. `read` is called with a socket that
+    has messages. Used by the loop's thread only.
+    """
+
+    def __init__(self, loop: Loop, keys: KeyRing | None, on_refused: Callable[[str, str], None]) -> None:
+        self._loop = loop
+        self._keys = keys
+        self._on_refused = on_refused
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        self._made: list[Socket] = []
+        self._doorkeeper: Doorkeeper | None = None
+
+    def listen(self, endpoints: tuple[str, ...], read: Callable[[Socket], None]) -> tuple[str, ...]:
+        """Bind one ROUTER to all `endpoints`; returns where each is bound.
+
+        Raises InvalidSettings naming the endpoint if one cannot be bound.
+        """
+        router = self._make(zmq.ROUTER, read)
+        router.set(zmq.ROUTER_MANDATORY, 1)
+        router.set(zmq.ROUTER_HANDOVER, 1)
+        self._watch_handshakes(router)
+        bound = []
+        for endpoint in endpoints:
+            self._secure_listener(router, endpoint)
+            _widen(router, endpoint)
+            try:
+                router.bind(endpoint)
+            except zmq.ZMQError as error:
+                raise InvalidSettings(
+                    f"cannot listen on {endpoint}: {error.strerror.lower()}",
+                    "another process holds the port, or this machine lacks the address; choose another",
+                ) from None
+            bound.append(bytes(router.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
+        return tuple(bound)
+
+    def dial(
+        self, endpoint: str, identity: bytes, read: Callable[[Socket], None], on_reconnect: Callable[[], None]
+    ) -> Socket:
+        """A DEALER that connects to `endpoint`; its peer may come up later.
+
+        `on_reconnect` is called whenever the connection was cut and is back.
+        """
+        dealer = self._make(zmq.DEALER, read)
+        dealer.set(zmq.ROUTING_ID, identity)
+        if self._keys is not None and endpoint.startswith("tcp:"):
+            dealer.set(zmq.CURVE_SERVERKEY, self._keys.server_public.encode())
+            dealer.set(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
+            dealer.set(zmq.CURVE_SECRETKEY, self._keys.private.encode())
+        _widen(dealer, endpoint)
+        self._watch_connection(dealer, on_reconnect)
+        dealer.connect(endpoint)
+        return dealer
+
+    def close(self, linger: float) -> None:
+        """Close all; what was handed to them may leave within `linger` seconds."""
+        for socket in self._made:
+            self._loop.unwatch(socket)
+            socket.close(int(linger * 1e3))
+        if self._doorkeeper is not None:
+            self._loop.unwatch(self._doorkeeper.socket)
+            self._doorkeeper.socket.close(0)
+        self._context.term()
+
+    def _make(self, kind: int, read: Callable[[Socket], None]) -> Socket:
+        socket = self._context.socket(kind)
+        socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.RCVHWM, 0)
+        socket.set(zmq.LINGER, 1000)
+        socket.set(zmq.IPV6, 1)
+        socket.set(zmq.TCP_KEEPALIVE, 1)
+        socket.set(zmq.RECONNECT_IVL, RECONNECT_FIRST)
+        socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MOST)
+        socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        self._keep(socket, partial(read, socket))
+        return socket
+
+    def _keep(self, socket: Socket, handler: Callable[[], None]) -> None:
+        self._made.append(socket)
+        self._loop.watch(socket, handler)
+
+    def _secure_listener(self, router: Socket, endpoint: str) -> None:
+        tcp = endpoint.startswith("tcp:")
+        router.set(zmq.CURVE_SERVER, int(tcp and self._keys is not None))
+        if not tcp or self._keys is None:
+            return
+        if not self._keys.server_secret:
+            raise GeomxError(f"the key file has no server key, yet this process listens on {endpoint}")
+        router.set(zmq.CURVE_SECRETKEY, self._keys.server_secret.encode())
+        if self._doorkeeper is None:
+            self._doorkeeper = Doorkeeper(self._context, self._keys)
+            self._loop.watch(self._doorkeeper.socket, self._open_the_door)
+
+    def _open_the_door(self) -> None:
+        assert self._doorkeeper is not None
+        before = self._doorkeeper.refused
+        self._doorkeeper.answer()
+        if self._doorkeeper.refused > before:
+            self._on_refused("key", "its key is not of this job")
+
+    def _watch_connection(self, dealer: Socket, on_reconnect: Callable[[], None]) -> None:
+        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        connections = itertools.count()
+
+        def connected() -> None:
+            zmq.utils.monitor.recv_monitor_message(monitor)
+            if next(connections) > 0:
+                on_reconnect()
+
+        self._keep(monitor, connected)
+
+    def _watch_handshakes(self, router: Socket) -> None:
+        failures = (
+            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        )
+        monitor = router.get_monitor_socket(failures)
+
+        def report() -> None:
+            zmq.utils.monitor.recv_monitor_message(monitor)
+            self._on_refused("handshake", "it does not speak this protocol, or has no key of this job")
+
+        self._keep(monitor, report)
+
+
+def _widen(socket: Socket, endpoint: str) -> None:
+    """A unix socket's buffer is small, and a slice would take many turns; TCP sizes its own."""
+    size = LOCAL_BUFFER if endpoint.startswith("ipc:") else -1
+    socket.set(zmq.SNDBUF, size)
+    socket.set(zmq.RCVBUF, size)

@@ -1,0 +1,141 @@
+"""What two processes ask of each other. A request is done once and answered once, though connections may be cut.
+
+Whoever asks repeats what has no answer yet, under its number, when a connection is back. Whoever is asked knows the
+numbers that it has heard, and answers a repeat as it answered before.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from geomx_cli.errors import GeomxError, InvalidSettings, TimedOut
+from geomx_cli.ps.link import Link
+from geomx_cli.ps.loop import Loop, Timer
+from geomx_cli.ps.wire import BadMessage, encode_body
+
+__all__ = ["Request", "Talk"]
+
+Body = dict[str, Any]
+Answer = Callable[[Body], None]
+Failed = Callable[[GeomxError], None]
+
+MAX_OPEN = 4096
+KEPT = 256
+"""Answers remembered for each link: more than may be on their way when a connection is cut."""
+
+
+class Request:
+    """What a peer asks, to be answered once, now or later. What it only says is a request whose answer goes nowhere."""
+
+    __slots__ = ("_reply", "body", "link", "topic")
+
+    def __init__(self, link: Link, topic: str, body: Body, reply: Answer) -> None:
+        self.link = link
+        self.topic = topic
+        self.body = body
+        self._reply = reply
+
+    def answer(self, body: Body | None = None) -> None:
+        """Send the answer."""
+        self._reply(body or {})
+
+    def refuse(self, error: GeomxError) -> None:
+        """Answer with an error, which is raised where the request was made."""
+        self._reply({"error": error.message, "hint": error.hint})
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request of ours that has no answer yet."""
+
+    link: Link
+    topic: str
+    body: Body
+    answer: Answer
+    failed: Failed
+    timer: Timer
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What one peer has asked, by number: what is being worked on, and the latest answers, encoded."""
+
+    open: set[int] = field(default_factory=set)
+    answers: dict[int, bytes] = field(default_factory=dict)
+
+
+class Talk:
+    """The requests of one process, made and received. `timeout` is in seconds. Used by the loop's thread only."""
+
+    def __init__(self, loop: Loop, timeout: float) -> None:
+        self._loop = loop
+        self._timeout = timeout
+        self._number = 0
+        self._asked: dict[int, _Asked] = {}
+        self._heard: dict[Link, _Heard] = {}
+
+    def ask(self, link: Link, topic: str, body: Body, answer: Answer, failed: Failed, limit: float = 0.0) -> None:
+        """Ask `link`; exactly one of `answer` and `failed` is called later. `limit` is in seconds; 0: the timeout."""
+        self._number += 1
+        number, limit = self._number, limit or self._timeout
+
+        def expire() -> None:
+            del self._asked[number]
+            failed(TimedOut(f"no answer from {link.name} to {topic!r} within {limit:g} s"))
+
+        self._asked[number] = _Asked(link, topic, body, answer, failed, self._loop.call_later(limit, expire))
+        link.control(topic, body, number)
+
+    def repeat(self, link: Link) -> None:
+        """Ask again what `link` has not answered: its connection is a new one."""
+        for number, asked in self._asked.items():
+            if asked.link is link:
+                link.control(asked.topic, asked.body, number)
+
+    def receive(self, link: Link, number: int, topic: str, body: Body) -> Request | None:
+        """The request to be worked on; None for a repeat. Raises BadMessage when the peer asks too much at once."""
+        if not number:
+            return Request(link, topic, body, _nowhere)
+        heard = self._heard.setdefault(link, _Heard())
+        if number in heard.answers:
+            link.control("answer", heard.answers[number], number)
+            return None
+        if number in heard.open:
+            return None
+        if len(heard.open) >= MAX_OPEN:
+            raise BadMessage(f"more than {MAX_OPEN} requests at once")
+        heard.open.add(number)
+        return Request(link, topic, body, partial(self._reply, link, heard, number))
+
+    def answered(self, link: Link, number: int, body: Body) -> None:
+        """Handle an answer; one to a repeat may come twice."""
+        asked = self._asked.get(number)
+        if not 0 < number <= self._number or (asked is not None and asked.link is not link):
+            raise BadMessage("an answer to no request")
+        if asked is None:
+            return
+        del self._asked[number]
+        asked.timer.cancel()
+        if "error" in body:
+            asked.failed(InvalidSettings(str(body["error"]), str(body.get("hint", ""))))
+        else:
+            asked.answer(body)
+
+    def give_up(self, error: GeomxError) -> None:
+        """Tell whoever waits for an answer that none will come."""
+        given_up, self._asked = self._asked, {}
+        for asked in given_up.values():
+            asked.timer.cancel()
+            asked.failed(error)
+
+    def _reply(self, link: Link, heard: _Heard, number: int, body: Body) -> None:
+        heard.open.discard(number)
+        heard.answers[number] = encode_body(body)
+        if len(heard.answers) > KEPT:
+            del heard.answers[next(iter(heard.answers))]
+        link.control("answer", heard.answers[number], number)
+
+
+def _nowhere(_: Body) -> None:
+    """Where answers go that nobody asked for."""

@@ -1,0 +1,117 @@
+"""Stop a job, or one party of it, from the control machine: on all hosts at once, and be sure of it."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from geomx_cli import job_state
+from geomx_cli.errors import DoneInPart, GeomxError, UsageError
+from geomx_cli.hosts import Host, everywhere
+from geomx_cli.jobs import KnownJob
+from geomx_cli.overview import Overview
+from geomx_cli.summary import error_of, result
+from geomx_cli.watch import Outcome
+
+__all__ = ["HostStop", "StopReport", "stop"]
+
+STOP_VERSION = 1
+_MARGIN = 20.0  # seconds for a host beyond the grace
+_DID = ("stopped", "killed")
+
+
+@dataclass(frozen=True)
+class HostStop:
+    """What became of one host's part: see agent/stop.py. `problem`: why nobody knows; "" when all is well."""
+
+    host: str
+    agent: str = "?"
+    processes: Mapping[str, str] | None = None
+    others: int = 0
+    note: str = ""
+    problem: str = ""
+
+    @property
+    def did(self) -> bool:
+        """Whether anything ran there until now."""
+        return self.agent in _DID or any(fate in _DID for fate in (self.processes or {}).values())
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """One entry for each host, in the plan's order."""
+
+    job: str
+    hosts: tuple[HostStop, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as one object."""
+        hosts = [
+            {
+                "host": one.host, "agent": one.agent, "processes": dict(one.processes or {}), "others": one.others,
+                "note": one.note, "problem": one.problem,
+            }
+            for one in self.hosts
+        ]  # fmt: skip
+        return {"schema_version": STOP_VERSION, "job": self.job, "complete": self.error() is None, "hosts": hosts}
+
+    def error(self) -> DoneInPart | None:
+        """What is to be raised when something may still run."""
+        problems = [f"host {one.host}: {one.problem}" for one in self.hosts if one.problem]
+        if not problems:
+            return None
+        return DoneInPart(f"job {self.job} is stopped in part only: {'; '.join(problems)}", "stop it again then")
+
+
+def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
+    """End `job` on all its hosts, or what `party` has of it; SIGKILL comes `grace` seconds after SIGTERM.
+
+    May be repeated, also after a launch or an agent was killed. Where all hosts answered and nobody else follows
+    the job, state.json says afterwards how it ended. Raises UsageError for a party that the job does not have.
+    """
+    processes = job.plan.processes
+    parties = list(dict.fromkeys(process.party for process in processes))
+    if party and party not in parties:
+        raise UsageError(f"job {job.id} has no party {party!r}", f"it has {', '.join(parties)}")
+    names = dict.fromkeys(process.host for process in processes if not party or process.party == party)
+    hosts = job.open_hosts(names)
+    try:
+        report = StopReport(job.id, tuple(everywhere(lambda host: _stop(job, host, party, grace), hosts.values())))
+        if not party and report.error() is None:
+            _mark(job, hosts, report)
+        return report
+    finally:
+        everywhere(lambda host: host.close(), hosts.values())
+
+
+def _stop(job: KnownJob, host: Host, party: str, grace: float) -> HostStop:
+    argv = [host.python, "-m", "geomx_cli.agent", "stop", job.directory_on(host.name), "--grace", f"{grace:g}"]
+    if party:
+        argv += ["--party", party]
+    try:
+        done = host.run(argv, limit=grace + _MARGIN)
+    except (GeomxError, OSError) as error:
+        return HostStop(host.name, problem=str(error).splitlines()[0])
+    try:
+        said = json.loads(done.output)
+    except ValueError:
+        words = done.errors.decode(errors="replace").strip().splitlines() or [f"exit status {done.status}"]
+        return HostStop(host.name, problem=words[-1])
+    left = ", ".join(f"pid {pid}" for pid in said["left"])
+    problem = f"{left} cannot be ended" if left else ""
+    return HostStop(host.name, said["agent"], said["processes"], said["others"], said["note"], problem)
+
+
+def _mark(job: KnownJob, hosts: Mapping[str, Host], report: StopReport) -> None:
+    """Write how the job ended, unless that is known or whoever follows it will."""
+    state = job_state.JobState.read(job.directory)
+    if state is None or state.over or state.followed:
+        return
+    overview = Overview.of(job, hosts)
+    if overview.over and not any(one.did for one in report.hosts):
+        overview.conclude()  # it had ended by itself
+        return
+    outcome, seconds = Outcome(interrupted=True, stopped_by="geomx stop"), max(0.0, time.time() - job.started)
+    error = error_of(outcome, job.plan, job.job())
+    job_state.finish(job.directory, result(job.job(), outcome, error, overview.progress.totals(), seconds))

@@ -1,0 +1,82 @@
+"""Train a small network with MXNet over all sites: geomx launch -- python train.py --epochs 2
+
+Every worker runs this file. kv.create("dist_sync") joins it to the others; the rest is plain MXNet. The data are made
+here, pictures of discs, squares and crosses in noise; put your own in the place of `pictures`.
+"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+SIZE, KINDS = 24, 3
+
+
+def pictures(count: int, seed: int) -> tuple[Any, Any]:
+    """`count` pictures, float32 of shape (count, 1, SIZE, SIZE), and what each one shows: 0, 1 or 2."""
+    random = np.random.default_rng(seed)
+    kinds = random.integers(0, KINDS, count)
+    y, x = np.mgrid[:SIZE, :SIZE]
+    images = random.normal(0, 0.3, (count, 1, SIZE, SIZE)).astype(np.float32)
+    for image, kind in zip(images[:, 0], kinds, strict=True):
+        row, column = random.uniform(8, SIZE - 8, 2)
+        radius = random.uniform(4, 7)
+        down, right = np.abs(y - row), np.abs(x - column)
+        disc, square = down**2 + right**2 < radius**2, np.maximum(down, right) < radius
+        cross = square & (np.minimum(down, right) < 1.5)
+        image[(disc, square, cross)[kind]] += 1
+    return images, kinds.astype(np.float32)
+
+
+def network() -> Any:
+    """A convolution and two dense layers."""
+    net = gluon.nn.HybridSequential()
+    net.add(
+        gluon.nn.Conv2D(8, 5, strides=2, in_channels=1, activation="relu"),
+        gluon.nn.Flatten(),
+        gluon.nn.Dense(32, in_units=800, activation="relu"),
+        gluon.nn.Dense(KINDS, in_units=32),
+    )
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    return net
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=32, help="samples in the batch of each worker")
+    parser.add_argument("--samples", type=int, default=1280, help="samples of each worker")
+    parser.add_argument("--lr", type=float, default=0.005)
+    given = parser.parse_args()
+
+    kv = mx.kv.create("dist_sync")
+    # With devices = ["gpu0"] in the inventory geomx shows each worker its own GPU, as the first.
+    with mx.gpu(0) if os.environ.get("GEOMX_DEVICE") else mx.cpu():
+        net, loss_of = network(), gluon.loss.SoftmaxCrossEntropyLoss()
+        # The optimizer runs on the global servers, after the gradients of all workers of all sites have been added.
+        trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": given.lr}, kvstore=kv)
+        images, kinds = pictures(given.samples, seed=1 + max(0, kv.global_rank))  # another part for every worker
+        test_images, test_kinds = pictures(600, seed=0)
+        for epoch in range(given.epochs):
+            total = 0.0
+            for first in range(0, len(images), given.batch_size):
+                batch = slice(first, first + given.batch_size)
+                with autograd.record():
+                    loss = loss_of(net(mx.nd.array(images[batch])), mx.nd.array(kinds[batch]))
+                loss.backward()
+                trainer.step(given.batch_size * kv.num_all_workers)
+                total += float(loss.sum().asscalar())
+            guesses = net(mx.nd.array(test_images)).asnumpy().argmax(axis=1)
+            accuracy = float((guesses == test_kinds).mean())
+            print(f"epoch {epoch}: loss {total / len(images):.4f}, test accuracy {accuracy:.4f}", flush=True)
+        if kv.is_master_worker:
+            net.save_parameters(str(Path(os.environ.get("GEOMX_JOB_DIR", "."), "shapes.params")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The built-in inventory: every party on this machine, over loopback."""
+
+from collections.abc import Mapping, Sequence
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.inventory import CENTRAL, Inventory, validated
+from geomx_cli.options import Value
+from geomx_cli.ports import ports_needed
+
+__all__ = ["this_machine"]
+
+
+def this_machine(
+    options: Mapping[str, Value],
+    ports: Sequence[int],
+    *,
+    one_host: bool = False,
+    python: str = "",
+    workdir: str = "",
+    env: Mapping[str, str] | None = None,
+) -> Inventory:
+    """One planned host for each party on 127.0.0.1, or with `one_host` one for all.
+
+    `options` has those of the cluster (parties, workers, ...). `ports` are free ports, `ports_needed` of
+    them. Raises InvalidSettings when there are too few, or for an impossible number.
+    """
+    need = ports_needed(options)
+    if len(ports) < need:
+        raise InvalidSettings(f"{need} free ports are needed and there are {len(ports)}", "give more ports")
+    names = [_party_name(index) for index in range(int(options["parties"]))]
+    workers = {CENTRAL: int(options["central_workers"]), **dict.fromkeys(names, int(options["workers"]))}
+    groups = {"local": (CENTRAL, *names)} if one_host else {name: (name,) for name in (CENTRAL, *names)}
+    share = need // len(groups)
+    hosts = [
+        {
+            "name": name,
+            "parties": parties,
+            "address": "127.0.0.1",
+            "devices": ("cpu",) * max(workers[party] for party in parties),
+            "python": python,
+            "workdir": workdir,
+            "env": dict(env or {}),
+            "ports": tuple(ports[index * share : (index + 1) * share]),
+        }
+        for index, (name, parties) in enumerate(groups.items())
+    ]
+    fields = {name: options[name] for name in ("topology", "global_servers", "local_servers")}
+    parties = [{"name": name, "workers": workers[name]} for name in names]
+    central = {"name": CENTRAL, "workers": workers[CENTRAL]}
+    return validated({"parties": parties, "central": central, "hosts": hosts, **fields})
+
+
+def _party_name(index: int) -> str:
+    """A, B, ..., Z, AA, AB, ..."""
+    name = ""
+    index += 1
+    while index:
+        index, letter = divmod(index - 1, 26)
+        name = chr(ord("A") + letter) + name
+    return name

@@ -1,0 +1,90 @@
+"""Where in a TOML text its tables and keys stand. The standard parser does not tell."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Lines", "Path"]
+
+Path = tuple[str | int, ...]
+"""Keys from the top, as in ("host", 1, "ports"); an element of an array of tables by its index."""
+
+_KEY = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
+_KEYS = rf"{_KEY}(?:[ \t]*\.[ \t]*{_KEY})*"
+_HEADER = re.compile(rf"\[(\[?)[ \t]*({_KEYS})[ \t]*\]\]?")
+_ASSIGNMENT = re.compile(rf"({_KEYS})[ \t]*=")
+_BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)+")
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}' r"|'''.*?'{3,5}" r'|"(?:\\.|[^"\\\n])*"' r"|'[^'\n]*'|#[^\n]*|[\[\]{}\n]", re.DOTALL
+)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The line of each table and key, counted from 1."""
+
+    by_path: Mapping[Path, int]
+
+    @classmethod
+    def of(cls, text: str) -> "Lines":
+        """Those of a text that `tomllib` reads."""
+        found: dict[Path, int] = {}
+        table: Path = ()
+        counts: dict[Path, int] = {}
+        position = 0
+        while position < len(text):
+            if blank := _BLANK.match(text, position):
+                position = blank.end()
+                continue
+            line = text.count("\n", 0, position) + 1
+            if header := _HEADER.match(text, position):
+                table = _table(_keys(header[2]), counts, another=bool(header[1]))
+                found.setdefault(table, line)
+                position = header.end()
+            elif assignment := _ASSIGNMENT.match(text, position):
+                found.setdefault(table + _keys(assignment[1]), line)
+                position = _end_of_value(text, assignment.end())
+            else:
+                break
+        return cls(found)
+
+    def of_path(self, path: Path) -> int:
+        """The line of `path`, or of the nearest that holds it; 1 when nothing does."""
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.by_path:
+                return self.by_path[path[:length]]
+        return 1
+
+
+def _table(keys: Path, counts: dict[Path, int], *, another: bool) -> Path:
+    """The path of a header's table: within an array of tables in its last element, or with `another` in a new one."""
+    path: Path = ()
+    for place, key in enumerate(keys):
+        path += (key,)
+        if another and place == len(keys) - 1:
+            counts[path] = counts.get(path, -1) + 1
+        if path in counts:
+            path += (counts[path],)
+    return path
+
+
+def _keys(text: str) -> Path:
+    """The parts of a dotted key, without quotes."""
+    found: list[str] = []
+    value: Any = tomllib.loads(f"{text} = 0")
+    while isinstance(value, dict):
+        ((key, value),) = value.items()
+        found.append(key)
+    return tuple(found)
+
+
+def _end_of_value(text: str, position: int) -> int:
+    """The position behind the line on which the value ends that begins at `position`."""
+    depth = 0
+    for token in _TOKEN.finditer(text, position):
+        if token[0] == "\n" and depth == 0:
+            return token.end()
+        depth += (token[0] in "[{") - (token[0] in "]}")
+    return len(text)

@@ -1,0 +1,198 @@
+"""A person's desk for tests: `geomx` as a command, with jobs in a folder of its own, and jobs of stand-ins.
+
+What a job starts carries a variable by which it is found, whatever becomes of the processes above it.
+"""
+
+import contextlib
+import getpass
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conftest import free_ports
+from sshd import Sshd
+
+from geomx_cli.agent import processes
+
+ROOT = Path(__file__).parent.parent
+STAND_IN = Path(__file__).with_name("stand_in.py")
+GEOMX = [sys.executable, "-m", "geomx_cli"]
+MARK = "DESK_TEST"
+
+
+@dataclass
+class Launch:
+    """One `geomx launch` in a process of its own, and whatever it starts."""
+
+    desk: "Desk"
+    process: subprocess.Popen[str]
+    mark: str
+    output: str = ""
+    errors: str = ""
+    found: Path | None = None
+
+    @property
+    def directory(self) -> Path:
+        """The job's directory on this machine; there is none before launch has begun."""
+        for path in (self.desk.state / "geomx" / "jobs").glob("*/state.json") if self.found is None else ():
+            with contextlib.suppress(OSError, ValueError):
+                if json.loads(path.read_bytes())["pid"] == self.process.pid:
+                    self.found = path.parent
+        return self.found or self.desk.state / "none"
+
+    @property
+    def id(self) -> str:
+        """The job's name."""
+        return self.directory.name
+
+    def pids(self) -> list[int]:
+        """Those of everything that it has started and that still runs, launch included."""
+        return sorted(who.pid for who in processes.marked({MARK: self.mark}))
+
+    def pid(self, name: str) -> int:
+        """That of a process of the plan, of "agent HOST" or of "launch"; 0 if it has not been started."""
+        if name == "launch":
+            return self.process.pid
+        for path in self.desk.state_files("agent-state.json", self.id):
+            fields = json.loads(path.read_bytes())
+            if name == f"agent {path.parent.name}":
+                return int(fields["agent"][0])
+            if name in fields["processes"]:
+                return int(fields["processes"][name][0])
+        return 0
+
+    def wait_for(self, condition: Callable[[], object], limit: float = 20) -> None:
+        """Until `condition` holds."""
+        end = time.monotonic() + limit
+        while not condition():
+            assert time.monotonic() < end, f"not within {limit} s: {self.process.poll()} {self.end()}"
+            time.sleep(0.02)
+
+    def wait_until_running(self, count: int = 8) -> "Launch":
+        """Until so many processes have said that they run, and their agents know it."""
+
+        def known() -> int:
+            contents = [json.loads(path.read_bytes()) for path in self.desk.state_files("status.json", self.id)]
+            return sum("state" in one["newest"] for content in contents for one in content["processes"].values())
+
+        self.wait_for(lambda: known() >= count)
+        return self
+
+    def finish(self, limit: float = 30) -> int:
+        """Wait for the end of launch; its exit status."""
+        self.output, self.errors = self.process.communicate(timeout=limit)
+        return self.process.returncode
+
+    def end(self) -> str:
+        """End everything, whatever state it is in; what launch has said."""
+        while pids := self.pids():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        if self.process.stdout and not self.process.stdout.closed:
+            self.output, self.errors = self.process.communicate()
+        return self.errors
+
+
+@dataclass
+class Desk:
+    """Commands are run with `environment`; jobs lie in `state`, on hosts of other machines where they say."""
+
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    launches: list[Launch] = field(default_factory=list)
+    commands: "list[subprocess.Popen[str]]" = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        self.state = self.folder / "state"
+        self.temporary = Path(tempfile.mkdtemp(prefix="g", dir="/tmp"))  # paths of sockets must be short
+        own = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
+        own |= {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.state), "TMPDIR": str(self.temporary)}
+        # Stand-ins find the Python of the tests by PATH.
+        own["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = own | self.environment
+
+    def geomx(self, *arguments: str, limit: float = 40) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        return subprocess.run(
+            [*GEOMX, *arguments], env=self.environment, cwd=self.folder, capture_output=True, text=True,
+            timeout=limit, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def start(self, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
+        """Start a command; it is killed when the desk is closed."""
+        process = subprocess.Popen(
+            [*GEOMX, *arguments], env={**self.environment, **variables}, cwd=self.folder, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        self.commands.append(process)
+        return process
+
+    def json(self, *arguments: str) -> Any:
+        """What a command prints with --json; it must succeed."""
+        done = self.geomx(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def launch(
+        self, *arguments: str, story: Mapping[str, str] | None = None, sites: Sequence[Sshd] = (), workers: int = 2
+    ) -> Launch:
+        """Launch a job of stand-ins: a central party and party A with so many workers, on a planned host each, or
+        each behind one of the `sites`.
+        """
+        mark = uuid.uuid4().hex
+        python = self.folder / f"{mark}.sh"
+        python.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" {MARK}={mark} exec {sys.executable} {STAND_IN} "$@"\n')
+        python.chmod(0o755)
+        env = {"STORY": json.dumps(story or {"*": "forever"}), "STAND_INS": str(workers + 1)}
+        file = self.folder / f"{mark}.toml"
+        file.write_text("\n".join(_inventory(str(python), env, sites, workers)))
+        process = self.start("launch", "--hosts", str(file), *arguments, **{MARK: mark})
+        self.launches.append(Launch(self, process, mark))
+        return self.launches[-1]
+
+    def state_files(self, pattern: str, job: str = "") -> Sequence[Path]:
+        """Files of jobs, or of one, on any host of this test."""
+        own = (self.state / "geomx" / "jobs" / job).resolve()
+        return [path for path in self.folder.rglob(pattern) if not job or job in path.parts or own in path.parents]
+
+    def close(self) -> None:
+        """End everything."""
+        for launch in self.launches:
+            launch.end()
+        for process in self.commands:
+            process.kill()
+            if process.stdout and not process.stdout.closed:
+                process.communicate()
+        shutil.rmtree(self.temporary)
+
+
+def _inventory(python: str, env: Mapping[str, str], sites: Sequence[Sshd], workers: int) -> list[str]:
+    """The lines of an inventory file."""
+    ports = free_ports(6)
+    variables = ", ".join(f"{name} = '{text}'" for name, text in env.items())
+    lines = ['central = "central"', "[defaults]", f'python = "{python}"', f"env = {{ {variables} }}"]
+    for index, name in enumerate(("central", "A")):
+        own = ports[3 * index : 3 * index + 3]
+        lines += ["[[host]]", f'name = "{name}"', f'party = "{name}"', f"ports = {own}", 'address = "127.0.0.1"']
+        if name == "A":
+            lines += [f"devices = {json.dumps(['cpu'] * workers)}"]
+        if not sites:
+            lines += ["local = true"]
+            continue
+        site = sites[index]
+        lines += [f'ssh = "{site.address}"', f"ssh_port = {site.port}", f'user = "{getpass.getuser()}"']
+        lines += [f'key = "{site.person.key}"', f'fingerprint = "{site.fingerprint}"']
+        lines += [f'state_dir = "{site.state_dir}"']
+    return lines

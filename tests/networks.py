@@ -1,0 +1,110 @@
+"""Hosts in network namespaces that a bridge joins, and hosts that run commands behind a prefix. Needs root."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.netns import Namespaces, call
+from geomx_cli.hosts import Channel, Completed
+from geomx_cli.hosts.local import LocalHost
+from geomx_cli.inventory import Inventory, validated
+
+SWITCH = "switch"
+
+
+class PrefixedHost(LocalHost):
+    """This machine, where every command is preceded by `prefix`."""
+
+    def __init__(self, name: str, python: str, prefix: Sequence[str]) -> None:
+        super().__init__(name, python)
+        self._prefix = list(prefix)
+
+    def run(self, argv: Sequence[str], *, data: bytes = b"", limit: float) -> Completed:
+        return super().run([*self._prefix, *argv], data=data, limit=limit)
+
+    def open(self, argv: Sequence[str]) -> Channel:
+        return super().open([*self._prefix, *argv])
+
+
+class Network:
+    """Machines on one network 10.99.0.0/24, each a namespace with one interface "net0". Close it."""
+
+    def __init__(self, machines: Sequence[str]) -> None:
+        self.machines = list(machines)
+        self.spaces = Namespaces()
+        try:
+            self._join()
+        except BaseException:
+            self.spaces.close()
+            raise
+
+    def _join(self) -> None:
+        self.spaces.add(SWITCH)
+        self.spaces.configure(SWITCH, ["link add bridge type bridge", "link set bridge up"])
+        for number, machine in enumerate(self.machines):
+            self.spaces.add(machine)
+            peer, space = f"port{number}", self.spaces.name(machine)
+            self.spaces.configure(
+                SWITCH,
+                [
+                    f"link add {peer} type veth peer name net0 netns {space}",
+                    f"link set {peer} master bridge up",
+                ],
+            )
+            self.spaces.configure(machine, [f"address add {self.address(machine)}/24 dev net0", "link set net0 up"])
+
+    def address(self, machine: str) -> str:
+        """Its address."""
+        return f"10.99.0.{self.machines.index(machine) + 1}"
+
+    def host(self, machine: str, python: str, prefix: Sequence[str] = ()) -> PrefixedHost:
+        """The machine as a host."""
+        return PrefixedHost(machine, python, self.spaces.command(machine, list(prefix)))
+
+    @contextmanager
+    def filtered(self, machine: str, rule: str) -> Iterator[None]:
+        """Hold what comes into the machine against a rule of nft(8), as "tcp dport 9000 drop"."""
+        lines = [
+            "add table inet filter",
+            "add chain inet filter input { type filter hook input priority 0; }",
+            f"add rule inet filter input {rule}",
+        ]
+        nft = self.spaces.command(machine, ["nft", "-f", "-"])
+        call(nft, lines=[*lines, ""])
+        try:
+            yield
+        finally:
+            call(nft, lines=["flush ruleset", ""])
+
+    def shape(self, machine: str, rate: str) -> None:
+        """Bound what the machine sends; `rate` as tc(8) has it."""
+        bucket = ["tbf", "rate", rate, "burst", "32kb", "latency", "100ms"]
+        call(self.spaces.command(machine, ["tc", "qdisc", "add", "dev", "net0", "root", *bucket]))
+
+    def close(self) -> None:
+        """Remove everything, with what still runs there."""
+        self.spaces.close()
+
+
+def star(addresses: Mapping[str, str], ports: Sequence[int], **changes: Mapping[str, object]) -> Inventory:
+    """One planned host for the central party, the first, and one for each other, which has a worker; all offer
+    `ports`. `changes` are to the fields of hosts, by name."""
+    names = list(addresses)
+    central, *others = names
+    devices: dict[str, tuple[str, ...]] = {central: (), **dict.fromkeys(others, ("cpu",))}
+    usual = {name: {"address": addresses[name], "devices": devices[name], "ports": tuple(ports)} for name in names}
+    return validated(
+        {
+            "parties": [{"name": name, "workers": 1} for name in others],
+            "central": {"name": central, "workers": 0},
+            "hosts": [{"name": name, "parties": (name,), **usual[name], **changes.get(name, {})} for name in names],
+        }
+    )
+
+
+def bare_python(directory: Path) -> str:
+    """A Python that has nothing installed."""
+    import venv
+
+    venv.create(directory, with_pip=False, symlinks=True)
+    return str(directory / "bin" / "python")

@@ -1,0 +1,210 @@
+"""What the facts of hosts mean for a job: pure functions."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from networks import star
+
+from geomx_cli import __version__
+from geomx_cli.doctor import Check, exit_code, hosts, refuse
+from geomx_cli.doctor.check import together
+from geomx_cli.doctor.need import Need, needs
+from geomx_cli.errors import CheckFailed, HostUnreachable, InvalidSettings
+from geomx_cli.inventory import Host
+from geomx_cli.plan import JobSpec
+from geomx_cli.probe.facts import code_digest
+from geomx_cli.settle import settle
+from geomx_cli.survey import Facts, Folder, Skew
+
+GIB = 1 << 30
+FACTS = Facts(
+    version=__version__,
+    code=code_digest(),
+    package="/there/geomx_cli",
+    python="3.12.1",
+    executable="/there/bin/python",
+    home="/home/me",
+    user="me",
+    hostname="alpha",
+    boot="one",
+    clock=0.0,
+    state=Folder("/home/me/.local/state/geomx", False, "", 100 * GIB),
+    work=Folder("/home/me/work", True, "", 100 * GIB),
+    sockets="",
+    addresses={"lo": ["127.0.0.1"], "lan0": ["fd00::5", "10.0.0.5"], "wan0": ["192.0.2.5"], "six": ["fd00::6"]},
+    free={"0.0.0.0": [9001, 9002, 9003], "10.0.0.5": [9000, 9001, 9002, 9003]},
+    taken={9000: "sshd (pid 1)"},
+    unusable={},
+    memory=8 * GIB,
+    cores=4,
+    gpus=["NVIDIA A100, 40960 MiB"],
+    missing=[],
+    versions={"numpy": "1.26.4", "mxnet": "1.9.1"},
+    omp_threads="",
+)
+NEED = Need(processes=3, training=2, memory=GIB, modules=("zmq", "numpy", "mxnet"))
+HOST = Host(name="alpha", parties=("A",))
+
+
+def changed(**fields: Any) -> Facts:
+    return msgspec.structs.replace(FACTS, **fields)
+
+
+def wrong(found: list[Check]) -> list[Check]:
+    return [check for check in found if check.level != "ok"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "clock", "received", "what"),
+    [
+        (100.0, 100.5, 101.0, ""),
+        (100.0, 102.6, 101.0, ""),  # 2.1 s ahead, but for half a second nobody knows
+        (100.0, 103.1, 101.0, "its clock is 2.6 s ahead of that of this machine"),
+        (100.0, 40.0, 100.0, "its clock is 1 min 00 s behind that of this machine"),
+    ],
+)
+def test_clocks(sent: float, clock: float, received: float, what: str) -> None:
+    check = hosts.check_clock("alpha", Skew.of(sent, clock, received))
+    assert (check.what, check.level) == (what, "warning" if what else "ok")
+
+
+def test_a_host_with_all_it_needs() -> None:
+    assert wrong(hosts.check_host(HOST, FACTS, Skew(0, 0), NEED)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "level", "what"),
+    [
+        ({"python": "3.9.2"}, "python", "problem", "Python 3.9.2 at /there/bin/python is too old"),
+        ({"missing": ["mxnet", "torch"]}, "modules", "problem", "/there/bin/python has no mxnet"),
+        (
+            {"versions": {"numpy": "2.1.0", "mxnet": "1.9.1"}},
+            "modules", "problem", "/there/bin/python has numpy 2.1.0, with which mxnet 1.9.1 does not work",
+        ),
+        ({"state": Folder("/s", True, "", 99_000_000)}, "disk", "problem", "only 99 MB of disk are free at /s"),
+        ({"state": Folder("/s", True, "", 900_000_000)}, "disk", "warning", "only 900 MB of disk are free at /s"),
+        ({"state": Folder("/s", True, "Read-only", GIB * 9)}, "disk", "problem", "nothing can be written to /s"),
+        ({"sockets": "File name too long"}, "sockets", "problem", "no unix socket can be made"),
+        ({"unusable": {"0.0.0.0": "none of its own"}}, "address", "problem", "nothing can listen at 0.0.0.0"),
+        ({"version": "9.9"}, "geomx", "problem", "geomx 9.9 is in /there/geomx_cli, and this machine has"),
+        ({"code": "other"}, "geomx", "warning", "has other source code than the one here"),
+    ],
+)  # fmt: skip
+def test_a_host_that_lacks_something(fields: dict[str, Any], name: str, level: str, what: str) -> None:
+    [check] = wrong(hosts.check_host(HOST, changed(**fields), Skew(0, 0), NEED))
+    assert (check.subject, check.name, check.level) == ("alpha", name, level)
+    assert what in check.what
+    assert check.fix
+
+
+def test_an_extra_is_named_for_mxnet() -> None:
+    [check] = wrong(hosts.check_host(HOST, changed(missing=["mxnet"]), Skew(0, 0), NEED))
+    assert check.fix == "there: /there/bin/python -m pip install 'geomx-cli[mxnet]'"
+
+
+def test_a_workdir_that_is_not_there() -> None:
+    facts = changed(work=Folder("/home/me/data", False, "", GIB))
+    assert wrong(hosts.check_host(HOST, facts, Skew(0, 0), NEED)) == []
+    [check] = wrong(hosts.check_host(HOST.model_copy(update={"workdir": "~/data"}), facts, Skew(0, 0), NEED))
+    assert check.what == "there is no folder /home/me/data, its workdir"
+
+
+def test_hosts_of_one_machine_share_its_memory_and_cores() -> None:
+    need = {"alpha": replace(NEED, memory=3 * GIB), "beta": replace(NEED, memory=6 * GIB)}
+    alone = {"alpha": FACTS, "beta": changed(boot="two")}
+    both = {"alpha": FACTS, "beta": FACTS}
+    assert wrong(list(hosts.check_memory(alone, need))) == []
+    [check] = wrong(list(hosts.check_memory(both, need)))
+    assert (check.subject, check.level) == ("alpha, beta", "problem")
+    assert check.what == "6 processes need at least 9.66 GB of memory, and there are 8.59 GB"
+    assert wrong(list(hosts.check_memory({name: changed(memory=0) for name in both}, need))) == []  # nobody knows
+    planned = [HOST, HOST.model_copy(update={"name": "beta", "threads": 2})]
+    assert wrong(list(hosts.check_hardware(planned, alone, need))) == []
+    [check] = wrong(list(hosts.check_hardware(planned, both, need)))
+    assert (check.level, check.what) == ("warning", "the workers take 6 cores, and there are 4")
+
+
+def test_gpus() -> None:
+    host = HOST.model_copy(update={"devices": ("gpu0", "gpu3")})
+    [check] = wrong(list(hosts.check_hardware([host], {"alpha": FACTS}, {"alpha": NEED})))
+    assert check.what == "there is gpu0 (NVIDIA A100, 40960 MiB), and the inventory wants gpu3"
+    [check] = wrong(list(hosts.check_hardware([host], {"alpha": changed(gpus=[])}, {"alpha": NEED})))
+    assert check.what == "there is no GPU, and the inventory wants gpu0, gpu3"
+
+
+@pytest.mark.parametrize(
+    ("script", "frameworks"),
+    [
+        ("", ("mxnet",)),
+        ("import os\nimport torch.nn as nn\n", ("torch",)),
+        ("if True:\n    from mxnet import gluon\n", ("mxnet",)),
+        ("# import mxnet\nimport mxnet_like", ()),
+    ],
+)
+def test_what_a_job_needs(tmp_path: Path, script: str, frameworks: tuple[str, ...]) -> None:
+    (tmp_path / "train.py").write_text(script)
+    spec = JobSpec(script=("python", str(tmp_path / "train.py"), "--epochs", "3") if script else ())
+    inventory = star(dict.fromkeys(("hub", "alpha"), "127.0.0.1"), range(9000, 9009), alpha={"interface": "lo"})
+    found = needs(inventory, spec)
+    assert found["alpha"].modules == ("zmq", "msgspec", "numpy", "psutil", *frameworks)
+    assert (found["hub"].processes, found["hub"].training) == (4, 0)
+    assert (found["alpha"].processes, found["alpha"].training) == (3, 1)
+    assert found["alpha"].memory == (75 << 20 if script else 190 << 20)
+
+
+def test_settling_fills_in_what_only_the_host_knows() -> None:
+    asked: dict[str, object] = {
+        "address": "", "interface": "lan0", "wan_interface": "wan0", "state_dir": "~/.local/state/geomx",
+        "workdir": "~/work", "python": "python3",
+    }  # fmt: skip
+    inventory = star({"hub": "10.0.0.9", "alpha": ""}, range(9000, 9004), alpha=asked)
+    settled = settle(inventory, {"alpha": FACTS})
+    alpha = settled.host("alpha")
+    assert (alpha.address, alpha.wan_address) == ("10.0.0.5", "192.0.2.5")
+    assert (alpha.python, alpha.package) == ("/there/bin/python", "/there/geomx_cli")
+    assert (alpha.state_dir, alpha.workdir) == ("/home/me/.local/state/geomx", "/home/me/work")
+    assert alpha.ports == (9001,)
+    assert settled.host("hub") == inventory.host("hub").model_copy(update={"ports": (9000, 9001, 9002)})
+    assert settle(settled, {"alpha": FACTS}).host("alpha") == alpha
+
+
+def test_settling_keeps_an_address_and_takes_one_of_ipv6_where_there_is_no_other() -> None:
+    kept: dict[str, object] = {"address": "10.0.0.7", "interface": "lan0", "wan_interface": "six"}
+    alpha = settle(star({"hub": "10.0.0.9", "alpha": ""}, range(9000, 9004), alpha=kept), {"alpha": FACTS})
+    assert (alpha.host("alpha").address, alpha.host("alpha").wan_address) == ("10.0.0.7", "fd00::6")
+    assert alpha.host("alpha").state_dir == ""
+
+
+def test_ports_are_free_where_the_host_listens() -> None:
+    inventory = star({"hub": "10.0.0.9", "alpha": "10.0.0.5"}, range(9000, 9004), alpha={"listen": "10.0.0.5"})
+    assert settle(inventory, {"alpha": FACTS}).host("alpha").ports == (9000,)
+    inventory = star({"hub": "10.0.0.9", "alpha": "10.0.0.5"}, [9000], hub={"ports": (1, 2, 3)})
+    with pytest.raises(InvalidSettings, match=r"host alpha needs 1 .*\(alpha port 9000: sshd \(pid 1\)\)"):
+        settle(inventory, {"alpha": FACTS})
+
+
+def test_an_interface_that_is_not_there() -> None:
+    inventory = star({"hub": "10.0.0.9", "alpha": ""}, range(9000, 9004), alpha={"wan_interface": "eth9"})
+    with pytest.raises(InvalidSettings, match="host alpha has no network interface eth9") as raised:
+        settle(inventory, {"alpha": FACTS})
+    assert "lan0 (fd00::5, 10.0.0.5), wan0 (192.0.2.5)" in raised.value.hint
+
+
+def test_what_is_said_alike_of_several_is_said_once() -> None:
+    alike = [Check(name, "disk", "problem", "full", "make room") for name in ("a", "b")]
+    other, fine = Check("c", "disk", "warning", "nearly full", "make room"), Check("c", "clock")
+    assert together([fine, *alike, other]) == [Check("a, b", "disk", "problem", "full", "make room"), other, fine]
+
+
+def test_the_exit_code_and_the_error_of_all_checks() -> None:
+    fine, odd = Check("a", "clock"), Check("a", "clock", "warning", "late", "set it")
+    bad, away = Check("b", "disk", "problem", "full", "make room"), Check("c", "reachable", "problem", "away", "look")
+    assert [exit_code(checks) for checks in ([fine, odd], [fine, bad], [bad, away])] == [0, 5, 4]
+    refuse([fine, odd])
+    with pytest.raises(CheckFailed, match=r"^b: full \(make room\)$"):
+        refuse([fine, odd, bad])
+    with pytest.raises(HostUnreachable, match=r"^2 problems:\n  b: full\n    make room\n  c: away\n    look$"):
+        refuse([bad, away])

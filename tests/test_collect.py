@@ -1,0 +1,146 @@
+"""`geomx logs collect`: every file whole and verified, or not there; nothing outside the folder is ever written."""
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from desk import Desk, Launch
+from sshd import Person, Sshd
+
+FILES = 8 * 2 + 2 * 2  # a log and an event log for each process; agent.log and status.json for each host
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    """A desk; what was started at it is ended with the test."""
+    made = Desk(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def job(desk: Desk) -> Launch:
+    """A job that goes on alone; nobody stops it before the end of the test."""
+    launch = desk.launch("--detach")
+    assert launch.finish() == 0, launch.errors
+    return launch.wait_until_running()
+
+
+def check(folder: Path, manifest: dict[str, Any]) -> None:
+    """What the manifest says is there, and nothing else."""
+    assert json.loads((folder / "manifest.json").read_bytes()) == manifest
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert files == {"manifest.json", *(entry["file"] for entry in manifest["files"])}
+    for entry in manifest["files"]:
+        content = (folder / entry["file"]).read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["size"], entry["sha256"])
+
+
+def test_running_job_and_again(desk: Desk, job: Launch) -> None:
+    folder, events = desk.folder / "here", job.directory / "events" / "A-worker-1.jsonl"
+    whole = events.read_bytes()
+    with events.open("ab") as file:
+        file.write(b'{"time": 1, "ev')
+    first = desk.json("logs", "collect", "--to", str(folder))
+    check(folder, first)
+    assert first["complete"] and len(first["files"]) == FILES
+    assert (folder / "events" / "A-worker-1.jsonl").read_bytes() == whole
+    entry = next(entry for entry in first["files"] if entry["file"] == "logs/A-worker-1.log")
+    assert (entry["host"], entry["process"]) == ("A", "A/worker:1")
+    log = job.directory / "logs" / "A-worker-1.log"
+    with log.open("ab") as file:
+        file.write(b"more and no end")
+    second = desk.json("logs", "collect", job.id, "--to", str(folder))
+    check(folder, second)
+    assert (folder / "logs" / "A-worker-1.log").read_bytes() == log.read_bytes()
+
+
+def test_folder_with_something_else(desk: Desk, job: Launch) -> None:
+    folder = desk.folder / "mine"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("all my work")
+    done = desk.geomx("logs", "collect", "--to", str(folder))
+    assert done.returncode == 3 and f"{folder} has something else in it" in done.stderr
+    (folder / "manifest.json").write_text(json.dumps({"job": "another", "files": []}))
+    done = desk.geomx("logs", "collect", "--to", str(folder))
+    assert done.returncode == 3 and "has the logs of job another" in done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "thesis.txt"]
+    assert desk.geomx("logs", "collect", "--to", "/proc/none").returncode == 5
+
+
+@pytest.mark.parametrize("sent", ["escape", "absolute", "link", "stranger", "half", "changed", "nothing", "noise"])
+def test_host_that_sends_what_it_should_not(desk: Desk, job: Launch, sent: str) -> None:
+    folder = desk.folder / "here"
+    before = desk.json("logs", "collect", "--to", str(folder))
+    replace_python(desk, job, sent)
+    (job.directory / "logs" / "central-worker-0.log").write_text("new\n")
+    done = desk.geomx("logs", "collect", "--to", str(folder), "--json")
+    assert done.returncode == 7 and "host A: " in done.stderr and "Traceback" not in done.stderr
+    manifest = json.loads(done.stdout)
+    check(folder, manifest)
+    assert [problem["host"] for problem in manifest["problems"]] == ["A"] and not manifest["complete"]
+    assert (folder / "logs" / "central-worker-0.log").read_text() == "new\n"
+    assert [entry for entry in manifest["files"] if entry["host"] == "A"] == [
+        entry for entry in before["files"] if entry["host"] == "A"
+    ]
+    assert not list(desk.folder.rglob("evil*")) and not Path("/tmp/evil").exists()
+
+
+def replace_python(desk: Desk, job: Launch, sent: str) -> None:
+    """Let host A answer with a tar of ours."""
+    tar = desk.folder / "answer.tar.gz"
+    tar.write_bytes(answer(sent))
+    program = desk.folder / "python.sh"
+    program.write_text(f"#!/bin/sh\nexec cat {tar}\n")
+    program.chmod(0o755)
+    path = job.directory / "inventory.json"
+    inventory = json.loads(path.read_bytes())
+    next(host for host in inventory["hosts"] if host["name"] == "A")["python"] = str(program)
+    path.write_text(json.dumps(inventory))
+
+
+def answer(sent: str) -> bytes:
+    """A tar with something wrong in it."""
+    if sent in ("nothing", "noise"):
+        return b"" if sent == "nothing" else b"login: " * 1000
+    buffer, name, content = io.BytesIO(), "logs/A-worker-1.log", b"evil" * 50_000
+    with tarfile.open(fileobj=buffer, mode="w|gz") as tar:
+        names = {"escape": "../evil", "absolute": "/tmp/evil", "stranger": "logs/evil.log"}
+        entry = tarfile.TarInfo(names.get(sent, name))
+        if sent == "link":
+            entry.type, entry.linkname = tarfile.SYMTYPE, "/tmp/evil"
+            tar.addfile(entry)
+        else:
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+        told = {"file": name, "process": "A/worker:1", "size": len(content), "sha256": "0" * 64}
+        manifest = json.dumps({"host": "A", "files": [told]}).encode()
+        entry = tarfile.TarInfo("manifest.json")
+        entry.size = len(manifest)
+        tar.addfile(entry, io.BytesIO(manifest))
+    return buffer.getvalue()[:-200] if sent == "half" else buffer.getvalue()
+
+
+@pytest.mark.timeout(90)
+def test_hosts_behind_ssh(desk: Desk, machines: Callable[..., Sshd], person: Person) -> None:
+    sites = [machines("alpha"), machines("beta")]
+    launch = desk.launch("--detach", sites=sites)
+    assert launch.finish() == 0, launch.errors
+    launch.wait_until_running()
+    big = Path(sites[1].state_dir) / "jobs" / launch.id / "logs" / "A-worker-0.log"
+    with big.open("ab") as file:
+        file.write(b"0123456789abcde\n" * 500_000)
+    folder = desk.folder / "here"
+    manifest = desk.json("logs", "collect", "--to", str(folder))
+    check(folder, manifest)
+    assert len(manifest["files"]) == FILES
+    sites[1].stop()
+    done = desk.geomx("logs", "collect", "--to", str(folder), "--json")
+    assert done.returncode == 7 and "host A: " in done.stderr
+    check(folder, json.loads(done.stdout))
+    assert len(json.loads(done.stdout)["files"]) == FILES

@@ -1,0 +1,359 @@
+"""Checks of hosts and links: real checkers on this machine, in network namespaces, and behind sshd."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, free_ports
+from networks import Network, PrefixedHost, bare_python, star
+from sshd import Person, Sshd
+
+from geomx_cli import doctor, survey
+from geomx_cli.doctor import Check
+from geomx_cli.errors import CheckFailed, HostUnreachable
+from geomx_cli.hosts import Host, SshOptions
+from geomx_cli.hosts.local import LocalHost
+from geomx_cli.inventory import Inventory
+from geomx_cli.plan import JobSpec
+
+SPEC = JobSpec(python=sys.executable, script=("python", "train.py"))
+NAMES = ("hub", "alpha", "beta")
+HERE = dict.fromkeys(NAMES, "127.0.0.1")
+pytestmark = pytest.mark.timeout(30)
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    """Three sites and the machine from which they are checked."""
+    made = Network([*NAMES, "control"])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def check(network: Network) -> Callable[..., doctor.Report]:
+    """Checks the star of three sites."""
+
+    def visit(**changes: Mapping[str, object]) -> doctor.Report:
+        inventory = star({name: network.address(name) for name in NAMES}, range(9000, 9008), **changes)
+        return examine({name: network.host(name, sys.executable) for name in NAMES}, inventory)
+
+    return visit
+
+
+def examine(reached: Mapping[str, Host], inventory: Inventory, *, full: bool = False) -> doctor.Report:
+    try:
+        return doctor.examine(reached, inventory, SPEC, full=full)
+    finally:
+        for host in reached.values():
+            host.close()
+
+
+def local(name: str) -> LocalHost:
+    return LocalHost(name, sys.executable)
+
+
+def wrong(report: doctor.Report) -> list[Check]:
+    return [found for found in report.checks if found.level != "ok"]
+
+
+def only(report: doctor.Report) -> Check:
+    """The one thing that is wrong."""
+    [found] = wrong(report)
+    return found
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_all_is_well_and_the_ports_are_free_afterwards(address: str) -> None:
+    reached = {name: local(name) for name in NAMES}
+    settled, checks = doctor.quick(reached, star(dict.fromkeys(NAMES, address), free_ports(8)), SPEC)
+    assert [found for found in checks if found.level != "ok"] == []
+    doctor.refuse(checks)
+    subjects = {found.subject for found in checks if found.name == "link"}
+    assert subjects == {"alpha -> hub", "beta -> hub"}
+    for host in settled.hosts:
+        assert (host.python, host.package) == (sys.executable, str(ROOT / "geomx_cli"))
+        for port in host.ports:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            socket.create_server((address, port), family=family).close()
+    assert len({port for host in settled.hosts for port in host.ports}) == sum(len(h.ports) for h in settled.hosts)
+    for host in reached.values():
+        host.close()
+
+
+def test_only_what_is_free_is_taken_and_a_holder_is_named() -> None:
+    ports = free_ports(8)
+    with socket.create_server(("127.0.0.1", ports[0])):
+        report = examine({name: local(name) for name in NAMES}, star(HERE, ports))
+        assert wrong(report) == []
+        assert all(ports[0] not in host.ports for host in report.inventory.hosts)
+        found = only(examine({name: local(name) for name in NAMES}, star(HERE, ports[:1])))
+    assert f"port {ports[0]}: " in found.what
+    assert f"(pid {os.getpid()})" in found.what
+
+
+def test_a_port_that_is_taken_at_the_last_moment() -> None:
+    [port] = free_ports(1)
+    hub = local("hub")
+    with closing(hub), survey.Survey({"hub": hub}) as asked, socket.create_server(("127.0.0.1", port)):
+        bind = {"token": asked.token("hub"), "binds": [("127.0.0.1", port)]}
+        [result] = asked.ask("listen", {"hub": bind}, 5.0)["hub"]["results"]
+    assert result["in_use"]
+    assert f"(pid {os.getpid()})" in result["holder"]
+
+
+def test_sites_that_reach_each_other(check: Callable[..., doctor.Report]) -> None:
+    report = check(hub={"address": "", "interface": "net0"})
+    assert wrong(report) == []
+    assert report.exit_code == 0
+    assert report.inventory.host("hub").address == "10.99.0.1"
+
+
+def test_a_firewall_that_drops_one_port(network: Network, check: Callable[..., doctor.Report]) -> None:
+    with network.filtered("hub", f"ip saddr {network.address('alpha')} tcp dport 9001 drop"):
+        report = check()
+    found = only(report)
+    assert (found.subject, found.name, found.level) == ("alpha -> hub", "link", "problem")
+    assert "10.99.0.1 port 9001 cannot be reached (alpha/server:0 dials hub/global_server:0): no answer" in found.what
+    assert "a firewall drops what goes to port 9001" in found.what
+    assert found.fix == "let alpha reach TCP port 9001 of hub"
+    assert report.exit_code == 5
+    with pytest.raises(CheckFailed, match=r"^alpha -> hub: 10\.99\.0\.1 port 9001 cannot be reached"):
+        doctor.refuse(report.checks)
+
+
+@pytest.mark.parametrize(
+    ("rule", "ports", "looks"),
+    [
+        ("tcp dport 9000-9007 drop", "ports 9000, 9001", "no answer; a firewall drops it"),
+        ("tcp dport 9000 reject with tcp reset", "port 9000", "refused though hub listens; a firewall rejects it"),
+        ("tcp dport 9001 reject", "port 9001", "refused though hub listens; a firewall rejects it"),
+        ("tcp dport 9001 reject with icmp type admin-prohibited", "port 9001", "no way there (No route to host)"),
+    ],
+)
+def test_what_a_firewall_does_to_all(
+    network: Network, check: Callable[..., doctor.Report], rule: str, ports: str, looks: str
+) -> None:
+    with network.filtered("hub", rule):
+        found = only(check())
+    assert found.subject == "alpha, beta -> hub"
+    assert f"10.99.0.1 {ports} cannot be reached" in found.what
+    assert looks in found.what
+
+
+@pytest.mark.parametrize(
+    ("address", "looks"),
+    [
+        ("10.99.0.4", "the address is another machine's (it is none of those that hub itself has)"),
+        ("127.0.0.1", "with that address it dials itself"),
+        ("no-such-name.invalid", "the name is not known there"),
+    ],
+)
+def test_a_wrong_address(check: Callable[..., doctor.Report], address: str, looks: str) -> None:
+    found = only(check(hub={"address": address, "listen": "0.0.0.0"}))
+    assert found.subject == "alpha, beta -> hub"
+    assert looks in found.what
+    assert "correct the address of hub in the inventory (it has 10.99.0.1 on net0)" in found.fix
+
+
+def test_an_address_that_is_not_the_hosts_own_cannot_be_listened_at(check: Callable[..., doctor.Report]) -> None:
+    found = only(check(hub={"address": "10.99.0.77"}))
+    assert (found.subject, found.name) == ("hub", "address")
+    assert found.what == "nothing can listen at 10.99.0.77: the address is none of this host's"
+
+
+def test_an_interface_that_is_not_there(check: Callable[..., doctor.Report]) -> None:
+    found = only(check(alpha={"address": "", "interface": "eth7"}))
+    assert "host alpha has no network interface eth7" in found.what
+    assert "net0 (10.99.0.2)" in found.fix
+
+
+def test_another_program_that_answers(network: Network, check: Callable[..., doctor.Report]) -> None:
+    """A gateway that sends a port to another machine, where something else listens."""
+    elsewhere = network.spaces.command("control", [sys.executable, "-m", "http.server", "9001"])
+    with subprocess.Popen(elsewhere, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            report = check(hub={"address": network.address("control"), "listen": "0.0.0.0"})
+        finally:
+            server.kill()
+    assert any("port 9001 cannot be reached" in found.what for found in wrong(report))
+    assert any("another program answers there" in found.what for found in wrong(report))
+
+
+def test_the_measured_rate_is_that_of_the_link(network: Network) -> None:
+    network.shape("alpha", "20mbit")
+    network.shape("hub", "60mbit")
+    inventory = star({name: network.address(name) for name in ("hub", "alpha")}, range(9000, 9008))
+    reached = {name: network.host(name, sys.executable) for name in ("hub", "alpha")}
+    [link] = examine(reached, inventory, full=True).wan
+    assert (link.dialler, link.listener, link.error) == ("alpha", "hub", "")
+    assert 10e6 < link.there < 21e6
+    assert 30e6 < link.back < 62e6
+    assert 0 < link.round_trip < 1
+
+
+def test_a_host_that_cannot_be_reached_beside_two_good_ones(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    away = Sshd(tmp_path / "beta", "beta", Person(tmp_path / "home"), port=port).host()
+    report = examine({"hub": local("hub"), "alpha": local("alpha"), "beta": away}, star(HERE, free_ports(8)))
+    found = only(report)
+    assert (found.subject, found.name, found.level) == ("beta", "reachable", "problem")
+    assert report.exit_code == 4
+    assert [check.subject for check in report.checks if check.name == "link"] == ["alpha -> hub"] * 2
+    assert {check.subject for check in report.checks if check.name == "geomx"} == {"hub", "alpha"}
+    with pytest.raises(HostUnreachable, match=r"^beta: "):
+        doctor.refuse(report.checks)
+
+
+def with_alpha(python: str, *env: str) -> doctor.Report:
+    """The star, where alpha has another Python and environment."""
+    alpha = PrefixedHost("alpha", python, ["env", "-C", "/", *env])
+    return examine({"hub": local("hub"), "alpha": alpha, "beta": local("beta")}, star(HERE, free_ports(8)))
+
+
+def test_a_host_without_python() -> None:
+    found = only(with_alpha("/no/such/python"))
+    assert (found.subject, found.what) == ("alpha", "there is no Python at /no/such/python")
+
+
+def test_a_host_whose_shell_greets(tmp_path: Path) -> None:
+    """A start-up file that prints is no news: what it says is no answer."""
+    shell = tmp_path / "shell"
+    shell.write_text('#!/bin/sh\necho "Welcome!"\necho "{}"\nexec "$@"\n')
+    shell.chmod(0o755)
+    assert wrong(with_alpha(sys.executable, str(shell))) == []
+
+
+def test_a_host_without_geomx(tmp_path: Path) -> None:
+    python = bare_python(tmp_path / "bare")
+    found = only(with_alpha(python, "-u", "PYTHONPATH"))
+    assert (found.subject, found.name, found.what) == ("alpha", "geomx", f"{python} has no geomx")
+
+
+def test_a_host_without_the_modules(tmp_path: Path) -> None:
+    python = bare_python(tmp_path / "bare")
+    found = only(with_alpha(python, f"PYTHONPATH={ROOT}"))
+    assert found.what == f"{python} has no zmq, msgspec, numpy"
+    assert found.fix == f"there: {python} -m pip install 'pyzmq' 'msgspec' 'numpy'"
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "looks"),
+    [
+        ('__version__ = "0.0.1"\n', "problem", "geomx 0.0.1 is in {copy}/geomx_cli, and this machine has "),
+        ("\n# changed\n", "warning", "in {copy}/geomx_cli has other source code than the one here"),
+    ],
+)
+def test_another_geomx(tmp_path: Path, change: str, level: str, looks: str) -> None:
+    shutil.copytree(ROOT / "geomx_cli", tmp_path / "geomx_cli", ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / "geomx_cli" / "__init__.py").open("a") as file:
+        file.write(change)
+    found = only(with_alpha(sys.executable, f"PYTHONPATH={tmp_path}"))
+    assert (found.subject, found.name, found.level) == ("alpha", "geomx", level)
+    assert looks.format(copy=tmp_path) in found.what
+
+
+@pytest.fixture
+def sites(network: Network, tmp_path: Path) -> Iterator[Path]:
+    """An inventory file of three machines behind sshd, each in its namespace."""
+    person = Person(tmp_path / "home")
+    machines = [
+        Sshd(
+            tmp_path / name, name, person, network.address(name), network.spaces.name(name), port=22,
+            settings=[f"SetEnv HOME={tmp_path}"],  # without the start-up files of this account's shell
+        )
+        for name in NAMES
+    ]  # fmt: skip
+    try:
+        tables = [_table(machine.start(), tmp_path) for machine in machines]
+        (tmp_path / "hosts.toml").write_text("\n".join(tables))
+        yield tmp_path / "hosts.toml"
+    finally:
+        for machine in machines:
+            machine.stop()
+
+
+def _table(machine: Sshd, folder: Path) -> str:
+    keys = {
+        "name": machine.name,
+        "party": machine.name,
+        "ssh": machine.address,
+        "key": str(machine.person.key),
+        "fingerprint": machine.fingerprint,
+        "python": sys.executable,
+        "interface": "net0",
+        "state_dir": str(folder / machine.name / "state"),
+        "devices": [] if machine.name == "hub" else ["cpu"],
+    }
+    return "\n".join(["[[host]]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())])
+
+
+def geomx(network: Network, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, as a person types it on the machine "control"."""
+    code = "import sys; from geomx_cli.cli import main; sys.exit(main())"
+    return subprocess.run(
+        network.spaces.command("control", [sys.executable, "-c", code, *arguments]),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        cwd=home,
+        env={**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_the_command_on_machines_behind_sshd(network: Network, sites: Path) -> None:
+    done = geomx(network, sites.parent, "doctor", "--hosts", str(sites), "--quick", "--json", "--", "python", "x.py")
+    assert done.stdout, done.stderr
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["problems"]) == (0, 0), done.stdout
+    assert (report["schema_version"], report["hosts"], report["wan"]) == (1, [*NAMES], [])
+    assert report["facts"]["hub"]["addresses"]["net0"] == [network.address("hub")]
+    assert "asking 3 hosts" in done.stderr
+    with network.filtered("hub", f"ip saddr {network.address('beta')} tcp dport 9100-9163 drop"):
+        done = geomx(network, sites.parent, "doctor", "--hosts", str(sites), "--", "python", "x.py")
+    assert done.returncode == 5, done.stderr
+    assert "beta -> hub" in done.stdout
+    assert "let beta reach TCP" in done.stdout
+    assert "Mbit/s there" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith(" 1 problem")
+    assert "measuring alpha -> hub\n" in done.stderr
+    assert "beta" not in done.stderr.partition("measuring")[2]
+
+
+def test_the_command_on_this_machine(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from geomx_cli.cli import main; sys.exit(main())",
+         "doctor", "--local", "--quick", "--parties", "1"],
+        capture_output=True, text=True, timeout=30, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "COLUMNS": "20"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "asking 2 hosts\nbinding ports and dialling links\n")
+    assert done.stdout.endswith(" ok, 0 warnings, 0 problems\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_connections_are_made_and_closed_for_a_visit() -> None:
+    said: list[str] = []
+    report = doctor.visit(star(HERE, free_ports(8)), SPEC, SshOptions(), full=False, say=said.append)
+    assert report.exit_code == 0
+    assert said == ["asking 3 hosts", "binding ports and dialling links"]
+
+
+def test_checks_of_one_machine_are_told_once() -> None:
+    spec = replace(SPEC, job_dir="/proc/none/job", socket_dir="/tmp/gx-doctor-test")
+    reached = {name: local(name) for name in NAMES}
+    _, checks = doctor.quick(reached, star(HERE, free_ports(8)), spec)
+    [found] = [check for check in checks if check.level != "ok"]
+    assert (found.subject, found.name) == ("hub, alpha, beta", "disk")
+    assert "/proc/none" in found.what
+    for host in reached.values():
+        host.close()

@@ -1,0 +1,258 @@
+"""The life of a job after its start: jobs, status, logs, attach. Launch, agents and commands are the real ones; the
+roles are the small programs of stand_in.py. tests/test_stop.py ends jobs, tests/test_collect.py collects logs.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from desk import Desk, Launch
+from sshd import Person, Sshd
+
+NAMES = [
+    "central/global_scheduler:0", "central/global_server:0", "central/scheduler:0", "central/worker:0",
+    "A/scheduler:0", "A/server:0", "A/worker:0", "A/worker:1",
+]  # fmt: skip
+WAIT = {"*": "wait"}
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    """A desk; what was started at it is ended with the test."""
+    made = Desk(tmp_path)
+    yield made
+    made.close()
+
+
+def detached(desk: Desk, **story: str) -> Launch:
+    """A job that goes on alone until there is a file "go" in its directory."""
+    launch = desk.launch("--detach", story={**WAIT, **story})
+    assert launch.finish() == 0, launch.errors
+    return launch.wait_until_running()
+
+
+def states(desk: Desk, job: str) -> dict[str, str]:
+    """What each process does."""
+    return {process["name"]: process["state"] for process in desk.json("status", job)["processes"]}
+
+
+def in_jobs(desk: Desk) -> list[tuple[str, str, int | None]]:
+    """The state and exit code of each job, newest first."""
+    return [(job["job"], job["state"], job["exit_code"]) for job in desk.json("jobs")["jobs"]]
+
+
+def test_no_jobs(desk: Desk) -> None:
+    assert desk.json("jobs") == {"schema_version": 1, "jobs": []}
+    done = desk.geomx("status")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "there are no jobs in" in done.stderr and "geomx launch" in done.stderr
+
+
+def test_jobs_from_start_to_end(desk: Desk) -> None:
+    first, second = desk.launch(story=WAIT), desk.launch("--job-dir", str(desk.folder / "else"), story=WAIT)
+    for launch in (first, second):
+        launch.wait_until_running()
+    known = in_jobs(desk)
+    assert sorted(known) == sorted((launch.id, "running", None) for launch in (first, second))
+    done = desk.geomx("status")
+    assert done.stderr == f"job {known[0][0]}\n"
+    done = desk.geomx("status", first.id[:4])
+    assert done.returncode == 3 and "2 jobs begin with" in done.stderr and first.id in done.stderr
+    assert f"the newest are {known[0][0]}" in desk.geomx("status", "nix").stderr
+    (first.directory / "go").touch()
+    assert first.finish() == 0
+    os.kill(second.process.pid, signal.SIGKILL)
+    second.finish()
+    assert {job: (state, code) for job, state, code in in_jobs(desk)} == {
+        first.id: ("done", 0), second.id: ("lost control", None),
+    }  # fmt: skip
+    assert desk.json("status", str(desk.folder / "else"))["job"] == second.id
+    lines = desk.geomx("jobs").stdout.splitlines()
+    assert lines[0].split()[:4] == ["JOB", "STARTED", "STATE", "EXIT"] and len(lines) == 3
+
+
+def test_status_tells_what_the_live_view_does(desk: Desk) -> None:
+    launch = detached(desk)
+    found = desk.json("status", launch.id)
+    assert (found["schema_version"], found["state"], found["phase"]) == (1, "detached", "training")
+    assert [process["name"] for process in found["processes"]] == NAMES
+    assert all(process["pid"] == launch.pid(process["name"]) for process in found["processes"])
+    assert [(host["host"], host["agent"], host["problem"]) for host in found["hosts"]] == [
+        ("central", "running", ""), ("A", "running", ""),
+    ]  # fmt: skip
+    (launch.directory / "go").touch()
+    launch.wait_for(lambda: desk.json("status")["state"] == "done")
+    found = desk.json("status")
+    worker = next(process for process in found["processes"] if process["name"] == "A/worker:1")
+    assert (worker["state"], worker["status"], worker["round"], worker["accuracy"]) == ("finished", 0, 3, 0.75)
+    assert worker["bytes"] == {"lan": [100, 200], "wan": [7, 9]}
+    assert (found["totals"]["rounds"], found["totals"]["accuracy"], found["progress"]) == (3, 0.75, 1)
+    shown = desk.geomx("status").stdout
+    assert "worker 1" in shown and "0.7500" in shown and "finished 100%, round 3" in shown
+    assert in_jobs(desk) == [(launch.id, "done", 0)]
+
+
+def test_status_explains_the_first_failure(desk: Desk) -> None:
+    launch = detached(desk, **{"*": "misses A/server:0", "A/server:0": "fails"})
+    (launch.directory / "go").touch()
+    launch.wait_for(lambda: desk.json("status")["state"] == "failed")
+    found = desk.json("status")
+    assert found["failure"]["process"] == "A/server:0"
+    assert found["failure"]["cause"] == "exited with status 1: ValueError: the data set is not there"
+    assert "A/server:0 (server 0 of party A, on host A) failed first" in desk.geomx("status").stdout
+
+
+def test_watch_ends_with_the_job(desk: Desk) -> None:
+    launch = detached(desk)
+    watching = desk.start("status", "--watch")
+    launch.wait_for(lambda: watching.poll() is None)
+    (launch.directory / "go").touch()
+    output, errors = watching.communicate(timeout=20)
+    assert watching.returncode == 0 and ": done; started" in output, errors
+
+
+def test_status_of_hosts_that_say_nothing_useful(desk: Desk) -> None:
+    launch = detached(desk)
+    files = {host: launch.directory / "hosts" / host / "status.json" for host in ("central", "A")}
+    for host in files:
+        os.kill(launch.pid(f"agent {host}"), signal.SIGKILL)
+    content = json.loads(files["A"].read_bytes())
+
+    def problem(changed: bytes | dict[str, Any] | None) -> tuple[str, str]:
+        if changed is None:
+            files["A"].unlink()
+        else:
+            files["A"].write_bytes(changed if isinstance(changed, bytes) else json.dumps(changed).encode() + b"\n")
+        host = desk.json("status")["hosts"][1]
+        return host["agent"], host["problem"]
+
+    silent = problem({**content, "uptime": content["uptime"] - 60})
+    assert silent[0] == "silent" and "has written nothing for" in silent[1]
+    assert problem({**content, "boot": "another"})[0] == "rebooted"
+    assert problem(b'{"half": ')[0] == "damaged"
+    assert problem({"stage": "running"})[0] == "damaged"
+    assert problem(None)[0] == "not started"
+
+
+def test_logs(desk: Desk) -> None:
+    launch = detached(desk)
+    with (launch.directory / "logs" / "A-worker-1.log").open("ab") as log:
+        log.write(b"two\n\xff" + b"x" * 200_000 + b"\nno end")
+    done = desk.geomx("logs")
+    assert done.returncode == 0 and done.stderr == f"job {launch.id}\n"
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.endswith(" begins")] == [f"{name} | {name} begins" for name in NAMES]
+    assert lines[-1] == "A/worker:1 | no end" and "A/worker:1 | two" in lines
+    assert sum(len(line) for line in lines) > 200_000
+
+    def chosen(*arguments: str) -> list[str]:
+        return desk.geomx("logs", launch.id, "-n", "1", *arguments).stdout.splitlines()
+
+    assert chosen("--role", "worker", "--rank", "1") == ["A/worker:1 | no end"]
+    assert chosen("--role", "global-server") == ["central/global_server:0 | central/global_server:0 begins"]
+    assert chosen("--party", "A")[-1] == "A/worker:1 | no end" and len(chosen("--party", "A")) == 4
+    done = desk.geomx("logs", "--role", "boss")
+    assert done.returncode == 2 and "no process matches" in done.stderr and "A/worker:1" in done.stderr
+
+
+def test_logs_follow_to_the_end_of_the_job_or_ctrl_c(desk: Desk) -> None:
+    launch = detached(desk)
+    following = desk.start("logs", "-f", "-n", "0", "--role", "worker")
+    interrupted = desk.start("logs", "-f")
+    launch.wait_for(lambda: readable(interrupted))
+    interrupted.send_signal(signal.SIGINT)
+    output, errors = interrupted.communicate(timeout=20)
+    assert interrupted.returncode == 0 and "A/worker:1 begins" in output, errors
+    with (launch.directory / "logs" / "A-worker-0.log").open("a") as log:
+        launch.wait_for(lambda: print("line", file=log, flush=True) or readable(following))
+        (launch.directory / "go").touch()
+        print("the end", file=log, flush=True)
+    output, errors = following.communicate(timeout=20)
+    assert following.returncode == 0, errors
+    lines = output.splitlines()
+    assert lines[-1] == "A/worker:0 | the end" and "begins" not in output
+
+
+def readable(process: "subprocess.Popen[str]") -> bool:
+    """Whether it has printed something."""
+    return bool(select.select([process.stdout], [], [], 0)[0])
+
+
+def test_attach_lets_go_and_follows_to_the_end(desk: Desk) -> None:
+    launch = detached(desk)
+    attached = desk.start("attach")
+    launch.wait_for(lambda: in_jobs(desk)[0][1] == "running")
+    done = desk.geomx("attach")
+    assert done.returncode == 3 and f"followed by process {attached.pid} already" in done.stderr
+    attached.send_signal(signal.SIGINT)
+    output, errors = attached.communicate(timeout=20)
+    assert (attached.returncode, output) == (0, "")
+    assert f"detached; job {launch.id} goes on" in errors
+    assert in_jobs(desk) == [(launch.id, "detached", None)] and states(desk, launch.id)["A/worker:0"] == "training"
+    attached = desk.start("attach", "--json")
+    launch.wait_for(lambda: in_jobs(desk)[0][1] == "running")
+    (launch.directory / "go").touch()
+    output, errors = attached.communicate(timeout=30)
+    assert attached.returncode == 0, errors
+    result = json.loads(output)
+    assert (result["status"], result["accuracy"], result["rounds"]) == ("done", 0.75, 3)
+    assert desk.json("attach") == result
+    assert in_jobs(desk) == [(launch.id, "done", 0)] and not launch.pids()
+
+
+def test_attach_tells_how_a_job_ended_meanwhile(desk: Desk) -> None:
+    launch = detached(desk, **{"*": "misses A/worker:0", "A/worker:0": "fails"})
+    (launch.directory / "go").touch()
+    launch.wait_for(lambda: not launch.pids())
+    for _ in range(2):  # from the hosts, then from what was kept here
+        done = desk.geomx("attach")
+        assert done.returncode == 1
+        assert "A/worker:0 (worker 0 of party A, on host A) failed first: it exited with status 1" in done.stderr
+    assert in_jobs(desk) == [(launch.id, "failed", 1)]
+
+
+def test_attach_takes_over_from_a_launch_that_was_killed(desk: Desk) -> None:
+    launch = desk.launch("--lease", "30s", story=WAIT).wait_until_running()
+    os.kill(launch.process.pid, signal.SIGKILL)
+    launch.process.wait()
+    attached = desk.start("attach")
+    launch.wait_for(lambda: in_jobs(desk)[0][1] == "running")
+    attached.send_signal(signal.SIGINT)
+    _, errors = attached.communicate(timeout=20)
+    assert attached.returncode == 130 and f"job {launch.id} was stopped" in errors
+    assert not launch.pids()
+    assert in_jobs(desk) == [(launch.id, "interrupted", 130)]
+
+
+@pytest.mark.timeout(90)
+def test_hosts_behind_ssh(desk: Desk, machines: Callable[..., Sshd], person: Person) -> None:
+    sites = [machines("alpha"), machines("beta")]
+    launch = desk.launch("--detach", story=WAIT, sites=sites)
+    assert launch.finish() == 0, launch.errors
+    launch.wait_until_running()
+    assert states(desk, launch.id) == dict.fromkeys(NAMES, "training")
+    lines = desk.geomx("logs").stdout.splitlines()
+    assert [line for line in lines if line.endswith(" begins")] == [f"{name} | {name} begins" for name in NAMES]
+    sites[1].stop()
+    done = desk.geomx("status", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 7 and "host A: " in done.stderr
+    assert [host["agent"] for host in found["hosts"]] == ["running", "unreachable"]
+    assert [process["state"] for process in found["processes"]][3:5] == ["training", "? unreachable"]
+    done = desk.geomx("logs")
+    assert done.returncode == 7 and "host A: " in done.stderr and "central/worker:0 begins" in done.stdout
+    assert desk.geomx("attach").returncode == 4
+    sites[1].start()
+    attached = desk.start("attach", "--json")
+    launch.wait_for(lambda: in_jobs(desk)[0][1] == "running")
+    for site in sites:  # stand-ins count in their own host's directory
+        for name in ("go", "done-1", "done-2", "done-3"):
+            (Path(site.state_dir) / "jobs" / launch.id / name).touch()
+    output, errors = attached.communicate(timeout=30)
+    assert (attached.returncode, json.loads(output)["accuracy"]) == (0, 0.75), errors

@@ -1,0 +1,255 @@
+"""Agents behind SSH, and what happens to them and to their words when the connection goes away."""
+
+import json
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from sshd import Person, Sshd
+
+from geomx_cli.agent import processes
+from geomx_cli.agent.assignment import AgentState, Assignment, Task
+from geomx_cli.errors import CheckFailed
+from geomx_cli.fleet import Fleet
+from geomx_cli.hosts import File, Host
+from geomx_cli.hosts.local import LocalHost
+from geomx_cli.hosts.ssh import SshHost
+from geomx_cli.job import Job
+from geomx_cli.plan import JobSpec
+
+SLEEP = "import signal; signal.pause()"
+# Writes the number n as an event once the file go-n is there.
+TELLS = (
+    "import json, os, time; os.makedirs('events', exist_ok=True); file = open('events/one.jsonl', 'a', buffering=1)\n"
+    "for n in range(3):\n"
+    "    while not os.path.exists(f'go-{n}'): time.sleep(0.01)\n"
+    "    print(json.dumps({'time': time.time(), 'event': 'warning', 'message': str(n)}), file=file)"
+)
+
+
+class Site:
+    """A machine with one agent, and the fleet that leads it."""
+
+    machine: Sshd
+
+    def __init__(self, folder: Path, host: Host, program: str, lease: float) -> None:
+        self.host = host
+        self.mark = {"GEOMX_JOB": f"line-test-{uuid.uuid4().hex}", "GEOMX_HOST": host.name}
+        self.folder = folder / "state"
+        self.folder.mkdir(exist_ok=True)
+        sockets = folder / "s"
+        key = str(self.folder / "keys" / "one.key")
+        task = Task("one", (sys.executable, "-c", program), {**self.mark, "GEOMX_KEY_FILE": key})
+        self.assignment = Assignment(
+            job=self.mark["GEOMX_JOB"], host=host.name, job_dir=str(self.folder), sockets=str(sockets),
+            socket=str(sockets / "agent.sock"), working_dir=str(self.folder), clear=(), tasks=(task,), lease=lease,
+        )  # fmt: skip
+        self.files = {key: File(b"secret")}
+        self.said: list[dict[str, Any]] = []
+        self.fleet = self.new_fleet()
+
+    def new_fleet(self) -> Fleet:
+        """Another control machine."""
+        job = Job.of(JobSpec("", job_dir=str(self.folder)))
+        return Fleet(job, {self.host.name: self.host}, {self.host.name: self.assignment})
+
+    def start(self) -> None:
+        """Start the agent and let it begin."""
+        self.fleet.start({self.host.name: self.files})
+
+    def until(self, kind: str, fleet: Fleet | None = None) -> dict[str, Any]:
+        """The next message of this kind; those before it, except answers to heartbeats, are kept in `said`."""
+        while True:
+            _, message = (fleet or self.fleet).inbox.get(timeout=20)
+            if message["type"] == kind:
+                return message
+            if message["type"] != "alive":
+                self.said.append(message)
+
+    def go(self, number: int) -> None:
+        """Let the program tell the next number."""
+        (self.folder / f"go-{number}").touch()
+
+    @property
+    def agent(self) -> int:
+        """The agent's pid."""
+        state = AgentState.read(Path(self.assignment.directory))
+        assert state is not None
+        return state.agent.pid
+
+    def wait_until_clean(self) -> None:
+        """Until no process, key or socket of it is left."""
+        end = time.monotonic() + 20
+        while processes.marked(self.mark) or processes.commanded("run", self.assignment.directory):
+            assert time.monotonic() < end, processes.marked(self.mark)
+            time.sleep(0.05)
+        assert not (self.folder / "keys").exists()
+        assert not Path(self.assignment.sockets).exists()
+
+    def close(self) -> None:
+        """End everything."""
+        self.fleet.close()
+        self.host.close()
+        processes.end(lambda: processes.commanded("run", self.assignment.directory), 5)
+        processes.end(lambda: processes.marked(self.mark), 5)
+
+
+Start = Callable[..., Site]
+
+
+@pytest.fixture
+def start(tmp_path: Path, machines: Callable[..., Sshd], person: Person) -> Iterator[Start]:
+    """Starts a job on a machine, behind SSH unless it is `local`."""
+    made: list[Site] = []
+
+    def begin(program: str = SLEEP, *, lease: float = 6, local: bool = False) -> Site:
+        if local:
+            site = Site(tmp_path, LocalHost("alpha"), program, lease)
+        else:
+            machine = machines()
+            person.knows(machine)
+            host = SshHost("alpha", machine.ssh(), sys.executable, package=str(ROOT), options=person.options())
+            site = Site(tmp_path, host, program, lease)
+            site.machine = machine
+        made.append(site)
+        site.start()
+        return site
+
+    yield begin
+    for site in made:
+        site.close()
+
+
+def test_job_over_ssh_from_start_to_end(start: Start) -> None:
+    site = start(TELLS)
+    for number in range(3):
+        site.go(number)
+    assert site.until("done")["left"] == []
+    kinds = [message["type"] for message in site.said]
+    assert kinds == ["hello", "started", "event", "event", "event", "ended"]
+    assert site.fleet.close() == []
+    site.wait_until_clean()
+    log = Path(site.assignment.directory, "agent.log").read_text()
+    assert log == ""
+
+
+def test_job_goes_on_when_the_connection_breaks(start: Start) -> None:
+    site = start(TELLS)
+    site.go(0)
+    assert site.until("event")["event"]["message"] == "0"
+    agent = site.agent
+    site.machine.cut()
+    site.go(1)
+    site.until("broken")
+    site.until("mended")
+    assert site.until("event")["event"]["message"] == "1"
+    site.machine.cut()
+    site.go(2)
+    assert site.until("done")["left"] == []
+    assert site.agent == agent
+    told = [message["event"]["message"] for message in site.said if message["type"] == "event"]
+    assert told == ["2"]
+    numbers = [message["n"] for message in site.said if "n" in message]
+    assert numbers == sorted(set(numbers))
+    site.wait_until_clean()
+
+
+def test_end_while_nobody_listens_is_told_later(start: Start) -> None:
+    site = start(TELLS)
+    site.go(0)
+    site.until("event")
+    site.machine.vanish()
+    site.go(1)
+    site.go(2)
+    site.wait_until_clean()
+    site.machine.start()
+    assert site.until("done")["left"] == []
+    told = [message["event"]["message"] for message in site.said if message["type"] == "event"]
+    assert told == ["1", "2"]
+    assert [message["status"] for message in site.said if message["type"] == "ended"] == [0]
+
+
+def test_lease_that_is_over_ends_everything(start: Start) -> None:
+    site = start(lease=1.5)
+    site.until("started")
+    site.machine.vanish()
+    gone = site.until("gone")
+    assert gone["how"] == "cannot be reached: its connection broke, for more than 1.5 s"
+    site.wait_until_clean()
+    problems = site.fleet.close()
+    assert len(problems) == 1 and "refuses the connection" in problems[0]
+
+
+def test_agent_without_lease_waits_for_ever_and_is_taken_over(start: Start) -> None:
+    site = start(TELLS, lease=0)
+    site.until("started")
+    older, site.fleet = site.fleet, site.new_fleet()
+    site.fleet.follow(["alpha"])
+    site.until("replaced", older)
+    assert older.close() == []
+    site.go(0)
+    assert site.until("event")["event"]["message"] == "0"
+    site.fleet.leave()
+    assert site.fleet.close() == []
+    assert processes.marked(site.mark) != []
+    site.fleet = site.new_fleet()
+    site.fleet.follow(["alpha"])
+    hello = site.until("hello")
+    assert hello["status"]["processes"]["one"]["state"] == "running"
+    site.fleet.broadcast({"type": "stop"})
+    assert site.until("done")["why"] == "was asked to stop"
+    site.wait_until_clean()
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_killed_agent_is_not_waited_for(start: Start, local: bool) -> None:
+    site = start(lease=60, local=local)
+    site.until("started")
+    os.kill(site.agent, signal.SIGKILL)
+    assert site.until("gone")["how"] == "died: its connection ended"
+    assert site.fleet.close() == []
+    site.wait_until_clean()
+
+
+def test_killed_relay_is_replaced_on_this_machine(start: Start) -> None:
+    site = start(lease=6, local=True)
+    site.until("started")
+    relays = [who for who in processes.commanded("run", site.assignment.directory) if who.pid != site.agent]
+    processes.tell(relays, signal.SIGKILL)
+    site.until("broken")
+    site.until("mended")
+    site.fleet.broadcast({"type": "stop"})
+    assert site.until("done")["left"] == []
+    assert site.fleet.close() == []
+    site.wait_until_clean()
+
+
+def test_agent_that_does_not_start_says_why(tmp_path: Path) -> None:
+    site = Site(tmp_path, LocalHost("alpha"), SLEEP, 6)
+    Path(site.assignment.sockets).mkdir(mode=0o755)
+    with pytest.raises(CheckFailed, match=r"agent on host alpha did not start: .* is not a folder that only you"):
+        site.start()
+    assert site.fleet.close() == []
+    assert json.loads(Path(site.assignment.directory, "agent.json").read_text())["job"] == site.mark["GEOMX_JOB"]
+    site.close()
+
+
+def test_file_that_was_changed_on_the_way_is_refused(tmp_path: Path) -> None:
+    site = Site(tmp_path, LocalHost("alpha"), SLEEP, 6)
+
+    class Careless(LocalHost):
+        def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
+            super().put(path, data[:3] if path.endswith(".key") else data, mode)
+
+    site.host = Careless("alpha")
+    site.fleet = site.new_fleet()
+    with pytest.raises(CheckFailed, match=r"one\.key is not what was put there"):
+        site.start()
+    site.close()

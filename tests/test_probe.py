@@ -1,0 +1,217 @@
+"""The checker that runs on a host, as a process of its own."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import free_ports
+from networks import bare_python
+
+import geomx_cli
+
+Ask = Callable[..., dict[str, Any]]
+pytestmark = pytest.mark.timeout(30)
+
+FACTS = {
+    "state_dir": "~/state",
+    "workdir": "/no/such/folder",
+    "temp": "/tmp",
+    "modules": ["numpy", "no_such_module"],
+    "distributions": ["numpy", "no-such-distribution"],
+    "binds": ["127.0.0.1", "192.0.2.77"],
+    "gpus": True,
+}
+
+
+class Probe:
+    """A checker under way."""
+
+    def __init__(self, python: str = sys.executable, **env: str) -> None:
+        source = str(Path(geomx_cli.__file__).parents[1])
+        self.process = subprocess.Popen(
+            [python, "-m", "geomx_cli.probe"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            env={**os.environ, "PYTHONPATH": source, **env},
+        )
+        self._number = 0
+
+    def ask(self, what: str, **fields: Any) -> dict[str, Any]:
+        self._number += 1
+        self.write(json.dumps({"id": self._number, "do": what, **fields}) + "\n")
+        assert self.process.stdout is not None
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        assert answer.pop("id") == self._number
+        return answer
+
+    def write(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text.encode())
+        self.process.stdin.flush()
+
+    def end(self) -> int:
+        """Close its standard input; the exit status."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        status = self.process.wait(10)
+        self.process.stdout.close()
+        return status
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Probe]]:
+    probes: list[Probe] = []
+
+    def begin(*arguments: str, **env: str) -> Probe:
+        probes.append(Probe(*arguments, **env))
+        return probes[-1]
+
+    yield begin
+    for probe in probes:
+        probe.process.kill()
+        probe.process.wait()
+        for stream in (probe.process.stdin, probe.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+def listening(port: int) -> bool:
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_facts(start: Callable[..., Probe], tmp_path: Path) -> None:
+    free, taken = free_ports(2)
+    with socket.create_server(("127.0.0.1", taken)):
+        facts = start(HOME=str(tmp_path)).ask("facts", ports=[free, taken], **FACTS)
+    assert facts["version"] == geomx_cli.__version__
+    assert facts["executable"] == sys.executable
+    assert facts["package"] == str(Path(geomx_cli.__file__).parent)
+    assert facts["state"]["path"] == str(tmp_path / "state")
+    assert (facts["state"]["exists"], facts["state"]["error"]) == (False, "")
+    assert abs(facts["state"]["free"] - psutil.disk_usage(str(tmp_path)).free) < 1e9
+    assert not facts["work"]["exists"]
+    assert facts["sockets"] == ""
+    assert facts["free"] == {"127.0.0.1": [free]}
+    assert facts["unusable"] == {"192.0.2.77": "the address is none of this host's"}
+    assert list(facts["taken"]) == [str(taken)]
+    assert f"(pid {os.getpid()})" in facts["taken"][str(taken)]
+    assert facts["missing"] == ["no_such_module"]
+    assert list(facts["versions"]) == ["numpy"]
+    assert 0 < facts["memory"] <= psutil.virtual_memory().total
+    assert 1 <= facts["cores"] <= (os.cpu_count() or 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_addresses_are_those_that_the_system_has(start: Callable[..., Probe]) -> None:
+    told = start().ask("facts", ports=[], **FACTS)["addresses"]
+    known = {
+        name: {
+            entry.address
+            for entry in entries
+            if entry.family in (socket.AF_INET, socket.AF_INET6) and not entry.address.startswith("fe80")
+        }
+        for name, entries in psutil.net_if_addrs().items()
+    }
+    assert {name: set(own) for name, own in told.items()} == {name: own for name, own in known.items() if own}
+
+
+def test_it_needs_nothing_but_python(start: Callable[..., Probe], tmp_path: Path) -> None:
+    python = bare_python(tmp_path / "bare")
+    facts = start(python).ask("facts", ports=[], **FACTS)
+    assert facts["executable"] == python
+    assert facts["missing"] == ["numpy", "no_such_module"]
+
+
+def test_folders_that_cannot_be_used(start: Callable[..., Probe], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    wrong = {"state_dir": str(tmp_path / "file" / "deeper"), "temp": "/no/such/folder", "workdir": str(tmp_path)}
+    facts = start().ask("facts", ports=[], **(FACTS | wrong))
+    assert "director" in facts["state"]["error"]
+    assert "No such file" in facts["sockets"]
+    assert facts["work"] == facts["work"] | {"path": str(tmp_path), "exists": True, "error": ""}
+
+
+def test_listening_dialling_measuring_and_letting_go(start: Callable[..., Probe]) -> None:
+    port, idle, other = free_ports(3)
+    listener, dialler = start(), start()
+    binds = [["127.0.0.1", port], ["127.0.0.1", other], ["192.0.2.77", idle]]
+    with socket.create_server(("127.0.0.1", other)):
+        good, taken, nowhere = listener.ask("listen", token="mine", binds=binds)["results"]
+        assert good == {"error": "", "in_use": False, "holder": ""}
+        assert taken["in_use"]
+        assert f"(pid {os.getpid()})" in taken["holder"]
+        assert nowhere == {"error": "the address is none of this host's", "in_use": False, "holder": ""}
+        targets = [
+            {"address": "127.0.0.1", "port": port, "token": "mine"},
+            {"address": "127.0.0.1", "port": port, "token": "another's"},
+            {"address": "127.0.0.1", "port": idle, "token": "mine"},
+            {"address": "127.0.0.1", "port": other, "token": "mine"},
+            {"address": "no-such-name.invalid", "port": port, "token": "mine"},
+            {"address": "127.0.0.1", "port": port, "token": "mine", "source": "192.0.2.77"},
+        ]
+        results = dialler.ask("dial", targets=targets, limit=1.0)["results"]
+    assert [result["kind"] for result in results] == ["ok", "stranger", "refused", "silent", "name", "source"]
+    assert 0 < results[0]["round_trip"] < 1
+    target = {"address": "127.0.0.1", "port": port, "token": "mine"}
+    rates = dialler.ask("measure", seconds=0.2, limit=2.0, **target)
+    assert rates["kind"] == "ok"
+    assert min(rates["sent"], rates["received"]) > 1e7
+    assert listener.ask("release") == {"closed": 1}
+    assert not listening(port)
+    assert dialler.ask("measure", seconds=0.2, limit=2.0, **target)["kind"] == "refused"
+
+
+def test_its_ports_are_free_when_its_input_ends(start: Callable[..., Probe]) -> None:
+    [port] = free_ports(1)
+    probe = start()
+    probe.ask("listen", token="mine", binds=[["0.0.0.0", port]])
+    assert listening(port)
+    assert probe.end() == 0
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+
+@pytest.mark.parametrize("greeting", [b"", b"GET / HTTP/1.0\r\n\r\n", b"x" * 1000, b"geomx-probe mine\n", b"\n"])
+def test_a_caller_that_talks_nonsense_harms_nobody(start: Callable[..., Probe], greeting: bytes) -> None:
+    [port] = free_ports(1)
+    probe = start()
+    probe.ask("listen", token="mine", binds=[["127.0.0.1", port]])
+    with socket.create_connection(("127.0.0.1", port)) as caller:
+        caller.settimeout(10)
+        with suppress(OSError):  # it may be cut off while it still speaks
+            caller.sendall(greeting)
+            caller.shutdown(socket.SHUT_WR)
+            assert caller.recv(100) == b""
+    target = {"address": "127.0.0.1", "port": port, "token": "mine"}
+    assert probe.ask("dial", targets=[target], limit=2.0)["results"][0]["kind"] == "ok"
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[]", '{"id": 1, "do": "explode"}', '{"do": "clock"}', '"x"'])
+def test_what_is_no_request_ends_it(start: Callable[..., Probe], line: str) -> None:
+    probe = start()
+    probe.write(line + "\n")
+    assert probe.process.wait(10) == 1
+
+
+def test_a_request_without_its_fields_is_answered(start: Callable[..., Probe]) -> None:
+    probe = start()
+    assert "KeyError" in probe.ask("dial")["error"]
+    assert probe.ask("clock").keys() == {"clock"}
+
+
+def test_silence_ends_it() -> None:
+    code = "import sys; from geomx_cli.probe.service import Service; sys.exit(Service(0, 1, silence=0.1).run())"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.wait(10) == 0
+    process.stdin.close()

@@ -1,0 +1,375 @@
+"""Hosts behind SSH, by real sshd processes: what runs there, who is let in, and what is said when it goes wrong."""
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sshd import Person, Sshd, make_key
+
+from geomx_cli.agent import processes
+from geomx_cli.errors import GeomxError, HostUnreachable, InvalidSettings, TimedOut
+from geomx_cli.hosts import SshOptions, everywhere, open_host
+from geomx_cli.hosts.local import LocalHost
+from geomx_cli.hosts.ssh import SshHost
+from geomx_cli.inventory import Host, Ssh
+
+Machines = Callable[..., Sshd]
+BINARY = bytes(range(256)) * 20_000
+
+
+def _error(host: SshHost) -> str:
+    """What is said when the host is used."""
+    with pytest.raises(HostUnreachable) as caught:
+        host.run(["true"], limit=20)
+    host.close()
+    return str(caught.value)
+
+
+@pytest.fixture
+def host(machines: Machines, person: Person) -> Iterator[SshHost]:
+    """A host behind an sshd of its own."""
+    machine = machines()
+    person.knows(machine)
+    made = machine.host()
+    yield made
+    made.close()
+
+
+def test_run_gives_output_errors_and_status(host: SshHost) -> None:
+    done = host.run(["sh", "-c", "cat; echo words >&2; exit 7"], data=b"in", limit=20)
+    assert (done.status, done.output, done.errors) == (7, b"in", b"words\n")
+    assert host.run(["printf", "%s|", "a b", "$HOME", "'", "*"], limit=20).output == b"a b|$HOME|'|*|"
+    assert host.run(["sh", "-c", "kill -9 $$"], limit=20).status < 0
+    assert b"not found" in host.run(["no-such-program"], limit=20).errors
+    with pytest.raises(TimedOut, match=r"sleep on alpha did not end within 0.3 s"):
+        host.run(["sleep", "1000"], limit=0.3)
+
+
+def test_much_output_on_both_streams_and_much_input(host: SshHost) -> None:
+    done = host.run(["sh", "-c", "tee /dev/stderr"], data=BINARY, limit=30)
+    assert done.output == BINARY and done.errors == BINARY
+    assert host.run(["true"], data=BINARY, limit=30).status == 0
+
+
+def test_open_streams_both_ways(host: SshHost) -> None:
+    channel = host.open(["sh", "-c", "echo oops >&2; cat"])
+    sender = threading.Thread(target=lambda: (channel.send(BINARY), channel.close(), channel.close()))
+    sender.start()
+    got = b""
+    while data := channel.receive():
+        got += data
+    sender.join()
+    assert got == BINARY
+    assert channel.errors() == "oops\n"
+    with pytest.raises(OSError):
+        channel.send(b"more")
+
+
+def test_put_and_get(host: SshHost, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "er" / "file"
+    host.put(str(path), BINARY, 0o750)
+    assert host.get(str(path)) == BINARY
+    assert [stat.S_IMODE(entry.stat().st_mode) for entry in (path, path.parent, path.parent.parent)] == [
+        0o750, 0o700, 0o700,
+    ]  # fmt: skip
+    host.put(str(path), b"two")
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"two", 0o600)
+    assert [entry.name for entry in path.parent.iterdir()] == ["file"]
+    with pytest.raises(FileNotFoundError):
+        host.get(str(tmp_path / "none"))
+    with pytest.raises(OSError):
+        host.put(f"{path}/below", b"")
+
+
+def test_threads_share_a_host(host: SshHost, tmp_path: Path) -> None:
+    def use(number: int) -> bytes:
+        host.put(str(tmp_path / "shared" / str(number)), b"%d" % number)
+        return host.run(["cat", str(tmp_path / "shared" / str(number))], limit=20).output
+
+    assert everywhere(use, range(6)) == [b"%d" % number for number in range(6)]
+
+
+def test_package_is_on_the_path_there(machines: Machines, person: Person) -> None:
+    machine = machines()
+    person.knows(machine)
+    site = Host(name="A", parties=("A",), ssh=machine.ssh(), package="/some where")
+    host = open_host(site, sys.executable, person.options())
+    program = [host.python, "-c", "import os; print(os.environ['PYTHONPATH'])"]
+    assert host.run(program, limit=20).output == b"/some where\n"
+    host.close()
+    assert isinstance(open_host(Host(name="B", parties=("B",)), "python3", SshOptions()), LocalHost)
+
+
+def test_unknown_host_key_is_refused_and_accepted_on_demand(machines: Machines, person: Person) -> None:
+    machine = machines()
+    said = _error(machine.host())
+    assert f"the host key of {machine.ssh().user}@127.0.0.1 port {machine.port} is not known" in said
+    assert machine.fingerprint in said and f"`ssh -p {machine.port} " in said and "--accept-new-host-keys" in said
+    person.known_hosts.write_text("# no end of line")
+    host = machine.host(options=person.options(accept_new_host_keys=True))
+    assert host.run(["true"], limit=20).status == 0
+    host.close()
+    accepted = person.known_hosts.read_text().splitlines()[1]
+    assert accepted == f"[127.0.0.1]:{machine.port} {machine.host_key}"
+    assert machine.fingerprint in person.told[0]
+    machine.host().run(["true"], limit=20)
+
+
+def test_changed_host_key_is_refused_whatever_was_asked_for(machines: Machines, person: Person, tmp_path: Path) -> None:
+    machine = machines()
+    other = Path(f"{make_key(tmp_path / 'other')}.pub").read_text()
+    person.known_hosts.write_text(f"[127.0.0.1]:{machine.port} {other}")
+    for accept in (False, True):
+        said = _error(machine.host(options=person.options(accept_new_host_keys=accept)))
+        assert "HAS CHANGED" in said and f"{person.known_hosts}:1 has" in said and machine.fingerprint in said
+        assert f"ssh-keygen -R '[127.0.0.1]:{machine.port}' -f {person.known_hosts}" in said
+    assert person.known_hosts.read_text() == f"[127.0.0.1]:{machine.port} {other}"
+
+
+def test_pinned_fingerprint_decides_alone(machines: Machines, person: Person) -> None:
+    machine = machines()
+    machine.host(fingerprint=machine.fingerprint).run(["true"], limit=20)
+    person.knows(machine)
+    assert "the inventory has SHA256:none" in _error(machine.host(fingerprint="SHA256:none"))
+
+
+@pytest.mark.parametrize("form", ["hashed", "pattern", "rsa", "revoked", "without port"])
+def test_forms_of_known_hosts(machines: Machines, person: Person, tmp_path: Path, form: str) -> None:
+    rsa = make_key(tmp_path / "rsa", kind="rsa" if form == "rsa" else "ecdsa")
+    machine = machines(settings=[f"HostKey {rsa}"])
+    name = f"[127.0.0.1]:{machine.port}"
+    lines = {
+        "rsa": f"{name} {Path(f'{rsa}.pub').read_text()}",
+        "pattern": f"example.org,[127.*]:* {machine.host_key}",
+        "revoked": f"{name} {machine.host_key}\n@revoked * {machine.host_key}",
+        "without port": f"127.0.0.1 {machine.host_key}",
+    }
+    person.known_hosts.write_text(lines.get(form, f"{name} {machine.host_key}") + "\n")
+    if form == "hashed":
+        subprocess.run(["ssh-keygen", "-H", "-f", person.known_hosts], check=True, capture_output=True)
+        assert name not in person.known_hosts.read_text()
+    if form == "revoked":
+        assert "was revoked" in _error(machine.host())
+    else:
+        machine.host().run(["true"], limit=20)
+
+
+def test_wrong_key_names_user_and_keys(machines: Machines, person: Person, tmp_path: Path) -> None:
+    machine = machines()
+    person.knows(machine)
+    wrong = make_key(tmp_path / "wrong")
+    said = _error(machine.host(key=str(wrong)))
+    assert f"{machine.ssh().user}@127.0.0.1 port {machine.port} does not let us in: tried {wrong} (SHA256:" in said
+    assert "ssh-copy-id" in said
+    assert "cannot be used" in _error(machine.host(key=str(tmp_path / "none")))
+
+
+def test_passphrase_without_terminal(machines: Machines, person: Person, tmp_path: Path) -> None:
+    machine = machines()
+    locked = make_key(tmp_path / "locked", "a passphrase")
+    said = _error(machine.host(key=str(locked)))
+    assert "has a passphrase, and there is no terminal to ask for it" in said and f"ssh-add {locked}" in said
+
+
+def test_key_of_the_ssh_agent(
+    machines: Machines, person: Person, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = machines()
+    person.knows(machine)
+    socket_path = str(tmp_path / "agent")
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket_path], stdout=subprocess.DEVNULL)
+    try:
+        while not Path(socket_path).exists():
+            assert agent.poll() is None
+        monkeypatch.setenv("SSH_AUTH_SOCK", socket_path)
+        monkeypatch.setenv("HOME", str(tmp_path / "empty"))
+        assert "there is no key to try" in _error(machine.host(key=""))
+        subprocess.run(["ssh-add", "-q", person.key], check=True)
+        machine.host(key="").run(["true"], limit=20)
+        locked = make_key(tmp_path / "locked", "a passphrase")
+        assert "no terminal" in _error(machine.host(key=str(locked)))
+    finally:
+        agent.kill()
+        agent.wait()
+
+
+PROMPT = """
+import sys
+from geomx_cli.hosts import SshOptions, everywhere
+from geomx_cli.hosts.ssh import SshHost
+from geomx_cli.inventory import Ssh
+options = SshOptions(config="/none", known_hosts=sys.argv[1])
+ssh = Ssh(address="127.0.0.1", port=int(sys.argv[2]), key=sys.argv[3])
+hosts = [SshHost(name, ssh, "python3", options=options) for name in "ABC"]
+everywhere(lambda host: host.run(["true"], limit=20), hosts)
+print("all in")
+"""
+
+
+def test_passphrase_is_asked_for_once(machines: Machines, person: Person, tmp_path: Path) -> None:
+    locked = make_key(tmp_path / "locked", "a passphrase")
+    machine = machines(settings=[f"AuthorizedKeysFile {locked}.pub"])
+    person.knows(machine)
+    root = str(Path(__file__).parent.parent)
+    argv = [sys.executable, "-c", PROMPT, str(person.known_hosts), str(machine.port), str(locked)]
+    pid, terminal = os.forkpty()
+    if pid == 0:
+        os.execve(argv[0], argv, {**os.environ, "PYTHONPATH": root, "SSH_AUTH_SOCK": ""})
+    text = b""
+    try:
+        while b"all in" not in text and (data := os.read(terminal, 1 << 16)):
+            text += data
+            if data.rstrip().endswith(b"locked:"):
+                answer = b"wrong\n" if text.count(b"passphrase of") == 1 else b"a passphrase\n"
+                os.write(terminal, answer)
+    finally:
+        os.close(terminal)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert b"all in" in text and text.count(b"passphrase of") == 2, text
+
+
+def test_refused_port_unknown_name_and_no_ssh(person: Person) -> None:
+    def say(**place: Any) -> str:
+        return _error(SshHost("A", Ssh(key=str(person.key), **place), "python3", options=person.options()))
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        said = say(address="127.0.0.1", port=port)
+        assert said.startswith("host A: ") and "refuses the connection (is sshd running there" in said
+        taken.listen()
+        answering = threading.Thread(target=_answer, args=(taken,))
+        answering.start()
+        assert "is no SSH server" in say(address="127.0.0.1", port=port)
+        answering.join()
+    assert "the name no-such-machine.invalid is not known" in say(address="no-such-machine.invalid")
+
+
+def _answer(listener: socket.socket) -> None:
+    with listener.accept()[0] as stream:
+        stream.recv(4096)
+        stream.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def test_machine_that_accepts_and_says_nothing(person: Person) -> None:
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        ssh = Ssh(address="127.0.0.1", port=mute.getsockname()[1], key=str(person.key))
+        said = _error(SshHost("A", ssh, "python3", options=person.options()))
+    assert "accepts connections and says nothing: no SSH banner within 8 s" in said
+
+
+def test_machine_that_hangs_after_it_let_us_in(machines: Machines, person: Person) -> None:
+    machine = machines()
+    person.knows(machine)
+    host = machine.host()
+    host.run(["true"], limit=20)
+    for pid in machine.sessions():
+        os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(GeomxError):
+        host.run(["true"], limit=1)
+    machine.cut()
+    assert host.run(["true"], limit=20).status == 0
+    host.close()
+
+
+def test_dropped_connection_ends_what_waits_for_it(machines: Machines, person: Person) -> None:
+    machine = machines()
+    person.knows(machine)
+    host = machine.host()
+    channel = host.open(["cat"])
+    waiting = threading.Thread(target=lambda: _cut_soon(machine))
+    waiting.start()
+    with pytest.raises(HostUnreachable, match="the connection broke"):
+        host.run(["sleep", "1000"], limit=30)
+    waiting.join()
+    assert channel.receive() == b""
+    with pytest.raises(OSError):
+        channel.send(b"x")
+    assert host.run(["echo", "again"], limit=20).output == b"again\n"
+    host.close()
+
+
+def _cut_soon(machine: Sshd) -> None:
+    while "sleep" not in str(_commands(machine)):
+        time.sleep(0.02)
+    machine.cut()
+
+
+def _commands(machine: Sshd) -> list[str]:
+    assert machine.process is not None
+    found = (Path(f"/proc/{who.pid}/cmdline") for who in processes.descendants(machine.process.pid))
+    return [path.read_text() for path in found if path.exists()]
+
+
+def test_alias_jump_and_chain_of_jumps(sites: list[Sshd], person: Person) -> None:
+    alpha, beta, gamma = sites
+    options = person.options()
+
+    def through(ssh: Ssh) -> None:
+        host = SshHost("A", ssh, "python3", options=options)
+        assert host.run(["echo", "there"], limit=20).output == b"there\n"
+        host.close()
+
+    through(Ssh(address="alpha"))
+    through(Ssh(address="gamma", jump="alpha"))
+    assert "Accepted publickey" in alpha.log.read_text() and "Accepted publickey" in gamma.log.read_text()
+    through(Ssh(address="gamma", jump=f"alpha,{gamma.ssh().user}@127.0.0.1:{beta.port}", key=str(person.key)))
+    assert "Accepted publickey" in beta.log.read_text()
+    with person.config.open("a") as config:
+        config.write("Host delta\n  HostName 127.0.0.1\n  HostKeyAlias gamma-key\n  ProxyJump beta\n")
+        config.write(f"  Port {gamma.port}\n  IdentityFile {person.key}\n")
+    with person.known_hosts.open("a") as known:
+        known.write(f"gamma-key {gamma.host_key}\n")
+    through(Ssh(address="delta"))
+
+
+def test_jump_that_leads_nowhere(sites: list[Sshd], person: Person) -> None:
+    sites[2].stop()
+    said = _error(SshHost("A", Ssh(address="gamma", jump="alpha"), "python3", options=person.options()))
+    assert "cannot be reached: the machine before it gets no connection" in said
+
+
+def test_inventory_wins_over_ssh_config(sites: list[Sshd], person: Person, tmp_path: Path) -> None:
+    included = tmp_path / "home" / ".ssh" / "more"
+    included.write_text("Host omega\n  Port 1\n  User nobody\n  IdentityFile /none\n")
+    text = person.config.read_text()
+    before = f"Include more\nUserKnownHostsFile {person.known_hosts}\n"
+    person.config.write_text(f"{before}{text}Host omega\n  HostName ::1\n")
+    ssh = sites[0].ssh(address="omega")
+    said = _error(SshHost("A", ssh, "python3", options=person.options()))
+    assert f"{ssh.user}@::1 port {ssh.port} refuses" in said
+    assert "/none cannot be used" in _error(SshHost("A", Ssh(address="omega"), "python3", options=person.options()))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("Host x\n  ProxyCommand nc %h %p\n", "ProxyCommand for x, which is not supported"),
+        ("Host x\n  ProxyJump x\n", "the jumps on the way to x have no end"),
+        ("Host x\n  ProxyJump a:b:c\n", "is not known|no machine to jump over"),
+    ],
+)
+def test_ssh_config_that_cannot_be_used(person: Person, config: str, words: str) -> None:
+    person.config.write_text(config)
+    with pytest.raises((InvalidSettings, HostUnreachable), match=words):
+        SshHost("A", Ssh(address="x"), "python3", options=person.options()).run(["true"], limit=20)
+
+
+def test_ipv6(machines: Machines, person: Person) -> None:
+    machine = machines(address="::1")
+    person.knows(machine)
+    host = machine.host()
+    assert host.run(["echo", "six"], limit=20).output == b"six\n"
+    host.close()

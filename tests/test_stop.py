@@ -1,0 +1,189 @@
+"""`geomx stop`: whatever was killed before, in whatever state a job is, nothing of it is left and nothing else is hit.
+
+Plan, launch, agents and commands are the real ones; the roles are the small programs of stand_in.py.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from desk import Desk, Launch
+from sshd import Person, Sshd
+
+TRIALS = 30
+AT_ONCE = 3
+FATES = {"stopped", "killed", "had ended", "was not running"}
+VICTIMS = ("launch", "agent central", "agent A", "central/worker:0", "A/worker:1")
+FAMILIES = {"*": "family"}
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    """A desk; what was started at it is ended with the test."""
+    made = Desk(tmp_path)
+    yield made
+    made.close()
+
+
+def assert_clean(launch: Launch) -> None:
+    """No process, key file or socket of the job is left."""
+    assert not launch.pids(), launch.errors
+    for kind in ("*.key", "*.key.*", "*.sock"):
+        assert not launch.desk.state_files(kind, launch.id)
+    assert not [path for path in launch.desk.temporary.rglob("*.sock") if launch.id.split("-")[-1] in str(path)]
+
+
+def fates(report: dict[str, Any]) -> dict[str, str]:
+    """What became of each process and agent."""
+    found = {f"agent {host['host']}": host["agent"] for host in report["hosts"]}
+    for host in report["hosts"]:
+        found |= host["processes"]
+    return found
+
+
+def trial(folder: Path, seed: int) -> str:
+    """Start a job, kill one part of it at a random moment, stop the job; what was wrong then, or ""."""
+    chance = random.Random(seed)
+    desk = Desk(folder)
+    launch = desk.launch(story=FAMILIES)
+    victim, moment = VICTIMS[seed % len(VICTIMS)], chance.uniform(0, 1.5)
+    try:
+        launch.wait_for(lambda: launch.pid(victim))
+        with pytest.raises(subprocess.TimeoutExpired):
+            launch.process.wait(moment)
+        os.kill(launch.pid(victim), signal.SIGKILL)
+        done = desk.geomx("stop", "--json")
+        if not launch.directory.exists() and victim == "launch":  # before it had begun anything
+            assert (done.returncode, done.stdout) == (3, ""), done.stderr
+        else:
+            assert done.returncode == 0, done.stderr
+            report = json.loads(done.stdout)
+            assert report["complete"] and set(fates(report).values()) <= FATES
+        launch.finish()
+        assert_clean(launch)
+    except AssertionError as error:
+        return f"trial {seed}, {victim} killed after {moment:.2f} s: {error}\n{launch.end()}"
+    finally:
+        desk.close()
+    return ""
+
+
+@pytest.mark.timeout(180)
+def test_random_kills_then_stop(tmp_path: Path, desk: Desk) -> None:
+    neighbour = desk.launch(story=FAMILIES).wait_until_running()
+    unrelated = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", "geomx_cli.agent"])
+    before = neighbour.pids()
+    assert len(before) >= 8 + 8 + 2 + 1
+    try:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            problems = list(pool.map(lambda seed: trial(tmp_path / str(seed), seed), range(TRIALS)))
+        assert not any(problems), "\n".join(filter(None, problems))
+        assert neighbour.pids() == before
+        assert unrelated.poll() is None
+    finally:
+        unrelated.kill()
+        unrelated.wait()
+
+
+def test_launch_that_follows_sees_that_the_job_was_stopped(desk: Desk) -> None:
+    launch = desk.launch("--json", story=FAMILIES).wait_until_running()
+    done = desk.geomx("stop", launch.id[:-3])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "A/worker:1     stopped" in done.stdout and "had" not in done.stdout
+    assert launch.finish() == 130
+    assert f"error: job {launch.id} was stopped by geomx stop\n" in launch.errors
+    assert json.loads(launch.output)["status"] == "interrupted"
+    assert_clean(launch)
+    assert set(fates(desk.json("stop")).values()) == {"had ended"}
+    assert desk.json("jobs")["jobs"][0]["state"] == "interrupted"
+
+
+def test_deaf_process_is_killed_after_the_grace(desk: Desk) -> None:
+    launch = desk.launch("--detach", story={"*": "forever", "A/worker:1": "deaf"})
+    assert launch.finish() == 0
+    launch.wait_until_running()
+    found = fates(desk.json("stop", "--grace", "300ms"))
+    assert found.pop("A/worker:1") == "killed"
+    assert set(found.values()) == {"stopped"}
+    assert_clean(launch)
+    assert desk.json("jobs")["jobs"][0]["state"] == "interrupted"
+
+
+def test_one_party(desk: Desk) -> None:
+    launch = desk.launch(story=FAMILIES).wait_until_running()
+    assert "it has central, A" in desk.geomx("stop", "--party", "C").stderr
+    report = desk.json("stop", "--party", "A")
+    assert set(fates(report)) == {"agent A", "A/scheduler:0", "A/server:0", "A/worker:0", "A/worker:1"}
+    assert set(fates(report).values()) == {"stopped"}
+    status = {process["name"]: process["state"] for process in desk.json("status")["processes"]}
+    assert (status["A/worker:0"], status["central/worker:0"]) == ("stopped", "training")
+    assert len(launch.pids()) == 1 + 2 + 4 + 4  # launch, agent and its relay, processes, what they have started
+    os.kill(launch.pid("central/worker:0"), signal.SIGKILL)  # as one that misses the party might end
+    assert launch.finish() == 1
+    assert "central/worker:0 (worker 0 of party central, on host central) failed first" in launch.errors
+    assert_clean(launch)
+
+
+def test_others_that_miss_a_stopped_party_do_not_make_it_a_failure(desk: Desk) -> None:
+    launch = desk.launch(story={"*": "forever", "central/worker:0": "misses A/server:0"}).wait_until_running()
+    desk.json("stop", "--party", "A")
+    (launch.directory / "go").touch()
+    assert launch.finish() == 130
+    assert "was stopped by geomx stop --party A" in launch.errors
+    assert_clean(launch)
+
+
+@pytest.mark.parametrize("damage", ["agent.json", "agent-state.json", "directory", "hung agent", "socket"])
+def test_damaged_part_of_a_job(desk: Desk, damage: str) -> None:
+    launch = desk.launch("--detach", story=FAMILIES)
+    assert launch.finish() == 0
+    launch.wait_until_running()
+    folder = launch.directory / "hosts" / "A"
+    match damage:
+        case "directory":
+            shutil.rmtree(folder)
+        case "hung agent":
+            os.kill(launch.pid("agent A"), signal.SIGSTOP)
+        case "socket":
+            Path(json.loads((folder / "agent.json").read_bytes())["socket"]).unlink()
+        case name:
+            (folder / name).write_bytes((folder / name).read_bytes()[:-20])
+    report = desk.json("stop", "--grace", "1s")
+    assert not launch.pids()
+    assert set(fates(report).values()) <= FATES
+    host = report["hosts"][1]
+    assert host["note"] or damage in ("hung agent", "socket")
+    again = desk.json("stop")
+    assert set(fates(again).values()) <= {"had ended", "was not running"}
+
+
+@pytest.mark.timeout(90)
+def test_hosts_behind_ssh_of_which_one_cannot_be_reached(
+    desk: Desk, machines: Callable[..., Sshd], person: Person
+) -> None:
+    sites = [machines("alpha"), machines("beta")]
+    launch = desk.launch("--detach", story=FAMILIES, sites=sites)
+    assert launch.finish() == 0, launch.errors
+    launch.wait_until_running()
+    sites[1].stop()
+    done = desk.geomx("stop", "--json")
+    assert done.returncode == 7 and "host A: " in done.stderr
+    report = json.loads(done.stdout)
+    assert set(report["hosts"][0]["processes"].values()) == {"stopped"}
+    assert report["hosts"][1]["problem"] and not report["complete"]
+    assert desk.json("jobs")["jobs"][0]["state"] == "detached"
+    sites[1].start()
+    report = desk.json("stop")
+    assert set(report["hosts"][0]["processes"].values()) == {"had ended"}
+    assert set(report["hosts"][1]["processes"].values()) == {"stopped"}
+    assert_clean(launch)
+    assert desk.json("jobs")["jobs"][0]["state"] == "interrupted"
