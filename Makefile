@@ -7,13 +7,15 @@ STAMP = date +%s
 
 .PHONY: demo test clean
 
-demo:
-	@start=$$($(STAMP)); $(MAKE) --no-print-directory $(VENV)/.demo || exit $$?; \
-	 echo "installed in $$(( $$($(STAMP)) - start )) s"; \
-	 start=$$($(STAMP)); $(BIN)/geomx data fetch fashion-mnist || exit $$?; \
-	 echo "data in place in $$(( $$($(STAMP)) - start )) s"; \
-	 start=$$($(STAMP)); $(BIN)/geomx launch || exit $$?; \
+demo: $(VENV)/.demo
+	@start=$$($(STAMP)); $(BIN)/geomx data fetch fashion-mnist || exit $$?; \
+	 echo "data in place in $$(( $$($(STAMP)) - start )) s"
+	@start=$$($(STAMP)); $(BIN)/geomx launch --local || exit $$?; \
 	 echo "trained in $$(( $$($(STAMP)) - start )) s"
+	@printf '%s\n' "next:" \
+	 "  . $(BIN)/activate          from now on geomx is a command of this shell" \
+	 "  geomx launch --help           more parties, other algorithms, slow links, a script of your own" \
+	 "  geomx init                    for training on several machines"
 
 test: $(VENV)/.test
 	tests/tools.sh
@@ -22,10 +24,13 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	@start=$$($(STAMP)); $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; \
+	 echo "made $(VENV) in $$(( $$($(STAMP)) - start )) s"
 
 $(VENV)/.demo: setup.cfg | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mxnet]'
+	@start=$$($(STAMP)); echo "installing geomx and MXNet into $(VENV)"; \
+	 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mxnet]' || exit $$?; \
+	 echo "installed in $$(( $$($(STAMP)) - start )) s"
 	@touch $@
 
 $(VENV)/.test: setup.cfg | $(VENV)/bin/python

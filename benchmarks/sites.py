@@ -1,9 +1,10 @@
-"""How long SSH takes for many hosts: N sshd on this machine, each as a host of its own.
+"""How long a job's life takes on many hosts: N sshd on this machine, each as a host of its own.
 
-    python benchmarks/sites.py [--hosts 4,16]
+    python benchmarks/sites.py [--hosts 4,16,64]
 
-For each number of hosts it prints the seconds for: connecting to all, one command on each, putting eight files on
-each, starting an agent on each until it answers, and stopping all of them with the proof that nothing is left.
+One host is the central party; the others are in parties of three, each with one worker that only waits. Seconds for
+what a person types: `geomx launch --detach` until all agents run, and until it returns; `geomx status`;
+`geomx logs collect`; `geomx stop` with its proof that nothing is left.
 """
 
 import argparse
@@ -12,29 +13,25 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from geomx_cli.agent.assignment import Assignment, Task
-from geomx_cli.fleet import Fleet
-from geomx_cli.hosts import SshOptions, everywhere
-from geomx_cli.hosts.ssh import SshHost
 from geomx_cli.inventory import Ssh
-from geomx_cli.job import Job
-from geomx_cli.plan import JobSpec
 from geomx_cli.ports import free_ports
 
-ROOT = Path(__file__).parent.parent
-COLUMNS = ("hosts", "connect", "command", "8 files", "agents", "stop")
-SLEEP = "import signal; signal.pause()"
+COLUMNS = ("hosts", "agents", "launch", "status", "collect", "stop")
+PARTY = 3
+SETTLE = 10.0
+WAIT = "import signal; signal.pause()"
 
 
 def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hosts", default="4,16", help="numbers of hosts, separated by commas")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", default="4,16,64", help="numbers of hosts, separated by commas")
     options = parser.parse_args(arguments)
     print("  ".join(f"{name:>8}" for name in COLUMNS))
     for number in (int(text) for text in options.hosts.split(",")):
@@ -44,50 +41,49 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _measure(folder: Path, sites: Sequence[Ssh]) -> list[float]:
-    options = SshOptions(config="/dev/null", known_hosts=str(folder / "known_hosts"), accept_new_host_keys=True)
-    hosts = [
-        SshHost(f"h{index}", ssh, sys.executable, package=str(ROOT), options=options)
-        for index, ssh in enumerate(sites)
-    ]
-    times = [
-        _time(lambda: everywhere(lambda host: host.run(["true"], limit=60), hosts)),
-        _time(lambda: everywhere(lambda host: host.run(["true"], limit=60), hosts)),
-        _time(lambda: everywhere(lambda host: _put(folder, host), hosts)),
-    ]
-    assignments = {host.name: _assignment(folder, host.name) for host in hosts}
-    fleet = Fleet(Job.of(JobSpec("", job_dir=str(folder))), {host.name: host for host in hosts}, assignments)
-    times.append(_time(lambda: fleet.start({})))
-    times.append(_time(lambda: _stop(fleet, len(hosts))))
-    for host in hosts:
-        host.close()
-    return times
+    (folder / "hosts.toml").write_text(_inventory(folder, sites))
+    (folder / "wait.py").write_text(WAIT)
+    agents, launched = _geomx(folder, "launch", "--detach", "--accept-new-host-keys", "--", "python", "wait.py")
+    try:
+        time.sleep(SETTLE)  # the processes of all hosts start on this one machine; that is not to be measured
+        status = _geomx(folder, "status")[1]
+        collected = _geomx(folder, "logs", "collect", "--to", "collected")[1]
+    finally:
+        stopped = _geomx(folder, "stop")[1]
+    return [agents, launched, status, collected, stopped]
 
 
-def _time(do: Callable[[], object]) -> float:
-    began = time.monotonic()
-    do()
-    return time.monotonic() - began
+def _geomx(folder: Path, *words: str) -> tuple[float, float]:
+    """Run a command; the seconds until it spoke of agents, and until its end. Ends this program when it fails."""
+    env = {**os.environ, "HOME": str(folder), "XDG_STATE_HOME": str(folder / "state")}
+    began, agents = time.monotonic(), 0.0
+    with subprocess.Popen(
+        [sys.executable, "-m", "geomx_cli", *words], cwd=folder, env=env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None and process.stderr is not None
+        drain = threading.Thread(target=process.stdout.read)
+        drain.start()
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if line.startswith("agents ready"):
+                agents = time.monotonic() - began
+        drain.join()
+    if process.returncode:
+        sys.exit(f"geomx {' '.join(words)} ended with status {process.returncode}:\n{''.join(said)}")
+    return agents, time.monotonic() - began
 
 
-def _put(folder: Path, host: SshHost) -> None:
-    for index in range(8):
-        host.put(str(folder / host.name / "files" / str(index)), bytes(1000))
-
-
-def _assignment(folder: Path, name: str) -> Assignment:
-    sockets = folder / name / "s"
-    return Assignment(
-        job=folder.name, host=name, job_dir=str(folder / name), sockets=str(sockets), socket=str(sockets / "a"),
-        working_dir="", clear=(), tasks=(Task("sleep", (sys.executable, "-c", SLEEP), {}),),
-    )  # fmt: skip
-
-
-def _stop(fleet: Fleet, number: int) -> None:
-    fleet.broadcast({"type": "stop"})
-    while number:
-        number -= fleet.inbox.get(timeout=60)[1]["type"] == "done"
-    if problems := fleet.close():
-        sys.exit("\n".join(problems))
+def _inventory(folder: Path, sites: Sequence[Ssh]) -> str:
+    lines = ['central = "hub"', "", "[defaults]", f'python = "{sys.executable}"', ""]
+    for index, ssh in enumerate(sites):
+        name = f"p{(index - 1) // PARTY}" if index else "hub"
+        lines += ["[[host]]", f'name = "h{index}"', f'party = "{name}"', f'ssh = "{ssh.address}"']
+        lines += [f"ssh_port = {ssh.port}", f'user = "{ssh.user}"', f'key = "{ssh.key}"']
+        lines += [f'state_dir = "{folder}/h{index}"', f'ports = "{10_000 + 4 * index}-{10_003 + 4 * index}"']
+        lines += ['devices = ["cpu"]', ""] if index else [""]
+    return "\n".join(lines)
 
 
 @contextmanager

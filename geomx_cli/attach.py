@@ -52,7 +52,7 @@ def attach(job: KnownJob, *, json: bool) -> int:
             if outcome.left:
                 return 0
             error = error_of(outcome, job.plan, job.job())
-            found = result(job.job(), outcome, error, progress.totals(), time.monotonic() - progress.began)
+            found = result(job.job(), job.plan, outcome, error, progress.totals(), time.monotonic() - progress.began)
             job_state.finish(job.directory, found)
     finally:
         everywhere(lambda host: host.close(), hosts.values())

@@ -1,10 +1,13 @@
 """The command line: `geomx COMMAND ...`.
 
 A command's module is imported when the command is used, so that `geomx --help` answers at once. This is the
-only place that turns an error into text on stderr and an exit status.
+only place that turns an error into text on stderr, with --json an object on stdout, and an exit status.
 """
 
+import errno
 import importlib
+import json
+import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -13,9 +16,12 @@ from typing import cast
 import click
 
 from geomx_cli import __version__
-from geomx_cli.errors import GeomxError, Interrupted
+from geomx_cli.errors import CheckFailed, GeomxError, Interrupted, UsageError
+from geomx_cli.stdout import Stdout, watched
 
-__all__ = ["COMMANDS", "geomx", "main"]
+__all__ = ["COMMANDS", "ERROR_VERSION", "geomx", "main"]
+
+ERROR_VERSION = 1
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "attach": ("geomx_cli.commands.attach", "Follow a job again that is detached, or whose launch is gone."),
@@ -68,18 +74,47 @@ def geomx() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `geomx` with `arguments`, by default the process's; returns the exit status (see errors.py)."""
+    """Run `geomx` with `arguments`, by default the process's; returns the exit status (see errors.py).
+
+    A command that fails under --json before it has printed its object prints one with the error. Where nobody reads
+    stdout any more (a pipe to `head`) it ends without a word, with status 1.
+    """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    words = given[: given.index("--")] if "--" in given else given
+    with watched(sys.stdout) as output:
+        try:
+            status = _run(given, output, json_wanted="--json" in words)
+            output.flush()
+            return status
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                return 1
+            why = os.strerror(error.errno) if error.errno else str(error)
+            return _say(CheckFailed(f"stdout cannot be written: {why}", "make room, or send the output elsewhere"))
+        finally:
+            if output.broken is not None:
+                output.give_up()
+
+
+def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
+    """The exit status of a command, once its error was told. Raises OSError when stdout cannot be written."""
     try:
-        given = None if arguments is None else list(arguments)
-        status = geomx.main(given, prog_name="geomx", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        status = geomx.main(list(given), prog_name="geomx", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except click.ClickException as wrong:
+        wrong.show()
+        context = getattr(wrong, "ctx", None)
+        hint = f"{context.command_path} --help says how it is used" if context else ""
+        failed: GeomxError = UsageError(wrong.format_message(), hint)
     except (click.Abort, KeyboardInterrupt):
-        return _say(Interrupted("interrupted"))
+        failed = Interrupted("interrupted")
+        _say(failed)
     except GeomxError as error:
-        return _say(error)
+        failed = error
+        _say(failed)
     except Exception:
+        if output.broken is not None:
+            raise output.broken from None
         traceback.print_exc()
         print(
             "error: this is a defect of geomx, not of your settings\n"
@@ -87,7 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    return status if isinstance(status, int) else 0
+    if json_wanted and not output.used:
+        told = {"message": failed.message, "hint": failed.hint, "exit_code": failed.exit_code}
+        print(json.dumps({"schema_version": ERROR_VERSION, "error": told}))
+    return failed.exit_code
 
 
 def _say(error: GeomxError) -> int:

@@ -65,7 +65,7 @@ def first_cause(
 
     One that failed by itself outranks those that blame another process, whatever came first: a process often
     sees a dead peer before that peer's agent sees it. Where all blame others, it is the process at the end of
-    the chain of blame, even if that one has said nothing at all: then it fell silent.
+    the chain of blame, even if that one has said nothing at all: then it fell silent, or is stuck.
     """
     own = [failure for failure in failures if not failure.peer]
     if own:
@@ -79,7 +79,7 @@ def first_cause(
         failure = blamers[failure.peer]
     if failure.peer in seen or failure.peer not in hosts:
         return failure
-    cause, hint = f"fell silent, says {failure.process}: {failure.cause}", failure.hint
+    cause, hint = f"was given up by {failure.process}, which {failure.cause}", failure.hint
     if failure.peer in done:
         cause = f"ended with status 0 but did not leave the job; {failure.process} missed it"
         if "/worker:" in failure.peer:

@@ -30,6 +30,8 @@ class Fleet:
         self._job = job
         self._lines = {name: Line(hosts[name], given, self.inbox) for name, given in assignments.items()}
         self._begun: set[str] = set()  # files may lie on these hosts
+        self._ending: dict[str, threading.Thread] = {}
+        self._problems: list[str] = []
         self._closing = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
 
@@ -73,11 +75,10 @@ class Fleet:
         return self._lines[host].silence()
 
     def give_up(self, host: str) -> None:
-        """End the agent of `host`, which died or hangs, and what it has left. Raises as Job.reap does."""
-        line = self._lines[host]
-        if not line.over:
-            self._job.reap(line.host, line.assignment.directory)
-            line.over = True
+        """Begin to end the agent of `host`, which died or hangs, and what it has left; `close` waits for that."""
+        if host not in self._ending:
+            self._ending[host] = threading.Thread(target=self._end, args=(self._lines[host],), daemon=True)
+            self._ending[host].start()
 
     def leave(self) -> None:
         """Let go of all agents; they go on as long as their lease allows."""
@@ -87,20 +88,22 @@ class Fleet:
     def close(self) -> list[str]:
         """End everything that still runs; what went wrong with it, in words."""
         self._closing.set()
-        problems: list[str] = []
-
-        def finish(line: Line) -> None:
-            try:
-                if line.host.name in self._begun:
-                    self.give_up(line.host.name)
-            except (GeomxError, OSError) as error:
-                problems.append(str(error))
-            line.close()
-
-        everywhere(finish, self._lines.values())
+        for host in self._begun:
+            self.give_up(host)
+        for ending in self._ending.values():
+            ending.join()
+        everywhere(Line.close, self._lines.values())
         if self._heart.is_alive():
             self._heart.join()
-        return problems
+        return self._problems
+
+    def _end(self, line: Line) -> None:
+        try:
+            if not line.over:
+                self._job.reap(line.host, line.assignment.directory)
+                line.over = True
+        except (GeomxError, OSError) as error:
+            self._problems.append(str(error))
 
     def _start(self, line: Line, files: Mapping[str, File]) -> None:
         seals = {path: Seal(file.mode, hashlib.sha256(file.data).hexdigest()) for path, file in files.items()}

@@ -2,19 +2,15 @@
 
 import sys
 import time
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import Protocol, TextIO
 
-from geomx_cli.progress import Progress, Row
-from geomx_cli.units import format_bytes, format_duration
+from geomx_cli.process_table import ProcessTable, sentence
+from geomx_cli.progress import Progress
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-__all__ = ["PlainView", "TableView", "View", "sentence", "table", "view_for"]
+__all__ = ["PlainView", "TableView", "View", "view_for"]
 
 _REFRESH = 0.25
 _LINE_EVERY = 3.0
-_BAR = 40
 
 
 class View(Protocol):
@@ -89,67 +85,10 @@ class TableView:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _REFRESH
-            self._live.update(table(progress), refresh=True)
+            self._live.update(ProcessTable(progress, crop=True), refresh=True)
 
     def close(self) -> None:
         """See View.close."""
         if self._last is not None:
-            self._live.update(table(self._last), refresh=True)
+            self._live.update(ProcessTable(self._last))  # stop shows it
         self._live.stop()
-
-
-def table(progress: Progress) -> "RenderableType":
-    """One row for each process, a bar and a line for the whole job."""
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("party", "role", "state"):
-        rows.add_column(title, no_wrap=True)
-    for title in ("round", "samples/s", "loss", "accuracy", "LAN up/down", "WAN up/down"):
-        rows.add_column(title, justify="right", no_wrap=True)
-    for row in progress.rows.values():
-        rows.add_row(*_cells(row), style="red" if row.status and not row.asked else None)
-    bar = ProgressBar(total=1.0, completed=progress.done, width=_BAR)
-    return Group(rows, bar, Text(sentence(progress)))
-
-
-def _cells(row: Row) -> list[str]:
-    process = row.process
-    role = f"{process.role.replace('_', ' ')} {process.rank}"
-    return [
-        process.party,
-        role,
-        row.state,
-        str(row.round or ""),
-        f"{row.samples_per_s:.0f}" if row.samples_per_s else "",
-        "" if row.loss is None else f"{row.loss:.3f}",
-        "" if row.accuracy is None else f"{row.accuracy:.4f}",
-        _up_down(row.lan),
-        _up_down(row.wan),
-    ]
-
-
-def _up_down(counted: tuple[int, int]) -> str:
-    return f"{format_bytes(counted[0])} / {format_bytes(counted[1])}" if any(counted) else ""
-
-
-def sentence(progress: Progress) -> str:
-    """The whole job in one line: "training 42 %, round 120, loss 0.513, accuracy 0.8121, 5120 samples/s,
-    ...".
-    """
-    totals = progress.totals()
-    parts = [f"{progress.phase} {progress.done:.0%}", f"round {totals.rounds}"]
-    if totals.loss is not None:
-        parts.append(f"loss {totals.loss:.3f}")
-    if totals.accuracy is not None:
-        parts.append(f"accuracy {totals.accuracy:.4f}")
-    if progress.samples_per_s:
-        parts.append(f"{progress.samples_per_s:.0f} samples/s")
-    if any(totals.wan):
-        parts.append(f"WAN {format_bytes(totals.wan[0])}")
-    if progress.left_s:
-        parts.append(f"{format_duration(progress.left_s)} left")
-    return ", ".join(parts)

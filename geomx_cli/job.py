@@ -107,21 +107,29 @@ class Job:
     def write_plan(self, plan: Plan, inventory: Inventory) -> None:
         """Write plan.json and inventory.json on the control machine; the first thing that a job writes.
 
-        Raises InvalidSettings where the directory has another job already, CheckFailed where it cannot be
-        written.
+        Raises InvalidSettings where the directory has another job already or anything else, CheckFailed where it
+        cannot be written.
         """
         try:
             self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+            self._refuse_others()
             with (self.directory / "plan.json").open("x") as file:
                 json.dump(plan.to_json(), file, indent=1)
             (self.directory / "inventory.json").write_text(inventory.model_dump_json(indent=1))
         except FileExistsError:
-            hint = "choose another --job-dir, or remove this one"
+            hint = "choose a new --job-dir, or an empty one"
             raise InvalidSettings(f"{self.directory} has a job already", hint) from None
         except OSError as error:
             hint = "choose another --job-dir, or make room there"
             raise CheckFailed(f"cannot write to {self.directory}: {error.strerror}", hint) from None
         self._remember()
+
+    def _refuse_others(self) -> None:
+        entry = next(self.directory.iterdir(), None)
+        if entry is not None:
+            has_plan = (self.directory / "plan.json").exists()
+            what = "has a job already" if has_plan else f"is not empty: it has {entry.name}"
+            raise InvalidSettings(f"{self.directory} {what}", "choose a new --job-dir, or an empty one")
 
     def _remember(self) -> None:
         """Let a job whose directory lies elsewhere be found among all jobs. Without that it runs as well."""

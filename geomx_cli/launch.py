@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from geomx_cli import baggage, doctor, hosts, job_state
 from geomx_cli.baggage import Baggage
-from geomx_cli.errors import GeomxError, Interrupted
+from geomx_cli.errors import GeomxError, Interrupted, InvalidSettings
 from geomx_cli.fleet import Fleet
 from geomx_cli.follow import View, view_for
 from geomx_cli.hosts import File, Host, SshOptions
@@ -19,8 +19,9 @@ from geomx_cli.job import Job
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.progress import Progress
 from geomx_cli.provide import provide
+from geomx_cli.script_check import check_script
 from geomx_cli.summary import error_of, print_detached, print_result, result, whereabouts
-from geomx_cli.units import format_duration
+from geomx_cli.units import counted, format_duration
 from geomx_cli.watch import Outcome, Watch
 
 if TYPE_CHECKING:
@@ -28,20 +29,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Manner", "launch", "prepared", "working_dirs"]
 
+_NEAR_LEASE, _FAR_LEASE, _LEAST_LEASE = 6.0, 30.0, 2.0
+
 
 @dataclass(frozen=True)
 class Manner:
     """How a job is started, apart from what it is.
 
-    `lease`: seconds for which it goes on without this machine; with `detach` it does so for ever, and launch
-    returns when all its processes run. `sync`: paths that hosts behind SSH get, beside the script. `told` hears
-    how far a data set is that has to be fetched here.
+    `lease`: seconds for which it goes on without this machine, at least 2; None: 6, or with hosts behind SSH 30,
+    since a link between sites may be gone for longer than one inside a machine. With `detach` it does so for ever,
+    and launch returns when all its processes run. `sync`: paths that hosts behind SSH get, beside the script.
+    `told` hears how far a data set is that has to be fetched here.
     """
 
     told: "Told"
     json: bool = False
     detach: bool = False
-    lease: float = 6.0
+    lease: float | None = None
     sync: tuple[Path, ...] = ()
     ssh: SshOptions = field(default_factory=SshOptions)
 
@@ -56,19 +60,25 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> int:
     this process), DoneInPart when servers did not end after the training or something could not be cleaned up,
     InvalidSettings, CheckFailed and HostUnreachable before the start.
     """
-    began, job, luggage, view = time.monotonic(), Job.of(spec), baggage.pack(spec.script, manner.sync), view_for()
+    began, job = time.monotonic(), Job.of(spec)
+    check_script(spec.script, inventory)
+    luggage = baggage.pack(spec.script, manner.sync)
     spec = prepared(job, replace(spec, carried=luggage.words))
+    remote = {host.name: host.ssh is not None for host in inventory.hosts}
+    lease = _lease(manner, any(remote.values()))
     reached = {host.name: hosts.open_host(host, spec.python, manner.ssh) for host in inventory.hosts}
+    view = view_for()
     try:
         inventory = _checked(reached, inventory, spec, view)
         planned = plan(inventory, spec)
-        remote = {host.name: host.ssh is not None for host in inventory.hosts}
         provide(planned, reached, remote, view.note, manner.told)
         job.write_plan(planned, inventory)
         job_state.begin(job.directory)
         view.note(f"job {job.id}: {_count(planned)}; {whereabouts(job, planned)}")
-        lease = 0.0 if manner.detach else manner.lease
-        fleet = Fleet(job, reached, job.assignments(planned, working_dirs(inventory, planned), lease))
+        if spec.script:
+            view.note(f"what the script prints: geomx logs {job.id} -f")
+        dirs = working_dirs(inventory, planned)
+        fleet = Fleet(job, reached, job.assignments(planned, dirs, lease))
         progress = Progress.of(planned, began)
         watch = Watch(planned, fleet, progress, view)
         outcome = _carry_out(watch, fleet, _files(job, planned, remote, luggage), view, detach=manner.detach)
@@ -86,7 +96,7 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> int:
     if outcome.left:
         raise Interrupted(outcome.left, f"geomx status {job.id} shows how it goes")
     error = error_of(outcome, planned, job)
-    found = result(job, outcome, error, progress.totals(), time.monotonic() - began)
+    found = result(job, planned, outcome, error, progress.totals(), time.monotonic() - began)
     job_state.finish(job.directory, found)
     print_result(found, json=manner.json)
     if error is not None:
@@ -101,6 +111,17 @@ def prepared(job: Job, spec: JobSpec) -> JobSpec:
     return replace(job.complete(spec), env=env)
 
 
+def _lease(manner: Manner, far: bool) -> float:
+    """As an assignment has it: 0 is for ever."""
+    if manner.detach:
+        return 0.0
+    if manner.lease is None:
+        return _FAR_LEASE if far else _NEAR_LEASE
+    if manner.lease < _LEAST_LEASE:
+        raise InvalidSettings(f"a lease of {manner.lease:g} s is too short", f"give at least {_LEAST_LEASE:g}s")
+    return manner.lease
+
+
 def _checked(reached: Mapping[str, Host], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:
     """The inventory with what its hosts told. Raises HostUnreachable or CheckFailed when the job cannot start."""
     began = time.monotonic()
@@ -109,7 +130,8 @@ def _checked(reached: Mapping[str, Host], inventory: Inventory, spec: JobSpec, v
         if check.level == "warning":
             view.note(f"warning: {check.text} ({check.fix})")
     doctor.refuse(checks)
-    view.note(f"{len(checks)} checks of {len(reached)} hosts in {format_duration(time.monotonic() - began)}")
+    took = format_duration(time.monotonic() - began)
+    view.note(f"{counted(len(checks), 'check')} of {counted(len(reached), 'host')} in {took}")
     return settled
 
 
@@ -156,4 +178,5 @@ def _start_dir(inventory: Inventory, planned: Plan, name: str) -> str:
 
 
 def _count(planned: Plan) -> str:
-    return f"{len(planned.processes)} processes on {len(planned.hosts)} hosts ({', '.join(planned.hosts)})"
+    hosts = counted(len(planned.hosts), "host")
+    return f"{len(planned.processes)} processes on {hosts} ({', '.join(planned.hosts)})"

@@ -132,7 +132,8 @@ class Line:
         while data := self._channel.receive():
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                self._take(json.loads(line))
+                if line.startswith(b"{"):  # a login shell may have greeted
+                    self._take(json.loads(line))
 
     def _take(self, message: Message) -> None:
         kind = message["type"]

@@ -141,7 +141,11 @@ OPTIONS: tuple[Option, ...] = (
         "Where the optimizer runs: global servers answer with weights, or with summed gradients for the workers.",
         choices=("server", "worker"),
     ),
-    _train("lr", "float", 0.05, "GEOMX_LR", "Learning rate.", minimum=0, maximum=1e6),
+    _train(
+        "lr", "float", 0.0, "GEOMX_LR",
+        "Learning rate; 0 is the optimizer's usual one: 0.05 for sgd and nag, 0.01 for adagrad, 0.001 for the others.",
+        minimum=0, maximum=1e6,
+    ),
     _train("momentum", "float", 0.9, "GEOMX_MOMENTUM", "Momentum of sgd and nag.", minimum=0, below=1),
     _train("seed", "int", 1, "GEOMX_SEED", "Seed of initial weights and of the order of samples.", minimum=0),
     _train(

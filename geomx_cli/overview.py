@@ -79,7 +79,7 @@ class Overview:
         """
         outcome, job, state = self.outcome(), self.job.job(), self.job.state
         error = error_of(outcome, self.job.plan, job)
-        found = result(job, outcome, error, self.progress.totals(), self._seconds())
+        found = result(job, self.job.plan, outcome, error, self.progress.totals(), self._seconds())
         if state is not None and not state.over and not state.followed:
             job_state.finish(self.job.directory, found)
         return found, error

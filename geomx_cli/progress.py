@@ -98,9 +98,11 @@ class Progress:
         return _PHASES[min(known, default=0)]
 
     @property
-    def done(self) -> float:
-        """The part of the training that is done, between 0 and 1."""
+    def done(self) -> float | None:
+        """The part of the training that is done, between 0 and 1; None where no worker says: a script need not."""
         rows = self.training_rows
+        if all(row.progress is None for row in rows) and not all(row.status == 0 for row in rows):
+            return None
         return sum(1.0 if row.status == 0 else row.progress or 0.0 for row in rows) / max(len(rows), 1)
 
     @property
@@ -174,7 +176,7 @@ class Progress:
         return Totals(
             accuracy=self.accuracy,
             loss=self.loss,
-            rounds=max(row.round for row in trained) or max(row.round for row in rows),
+            rounds=max((row.round for row in trained), default=0),
             samples_per_s=sum(row.samples for row in trained) / training_s if training_s else 0.0,
             training_s=training_s,
             first_step_s=None if self.first_step is None else self.first_step - self.began,

@@ -36,7 +36,7 @@ def provide(
     there = [hosts[host] for host in train if remote[host]]
 
     def fetch_on(host: Host) -> None:
-        where = ["--data-dir", folder] if folder else []
+        where = ["--data-dir", folder, "--existing"] if folder else []
         done = host.run([host.python, "-m", "geomx_cli", "data", "fetch", name, *where], limit=_LIMIT)
         if done.status != 0:
             said = done.errors.decode(errors="replace").strip()[-_WORDS:]

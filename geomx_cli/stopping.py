@@ -1,12 +1,15 @@
 """Stop a job, or one party of it, from the control machine: on all hosts at once, and be sure of it."""
 
 import json
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from geomx_cli import job_state
+from geomx_cli.agent import processes
+from geomx_cli.agent.processes import Identity
 from geomx_cli.errors import DoneInPart, GeomxError, UsageError
 from geomx_cli.hosts import Host, everywhere
 from geomx_cli.jobs import KnownJob
@@ -19,6 +22,8 @@ __all__ = ["HostStop", "StopReport", "stop"]
 STOP_VERSION = 1
 _MARGIN = 20.0  # seconds for a host beyond the grace
 _DID = ("stopped", "killed")
+_FOLLOWER = (3.0, 10.0)  # seconds for a launch to end by itself, and once it was told
+_POLL = 0.03
 
 
 @dataclass(frozen=True)
@@ -77,12 +82,36 @@ def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
     names = dict.fromkeys(process.host for process in processes if not party or process.party == party)
     hosts = job.open_hosts(names)
     try:
-        report = StopReport(job.id, tuple(everywhere(lambda host: _stop(job, host, party, grace), hosts.values())))
-        if not party and report.error() is None:
+        report = _stop_all(job, hosts, party, grace)
+        if party:
+            return report
+        if _end_follower(job) and any(one.agent == "was not running" for one in report.hosts):
+            report = _stop_all(job, hosts, party, grace)  # it may have gone on with its start
+        if report.error() is None:
             _mark(job, hosts, report)
         return report
     finally:
         everywhere(lambda host: host.close(), hosts.values())
+
+
+def _stop_all(job: KnownJob, hosts: Mapping[str, Host], party: str, grace: float) -> StopReport:
+    return StopReport(job.id, tuple(everywhere(lambda host: _stop(job, host, party, grace), hosts.values())))
+
+
+def _end_follower(job: KnownJob) -> bool:
+    """Whether somebody followed the job. A launch that had agents ends when these have; one that is still at its
+    beginning is asked to.
+    """
+    state = job_state.JobState.read(job.directory)
+    if state is None or not state.followed:
+        return False
+    who = Identity(state.pid, state.pid_started)
+    for limit in _FOLLOWER:
+        deadline = time.monotonic() + limit
+        while processes.exists(who) and time.monotonic() < deadline:
+            time.sleep(_POLL)
+        processes.tell([who], signal.SIGTERM)
+    return True
 
 
 def _stop(job: KnownJob, host: Host, party: str, grace: float) -> HostStop:
@@ -114,4 +143,4 @@ def _mark(job: KnownJob, hosts: Mapping[str, Host], report: StopReport) -> None:
         return
     outcome, seconds = Outcome(interrupted=True, stopped_by="geomx stop"), max(0.0, time.time() - job.started)
     error = error_of(outcome, job.plan, job.job())
-    job_state.finish(job.directory, result(job.job(), outcome, error, overview.progress.totals(), seconds))
+    job_state.finish(job.directory, result(job.job(), job.plan, outcome, error, overview.progress.totals(), seconds))

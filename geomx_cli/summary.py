@@ -47,24 +47,43 @@ def explain(failure: Failure, plan: Plan, job: Job) -> TrainingFailed:
     there, job_dir = _there(failure.host, plan, job), plan.job_dirs[failure.host]
     if not failure.process:
         agent_log = f"{job_dir}/hosts/{failure.host}/agent.log"
-        message = f"the agent on host {failure.host} {failure.cause}"
-        return TrainingFailed(message, f"{failure.hint}; its log is {agent_log}{there}")
+        message = f"the agent on host {failure.host} {failure.cause}\n  its log is {agent_log}{there}"
+        return TrainingFailed(message, failure.hint)
     process = plan.process(failure.process)
     who = f"{process.name} ({process.role.replace('_', ' ')} {process.rank} of party {process.party}"
     message = f"{who}, on host {failure.host}) failed first: it {failure.cause}"
-    if failure.tail:
-        message += "\n  the end of its log:\n" + "\n".join(f"    {line}" for line in failure.tail)
-    log = f"{job_dir}/logs/{process.file_name}.log"
-    killed = failure.cause.startswith("was killed")
-    usual = "find out who killed it (a person, or the system: dmesg)" if killed else "correct what the log shows"
-    hint = failure.hint or f"{usual} and launch again"
-    return TrainingFailed(message, f"{hint}; its log is {log}{there}")
+    log = f"{job_dir}/logs/{process.file_name}.log{there}"
+    if tail := _news(failure):
+        message += f"\n  the end of its log, {log}:\n" + "\n".join(f"    {line}" for line in tail)
+    else:
+        message += f"\n  its log is {log}"
+    return TrainingFailed(message, failure.hint or _usual(failure))
+
+
+def _news(failure: Failure) -> list[str]:
+    """The end of its log, if it says more than the cause and the hint."""
+    told = (failure.cause, failure.hint)
+    said = [line.strip().removeprefix("error: ") for line in failure.tail]
+    return [] if all(any(line in text for text in told) for line in said) else list(failure.tail)
+
+
+def _usual(failure: Failure) -> str:
+    """What to do about a failure that nobody else knows better."""
+    if failure.cause.startswith("was killed"):
+        return "find out who killed it (a person, or the system: dmesg) and launch again"
+    if failure.cause.startswith("could not be started"):
+        return "see that it is there on that host and may be executed, and launch again"
+    if failure.cause.startswith("exited") and not failure.tail:
+        return "its log is empty: run it by itself to see why it ends"
+    return "correct what the log shows and launch again"
 
 
 def result(
-    job: Job, outcome: Outcome, error: GeomxError | None, totals: Totals, total_s: float
+    job: Job, plan: Plan, outcome: Outcome, error: GeomxError | None, totals: Totals, total_s: float
 ) -> dict[str, Any]:
-    """The object that `--json` prints and state.json keeps. `total_s`: seconds from start to end."""
+    """The object that `--json` prints and state.json keeps. `total_s`: seconds from start to end. "logs" is null where
+    logs lie on other machines.
+    """
     failure = outcome.failure
     names = {Interrupted: "interrupted", TrainingFailed: "failed", DoneInPart: "done in part"}
     return {
@@ -75,7 +94,7 @@ def result(
         **totals.to_json(),
         "total_s": total_s,
         "directory": str(job.directory),
-        "logs": str(job.logs),
+        "logs": str(job.logs) if _is_here(job, plan) else None,
         "failure": None if failure is None or outcome.interrupted else failure_fields(failure),
         "error": None if error is None else {"message": error.message, "hint": error.hint},
     }
@@ -107,7 +126,7 @@ def print_result(result: Mapping[str, Any], *, json: bool) -> None:
         ("total time", format_duration(result["total_s"])),
         ("LAN sent / received", f"{format_bytes(lan[0])} / {format_bytes(lan[1])}"),
         ("WAN sent / received", f"{format_bytes(wan[0])} / {format_bytes(wan[1])}"),
-        ("logs", result["logs"]),
+        ("logs", result["logs"] or _on_hosts(result["job"])),
     ]
     width = max(len(name) for name, _ in lines)
     print("\n".join(f"{name:<{width}}  {text}" for name, text in lines if text), flush=True)
@@ -132,6 +151,12 @@ def _there(host: str, plan: Plan, job: Job) -> str:
 
 def whereabouts(job: Job, plan: Plan) -> str:
     """Where the logs of a job are, in words."""
-    if all(path == str(job.directory) for path in plan.job_dirs.values()):
-        return f"logs are in {job.logs}"
-    return f"logs lie on the hosts: geomx logs {job.id}, or geomx logs collect {job.id} --to DIR"
+    return f"logs are in {job.logs}" if _is_here(job, plan) else f"logs lie {_on_hosts(job.id)}"
+
+
+def _is_here(job: Job, plan: Plan) -> bool:
+    return all(path == str(job.directory) for path in plan.job_dirs.values())
+
+
+def _on_hosts(job: str) -> str:
+    return f"on the hosts: geomx logs {job}, or geomx logs collect {job} --to DIR"

@@ -7,6 +7,7 @@ import re
 from geomx_cli.errors import InvalidSettings
 
 __all__ = [
+    "counted",
     "format_bytes",
     "format_duration",
     "format_rate",
@@ -89,6 +90,11 @@ def _wrong_part(part: str, unit: str | None) -> InvalidSettings:
     else:
         what = f"has the unit {unit!r}, which is neither one of a rate nor of a time"
     return InvalidSettings(f"{part!r} {what}", _EXAMPLE_WAN)
+
+
+def counted(count: int, noun: str) -> str:
+    """ "1 host", "2 hosts"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_duration(seconds: float) -> str:

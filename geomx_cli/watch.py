@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from queue import Empty
 from typing import Any
 
-from geomx_cli.errors import GeomxError
 from geomx_cli.failure import Failure, first_cause
 from geomx_cli.fleet import Fleet, Message
 from geomx_cli.follow import View
@@ -187,7 +186,7 @@ class Watch:
         if not self._failures:
             who = failure.process or f"the agent on {failure.host}"
             cause = f"blames {failure.peer}" if failure.peer else failure.cause
-            self._view.note(f"{who} {cause}; stopping the job")
+            self._view.note(f"{who} {cause}; stopping the job, and looking what failed first")
         self._failures.append(failure)
         self._stop(0 if not failure.process else _GRACE)
 
@@ -210,10 +209,7 @@ class Watch:
         self._running.discard(host)
         hint = "its processes were ended; look for what killed or stopped it (agent.log, out of memory)"
         self._fail(Failure("", host, how, time.monotonic(), hint))
-        try:
-            self._fleet.give_up(host)
-        except (GeomxError, OSError) as error:
-            self._outcome.problems.append(str(error))
+        self._fleet.give_up(host)
 
     def _stop(self, grace: float, who: str = "") -> None:
         if self._stopping_since is None:

@@ -1,11 +1,14 @@
 """Clusters of real processes for tests: started by hand, with only the DMLC variables that old start scripts set."""
 
+import atexit
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +19,8 @@ import pytest
 from sshd import Person, Sshd
 
 ROOT = Path(__file__).parent.parent
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="geomx-tests-")  # jobs of tests are not the person's own
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 RUNTIME = [sys.executable, "-m", "geomx_cli.runtime"]
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from geomx_cli import cli, errors
+from geomx_cli import cli, errors, variables
 from geomx_cli.plugins import table
+
+ROOT = Path(__file__).parent.parent
 
 
 def geomx(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -112,6 +114,111 @@ def test_dry_run_prints_every_process_for_people() -> None:
         assert name in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["launch", "train.py"], "geomx launch -- python train.py"),
+        (["launch", "python", "train.py", "--my-flag"], "geomx launch -- python train.py --my-flag"),
+        (["launch", "--epochs", "3", "train.py", "--lr", "2"], "geomx launch --epochs 3 -- python train.py --lr 2"),
+        (["doctor", "--quick", "./run", "--", "a b"], "geomx doctor --quick -- ./run 'a b'"),
+    ],
+)
+def test_a_script_stands_behind_two_hyphens(arguments: list[str], line: str) -> None:
+    done = geomx(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"\n  write: {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "said", "hint"),
+    [
+        ("python trian.py", "there is no trian.py in ", "did you mean train.py?"),
+        ("python -u gone.py", "there is no gone.py in ", "correct its path"),
+        ("train.py", "there is no program train.py", "write: -- python train.py"),
+        ("./train.py", "./train.py is not executable", "write: -- python ./train.py"),
+        ("run", "there is no program run", "write: -- ./run, and make it executable"),
+        ("./gone", "there is no ", "correct the path"),
+        ("no-such-program", "there is no program no-such-program", "correct its name"),
+    ],
+)
+def test_a_script_that_cannot_be_started_is_refused_before_anything_is(
+    script: str, said: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "run").touch()
+    monkeypatch.chdir(tmp_path)
+    done = geomx("launch", "--job-dir", "job", "--", *script.split(), PYTHONPATH=str(ROOT))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(f"error: {said}")
+    assert f"\n  {hint}" in done.stderr
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_job_directory_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    done = geomx("launch", "--job-dir", str(tmp_path), "--", "true")
+    assert done.returncode == 3
+    assert "is not empty: it has thesis.tex" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_data_directory_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
+    done = geomx("launch", "--job-dir", str(tmp_path / "job"), "--data-dir", str(tmp_path / "daat"))
+    assert done.returncode == 3
+    assert "there is no such directory" in done.stderr
+    assert "geomx data fetch fashion-mnist --data-dir" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistyped_variable_is_told() -> None:
+    done = geomx("launch", "--dry-run", GEOMX_TOPOLOGIE="flat", GEOMX_INSECURE="1", GEOMX_WORKERS="1")
+    assert done.returncode == 0
+    assert done.stderr == "warning: GEOMX_TOPOLOGIE means nothing to geomx; did you mean GEOMX_TOPOLOGY?\n"
+
+
+def test_every_variable_of_a_process_is_known() -> None:
+    found = json.loads(geomx("launch", "--dry-run", "--json", "--topology", "spread", "--wan", "1gbit").stdout)
+    names = {name for process in found["processes"] for name in process["env"] if name.startswith("GEOMX_")}
+    assert names <= variables.OWN | {option.env for option in table()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (["launch", "--fly", "--json"], 2, "No such option"),
+        (["launch", "--json", "train.py"], 2, "the command of your script"),
+        (["launch", "--json", "--workers", "two"], 3, "--workers (GEOMX_WORKERS): 'two'"),
+        (["status", "--json", "--watch"], 2, "--watch shows a table"),
+        (["stop", "no-such-job", "--json"], 3, "no job"),
+    ],
+)
+def test_json_has_the_error(arguments: list[str], exit_code: int, message: str, tmp_path: Path) -> None:
+    done = geomx(*arguments, XDG_STATE_HOME=str(tmp_path))
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["schema_version"], found["error"]["exit_code"]) == (exit_code, 1, exit_code)
+    assert message in found["error"]["message"] or message in found["error"]["hint"]
+    assert "rror: " in done.stderr
+
+
+def test_the_json_of_a_script_is_its_own_affair() -> None:
+    assert geomx("launch", "--workers", "two", "--", "python", "train.py", "--json").stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["launch", "--dry-run"], ["launch", "--dry-run", "--json"]])
+def test_stdout_that_cannot_be_written(arguments: list[str]) -> None:
+    command = [sys.executable, "-m", "geomx_cli", *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+    assert done.returncode == 5
+    assert done.stderr.startswith("error: stdout cannot be written: No space left on device\n  ")
+    assert len(done.stderr.splitlines()) == 2
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 ERRORS = [getattr(errors, name) for name in errors.__all__ if name != "GeomxError"]
 
 
@@ -136,6 +243,18 @@ def test_an_error_becomes_text_and_a_status(
 def test_an_error_without_a_hint(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert raising(monkeypatch, errors.CheckFailed("it broke")) == 5
     assert capsys.readouterr().err == "error: it broke\n"
+
+
+def test_an_error_behind_a_result_adds_no_second_object(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*_: object, **__: object) -> None:
+        print('{"status": "failed"}')
+        raise errors.TrainingFailed("it broke")
+
+    monkeypatch.setattr(cli.geomx, "invoke", run)
+    assert cli.main(["launch", "--json"]) == 1
+    assert capsys.readouterr().out == '{"status": "failed"}\n'
 
 
 def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,7 +204,8 @@ def test_lost_process_is_named(hits: Hits, name: str, number: signal.Signals) ->
     cause = "was killed by SIGKILL" if number == KILL else "was stopped (SIGSTOP)"
     tail = ["the end of its log", "0 0 1 2 0"] if name == "A/worker:0" else []
     job = hits[name, number].result()
-    job.assert_failed(f"{who}: it {cause}", f"its log is {job.directory}/logs/", *tail)
+    log = f"{job.directory}/logs/{party}-{role}-{rank}.log"
+    job.assert_failed(f"{who}: it {cause}", log, *tail)
 
 
 @pytest.mark.timeout(120)

@@ -259,7 +259,7 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     ),
     "unknown option": (GOOD + "[job]\nbtch_size = 1\n", 11, "no option 'btch_size'", "did you mean batch_size?"),
     "option with a hyphen": (GOOD + "[job]\nbatch-size = 1\n", 11, "no option 'batch-size'", "batch_size?"),
-    "value of an option": (GOOD + "[job]\nlr = -1\n", 11, "lr: -1.0 is out of range", "between 0 and"),
+    "value of an option": (GOOD + "[job]\nlr = -1\n", 11, "lr: -1.0 is out of range", "from 0 to"),
     "type of an option": (GOOD + '[job]\nepochs = "4"\n', 11, "epochs: it is text and must be a whole number", ""),
     "unit of an option": (GOOD + '[job]\ntime_limit = "5 parsec"\n', 11, "time_limit: '5 parsec' is no", "30ms"),
     "choice of an option": (GOOD + '[job]\noptimizer = "sdg"\n', 11, "optimizer: there is no 'sdg'", "choose one of"),

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
 from sshd import Person, Sshd
 
+from benchmarks.netns import Namespaces, call
 from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import AgentState, Assignment, Task
 from geomx_cli.errors import CheckFailed
@@ -109,13 +109,14 @@ def start(tmp_path: Path, machines: Callable[..., Sshd], person: Person) -> Iter
     """Starts a job on a machine, behind SSH unless it is `local`."""
     made: list[Site] = []
 
-    def begin(program: str = SLEEP, *, lease: float = 6, local: bool = False) -> Site:
+    def begin(program: str = SLEEP, *, lease: float = 6, local: bool = False, **changes: Any) -> Site:
         if local:
             site = Site(tmp_path, LocalHost("alpha"), program, lease)
         else:
-            machine = machines()
+            machine = machines(**changes)
             person.knows(machine)
-            host = SshHost("alpha", machine.ssh(), sys.executable, package=str(ROOT), options=person.options())
+            (machine.home / ".bashrc").write_text("echo Welcome\n")
+            host = SshHost("alpha", machine.ssh(), sys.executable, options=person.options())
             site = Site(tmp_path, host, program, lease)
             site.machine = machine
         made.append(site)
@@ -159,6 +160,40 @@ def test_job_goes_on_when_the_connection_breaks(start: Start) -> None:
     numbers = [message["n"] for message in site.said if "n" in message]
     assert numbers == sorted(set(numbers))
     site.wait_until_clean()
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[tuple[Namespaces, str]]:
+    """A namespace called "far" that a cable joins to ours, and its address. Needs root."""
+    spaces, net = Namespaces(), f"10.97.{os.getpid() % 250}"
+    try:
+        spaces.add("far")
+        ours = f"gx{os.getpid()}"
+        call(["ip", "link", "add", ours, "type", "veth", "peer", "name", "net0", "netns", spaces.name("far")])
+        call(["ip", "address", "add", f"{net}.1/24", "dev", ours])
+        call(["ip", "link", "set", ours, "up"])
+        spaces.configure("far", [f"address add {net}.2/24 dev net0", "link set net0 up", "link set lo up"])
+        yield spaces, f"{net}.2"
+    finally:
+        spaces.close()
+
+
+def test_job_outlives_a_network_that_loses_everything_for_a_while(start: Start, far: tuple[Namespaces, str]) -> None:
+    spaces, address = far
+    site = start(TELLS, lease=40, address=address, namespace=spaces.name("far"))
+    site.go(0)
+    site.until("event")
+    nft = spaces.command("far", ["nft", "-f", "-"])
+    chain = "add chain inet lost input { type filter hook input priority 0; policy drop; }"
+    call(nft, lines=["add table inet lost", chain, ""])
+    site.go(1)
+    site.until("broken")
+    call(nft, lines=["flush ruleset", ""])
+    site.until("mended")
+    site.go(2)
+    assert site.until("done")["left"] == []
+    told = [message["event"]["message"] for message in site.said if message["type"] == "event"]
+    assert told == ["1", "2"]
 
 
 def test_end_while_nobody_listens_is_told_later(start: Start) -> None:

@@ -83,6 +83,43 @@ def test_parse_wan() -> None:
     assert parse_wan("") == (0.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nonsense", "'nonsense' is neither a rate nor a round trip"),
+        ("100Mbps,30ms", "'100Mbps' has the unit 'Mbps'"),
+        ("100mbit 30ms", "'100mbit 30ms' has no comma"),
+        ("100mbit,30", "'30' has no unit"),
+        ("100mbit,1gbit", "'1gbit' is a second rate"),
+        ("30ms,1s", "'1s' is a second round trip"),
+        ("0mbit", "0 bit/s"),
+        ("100m", "1 h 40 min"),
+    ],
+)
+def test_a_wrong_part_of_a_link_is_named(text: str, said: str) -> None:
+    with pytest.raises(InvalidSettings) as caught:
+        decode(BY_NAME["shape"], text)
+    assert said in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("lr", 2e6, "write a number from 0 to 1000000"),
+        ("seed", -1, "write a number from 0"),
+        ("momentum", 1.0, "write a number from 0 and below 1"),
+        ("slice_elements", 16, "write 0, or a number from 1024 to 8388608"),
+        ("patience", 0.5, "write a number from 1s to 604800s"),
+    ],
+)
+def test_bounds_are_told_in_plain_numbers(name: str, value: float, hint: str) -> None:
+    option = next(option for option in OPTIONS if option.name == name)
+    with pytest.raises(InvalidSettings) as caught:
+        check(option, value)
+    assert caught.value.hint == hint
+
+
 def run(arguments: Sequence[str], env: dict[str, str] | None = None) -> dict[str, Value]:
     """What a command with the examples as its options is given."""
     seen: dict[str, Value] = {}

@@ -70,7 +70,7 @@ class Bench:
 
     def push(self, rank: int, number: int, array: Array, **fields: Any) -> None:
         header = self.header(Kind.EXCHANGE, round=number, contributors=(rank,), request=10 * number + rank, **fields)
-        self.rounds.on_exchange(self.links[rank], header, array.data.cast("B"), (rank,))
+        self.rounds.on_exchange(self.links[rank], header, array.data.cast("B"))
 
     def results(self) -> list[tuple[int, int, Array]]:
         """(request, round, value) of the answers since the last call."""
@@ -199,7 +199,7 @@ def test_a_repeat_is_answered_from_the_last_result_and_counts_once() -> None:
 
     def carry_up() -> None:
         for _, header, payload in delivery.ups:
-            bench.rounds.on_exchange(bench.links[0], header, payload, (0,))
+            bench.rounds.on_exchange(bench.links[0], header, payload)
         delivery.ups.clear()
 
     exchange(1)

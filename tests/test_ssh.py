@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def test_run_gives_output_errors_and_status(host: SshHost) -> None:
     assert host.run(["sh", "-c", "kill -9 $$"], limit=20).status < 0
     assert b"not found" in host.run(["no-such-program"], limit=20).errors
     with pytest.raises(TimedOut, match=r"sleep on alpha did not end within 0.3 s"):
-        host.run(["sleep", "1000"], limit=0.3)
+        host.run(["sleep", "30"], limit=0.3)
 
 
 def test_much_output_on_both_streams_and_much_input(host: SshHost) -> None:
@@ -98,15 +99,20 @@ def test_threads_share_a_host(host: SshHost, tmp_path: Path) -> None:
     assert everywhere(use, range(6)) == [b"%d" % number for number in range(6)]
 
 
-def test_package_is_on_the_path_there(machines: Machines, person: Person) -> None:
+def test_what_start_up_files_print_is_left_out(machines: Machines, person: Person) -> None:
     machine = machines()
     person.knows(machine)
-    site = Host(name="A", parties=("A",), ssh=machine.ssh(), package="/some where")
-    host = open_host(site, sys.executable, person.options())
-    program = [host.python, "-c", "import os; print(os.environ['PYTHONPATH'])"]
-    assert host.run(program, limit=20).output == b"/some where\n"
-    host.close()
-    assert isinstance(open_host(Host(name="B", parties=("B",)), "python3", SshOptions()), LocalHost)
+    (machine.home / ".bashrc").write_text("echo Welcome; printf 'to this machine'\n")
+    with closing(machine.host()) as host:
+        assert host.run(["cat"], data=BINARY, limit=20).output == BINARY
+        channel = host.open(["echo", "own words"])
+        assert b"".join(iter(channel.receive, b"")) == b"own words\n"
+
+
+def test_open_host_tells_this_machine_from_others(machines: Machines, person: Person) -> None:
+    there, here = Host(name="A", parties=("A",), ssh=machines().ssh()), Host(name="B", parties=("B",))
+    assert isinstance(open_host(there, "python3", person.options()), SshHost)
+    assert isinstance(open_host(here, "python3", SshOptions()), LocalHost)
 
 
 def test_unknown_host_key_is_refused_and_accepted_on_demand(machines: Machines, person: Person) -> None:
@@ -270,6 +276,17 @@ def test_machine_that_accepts_and_says_nothing(person: Person) -> None:
     assert "accepts connections and says nothing: no SSH banner within 8 s" in said
 
 
+def test_sshd_that_knows_only_sha1(machines: Machines) -> None:
+    machine = machines(settings=["KexAlgorithms diffie-hellman-group14-sha1"])
+    assert "no method in common" in (said := _error(machine.host())) and "its sshd is too old (SHA-1" in said
+
+
+def test_sshd_that_opens_no_session(machines: Machines, person: Person) -> None:
+    machine = machines(settings=["MaxSessions 0"])
+    person.knows(machine)
+    assert "host alpha opens no session" in _error(machine.host())
+
+
 def test_machine_that_hangs_after_it_let_us_in(machines: Machines, person: Person) -> None:
     machine = machines()
     person.knows(machine)
@@ -292,7 +309,7 @@ def test_dropped_connection_ends_what_waits_for_it(machines: Machines, person: P
     waiting = threading.Thread(target=lambda: _cut_soon(machine))
     waiting.start()
     with pytest.raises(HostUnreachable, match="the connection broke"):
-        host.run(["sleep", "1000"], limit=30)
+        host.run(["sleep", "30"], limit=30)
     waiting.join()
     assert channel.receive() == b""
     with pytest.raises(OSError):

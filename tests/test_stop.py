@@ -107,6 +107,16 @@ def test_launch_that_follows_sees_that_the_job_was_stopped(desk: Desk) -> None:
     assert desk.json("jobs")["jobs"][0]["state"] == "interrupted"
 
 
+def test_launch_that_has_only_begun_is_stopped_as_well(desk: Desk) -> None:
+    launch = desk.launch(story=FAMILIES)
+    launch.wait_for(lambda: launch.found or launch.directory.exists())
+    done = desk.geomx("stop")
+    assert done.returncode == 0, done.stderr
+    assert launch.process.poll() is not None
+    launch.finish()
+    assert_clean(launch)
+
+
 def test_deaf_process_is_killed_after_the_grace(desk: Desk) -> None:
     launch = desk.launch("--detach", story={"*": "forever", "A/worker:1": "deaf"})
     assert launch.finish() == 0

@@ -8,6 +8,7 @@ import click
 
 from geomx_cli.errors import UsageError
 from geomx_cli.options import Value
+from geomx_cli.units import counted
 
 if TYPE_CHECKING:
     from geomx_cli.hosts import SshOptions
@@ -67,7 +68,7 @@ def machines(
         if name in given and _written(name):
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"{flag} is for this machine alone; {path} says what there is", "add --local, or edit it")
-    for note in (f"inventory {path}: {len(read.inventory.hosts)} hosts", *read.notes):
+    for note in (f"inventory {path}: {counted(len(read.inventory.hosts), 'host')}", *read.notes):
         click.echo(note, err=True)
     values = {name: read.job.get(name, value) if not _written(name) else value for name, value in given.items()}
     shape = {name: given[name] for name in _SHAPE if name in given and _written(name)}

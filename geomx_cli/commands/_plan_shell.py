@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from geomx_cli.plan import Plan, Process
+from geomx_cli.units import counted
 
 __all__ = ["plan_shell"]
 
@@ -31,7 +32,7 @@ def plan_shell(plan: Plan, working_dirs: Mapping[str, str]) -> str:
 
 def _lines(plan: Plan, working_dirs: Mapping[str, str]) -> Iterator[str]:
     yield _HEAD
-    yield f"# job {plan.job}: {len(plan.processes)} processes on {len(plan.hosts)} hosts"
+    yield f"# job {plan.job}: {len(plan.processes)} processes on {counted(len(plan.hosts), 'host')}"
     yield "set -u\nprocesses="
     yield "trap 'kill $processes 2>/dev/null' INT TERM"
     yield 'case "${1:-}" in'

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator
 
 from geomx_cli.plan import Plan, Process
+from geomx_cli.units import counted
 
 __all__ = ["plan_text"]
 
@@ -15,7 +16,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def _overview(plan: Plan) -> Iterator[str]:
-    hosts = f"{len(plan.hosts)} host{'s' * (len(plan.hosts) > 1)}"
+    hosts = counted(len(plan.hosts), "host")
     yield f"job {plan.job}: {len(plan.processes)} processes on {hosts}, topology {plan.topology}"
     width = max(len(process.name) for process in plan.processes)
     for host in plan.hosts:

@@ -18,10 +18,11 @@ def data() -> None:
 @data.command()
 @click.argument("name", type=click.Choice(fetching.DATA_SETS))
 @click.option("--data-dir", default="", metavar="DIR", help="Where to put it; your own data directory by default.")
+@click.option("--existing", is_flag=True, help="Refuse a DIR that does not exist, in place of making it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def fetch(name: str, data_dir: str, as_json: bool) -> None:
+def fetch(name: str, data_dir: str, existing: bool, as_json: bool) -> None:
     """Fetch a data set, if it is not there yet, and print its directory."""
-    directory = fetching.fetch(name, data_dir, Progress())
+    directory = (fetching.ensure if existing else fetching.fetch)(name, data_dir, Progress())
     found = {"schema_version": 1, "data": name, "directory": str(directory)}
     click.echo(json.dumps(found) if as_json else str(directory))
 

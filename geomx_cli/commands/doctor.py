@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
-from geomx_cli.commands._options import GroupedCommand, add_options, values
+from geomx_cli.commands._options import add_options, values
+from geomx_cli.commands._script import ScriptCommand
 from geomx_cli.plugins import table
+from geomx_cli.units import counted
 
 if TYPE_CHECKING:
     from geomx_cli.doctor import Check, Measured, Report
@@ -22,7 +24,7 @@ _WIDTH = 120
 
 @add_options(table())
 @inventory_options
-@click.command("doctor", cls=GroupedCommand)
+@click.command("doctor", cls=ScriptCommand)
 @click.option("--quick", is_flag=True, help="Only what launch checks before each start.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python train.py ...]")
@@ -75,13 +77,9 @@ def _show(report: "Report") -> None:
     if report.wan:
         console.print(_links(report.wan))
     levels = [check.level for check in report.checks]
-    counts = (_counted(levels.count(level), level) for level in ("warning", "problem"))
-    hosts = _counted(len(report.inventory.hosts), "host")
-    console.print(f"{len(levels)} checks of {hosts}: {levels.count('ok')} ok, {', '.join(counts)}")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    counts = (counted(levels.count(level), level) for level in ("warning", "problem"))
+    hosts = counted(len(report.inventory.hosts), "host")
+    console.print(f"{counted(len(levels), 'check')} of {hosts}: {levels.count('ok')} ok, {', '.join(counts)}")
 
 
 def _findings(checks: "Sequence[Check]") -> Any:

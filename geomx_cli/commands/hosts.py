@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geomx_cli.commands._inventory import DEFAULT_FILE
+from geomx_cli.units import counted
 
 if TYPE_CHECKING:
     from geomx_cli.inventory_file import InventoryFile
@@ -55,12 +56,11 @@ def _object(read: "InventoryFile", places: "tuple[Standing, ...]") -> dict[str, 
 def _lines(read: "InventoryFile", places: "tuple[Standing, ...]") -> Iterator[str]:
     inventory = read.inventory
     processes = sum(len(place.servers) + len(place.workers) for place in places)
-    hosts = f"{len(places)} host{'s' * (len(places) > 1)}"
-    yield f"{read.path}: {processes} processes on {hosts}, topology {inventory.topology}"
+    yield f"{read.path}: {processes} processes on {counted(len(places), 'host')}, topology {inventory.topology}"
     yield from read.notes
     for party in (inventory.central, *inventory.parties):
         central = ", central" if party is inventory.central else ""
-        trains = f"{party.workers} worker{'s' * (party.workers != 1)} that train{'s' * (party.workers == 1)}"
+        trains = f"{counted(party.workers, 'worker')} that train{'s' * (party.workers == 1)}"
         yield f"\nparty {party.name}{central}: {trains if party.workers else 'nobody trains'}"
         for place in places:
             if party.name in place.parties:

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from geomx_cli import units
 from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
-from geomx_cli.commands._options import GroupedCommand, add_options, values
+from geomx_cli.commands._job import Duration
+from geomx_cli.commands._options import add_options, values
+from geomx_cli.commands._script import ScriptCommand
 from geomx_cli.errors import UsageError
 from geomx_cli.plugins import table
+from geomx_cli.variables import strangers
 
 if TYPE_CHECKING:
     from geomx_cli.inventory import Inventory
@@ -25,18 +27,18 @@ _PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS")
 
 
 @add_options(table())
-@click.command("launch", cls=GroupedCommand)
+@click.command("launch", cls=ScriptCommand)
 @inventory_options
 @click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
 @click.option("--shell", is_flag=True, help="With --dry-run: print start scripts that a person can run by hand.")
-@click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+@click.option("--json", is_flag=True, help="Print the result as one JSON object; see above.")
 @click.option("--detach", is_flag=True, help="Return when all processes run; the job goes on alone.")
 @click.option(
     "--lease",
-    default="6s",
+    type=Duration(),
     metavar="DURATION",
-    show_default=True,
-    help="How long the job goes on when this machine is gone, as a laptop that is closed.",
+    help="How long the job goes on when this machine is gone, as a laptop that is closed; at least 2s.  "
+    "[default: 6s, or 30s with hosts behind SSH]",
 )
 @click.option(
     "--sync",
@@ -47,7 +49,7 @@ _PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS")
 @click.option(
     "--job-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="New directory for the job's logs and events; by default one among all jobs in your home directory.",
+    help="A new or empty directory for the job's logs and events; by default one among all jobs in your home.",
 )
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python train.py ...]")
 def launch(
@@ -59,7 +61,7 @@ def launch(
     shell: bool,
     json: bool,
     detach: bool,
-    lease: str,
+    lease: float | None,
     sync: tuple[Path, ...],
     job_dir: Path | None,
     **parameters: Any,
@@ -75,9 +77,21 @@ def launch(
     geomx launch -- python train.py               the same with your own script
     geomx launch --hosts sites.toml --sync data   on the machines of sites.toml
     geomx launch --detach                         start, and come back later: geomx attach
+
+    What a script prints is in the logs: geomx logs -f. At the end stdout gets a summary, or with --json one object:
+    "schema_version", "job", "status" ("done", "failed", "interrupted" or "done in part"), "exit_code", "accuracy",
+    "loss", "rounds", "samples_per_s", "training_s", "first_step_s", "total_s", "bytes" ("lan" and "wan", each sent and
+    received), "directory", "logs" (null when they are on other hosts), "failure" ("process", "host", "cause", "hint",
+    "tail"; or null) and "error" ("message" and "hint"; or null). A job that could not be started gives only
+    "schema_version" and "error", with "exit_code" in it.
+
+    With --detach it says how to come back to the job, or with --json "schema_version", "job", "status" ("detached"),
+    "exit_code" and "directory". With --dry-run --json it prints the whole plan.
     """
     if shell and (json or not dry_run):
         raise UsageError("--shell prints scripts in place of the text of --dry-run", "write --dry-run --shell")
+    for sentence in strangers(os.environ):
+        click.echo(f"warning: {sentence}", err=True)
     inventory, options, _ = machines(hosts, local, values(table(), parameters))
     from geomx_cli.plan import JobSpec
 
@@ -97,7 +111,7 @@ def launch(
         told=Progress(),
         json=json,
         detach=detach,
-        lease=units.parse_duration(lease),
+        lease=lease,
         sync=sync,
         ssh=ssh_options(accept_new_host_keys),
     )

@@ -87,15 +87,15 @@ def _watch(job: "KnownJob") -> "Overview":
 def _print(overview: "Overview") -> None:
     from rich.console import Console
 
-    from geomx_cli.follow import table
+    from geomx_cli.process_table import ProcessTable
     from geomx_cli.summary import explain
-    from geomx_cli.units import format_duration
+    from geomx_cli.units import counted, format_duration
 
     job = overview.job
     since = format_duration(max(0.0, time.time() - job.started))
-    hosts = f"{len(job.plan.processes)} processes on {len(job.plan.hosts)} hosts"
+    hosts = f"{len(job.plan.processes)} processes on {counted(len(job.plan.hosts), 'host')}"
     click.echo(f"job {job.plan.job}: {overview.state}; started {since} ago; {hosts}")
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDTH).print(table(overview.progress))
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDTH).print(ProcessTable(overview.progress))
     for one in overview.hosts.values():
         if one.problem and one.reachable:
             click.echo(f"host {one.host}: {one.problem}")

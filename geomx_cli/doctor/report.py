@@ -22,6 +22,7 @@ from geomx_cli.job import Job
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.settle import listening, settle
 from geomx_cli.survey import Facts, Survey
+from geomx_cli.units import counted
 
 __all__ = ["Report", "examine", "quick", "visit"]
 
@@ -78,7 +79,7 @@ def examine(
     """The same as `quick`, and if `full` also GPUs, cores, and the bandwidth of each link between parties, which takes
     four seconds for each that shares a machine with another. `say` is told what happens."""
     job = spec if spec.job_dir and spec.socket_dir else Job.of(spec).complete(spec)
-    say(f"asking {len(hosts)} hosts")
+    say(f"asking {counted(len(hosts), 'host')}")
     with Survey(hosts) as survey:
         return _Visit(survey, inventory, job, full, say).report()
 

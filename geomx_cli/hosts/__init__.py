@@ -92,8 +92,8 @@ class Host(Protocol):
         """The interpreter that has geomx."""
 
     def run(self, argv: Sequence[str], *, data: bytes = b"", limit: float) -> Completed:
-        """Run a command with `data` on its standard input to its end, at most `limit` seconds (then
-        TimedOut).
+        """Run a command with `data` on its standard input to its end, at most `limit` seconds. Then TimedOut; a
+        command behind SSH may go on all the same.
         """
 
     def open(self, argv: Sequence[str]) -> Channel:
@@ -122,7 +122,7 @@ def open_host(host: "inventory.Host", python: str, ssh: SshOptions) -> Host:
         return LocalHost(host.name, host.python or python)
     from geomx_cli.hosts.ssh import SshHost
 
-    return SshHost(host.name, host.ssh, host.python or python, package=host.package, options=ssh)
+    return SshHost(host.name, host.ssh, host.python or python, options=ssh)
 
 
 def everywhere(do: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:

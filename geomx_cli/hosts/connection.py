@@ -23,7 +23,7 @@ _TCP = 8.0  # seconds
 _BANNER = 8.0
 _AUTH = 20.0
 _KEEPALIVE = 1
-_DEAD = 5000  # milliseconds that what was sent may wait to be acknowledged
+_DEAD = 3500  # milliseconds that what was sent may wait to be acknowledged
 _PROHIBITED = 1  # of RFC 4254, 5.1
 _TURNED_AWAY = 6.0  # how long to try again where sshd closes connections at once: it has too many that begin
 
@@ -56,7 +56,7 @@ class _Stream:
 class Connection:
     """The transports to a host and to the machines on the way there. Made by one thread, used by any.
 
-    Where the network loses it, or the machine, it breaks within 6 seconds: then `active` is False, and whatever
+    Where the network loses it, or the machine, it breaks within 5 seconds: then `active` is False, and whatever
     waits for it ends.
     """
 

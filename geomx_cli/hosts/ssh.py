@@ -26,6 +26,7 @@ _BEGIN = 10.0  # seconds for a command to be started
 _FILES = 20.0  # for files to be dealt with, besides
 _SLOWEST = 1 << 16  # bytes/s
 _ENDING = 2.0
+_MARK = "geomx-command-output-begins"
 _Result = TypeVar("_Result")
 
 
@@ -33,14 +34,13 @@ class SshHost:
     """Connects when it is first used, and again when it is used after the connection broke.
 
     Commands run as the login user's shell runs them, without a terminal, in the home directory. Nothing secret
-    may be in argv: it is seen by everybody on that machine. `package`: a folder for PYTHONPATH there.
+    may be in argv: it is seen by everybody on that machine. What the account's start-up files print is left out.
     """
 
-    def __init__(self, name: str, ssh: Ssh, python: str, *, package: str = "", options: SshOptions) -> None:
+    def __init__(self, name: str, ssh: Ssh, python: str, *, options: SshOptions) -> None:
         self.name = name
         self.python = python
         self._ssh = ssh
-        self._package = package
         self._options = options
         self._lock = threading.Lock()
         self._connection: Connection | None = None
@@ -53,9 +53,9 @@ class SshHost:
         with self._session(limit) as session, self._limit(limit, session.close, what):
             session.exec_command(self._command(argv))
             sender = _in_thread(lambda: _send_all(session, data))
-            output, errors = io.BytesIO(), io.BytesIO()
+            output, errors, own = io.BytesIO(), io.BytesIO(), _OwnOutput()
             listener = _in_thread(lambda: _drain(session.recv_stderr, errors.write))
-            _drain(session.recv, output.write)
+            _drain(session.recv, lambda data: output.write(own.of(data)))
             status = session.recv_exit_status()
             listener.join()
             sender.join()
@@ -112,8 +112,7 @@ class SshHost:
             self._connection = self._files = None
 
     def _command(self, argv: Sequence[str]) -> str:
-        before = ["env", f"PYTHONPATH={self._package}"] if self._package else []
-        return shlex.join([*before, *argv])
+        return shlex.join(["sh", "-c", 'echo "$0" && exec "$@"', _MARK, *argv])
 
     def _connected(self) -> tuple[Connection, bool]:
         """The connection, and whether it was made just now."""
@@ -197,6 +196,7 @@ class _SshChannel:
 
     def __init__(self, session: paramiko.Channel) -> None:
         self._session = session
+        self._own = _OwnOutput()
         self._errors = b""
         self._listener = _in_thread(lambda: _drain(session.recv_stderr, self._note))
 
@@ -204,10 +204,11 @@ class _SshChannel:
         self._session.sendall(data)
 
     def receive(self) -> bytes:
-        try:
-            return bytes(self._session.recv(_CHUNK))
-        except OSError:
-            return b""
+        with suppress(OSError):
+            while data := self._session.recv(_CHUNK):
+                if own := self._own.of(data):
+                    return own
+        return b""
 
     def errors(self) -> str:
         if self._session.closed or self._session.exit_status_ready():
@@ -220,6 +221,21 @@ class _SshChannel:
 
     def _note(self, data: bytes) -> None:
         self._errors = (self._errors + data)[-_ERRORS:]
+
+
+class _OwnOutput:
+    """Tells a command's output from what the account's start-up files have printed before it."""
+
+    def __init__(self) -> None:
+        self._before: bytes | None = b""
+
+    def of(self, data: bytes) -> bytes:
+        """The part of `data` that is the command's; b"" when there is none yet."""
+        if self._before is None:
+            return data
+        _, mark, own = (self._before + data).partition(_MARK.encode() + b"\n")
+        self._before = None if mark else (self._before + data)[-_ERRORS:]
+        return own
 
 
 def _in_thread(do: Callable[[], object]) -> threading.Thread:

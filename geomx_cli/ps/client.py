@@ -29,14 +29,14 @@ class Client:
 
     rank, num_workers: within the party's plane. party_index: -1 for the central party. global_rank: over all training
     workers, -1 for a master worker that does not train. num_all_workers: training workers of the job.
-    trains: whether this worker's contributions count. is_master: whether it configures the servers.
+    trains: whether this worker may contribute. is_master: whether it configures the servers and gives the initial
+    values; in a flat cluster that is rank 0.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: Delivery) -> None:
         self.settings = settings
         self.events = events
         self.party = settings.party
-        self.is_master = settings.master
         self._worker = Worker(settings, events, delivery)
         self._placements: dict[str, Placement] = {}
         self._rounds: dict[str, int] = {}
@@ -51,6 +51,8 @@ class Client:
         self.num_all_workers = standing.num_all_workers
         self.num_workers = settings.local.workers if settings.local is not None else 0
         self.trains = standing.trains
+        self.is_master = standing.rank == 0 if standing.flat else settings.master
+        self._left = False
 
     # Tensors.
 
@@ -64,11 +66,11 @@ class Client:
             self._placements[tensor.name] = Placement(key, tensor, tuple(Slice(*item) for item in slices))
 
     def init(self, name: str, value: Array) -> None:
-        """Give the initial value of a declared tensor: the master's counts, in a flat cluster rank 0's; blocks.
+        """Give the initial value of a declared tensor; blocks. For everybody but the master this does nothing.
 
-        For everybody else this does nothing. value: 1-D, contiguous, of the declared size and dtype.
+        value: 1-D, contiguous, of the declared size and dtype.
         """
-        if not (self.rank == 0 if self._standing.flat else self.is_master):
+        if not self.is_master:
             return
         self._check()
         exchange = self._start(None, Errand(Kind.PUSH, self._placement(name, value), value))
@@ -88,8 +90,12 @@ class Client:
 
         src, out: 1-D, contiguous, of the declared size and dtype. `src` must not change before `.sent`. A higher
         priority goes first. `weight` travels with the contribution; `hyper` holds hyper-parameters for the optimizer.
+        Raises InvalidSettings for a worker that does not train, or has left.
         """
         self._check()
+        if self._left or not self.trains:
+            what = "has left the job" if self._left else "is the master, which does not train"
+            raise InvalidSettings(f"this worker {what}: it cannot contribute")
         placement = self._placement(name, src)
         number = self._rounds[name] = self._rounds.get(name, 0) + 1
         errand = Errand(Kind.EXCHANGE, placement, src, number, weight, priority, dict(hyper or {}))
@@ -160,6 +166,7 @@ class Client:
         """
         for exchange in list(self._latest.values()):
             self._wait(exchange.done, self.settings.number("patience"), "the last rounds")
+        self._left = True
         for future in [self._ask("leave", {}, server) for server in range(len(self._worker.uplink.links))]:
             self._wait(future, self.settings.number("timeout"), "the servers to know that this worker leaves")
 

@@ -1,5 +1,7 @@
 """Who stands below a server: workers, or the local servers of the parties; who has come, who has left, who is done."""
 
+from collections.abc import Iterable
+
 from geomx_cli.ps.config import NodeSettings
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.wire import BadMessage
@@ -26,6 +28,7 @@ class Members:
         self._links: dict[int, list[Link]] = {}
         self._arrived: set[Link] = set()
         self._left: set[int] = set()
+        self._settled: set[int] = set()
         self._farewells: set[Link] = set()
 
     def arrive(self, link: Link) -> None:
@@ -51,6 +54,12 @@ class Members:
         """This member owes nothing more."""
         self._left.add(self.rank_of(link))
 
+    def settle(self, rank: int) -> bool:
+        """This member is past setting the job up; True if rounds have waited for that."""
+        waited = rank in self.setting_up()
+        self._settled.add(rank)
+        return waited
+
     def farewell(self, link: Link) -> bool:
         """This member is done; True when all are."""
         self._farewells.add(link)
@@ -65,17 +74,33 @@ class Members:
         """The links of one rank: several where a party has several local servers."""
         return self._links.get(rank, [])
 
-    def owes(self, rank: int) -> bool:
-        """Whether rounds wait for this rank: it has not left, and is no master worker that does not train."""
-        return rank not in self._left and (rank < CENTRAL or self._central_train)
+    def trains(self, rank: int) -> bool:
+        """Whether this rank contributes: it is no master worker that does not train."""
+        return rank < CENTRAL or self._central_train
+
+    def is_party(self, rank: int) -> bool:
+        """Whether a party's local servers stand behind this rank, not a worker."""
+        return self._two_planes and rank < CENTRAL
+
+    def setting_up(self) -> list[int]:
+        """Master workers that do not train and are not yet past setting the job up.
+
+        That is when one has set an optimizer, pulled, or left. No round closes before: the others may be faster, and a
+        first round without the optimizer would put sums of gradients in the place of the weights.
+        """
+        return [rank for rank in self._links if not self.trains(rank) and rank not in self._settled | self._left]
 
     def owing(self) -> list[int] | None:
-        """All ranks that owe contributions; None while not all members have come."""
-        return self.training() if self.complete else None
+        """All ranks that owe contributions; None while no round may close: not all have come, or one is setting up."""
+        return self.training() if self.complete and not self.setting_up() else None
 
     def training(self) -> list[int]:
         """Members that train and have not left."""
-        return [rank for rank in self._links if self.owes(rank)]
+        return [rank for rank in self._links if rank not in self._left and self.trains(rank)]
+
+    def names(self, ranks: Iterable[int]) -> list[str]:
+        """The processes behind these ranks."""
+        return [link.name for rank in sorted(ranks) for link in self.links(rank)]
 
     def of_own_plane(self) -> list[int]:
         """Who meets at a barrier of the party: at a root with a global plane, the central party's processes."""

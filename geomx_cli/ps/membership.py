@@ -9,6 +9,7 @@ from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.ps.config import PlaneSettings
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.wire import BadMessage
+from geomx_cli.units import counted
 
 if TYPE_CHECKING:
     from geomx_cli.ps.node import Node
@@ -121,7 +122,7 @@ class Membership:
         self._node.fail(
             TimedOut(
                 f"waited {self._node.timeout:g} s for {self._missing}",
-                f"check that the {plane.servers} servers and {plane.workers} workers of this plane have been started,"
-                f" that all were told the same counts, and that {plane.endpoint} can be reached",
+                f"check that {counted(plane.servers, 'server')} and {counted(plane.workers, 'worker')} of this plane"
+                f" have been started, that all were told the same counts, and that {plane.endpoint} can be reached",
             )
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost
+from geomx_cli.errors import GeomxError, Interrupted, InvalidSettings, PeerLost
 from geomx_cli.events import EventLog
 from geomx_cli.ps import addresses, security
 from geomx_cli.ps.config import NodeSettings, PlaneSettings
@@ -136,27 +136,39 @@ class Node:
         links = [*members, *(membership.link for membership in self.memberships if not membership.over)]
         self._end("fail", body, links, LAST_WORDS)
 
-    def run(self) -> None:
-        """Run the loop until stopped. Raises what made the node fail."""
+    def run(self, members: Callable[[], Iterable[Link]] = tuple) -> None:
+        """Run the loop until stopped. Raises what made the node fail.
+
+        A KeyboardInterrupt is raised again once the schedulers, or a scheduler's `members`, have been told.
+        """
         self.loop.every(self.settings.number("heartbeat"), self._tick)
-        self.loop.run()
+        try:
+            self.loop.run()
+        except KeyboardInterrupt as told:
+            self.fail(Interrupted(f"{self.process} was ended by {told}"), members())
+            self.loop.run()
+            raise
         if self.error is not None:
             raise self.error
 
     def close(self) -> None:
-        """Say the last words and close the sockets."""
+        """Say the last words, close the sockets, and write down what it came to."""
         self.transport.close()
         self.loop.close()
+        self._report()
 
     def _tick(self) -> None:
+        self._report()
+        for membership in self.memberships:
+            membership.beat(self.telemetry)
+
+    def _report(self) -> None:
         counters = self.transport.counters
         refused = {name: count for name, count in counters.items() if " from " not in name}
         self.telemetry["bytes"] = self.transport.traffic()
         if refused:
             self.telemetry["refused"] = refused
         self.events.write("telemetry", **self.telemetry)
-        for membership in self.memberships:
-            membership.beat(self.telemetry)
 
     def _end(self, topic: str, body: Body, links: Iterable[Link], limit: float) -> None:
         """End `run` when all `links` have answered the last thing that is said to them, or after `limit` seconds."""

@@ -1,6 +1,6 @@
 """What members may ask of a server beside tensors: who takes part, where a tensor goes, which optimizer, a barrier."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ class Requests:
         self._rounds = rounds
         self._own_party = own_party
         self._waiting: list[Request] = []
-        self._optimizer_by = ""
+        self._optimizer_by, self._optimizer_trains = "", True
         self._partition: Partition | None = None
         self._placements: dict[str, list[Any]] = {}
         self._barriers = {"party": Barrier(members.of_own_plane), "all": Barrier(members.training)}
@@ -65,6 +65,12 @@ class Requests:
                         request.answer()
                 else:
                     self._barrier_above(released)
+
+    def at_barriers(self) -> Iterator[tuple[float, frozenset[int]]]:
+        """Of each barrier where members wait for others: since when (time.monotonic seconds), and for which ranks."""
+        for barrier in self._barriers.values():
+            if (waiting := barrier.waiting()) is not None and waiting[1]:
+                yield waiting
 
     def _answer(self, request: Request) -> None:
         try:
@@ -97,7 +103,7 @@ class Requests:
                 "central": self._members.central_workers(),
                 "root": True,
                 "flat": self._node.settings.upper is None,
-                "trains": self._members.owes(self._members.rank_of(request.link)),
+                "trains": self._members.trains(self._members.rank_of(request.link)),
                 "party_index": -1,
             }
         )
@@ -137,22 +143,30 @@ class Requests:
         return self._partition
 
     def _on_optimizer(self, request: Request) -> None:
-        """Set the optimizer. The same again changes nothing; another one is only taken from who set the first."""
+        """Set the optimizer. The same again changes nothing; another one is only taken from who set the first.
+
+        Until the first round, the numbers of a worker that trains go before those of a master that does not: scripts
+        make them from the number of workers, and the master is alone in its party.
+        """
         if self._uplink is not None:
             self._relay_to_all(request, self._uplink)
             return
         name, params = str(request.body["name"]), dict(request.body["params"])
         new = optimizers.create(name, params)
         current, by = self._rounds.optimizer, str(request.body["by"])
-        if current is None or self._optimizer_by == by:
+        rank = self._members.rank_of(request.link)
+        trains, alike = self._members.trains(rank), current is not None and current.name == new.name
+        gives_way = alike and self._rounds.last_round == 0 and trains != self._optimizer_trains
+        if current is None or self._optimizer_by == by or (gives_way and trains):
             self._rounds.use(new)
-            self._optimizer_by = by
-        elif (current.name, current.params) != (new.name, new.params):
+            self._optimizer_by, self._optimizer_trains = by, trains
+        elif not gives_way and (current.name, current.params) != (new.name, new.params):
             raise InvalidSettings(
                 f"{by} asks for the optimizer {name} {params}, but {self._optimizer_by} has set"
                 f" {current.name} {dict(current.params)}",
                 "all workers that call set_optimizer must ask for the same one",
             )
+        self._members.settle(rank)
         self._rounds.members_changed()
         request.answer()
 

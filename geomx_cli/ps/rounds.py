@@ -111,8 +111,8 @@ class Rounds:
             up = self._upward(book, header, Kind.PULL)
             self._uplink.send(book.root, up, None, lambda result, array: self._fetched(book, result, array))
 
-    def on_exchange(self, link: Link, header: Header, payload: memoryview | None, ranks: tuple[int, ...]) -> None:
-        """A contribution of `ranks`; without ranks only the round's result is asked for."""
+    def on_exchange(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        """A contribution; whoever makes it has been checked to be among its contributors."""
         book, array = self._book(header), view(header, payload)
         asker = _Asker(link, header.request, header.priority)
         if header.round <= book.slot.version:
@@ -123,8 +123,10 @@ class Rounds:
             raise BadMessage(f"round {header.round} while round {book.slot.version + 1} is open")
         round_ = self._round(book, header)
         round_.askers[id(link)] = asker
-        given = Contribution(ranks, array, header.weight, header.hyper, lambda: link.consumed(array.nbytes))
-        if not ranks or header.round <= book.closed or not round_.gathering.offer(given):
+        given = Contribution(
+            header.contributors, array, header.weight, header.hyper, lambda: link.consumed(array.nbytes)
+        )
+        if header.round <= book.closed or not round_.gathering.offer(given):
             link.consumed(array.nbytes)
         self._advance(book)
 
@@ -159,6 +161,15 @@ class Rounds:
                 round_.wanted.add(rank)
                 for link in self._links_of(rank):
                     link.ask_for(key, index, number)
+
+    def oldest(self) -> tuple[int, float, frozenset[int]] | None:
+        """Of the rounds that are open, the one that was opened first: its number, when (time.monotonic seconds), and
+        the ranks whose contributions are missing.
+        """
+        owing = self._owing() or ()
+        for (_, _, number), round_ in self._open.items():
+            return number, round_.started, frozenset(round_.gathering.missing(owing))
+        return None
 
     # State.
 
@@ -222,14 +233,11 @@ class Rounds:
             gathering = round_.gathering
             if self._uplink is None and book.slot.value is None and self.optimizer is not None:
                 return
-            if not gathering.merge(owing) or (gathering.total is None and owing):
+            if not gathering.merge(owing) or gathering.total is None:
                 return
             book.closed += 1
             self._open.pop((book.slot.key, book.slot.index, book.closed), None)
-            if gathering.total is None:
-                self._finish(book, book.closed, book.slot.value, gathering)
-            else:
-                self._close(book, book.closed, gathering, gathering.total)
+            self._close(book, book.closed, gathering, gathering.total)
 
     def _close(self, book: _Book, number: int, gathering: Gathering, total: Array) -> None:
         if self._uplink is None:
@@ -266,10 +274,8 @@ class Rounds:
         if self._initial:
             self.optimizer.set(**{**self._initial, **book.hyper})
 
-    def _finish(self, book: _Book, number: int, value: Array | None, gathering: Gathering) -> None:
+    def _finish(self, book: _Book, number: int, value: Array, gathering: Gathering) -> None:
         """Store a round's result and answer all who wait for it."""
-        if value is None:
-            raise BadMessage("a round without any contribution and any value")
         book.slot.value = _cast(value, book.dtype)
         book.slot.version = number
         self.last_round = max(self.last_round, number)

@@ -16,6 +16,7 @@ from geomx_cli.ps.membership import Member
 from geomx_cli.ps.node import Node
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.wire import BadMessage, Header
+from geomx_cli.units import counted
 
 __all__ = ["Scheduler"]
 
@@ -57,7 +58,7 @@ class Scheduler:
         """Serve until the plane has ended."""
         self.node.telemetry["state"] = "waiting"
         try:
-            self.node.run()
+            self.node.run(self._present)
         finally:
             self.node.close()
 
@@ -109,7 +110,7 @@ class Scheduler:
         theirs = (int(body["servers"]), int(body["workers"]))
         if theirs != (plane.servers, plane.workers):
             raise InvalidSettings(
-                f"{body['process']} was told {theirs[0]} servers and {theirs[1]} workers,"
+                f"{body['process']} was told {counted(theirs[0], 'server')} and {counted(theirs[1], 'worker')},"
                 f" its scheduler {plane.servers} and {plane.workers}",
                 "give every process of the plane the same DMLC_NUM_* variables",
             )
@@ -183,7 +184,10 @@ class Scheduler:
                 self._fail(PeerLost(f"{name} has been silent for {silent:.0f} s", peer=name))
 
     def _fail(self, error: GeomxError) -> None:
-        self.node.fail(error, [link for link, item in self._entries.items() if not item.gone])
+        self.node.fail(error, self._present())
+
+    def _present(self) -> list[Link]:
+        return [link for link, item in self._entries.items() if not item.gone]
 
     def _status(self, item: _Entry) -> dict[str, Any]:
         return {"process": item.member.process, "gone": item.gone, **item.telemetry}

@@ -8,6 +8,8 @@
 One loop handles one message at a time. A server ends when all members have said farewell.
 """
 
+from collections.abc import Iterator
+
 from geomx_cli.events import EventLog
 from geomx_cli.ps.algorithm import ServerPart
 from geomx_cli.ps.config import NodeSettings
@@ -16,11 +18,13 @@ from geomx_cli.ps.link import Link
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.node import Node
+from geomx_cli.ps.patience import Patience, Wait
 from geomx_cli.ps.requests import Requests
 from geomx_cli.ps.rounds import STALL, Rounds
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.uplink import Delivery, Uplink
 from geomx_cli.ps.wire import BadMessage, Header, Kind
+from geomx_cli.units import counted
 
 __all__ = ["Server"]
 
@@ -48,6 +52,7 @@ class Server:
         )
         self._party_index = 0
         self._requests = Requests(self.node, self._members, self._uplink, self.rounds, lambda: self._party_index)
+        self._patience = Patience(self.node, self._members, self._waits)
         self._endpoints = self.node.listen(settings.local or settings.upper)
         self._join()
 
@@ -55,9 +60,11 @@ class Server:
         """Serve until all members have said farewell."""
         self.node.loop.every(STALL, self.rounds.unstall)
         self.node.loop.every(self._settings.number("heartbeat"), self._report)
+        self._patience.begin()
         try:
             self.node.run()
         finally:
+            self._report()
             self.node.close()
 
     # Joining.
@@ -109,7 +116,8 @@ class Server:
 
     def _joined(self) -> None:
         self.node.telemetry["state"] = "serving"
-        kind = "a root" if self._is_root else f"a local server below {len(self.node.memberships[-1].servers())} roots"
+        roots = len(self.node.memberships[-1].servers())
+        kind = "a root" if self._is_root else f"a local server below {counted(roots, 'root')}"
         self.node.events.write("state", state="serving", message=f"{kind}, listening on {' '.join(self._endpoints)}")
         self._serve()
 
@@ -145,17 +153,23 @@ class Server:
             return
         rank = self._members.rank_of(link)
         if header.kind == Kind.EXCHANGE:
-            if header.contributors not in ((), (rank,)):
+            if header.contributors != (rank,) or not self._members.trains(rank):
                 raise BadMessage(f"contributions of ranks {header.contributors} from rank {rank}")
-            self.rounds.on_exchange(link, header, payload, (rank,) if self._members.owes(rank) else ())
+            self.rounds.on_exchange(link, header, payload)
         elif header.kind == Kind.PULL:
             self.rounds.on_pull(link, header)
+            if self._members.settle(rank):
+                self.rounds.members_changed()
         else:
             self.rounds.on_push(link, header, payload)
 
     # Requests.
 
     def _on_request(self, request: Request) -> None:
+        if self._uplink is not None and request.link in self._uplink.links and request.topic == "behind":
+            # Where contributions are on their way to the roots, nobody of this party is.
+            request.answer({"processes": [] if self._uplink.waiting else self._patience.behind()})
+            return
         self._members.rank_of(request.link)
         if request.topic == "leave":
             self._leave(request)
@@ -168,6 +182,17 @@ class Server:
         """Somebody has come, or the roots are dialled: go on with what has waited for it."""
         self._requests.serve()
         self.rounds.members_changed()
+
+    def _waits(self) -> Iterator[Wait]:
+        """Whom the members wait for here, and whether that is a round or a barrier."""
+        missing = self.rounds.oldest()
+        masters = frozenset(self._members.setting_up()) if self._members.complete else frozenset()
+        if missing is not None and masters:
+            yield Wait("set an optimizer, pulled or left", missing[1], masters, "and the first round waits for that")
+        elif missing is not None and missing[2]:
+            yield Wait(f"contributed to round {missing[0]}", missing[1], missing[2])
+        for began, ranks in self._requests.at_barriers():
+            yield Wait("come to a barrier", began, ranks)
 
     def _report(self) -> None:
         self.node.telemetry["round"] = self.rounds.last_round

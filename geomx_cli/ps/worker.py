@@ -110,7 +110,7 @@ class Worker:
                 priority=errand.priority, hyper=errand.hyper,
             )  # fmt: skip
             part = None if data is None else data[piece.offset : piece.offset + piece.length].cast("B")
-            self.uplink.send(piece.server, header, part, self._taker(exchange, piece.offset))
+            self.uplink.send(piece.server, header, part, self._taker(exchange, piece.offset, errand.round))
 
     def ask(self, future: "Future[Body]", topic: str, body: Body, server: int, limit: float) -> None:
         """Make a request of one server; the answer goes to `future`."""
@@ -134,12 +134,13 @@ class Worker:
         if not self.ready.done():
             self.ready.set_exception(error)
 
-    def _taker(self, exchange: Exchange, offset: int) -> Callable[[Header, Array], None]:
+    def _taker(self, exchange: Exchange, offset: int, round_: int) -> Callable[[Header, Array], None]:
         def take(header: Header, array: Array) -> None:
             exchange.contributors, exchange.weight = header.contributors, header.weight
             exchange.take(offset, array)
             if exchange.missing == 0:
                 self.open.discard(exchange)
+                self.node.telemetry["round"] = max(round_, self.node.telemetry["round"])
 
         return take
 
@@ -163,7 +164,7 @@ class Worker:
             party_index = planned
         before = 0 if flat else sum(workers if central else workers[:party_index])
         contributor = self._rank + CENTRAL if central else self._rank
-        self._voice = (contributor,) if trains else ()
+        self._voice = (contributor,)
         self.node.telemetry["state"] = "training"
         self.ready.set_result(
             Standing(

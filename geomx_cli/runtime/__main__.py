@@ -1,4 +1,9 @@
-"""`python -m geomx_cli.runtime [SCRIPT [ARGUMENTS]]`: reads the environment and becomes the role that it names."""
+"""python -m geomx_cli.runtime [SCRIPT [ARGUMENTS]]: becomes the process of a job that the environment names.
+
+A scheduler or server takes no arguments. A worker runs SCRIPT, in which mx.kv.create("dist_sync") is geomx's store, or
+without one the bundled training job. Without any DMLC_* variable, SCRIPT runs alone, as the only worker.
+`geomx launch` starts all processes with the right variables; by hand, each machine's are set as follows.
+"""
 
 import os
 import sys
@@ -9,30 +14,46 @@ from typing import Any, Literal
 from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TrainingFailed
 from geomx_cli.events import EventLog
+from geomx_cli.runtime import settings as variables
 from geomx_cli.runtime.settings import Settings
+from geomx_cli.runtime.signals import Signals, interrupted
 
 
 def main(argv: list[str]) -> int:
-    """Run the role to its end; returns the exit status."""
+    """Run the role to its end; returns the exit status (see errors.py)."""
+    if argv[:1] in (["--help"], ["-h"]):
+        _, _, of_variables = str(variables.__doc__).partition("\n\n")
+        print(f"{__doc__}\n{of_variables}".strip())
+        return 0
+    events = EventLog(None)
     try:
+        if argv and variables.none_are_set():
+            _begin_alone(argv[0])
         settings = Settings.from_environment(plugins.table())
-    except GeomxError as error:
-        return _failed(EventLog(None), error)
-    events = event_log(settings)
-    try:
+        events = event_log(settings)
         if settings.role == "worker":
             _work(settings, events, argv)
         else:
             _serve(settings, events)
-    except GeomxError as error:
-        status = _failed(events, error)
-        if settings.role == "worker":
+    except (GeomxError, KeyboardInterrupt) as caught:
+        error = caught if isinstance(caught, GeomxError) else interrupted(caught)
+        _say(events, error)
+        if "mxnet" in sys.modules:
             sys.stdout.flush()
-            os._exit(status)  # at a normal exit MXNet would wait for operations that never end
-        return status
+            os._exit(error.exit_code)  # at a normal exit MXNet would wait for operations that never end
+        return error.exit_code
     if settings.role != "worker":
         events.write("finished")
     return 0
+
+
+def _begin_alone(script: str) -> None:
+    from geomx_cli.runtime import alone
+
+    text = f"there are no DMLC_* variables: {script} runs alone, as the only worker"
+    hint = f"to train on several: geomx launch -- python {script}, or set DMLC_* variables (--help)"
+    print(f"{text}\n  {hint}", file=sys.stderr, flush=True)
+    alone.begin()
 
 
 def event_log(settings: Settings) -> EventLog:
@@ -48,18 +69,27 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
     if argv:
         from geomx_cli.runtime import script
 
-        script.run(argv)
+        if not Path(argv[0]).exists():
+            raise InvalidSettings(f"there is no script {argv[0]}", f"it is looked for in {Path.cwd()}")
+        signals = None if settings.job else Signals()
+        if signals is not None:
+            signals.watch(script.session().tell)
+        script.run(argv, signals)
         return
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime import training
 
+    signals = None if settings.job else Signals()
     client = Client(settings, events, part(settings, "delivery", "worker")())
+    if signals is not None:
+        signals.watch(client.close)
     try:
         training.main(client)
         client.leave()
         client.close()
-    except Exception as error:
-        cause = client.failure or error  # MXNet raises what failed in its engine as an error of its own
+    except (Exception, KeyboardInterrupt) as error:
+        told = interrupted(error) if isinstance(error, KeyboardInterrupt) else None
+        cause = told or client.failure or error  # MXNet raises what failed in its engine as an error of its own
         client.close(cause if isinstance(cause, GeomxError) else TrainingFailed(repr(error)))
         if cause is error:
             raise
@@ -67,6 +97,8 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
 
 
 def _serve(settings: Settings, events: EventLog) -> None:
+    if not settings.job:
+        Signals()
     if settings.role.endswith("scheduler"):
         from geomx_cli.ps.scheduler import Scheduler
 
@@ -89,11 +121,11 @@ def part(settings: Settings, option: Literal["algo", "delivery"], side: plugins.
     return factory
 
 
-def _failed(events: EventLog, error: GeomxError) -> int:
+def _say(events: EventLog, error: GeomxError) -> None:
     peer = error.peer if isinstance(error, PeerLost) else ""
     events.write("failed", message=error.message, hint=error.hint, peer=peer)
-    print(f"error: {error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
-    return 1
+    who = f"{peer}: " if peer and peer not in error.message else ""
+    print(f"error: {who}{error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

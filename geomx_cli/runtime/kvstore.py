@@ -3,6 +3,7 @@
 Values are numpy arrays of float32, float64 or float16, of any shape; results go to C-contiguous arrays.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from numbers import Integral
@@ -24,6 +25,9 @@ Key = int | str
 Params = Mapping[str, float | int | bool]
 Hyper = dict[str, float]
 DTYPES = ("float32", "float64", "float16")
+_MASTER_ENDS = (
+    "the master worker has set the job up; it does not train, and ends here; global_rank 0 is the one to save a model"
+)
 
 T = TypeVar("T")
 
@@ -156,8 +160,12 @@ class Store:
     def push(
         self, keys: Key | Sequence[Key], values: Array | Sequence[Array] | Sequence[Sequence[Array]], priority: int = 0
     ) -> list[Exchange]:
-        """Contribute to the next round of each key the sum of its values, which may change as soon as this returns."""
+        """Contribute to the next round of each key the sum of its values, which may change as soon as this returns.
+
+        See `begin_training`.
+        """
         checked = [(self._check(key, arrays), arrays) for key, arrays in pairs(keys, values)]
+        self.begin_training()
         return [self.send(name, arrays, priority, self.news(name)) for name, arrays in checked]
 
     def pull(
@@ -191,6 +199,16 @@ class Store:
         self.init(keys, values)
         for future in self.pull(keys, outs):
             future.result()
+
+    def begin_training(self) -> None:
+        """Here a script goes from setting the job up to training. Raises SystemExit in a master that does not train.
+
+        A script that knows nothing of masters would have it train on all data, as the only worker of its party, and
+        its weights would run behind those of the others. So it ends, with status 0, and leaves the job as usual.
+        """
+        if not self._client.trains:
+            print(_MASTER_ENDS, file=sys.stderr, flush=True)
+            raise SystemExit(0)
 
     def _check(self, key: Key, arrays: Sequence[Array]) -> str:
         names = {self.lookup(key, array.size, str(array.dtype)) for array in arrays}

@@ -33,7 +33,7 @@ def _guarded(method: _Method) -> _Method:
                 raise self.failure
             return method(self, *args, **kwargs)
         except GeomxError as error:
-            raise self._mx.base.MXNetError(str(error)) from error
+            raise self._mx.base.MXNetError(str(error)) from None
 
     return cast(_Method, call)
 
@@ -90,8 +90,13 @@ class MxnetStore:
 
     @_guarded
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Contribute to the keys' next round; returns at once. `value` is not changed, and may change at once."""
-        for one, values in self._checked(key, value):
+        """Contribute to the keys' next round; returns at once. `value` is not changed, and may change at once.
+
+        Raises SystemExit in a master worker that does not train; see Store.begin_training.
+        """
+        checked = self._checked(key, value)
+        self._store.begin_training()
+        for one, values in checked:
             self._push(one, values, priority)
 
     @_guarded
@@ -107,6 +112,7 @@ class MxnetStore:
         """`push`, then `pull` to `out`, or without it to `value`."""
         values = self._checked(key, value)
         outs = values if out is None else self._checked(key, out)
+        self._store.begin_training()
         for (one, given), (_, taken) in zip(values, outs, strict=True):
             self._push(one, given, priority)
             self._pull(one, taken, priority)

@@ -76,7 +76,7 @@ def _make(mx: Any, client_factory: "Callable[[], Client]", kind: str) -> Any:
     try:
         client = client_factory()
     except GeomxError as error:
-        raise mx.base.MXNetError(str(error)) from error
+        raise mx.base.MXNetError(str(error)) from None
     if client.is_master and "_sync" not in kind:
         message = f"kvstore type {kind!r}: the algorithm of this job decides, not the type, and it is synchronous"
         client.events.write("warning", message=message)

@@ -9,7 +9,6 @@ import atexit
 import functools
 import os
 import runpy
-import signal
 import sys
 import threading
 import traceback
@@ -17,11 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from geomx_cli.errors import GeomxError, PeerLost, TrainingFailed
+from geomx_cli.errors import GeomxError, Interrupted, PeerLost, TrainingFailed
 
 if TYPE_CHECKING:
     from geomx_cli.events import EventLog
     from geomx_cli.ps.client import Client
+    from geomx_cli.runtime.signals import Signals
 
 __all__ = ["Session", "run", "session"]
 
@@ -84,6 +84,11 @@ class Session:
             self._client.close(cause)
             self._rest()
 
+    def tell(self, error: Interrupted) -> None:
+        """Somebody ends the script: tell everybody, so that whatever it waits for fails. Any thread."""
+        if self._client is not None:
+            self._client.close(error)
+
     def _cause(self, error: BaseException) -> GeomxError:
         """What failed first: the error of the job if it is one, however the script met it."""
         seen: BaseException | None = error
@@ -97,7 +102,7 @@ class Session:
         if isinstance(error, SystemExit):
             return TrainingFailed(f"the script ended with exit status {error.code}", "its log says why")
         text = (str(error).strip().splitlines() or [""])[0]
-        return TrainingFailed(f"the script raised {type(error).__name__}: {text}", "its log says where")
+        return TrainingFailed(f"the script raised {type(error).__name__}: {text}", "correct it where the log says")
 
     def _rest(self) -> None:
         """MXNet's threads must not need Python when the interpreter is gone."""
@@ -155,7 +160,7 @@ class Session:
         except GeomxError as error:
             print(f"error: {error}", file=sys.stderr)
             self.abort(error)
-            _die(1)
+            _die(error.exit_code)
 
 
 @functools.cache
@@ -164,17 +169,15 @@ def session() -> Session:
     return Session()
 
 
-def run(argv: list[str]) -> None:
+def run(argv: list[str], signals: "Signals | None") -> None:
     """Run the script argv[0] with the arguments after it, as `python` would, to its end and out of the cluster.
 
     Raises SystemExit when it has failed and everybody has been told: with the status that the script chose, or 1 after
-    an exception, which has been printed.
+    an exception, which has been printed; and Interrupted when somebody has ended it and `signals` knows of it.
     """
     from geomx_cli.runtime import finder
 
     finder.install()
-    # A handler in Python would not run while the script waits inside MXNet.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.argv = list(argv)
     sys.path.insert(0, str(Path(argv[0]).absolute().parent))
     try:
@@ -184,6 +187,9 @@ def run(argv: list[str]) -> None:
             session().abort(end)
             raise
     except BaseException as error:
+        if signals is not None and signals.told is not None:
+            session().abort(signals.told)
+            raise signals.told from None
         traceback.print_exception(type(error), error, _of_script(error.__traceback__, argv[0]))
         session().abort(error)
         raise SystemExit(1) from None
@@ -192,7 +198,7 @@ def run(argv: list[str]) -> None:
     except GeomxError as error:
         print(f"error: {error}", file=sys.stderr)
         session().abort(error)
-        raise SystemExit(1) from None
+        raise SystemExit(error.exit_code) from None
 
 
 def _of_script(trace: TracebackType | None, path: str) -> TracebackType | None:

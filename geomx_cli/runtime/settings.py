@@ -4,21 +4,29 @@ the variables of a job.
 The `DMLC_*` variables mean what they mean in MXNet and GeoMX, so that a process started by hand with only those works;
 `GEOMX_*` carry what the planner knows beyond them. An option's variable is in the table of options.
 
-    variable              who       meaning
-    DMLC_ROLE             all       scheduler, server or worker (unset: worker); not for a global scheduler
-    DMLC_ROLE_GLOBAL      roots     global_scheduler or global_server
-    DMLC_ROLE_MASTER_WORKER         1: this worker configures the global servers and gives the initial weights
-    DMLC_PS_ROOT_URI, _PORT         the scheduler of this process's party; a global server may have none
-    DMLC_NUM_SERVER, DMLC_NUM_WORKER    members of the party's plane
-    DMLC_PS_GLOBAL_ROOT_URI, _PORT      the scheduler of the global plane
-    DMLC_NUM_GLOBAL_SERVER, DMLC_NUM_GLOBAL_WORKER    global servers and local servers
-    DMLC_NUM_ALL_WORKER, DMLC_ENABLE_CENTRAL_WORKER, DMLC_INTERFACE, DMLC_NODE_HOST, PORT
-    GEOMX_JOB, GEOMX_JOB_DIR, GEOMX_PROCESS, GEOMX_PARTY, GEOMX_PARTY_INDEX, GEOMX_HOST
-    GEOMX_RANK, GEOMX_GLOBAL_RANK       ranks given by the planner
-    GEOMX_BIND, GEOMX_ADVERTISE         endpoints, separated by blanks
-    GEOMX_SCHEDULER, GEOMX_GLOBAL_SCHEDULER    endpoints to dial in place of tcp://URI:PORT
-    GEOMX_DEVICE          workers   gpuN: train on that GPU, the only one that CUDA_VISIBLE_DEVICES shows
-    GEOMX_KEY_FILE, GEOMX_INSECURE, GEOMX_WAN_SHARE
+    every process
+      DMLC_ROLE                               scheduler, server or worker (unset: worker)
+      DMLC_NODE_HOST, DMLC_INTERFACE, PORT    own address, or the interface that has it, and a port to listen on
+      GEOMX_INSECURE=1                        listen beyond this machine without keys
+    processes of a party (in the central one the global servers are its servers)
+      DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT     where the party's scheduler is
+      DMLC_NUM_SERVER, DMLC_NUM_WORKER        how many servers and workers the party has
+    master worker, in the central party
+      DMLC_ROLE_MASTER_WORKER=1               configures the global servers and gives the initial weights
+    central party
+      DMLC_ENABLE_CENTRAL_WORKER=1            its workers train, the master among them
+    global scheduler, global servers and local servers (without these a party is a flat cluster by itself)
+      DMLC_ROLE_GLOBAL                        global_scheduler, or global_server beside DMLC_ROLE=server
+      DMLC_PS_GLOBAL_ROOT_URI, _PORT          where the global scheduler is
+      DMLC_NUM_GLOBAL_SERVER, _WORKER         how many global servers and local servers there are
+
+    from the planner
+      GEOMX_JOB, GEOMX_JOB_DIR, GEOMX_PROCESS, GEOMX_PARTY, GEOMX_PARTY_INDEX, GEOMX_HOST
+      GEOMX_RANK, GEOMX_GLOBAL_RANK           ranks, which schedulers give otherwise; DMLC_NUM_ALL_WORKER
+      GEOMX_BIND, GEOMX_ADVERTISE             endpoints, separated by blanks
+      GEOMX_SCHEDULER, GEOMX_GLOBAL_SCHEDULER endpoints to dial in place of tcp://URI:PORT
+      GEOMX_DEVICE                            gpuN: train on that GPU, the only one that CUDA_VISIBLE_DEVICES shows
+      GEOMX_KEY_FILE, GEOMX_WAN_SHARE
 """
 
 import os
@@ -29,7 +37,7 @@ from geomx_cli.errors import InvalidSettings
 from geomx_cli.options import Option, decode, encode
 from geomx_cli.ps.config import NodeSettings, PlaneSettings, Role
 
-__all__ = ["PlaneSettings", "Role", "Settings"]
+__all__ = ["PlaneSettings", "Role", "Settings", "none_are_set"]
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,12 @@ class Settings(NodeSettings):
         )
 
 
+def none_are_set(env: Mapping[str, str] | None = None) -> bool:
+    """Whether nothing says that this process belongs to a cluster."""
+    env = os.environ if env is None else env
+    return not any(name.startswith("DMLC_") or name in ("GEOMX_JOB", "GEOMX_SCHEDULER") for name in env)
+
+
 def _text(number: int | None) -> str:
     return "" if number is None else str(number)
 
@@ -152,7 +166,8 @@ def _upper(env: Mapping[str, str], role: Role) -> PlaneSettings | None:
 def _plane(env: Mapping[str, str], infix: str, scheduler: str) -> PlaneSettings:
     uri = f"DMLC_PS_{infix}ROOT_URI"
     if not env.get(uri):
-        raise InvalidSettings(f"{uri} is not set", "it is the address of the scheduler; geomx launch sets it for you")
+        hint = "it is the address of the scheduler; geomx launch sets it, python -m geomx_cli.runtime --help explains"
+        raise InvalidSettings(f"{uri} is not set", hint)
     port = _int(env, f"DMLC_PS_{infix}ROOT_PORT", None)
     if not 0 < port < 65536:
         raise InvalidSettings(f"DMLC_PS_{infix}ROOT_PORT={port} is no port", "it lies between 1 and 65535")

@@ -28,7 +28,7 @@ def schedule():
 
 
 def backward(net, rank, step):
-    source = np.random.RandomState(100 * step + rank)
+    source = np.random.RandomState(100 * step + rank + 1)
     images = mx.nd.array(source.randn(BATCH, 6))
     with autograd.record():
         loss = (net(images) - images.sum(axis=1, keepdims=True)) ** 2
@@ -47,9 +47,9 @@ def cluster():
     for step in range(STEPS):
         if step == STEPS // 2 and NAME != "scheduled":
             trainer.set_learning_rate(0.005)
-        backward(net, kv.rank, step)
-        trainer.step(BATCH * kv.num_workers)
-    save(f"params-{kv.rank}.npz", net)
+        backward(net, kv.global_rank, step)
+        trainer.step(BATCH * kv.num_all_workers)
+    save(f"params-{kv.global_rank}.npz", net)
 
 
 def alone(ranks):

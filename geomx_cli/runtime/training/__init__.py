@@ -83,7 +83,7 @@ def _run(
     fields: dict[str, object] = {"rounds": part.rounds, "samples": loop.samples, "seconds": loop.seconds}
     if evaluation is not None:
         client.report(state="evaluating")
-        fields["accuracy"] = evaluation.run(replica, part.rounds)
+        fields["accuracy"] = loop.evaluate()
         client.report(accuracy=fields["accuracy"])
     client.events.write("finished", stopped=loop.stopped, parameters=replica.digest(), **fields)
     client.report(state="finished", progress=1.0, left_s=0.0)

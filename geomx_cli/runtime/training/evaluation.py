@@ -37,6 +37,11 @@ class Evaluation:
         return self._next < len(self._test)
 
     @property
+    def samples(self) -> int:
+        """How many samples the test set has."""
+        return len(self._test)
+
+    @property
     def seconds(self) -> float:
         """Time spent in the latest evaluation so far."""
         return self._seconds
@@ -60,9 +65,8 @@ class Evaluation:
         self.accuracy = self._correct / len(self._test)
         return True
 
-    def run(self, weights: Replica, round_: int) -> float:
-        """Evaluate at once; the accuracy."""
+    def run(self, weights: Replica, round_: int) -> None:
+        """Evaluate at once."""
         self.begin(weights, round_)
         while not self.advance():
             pass
-        return self.accuracy

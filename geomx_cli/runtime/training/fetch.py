@@ -47,7 +47,13 @@ class _SourceError(Exception):
 
 
 def ensure(name: str, data_dir: str | Path = "", progress: Progress | None = None) -> Path:
-    """The directory that holds the data set, fetched if no place has it; see `fetch` for the errors."""
+    """The directory that holds the data set, fetched if no place has it; see `fetch` for the errors.
+
+    A `data_dir` that does not exist is refused (InvalidSettings), for it is likely mistyped.
+    """
+    if data_dir and not Path(data_dir).expanduser().is_dir():
+        hint = f"correct it, or put the data there: geomx data fetch {name} --data-dir {data_dir}"
+        raise InvalidSettings(f"--data-dir {data_dir}: there is no such directory", hint)
     found = data.find(name, data_dir)
     return found if found is not None else fetch(name, data_dir, progress)
 

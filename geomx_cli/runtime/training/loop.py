@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.runtime.training.agreement import Agreement
 from geomx_cli.runtime.training.data import Batch, Samples
+from geomx_cli.runtime.training.doubt import doubt
 from geomx_cli.runtime.training.evaluation import Evaluation
 from geomx_cli.runtime.training.part import WorkerPart
 from geomx_cli.runtime.training.recipe import Recipe
@@ -53,6 +54,8 @@ class Loop:
         self._steps = 0
         steps = recipe.epochs * -(-len(shard) // recipe.batch_size)
         self._record = Record(client, steps=steps, time_limit=recipe.time_limit)
+        self._loss = 0.0
+        self._doubt = ""
         self.samples = 0
         self.stopped = ""
 
@@ -83,6 +86,14 @@ class Loop:
             else:
                 batch = self._next(batches)
         self.stopped = self.stopped or "epochs"
+
+    def evaluate(self) -> float | None:
+        """The accuracy of the weights as they are at the end; None where this worker does not evaluate."""
+        if self._evaluation is None:
+            return None
+        self._evaluation.run(self._replica, self._part.rounds)
+        self._judge(self._evaluation)
+        return self._evaluation.accuracy
 
     def _batches(self) -> Iterator[Batch]:
         for epoch in range(self._recipe.epochs):
@@ -118,7 +129,7 @@ class Loop:
             stop = self._agreement.reached()
         now, current = time.monotonic(), self._round
         current.times.append(self._watch.take())
-        loss = sum(float(loss.asnumpy()[0]) for loss in current.losses) / len(current.losses)
+        loss = self._loss = sum(float(loss.asnumpy()[0]) for loss in current.losses) / len(current.losses)
         self._record.round(
             self._part.rounds, current.times, samples=current.samples, loss=loss, steps=self._steps,
             compute=current.compute, communicate=now - begun, wait=now - waiting, accuracy=current.accuracy,
@@ -138,6 +149,14 @@ class Loop:
         if done:
             self._round.accuracy = evaluation.accuracy
             self._record.evaluation(evaluation.round, evaluation.accuracy, evaluation.seconds)
+            self._judge(evaluation)
+
+    def _judge(self, evaluation: Evaluation) -> None:
+        """Warn, once, when training gets nowhere."""
+        rate = self._recipe.optimizer_params["learning_rate"]
+        before, self._doubt = self._doubt, doubt(self._loss, evaluation.accuracy, evaluation.samples, rate)
+        if self._doubt and not before:
+            self._record.warn(self._doubt)
 
     def _reason_to_stop(self) -> str:
         if self._rank != 0:

@@ -5,7 +5,12 @@ from dataclasses import dataclass, field
 
 from geomx_cli.options import Value
 
-__all__ = ["Recipe"]
+__all__ = ["USUAL_RATES", "Recipe"]
+
+USUAL_RATES: Mapping[str, float] = {
+    "sgd": 0.05, "nag": 0.05, "adam": 0.001, "adamw": 0.001, "rmsprop": 0.001, "adagrad": 0.01,
+}  # fmt: skip
+"""The learning rate of each optimizer where nobody gives one."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Recipe:
     def from_options(cls, options: Mapping[str, Value]) -> "Recipe":
         """The recipe that a process's options ask for."""
         optimizer = str(options["optimizer"])
-        params = {"learning_rate": float(options["lr"])}
+        params = {"learning_rate": float(options["lr"]) or USUAL_RATES[optimizer]}
         if optimizer in ("sgd", "nag"):
             params["momentum"] = float(options["momentum"])
         return cls(

@@ -89,6 +89,10 @@ class Record:
         self._client.events.write("evaluation", round=round_, accuracy=accuracy, seconds=round(seconds, 4))
         self._client.report(accuracy=accuracy)
 
+    def warn(self, message: str) -> None:
+        """Something that a person should know of."""
+        self._client.events.write("warning", message=message)
+
     def _progress(self, steps: int) -> float:
         by_time = self.elapsed / self._time_limit if self._time_limit else 0.0
         return min(1.0, max(steps / self._steps, by_time))

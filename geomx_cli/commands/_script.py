@@ -1,0 +1,36 @@
+"""Commands that take a script of the person's behind "--"."""
+
+import shlex
+from pathlib import Path
+
+import click
+
+from geomx_cli.commands._options import GroupedCommand
+from geomx_cli.errors import UsageError
+
+__all__ = ["ScriptCommand"]
+
+
+class ScriptCommand(GroupedCommand):
+    """Its argument `script` has the words behind "--". A script without "--" is refused, with what to write: whose
+    options would be meant behind it?
+    """
+
+    allow_interspersed_args = False
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click.Command.parse_args."""
+        given = list(args)
+        rest = super().parse_args(ctx, args)
+        script = list(ctx.params.get("script", ()))
+        before = given[: len(given) - len(script)]
+        if script and before[-1:] != ["--"]:
+            line = shlex.join([*ctx.command_path.split(), *before, "--", *_command(script)])
+            raise UsageError('the command of your script stands behind "--"', f"write: {line}")
+        return rest
+
+
+def _command(words: list[str]) -> list[str]:
+    """A script's command as it was probably meant."""
+    words = [word for word in words if word != "--"]
+    return ["python", *words] if words and Path(words[0]).suffix == ".py" else words

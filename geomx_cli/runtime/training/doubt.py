@@ -1,0 +1,20 @@
+"""Whether training gets anywhere: a learning rate that does not fit shows in the loss, or in an accuracy of chance."""
+
+import math
+
+from geomx_cli.runtime.training.data import CLASSES
+
+__all__ = ["doubt"]
+
+
+def doubt(loss: float, accuracy: float, samples: int, rate: float) -> str:
+    """What is wrong, and what to change, after an evaluation on `samples` samples; "" when all is well.
+
+    loss: the mean of a round, of one worker. rate: the learning rate. What guessing reaches in 999 of 1000 tries is
+    chance.
+    """
+    chance = 1 / CLASSES + 3 * math.sqrt((CLASSES - 1) / samples) / CLASSES
+    if math.isfinite(loss) and accuracy > chance:
+        return ""
+    what = f"the loss is {loss}" if not math.isfinite(loss) else f"test accuracy {accuracy:.4f} is what guessing gives"
+    return f"{what}: does the learning rate fit the optimizer? It is {rate:g} (--lr)"

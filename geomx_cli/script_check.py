@@ -1,0 +1,71 @@
+"""Whether the person's script can be started, as far as can be seen from here: before anything is."""
+
+import difflib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.inventory import Host, Inventory
+
+__all__ = ["check_script"]
+
+_INTERPRETERS = ("python", "python3")  # each host's own, wherever that lies
+_BARE = frozenset(("-u", "-O", "-OO", "-B", "-E", "-I", "-s", "-S", "-v", "-q", "-d", "-i", "-P", "-x", "-b", "-bb"))
+
+
+def check_script(script: Sequence[str], inventory: Inventory) -> None:
+    """Raises InvalidSettings for a program or Python file that is not there or cannot be used, on this machine or where
+    hosts get it from here. What only another machine knows is left to it.
+    """
+    if not script:
+        return
+    for host in inventory.hosts:
+        here = host.ssh is None
+        if here or not host.workdir:
+            folder = Path(host.workdir) if host.workdir else Path.cwd()
+            if script[0] not in _INTERPRETERS:
+                _check_program(script[0], folder, host if here else None)
+            named = _python_file(script)
+            if named and (here or not Path(named).is_absolute()):
+                _check_file(named, folder)
+
+
+def _python_file(script: Sequence[str]) -> str:
+    """The file that a command gives to Python; "" where it is none, or none that we can tell."""
+    if not Path(script[0]).name.startswith("python"):
+        return ""
+    words = [word for word in script[1:] if word not in _BARE]
+    return words[0] if words and not words[0].startswith("-") else ""
+
+
+def _check_file(word: str, folder: Path) -> None:
+    path = folder / word
+    if not path.exists():
+        names = [str(near.relative_to(folder)) for near in folder.glob("*.py")]
+        close = difflib.get_close_matches(word, names, n=1)
+        hint = f"did you mean {close[0]}?" if close else "correct its path, or start from the folder that it is in"
+        raise InvalidSettings(f"there is no {word} in {folder}", hint)
+    if not os.access(path, os.R_OK):
+        raise InvalidSettings(f"{path} cannot be read", "make it readable")
+
+
+def _check_program(word: str, folder: Path, host: Host | None) -> None:
+    """`host`: this machine, where the program is looked for; None for another, which has it or not."""
+    path = folder / word
+    if path.is_file() and ("/" in word or host is None):
+        if not os.access(path, os.X_OK):
+            raise InvalidSettings(f"{word} is not executable", _instead(word))
+    elif host is not None and "/" in word:
+        raise InvalidSettings(f"there is no {path}", "correct the path")
+    elif host is not None and shutil.which(word, path=host.env.get("PATH")) is None:
+        hint = _instead(word) if path.is_file() else "correct its name, or write its path"
+        raise InvalidSettings(f"there is no program {word} on the PATH", hint)
+
+
+def _instead(word: str) -> str:
+    """What to write in place of a file that is no program by itself."""
+    if Path(word).suffix == ".py":
+        return f"write: -- python {word}"
+    return f"write: -- {word if '/' in word else f'./{word}'}, and make it executable (chmod +x)"

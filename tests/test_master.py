@@ -1,0 +1,80 @@
+"""The master worker: it sets a job up; where it does not train its script ends there, and rounds wait for its set-up."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import RUNTIME, Cluster
+from test_mxnet_store import SCRIPTS, check_parameters, hooked
+
+ENDS = (
+    "the master worker has set the job up; it does not train, and ends here; global_rank 0 is the one to save a model\n"
+)
+WORKERS = ("Aw0", "Aw1", "Bw0")
+
+
+def assert_master_ended(cluster: Cluster) -> None:
+    """Its script ended early and well; those of the others ran to their end."""
+    assert cluster.output("master").count(ENDS) == 1, cluster.outputs()
+    assert "Traceback" not in cluster.output("master"), cluster.output("master")
+    assert not any(ENDS in cluster.output(name) for name in WORKERS)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("by_hook", [True, False], ids=["hook", "runtime"])
+def test_a_script_that_knows_no_masters_trains_without_it(cluster: Cluster, by_hook: bool) -> None:
+    """The others push long before the master sets the optimizer, and meet at a barrier that it never comes to."""
+    argv, env = hooked("unaware.py", "2")
+    if not by_hook:
+        argv, env = [*RUNTIME, *argv[1:]], {}
+    cluster.launch(argv, env=env, parties=(2, 1), roots=2)
+    cluster.finish()
+    assert_master_ended(cluster)
+    assert {cluster.output(name) for name in WORKERS} == {f"done {rank}\n" for rank in range(3)}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("place", ["server", "worker"])
+def test_gluon_trainer_knows_no_masters(cluster: Cluster, place: str) -> None:
+    argv, env = hooked("trainer.py", place, "sgd")
+    parties = {name: {"GEOMX_PARTY": name[0]} for name in WORKERS}
+    cluster.launch(argv, env=env, worker_env=parties, parties=(2, 1))
+    cluster.finish()
+    assert_master_ended(cluster)
+    check_parameters(cluster.directory, 3, [str(SCRIPTS / "trainer.py"), place, "sgd"])
+
+
+@pytest.mark.timeout(60)
+def test_module_knows_no_masters(cluster: Cluster) -> None:
+    """Its optimizers divide by the workers of the party: that of who trains counts, not the master's."""
+    argv, env = hooked("module.py")
+    cluster.launch(argv, env=env)
+    cluster.finish()
+    assert_master_ended(cluster)
+    first, *others = (list(np.load(cluster.directory / f"params-{rank}.npz").values()) for rank in range(4))
+    assert all(np.array_equal(one, another) for other in others for one, another in zip(first, other, strict=True))
+    assert np.isfinite(first[1]).all() and np.ptp(first[1]) > 0.01
+
+
+@pytest.mark.timeout(60)
+def test_in_a_flat_cluster_rank_0_is_the_master_and_trains(cluster: Cluster) -> None:
+    argv, env = hooked("unaware.py", "1")
+    cluster.launch_flat(argv, workers=3, env=env)
+    cluster.finish()
+    outputs = [cluster.output(f"w{rank}") for rank in range(3)]
+    assert sorted(outputs) == [f"done {rank}\n" for rank in range(3)]
+
+
+@pytest.mark.timeout(60)
+def test_a_script_runs_alone(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.start("alone", [*RUNTIME, str(SCRIPTS / "unaware.py"), "0"], {})
+    cluster.start("wrong", [*RUNTIME, "unaware.py"], {})
+    assert cluster.wait() == {"alone": 0, "wrong": 3}, cluster.outputs()
+    said, done = cluster.output("alone").strip().rsplit("\n", 1)
+    assert "runs alone, as the only worker" in said and "geomx launch -- python" in said
+    assert done == "done 0"
+    assert "error: there is no script unaware.py" in cluster.output("wrong")
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".out"]

@@ -1,0 +1,207 @@
+"""Three sites and the machine that a job is launched from, each in a network namespace behind real sshd. Needs root."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from networks import Network
+from sshd import Person, Sshd
+from test_exact import assert_equal, expected
+
+from benchmarks.netns import call
+from geomx_cli.agent import processes
+
+ROOT = Path(__file__).parent.parent
+CONTROL, NAMES = "control", ("hub", "alpha", "beta")
+SCRIPT = ROOT / "tests/scripts/rounds.py"
+MARK = "SITES_TEST"
+pytestmark = pytest.mark.timeout(120)
+
+
+class World:
+    """The four machines. `desk` is the folder in which a person at "control" types commands."""
+
+    def __init__(self, folder: Path, network: Network) -> None:
+        self.network = network
+        self.desk = folder / "desk"
+        self.desk.mkdir()
+        self.person = Person(folder / "home")
+        self.mark = folder.name
+        self.machines = {
+            name: Sshd(folder / name, name, self.person, network.address(name), network.spaces.name(name), port=22)
+            for name in NAMES
+        }
+
+    def describe(self, **variables: str) -> None:
+        """Write hosts.toml; every process gets `variables`."""
+        env = ", ".join(f"{name} = {json.dumps(text)}" for name, text in {MARK: self.mark, **variables}.items())
+        lines = ['central = "hub"', "[defaults]", f'python = "{sys.executable}"', f"env = {{ {env} }}"]
+        lines += [f'key = "{self.person.key}"', 'ports = "9100-9109"']
+        for name, machine in self.machines.items():
+            devices = [] if name == "hub" else ["cpu", "cpu"]
+            lines += ["[[host]]", f'name = "{name}"', f'party = "{name}"', f'ssh = "{machine.address}"']
+            lines += [f'state_dir = "{machine.state_dir}"', f"devices = {json.dumps(devices)}"]
+        (self.desk / "hosts.toml").write_text("\n".join(lines))
+
+    def start(self, *arguments: str) -> "subprocess.Popen[str]":
+        """`geomx` as a person types it at the control machine."""
+        return subprocess.Popen(
+            self.network.spaces.command(CONTROL, [sys.executable, "-m", "geomx_cli", *arguments]),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.desk,
+            env={**os.environ, "HOME": str(self.person.home), "PYTHONPATH": str(ROOT),
+                 "XDG_STATE_HOME": str(self.desk / "state")},
+        )  # fmt: skip
+
+    def geomx(self, *arguments: str, limit: float = 60) -> subprocess.CompletedProcess[str]:
+        """The same, to its end."""
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=limit)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def running(self) -> list[int]:
+        """The pids of the job's processes on all sites."""
+        return [who.pid for who in processes.marked({MARK: self.mark})]
+
+    @contextmanager
+    def cut(self) -> Iterator[None]:
+        """The control machine's network is gone: nothing comes in, nothing goes out."""
+        nft = self.network.spaces.command(CONTROL, ["nft", "-f", "-"])
+        hooks = [f"add chain inet cut {hook} {{ type filter hook {hook} priority 0; policy drop; }}" for hook in HOOKS]
+        call(nft, lines=["add table inet cut", *hooks, ""])
+        try:
+            yield
+        finally:
+            call(nft, lines=["flush ruleset", ""])
+
+    def close(self) -> None:
+        """End everything."""
+        for who in processes.marked({MARK: self.mark}):
+            processes.tell([who], signal.SIGKILL)
+        for machine in self.machines.values():
+            machine.stop()
+
+
+HOOKS = ("input", "output")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Three sites that run, known to the person at the control machine."""
+    network = Network([CONTROL, *NAMES])
+    made = World(tmp_path, network)
+    try:
+        for machine in made.machines.values():
+            machine.start()
+        known = [f"{machine.address} {machine.host_key}\n" for machine in made.machines.values()]
+        made.person.known_hosts.write_text("".join(known))
+        yield made
+    finally:
+        made.close()
+        network.close()
+
+
+def wait_for(condition: Callable[[], object], limit: float = 40) -> None:
+    """Until `condition` holds."""
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, f"not within {limit} s"
+        time.sleep(0.05)
+
+
+def rounds(world: World, count: int, slow: float = 0) -> list[str]:
+    """The command of a job of so many rounds, with three tensors and a pause of `slow` seconds before each."""
+    world.describe(ROUNDS=str(count), OUT="w{rank}.npz", SERVER_OPTIMIZER="1", SLOW=str(slow))
+    return ["--", "python", str(SCRIPT)]
+
+
+def results(world: World) -> dict[int, list[np.ndarray]]:  # type: ignore[type-arg]
+    """What the workers have saved beside the script that was put on their machines."""
+    paths = [path for machine in world.machines.values() for path in Path(machine.state_dir).rglob("files/w*.npz")]
+    return {int(path.stem[1:]): list(np.load(path).values()) for path in paths}
+
+
+def test_a_job_over_three_sites_survives_a_dropped_connection(world: World) -> None:
+    command = rounds(world, 40, slow=0.03)
+    launch = world.start("launch", "--json", *command)
+    wait_for(lambda: len(world.running()) >= 11)  # the master may have ended
+    world.machines["alpha"].cut()
+    out, err = launch.communicate(timeout=60)
+    assert launch.returncode == 0, err
+    assert "the connection to host alpha broke" in err and "host alpha is connected again" in err
+    assert json.loads(out)["status"] == "done"
+    assert_equal(results(world), expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 40), optimizer=True))
+    assert world.geomx("status").returncode == 0
+    collected = world.geomx("logs", "collect", "--to", "here")
+    assert collected.returncode == 0, collected.stderr
+    assert len(list((world.desk / "here/logs").glob("*.log"))) == 12
+    stopped = world.geomx("stop")
+    assert stopped.returncode == 0 and "had ended" in stopped.stdout
+    assert not world.running()
+
+
+def test_a_detached_job_finishes_without_the_control_machine(world: World) -> None:
+    launch = world.geomx("launch", "--detach", *rounds(world, 40, slow=0.03))
+    assert launch.returncode == 0, launch.stderr
+    with world.cut():
+        assert len(world.running()) >= 11  # the master may have ended
+        wait_for(lambda: not world.running())
+    assert_equal(results(world), expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 40), optimizer=True))
+    status = json.loads(world.geomx("status", "--json").stdout)
+    assert status["state"] == "done"
+    collected = world.geomx("logs", "collect", "--to", "here")
+    assert collected.returncode == 0, collected.stderr
+    attached = world.geomx("attach")
+    assert attached.returncode == 0, attached.stderr
+
+
+def test_a_followed_job_ends_when_the_control_machine_is_gone(world: World) -> None:
+    launch = world.start("launch", "--lease", "3s", *rounds(world, 10_000, slow=0.03))
+    wait_for(lambda: len(world.running()) >= 11)  # the master may have ended
+    with world.cut():
+        wait_for(lambda: not world.running(), limit=20)
+        launch.communicate(timeout=60)
+    assert launch.returncode == 1
+    stopped = world.geomx("stop")
+    assert stopped.returncode == 0, stopped.stderr
+
+
+def test_a_firewall_that_drops_one_port_is_named_before_the_start(world: World) -> None:
+    command = rounds(world, 1)
+    with world.network.filtered("hub", "tcp dport 9101 drop"):
+        launch = world.geomx("launch", *command)
+    assert launch.returncode == 5, launch.stderr
+    assert "alpha, beta -> hub" in launch.stderr and "9101" in launch.stderr and "firewall" in launch.stderr
+    assert not world.running()
+
+
+def test_hosts_with_an_unknown_and_a_changed_key_are_refused(world: World) -> None:
+    command = rounds(world, 1)
+    lines = world.person.known_hosts.read_text().splitlines()
+    other = world.machines["beta"].host_key
+    changed = f"{world.machines['alpha'].address} {other}"
+    world.person.known_hosts.write_text("\n".join([lines[0], changed]) + "\n")
+    for option in ([], ["--accept-new-host-keys"]):
+        launch = world.geomx("launch", *option, *command)
+        assert launch.returncode == 4, launch.stderr
+        assert "alpha" in launch.stderr and "HAS CHANGED" in launch.stderr
+        assert ("--accept-new-host-keys" in launch.stderr) == (not option), launch.stderr
+    assert not world.running()
+
+
+def test_two_jobs_at_once_on_the_same_machines(world: World) -> None:
+    command = rounds(world, 30, slow=0.03)
+    first = world.start("launch", *command)
+    wait_for(lambda: len(world.running()) >= 11)  # the master may have ended
+    second = world.geomx("launch", "--json", *command)
+    assert second.returncode == 0, second.stderr
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 0, err
+    assert not world.running()

@@ -1,0 +1,125 @@
+"""What a person sees of a job: the table at several sizes of a terminal, and the words at its end."""
+
+import io
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from geomx_cli.failure import Failure
+from geomx_cli.job import Job
+from geomx_cli.options import defaults
+from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.ports import free_ports, ports_needed
+from geomx_cli.process_table import ProcessTable
+from geomx_cli.progress import Progress
+from geomx_cli.summary import explain, print_result, result, whereabouts
+from geomx_cli.this_machine import this_machine
+from geomx_cli.watch import Outcome
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Plan:
+    options = defaults()
+    spec = JobSpec(options=options, job="j", job_dir=str(tmp_path), socket_dir="/tmp/s", python="python")
+    return plan(this_machine(options, free_ports(ports_needed(options))), spec)
+
+
+@pytest.fixture
+def job(planned: Plan) -> Job:
+    return Job.of(planned.spec)
+
+
+@pytest.fixture
+def progress(planned: Plan) -> Progress:
+    """In the midst of a training with large numbers; one worker has failed."""
+    progress = Progress.of(planned, time.monotonic())
+    progress.accuracy = 0.8888
+    for row in progress.rows.values():
+        row.lan = row.wan = (715_000, 1_234_567_890)
+        if row.trains:
+            row.state, row.round, row.samples_per_s, row.loss = "evaluating", 12345, 1234.0, 0.4321
+            row.accuracy, row.progress, row.left_s = 0.8888, 0.5, 123.0
+    progress.rows["B/worker:1"].status = 1
+    return progress
+
+
+def shown(progress: Progress, width: int, height: int, *, crop: bool = True) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, force_terminal=True, color_system=None)
+    console.print(ProcessTable(progress, crop=crop))
+    return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+
+
+WIDE = ["process", "state", "round", "samples/s", "loss", "accuracy", "LAN", "up/down", "WAN", "up/down"]
+COLUMNS = {
+    160: WIDE,
+    100: [*WIDE[:5], "accuracy", "WAN", "up/down"],
+    80: [*WIDE[:5], "WAN", "up/down"],
+    60: ["process", "state", "round", "WAN", "up/down"],
+    40: ["process", "state"],
+}
+
+
+@pytest.mark.parametrize("width", COLUMNS)
+def test_the_table_fits_the_width(progress: Progress, width: int) -> None:
+    lines = shown(progress, width, 40)
+    assert max(map(len, lines)) <= width
+    assert lines[0].split() == COLUMNS[width]
+    assert [line.split()[0] for line in lines[1:13]] == list(progress.rows)
+    assert not any("…" in line for line in lines)
+    words = " ".join(lines[14:])
+    assert words.startswith("stopping 50%, round 12345, loss 0.432, accuracy 0.8888, ")
+    assert words.endswith("2 min 03 s left")
+
+
+@pytest.mark.parametrize("height", [24, 12, 8, 4])
+def test_the_table_fits_the_height(progress: Progress, height: int) -> None:
+    lines = shown(progress, 80, height)
+    assert len(lines) < height
+    assert any(line.startswith("stopping 50%") for line in lines)
+    if height == 8:
+        assert [line.split()[0] for line in lines[1:4]] == ["A/worker:0", "B/worker:1", "and"]
+    assert len(shown(progress, 80, height, crop=False)) == 16
+
+
+def told(planned: Plan, job: Job, fields: Mapping[str, object]) -> list[str]:
+    """The lines of an explanation and its hint."""
+    defaults = {"process": "A/worker:1", "host": "A", "cause": "exited with status 1", "when": 0.0}
+    error = explain(Failure(**{**defaults, **fields}), planned, job)  # type: ignore[arg-type]
+    return [*error.message.splitlines(), error.hint]
+
+
+def test_an_explanation_shows_the_end_of_the_log(planned: Plan, job: Job) -> None:
+    lines = told(planned, job, {"tail": ["Traceback", "ValueError: no"]})
+    assert lines[0] == "A/worker:1 (worker 1 of party A, on host A) failed first: it exited with status 1"
+    assert lines[1] == f"  the end of its log, {job.logs}/A-worker-1.log:"
+    assert lines[2:] == ["    Traceback", "    ValueError: no", "correct what the log shows and launch again"]
+
+
+def test_an_explanation_says_nothing_twice(planned: Plan, job: Job) -> None:
+    tail = ["error: the data is bad", "  fetch it again"]
+    fields = {"cause": "exited with status 1: the data is bad", "hint": "fetch it again", "tail": tail}
+    lines = told(planned, job, fields)
+    assert lines[1:] == [f"  its log is {job.logs}/A-worker-1.log", "fetch it again"]
+
+
+def test_an_empty_log_is_not_to_be_corrected(planned: Plan, job: Job) -> None:
+    assert told(planned, job, {})[-1].startswith("its log is empty")
+    assert "may be executed" in told(planned, job, {"cause": "could not be started: No such file"})[-1]
+
+
+def test_logs_on_other_hosts_have_no_folder_here(
+    planned: Plan, job: Job, progress: Progress, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = result(job, planned, Outcome(), None, progress.totals(), 1.0)
+    assert found["logs"] == str(job.logs)
+    planned.job_dirs["B"] = "/data/geomx/jobs/j"  # type: ignore[index]
+    found = result(job, planned, Outcome(), None, progress.totals(), 1.0)
+    assert found["logs"] is None
+    print_result(found, json=False)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.split(maxsplit=1) == ["logs", "on the hosts: geomx logs j, or geomx logs collect j --to DIR"]
+    assert whereabouts(job, planned) == f"logs lie {last.split(maxsplit=1)[1]}"
