@@ -46,7 +46,8 @@ def _check_file(word: str, folder: Path) -> None:
         names = [str(near.relative_to(folder)) for near in folder.glob("*.py")]
         close = difflib.get_close_matches(word, names, n=1)
         hint = f"did you mean {close[0]}?" if close else "correct its path, or start from the folder that it is in"
-        raise InvalidSettings(f"there is no {word} in {folder}", hint)
+        where = "" if Path(word).is_absolute() else f" in {folder}"
+        raise InvalidSettings(f"there is no {word}{where}", hint)
     if not os.access(path, os.R_OK):
         raise InvalidSettings(f"{path} cannot be read", "make it readable")
 

@@ -3,14 +3,17 @@ scripts.
 """
 
 import re
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import RUNTIME, Cluster, free_ports
 from idx import write_data
+from test_cuts import until
 
-from geomx_cli.events import read_events
+from geomx_cli.events import Event, read_events
 
 SAMPLES, BATCH = 512, 32
 QUICK = {"GEOMX_EPOCHS": "1", "GEOMX_BATCH_SIZE": str(BATCH)}
@@ -20,7 +23,14 @@ WORKERS = ("Aw0", "Aw1", "Bw0", "Bw1")
 def start(cluster: Cluster, tmp_path: Path, **changes: Any) -> None:
     """Twelve processes; one is started with what `changes` says."""
     data = write_data(tmp_path / "data", SAMPLES)
-    cluster.launch(RUNTIME, env={**QUICK, "GEOMX_DATA_DIR": str(data)}, **changes)
+    env = {**QUICK, "GEOMX_DATA_DIR": str(data), **changes.pop("env", {})}
+    cluster.launch(RUNTIME, env=env, **changes)
+
+
+def events_of(directory: Path, name: str) -> list[Event]:
+    """What a process has written so far."""
+    path = directory / "events" / f"{name}.jsonl"
+    return [event for event, _ in read_events(path)] if path.exists() else []
 
 
 @pytest.mark.timeout(60)
@@ -31,7 +41,7 @@ def test_twelve_processes_train(cluster: Cluster, tmp_path: Path) -> None:
     cluster.finish()
     ends = []
     for name in WORKERS:
-        events = [event for event, _ in read_events(tmp_path / "events" / f"{name}.jsonl")]
+        events = events_of(tmp_path, name)
         assert sum(event["num_samples"] for event in events if event["event"] == "round") == SAMPLES // 4
         ends.append(next(event for event in events if event["event"] == "finished"))
     assert {end["rounds"] for end in ends} == {SAMPLES // 4 // BATCH}
@@ -40,27 +50,27 @@ def test_twelve_processes_train(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "culprit", "says", "waiting"),
+    ("changes", "culprit", "says", "waiting", "status"),
     [
         (
             {"worker_env": {"Aw0": {"DMLC_NUM_WORKER": "3"}}},
-            "Aw0", "was told 1 servers and 3 workers, its scheduler 1 and 2", "waited 5 s for 1 of 2 workers",
+            "Aw0", "was told 1 server and 3 workers, its scheduler 1 and 2", "waited 5 s for 1 of 2 workers", 3,
         ),
         (
             {"root_env": {"DMLC_NUM_GLOBAL_WORKER": "3"}},
-            "root0", "was told 1 servers and 3 workers, its scheduler 1 and 2", "waited 5 s for 1 of 1 servers",
+            "root0", "was told 1 server and 3 workers, its scheduler 1 and 2", "waited 5 s for 1 of 1 servers", 3,
         ),
         (
             {"worker_env": {"Bw1": {"DMLC_PS_ROOT_PORT": "{nobody}"}}},
             "Bw1", "waited 5 s for an answer of its scheduler at tcp://127.0.0.1:{nobody}",
-            "waited 5 s for 1 of 2 workers",
+            "waited 5 s for 1 of 2 workers", 6,
         ),
     ],
     ids=["worker count", "global count", "port"],
 )  # fmt: skip
 @pytest.mark.timeout(60)
 def test_wrong_variable_is_told(
-    cluster: Cluster, tmp_path: Path, changes: dict[str, Any], culprit: str, says: str, waiting: str
+    cluster: Cluster, tmp_path: Path, changes: dict[str, Any], culprit: str, says: str, waiting: str, status: int
 ) -> None:
     nobody = str(free_ports(1)[0])
     for variables in changes.get("worker_env", {}).values():
@@ -69,9 +79,87 @@ def test_wrong_variable_is_told(
     start(cluster, tmp_path, **changes)
     statuses = cluster.wait()
     # The master may be done before anybody else fails.
-    assert {status for name, status in statuses.items() if name != "master"} == {1}
+    assert {statuses[name] for name in statuses.keys() - {"master", culprit}} <= {1, 6}
+    assert statuses[culprit] == status
     outputs = {name: re.sub(r"\s+", " ", cluster.output(name)) for name in statuses}
     assert says.format(nobody=nobody) in outputs[culprit]
     assert outputs[culprit].count("error:") == 1
     for name in {"gs", "As", "Bs", "Asrv0", "Bsrv0"} - {culprit}:
         assert waiting in outputs[name]
+
+
+@pytest.mark.timeout(60)
+def test_a_learning_rate_that_does_not_fit_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    logs = {"Aw0": {"GEOMX_JOB_DIR": str(tmp_path), "GEOMX_PROCESS": "Aw0"}}
+    start(cluster, tmp_path, worker_env=logs, parties=(1, 1), env={"GEOMX_LR": "1e6", "GEOMX_MOMENTUM": "0"})
+    cluster.finish()
+    (warning,) = [event["message"] for event in events_of(tmp_path, "Aw0") if event["event"] == "warning"]
+    assert warning.endswith("does the learning rate fit the optimizer? It is 1e+06 (--lr)")
+
+
+STUCK = """
+import time, mxnet as mx
+kv = mx.kv.create("dist_sync")
+value = mx.nd.ones((4,))
+kv.init(0, value)
+if kv.rank == 1:
+    time.sleep(1000)
+kv.push(0, value)
+kv.pull(0, out=value)
+print("waits", flush=True)
+value.wait_to_read()
+"""
+SIGNALS = [(signal.SIGINT, 130, "interrupted by Ctrl-C"), (signal.SIGTERM, 143, "ended by SIGTERM")]
+
+
+def assert_ended(cluster: Cluster, name: str, number: signal.Signals, status: int, line: str) -> None:
+    """The signal ends that process, which prints one line, and before long all others."""
+    begun = len(cluster.output(name))
+    cluster.processes[name].send_signal(number)
+    assert cluster.wait()[name] == status, cluster.outputs()
+    assert cluster.output(name)[begun:] == f"error: {line}\n"
+    assert not any("Traceback" in cluster.output(other) for other in cluster.processes), cluster.outputs()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("number", "status", "line"), SIGNALS, ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize("name", ["s", "srv0", "w0"])
+def test_a_signal_ends_who_waits_for_others(
+    cluster: Cluster, name: str, number: signal.Signals, status: int, line: str
+) -> None:
+    cluster.environment["GEOMX_TIMEOUT"] = "4"
+    cluster.launch_flat(RUNTIME, workers=2, worker_env={"w1": {"GEOMX_RANK": "7"}})  # which nobody admits
+    until(lambda: "waiting for 1 of 2 workers" in cluster.output("srv0"))
+    assert_ended(cluster, name, number, status, line)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("number", "status", "line"), SIGNALS, ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize("name", ["gs", "root0", "Asrv0", "Aw1"])
+def test_a_signal_ends_who_trains_and_all_others(
+    cluster: Cluster, tmp_path: Path, name: str, number: signal.Signals, status: int, line: str
+) -> None:
+    logs = {"Aw1": {"GEOMX_JOB_DIR": str(tmp_path), "GEOMX_PROCESS": "Aw1"}}
+    start(cluster, tmp_path, worker_env=logs, parties=(2,), env={"GEOMX_EPOCHS": "100000"})
+    until(lambda: any(event["event"] == "round" for event in events_of(tmp_path, "Aw1")))
+    assert_ended(cluster, name, number, status, line)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("number", "status", "line"), SIGNALS, ids=["ctrl-c", "sigterm"])
+def test_a_signal_ends_a_script_that_waits_inside_mxnet(
+    cluster: Cluster, tmp_path: Path, number: signal.Signals, status: int, line: str
+) -> None:
+    script = tmp_path / "stuck.py"
+    script.write_text(STUCK)
+    ranks = {f"w{rank}": {"GEOMX_RANK": str(rank)} for rank in range(2)}
+    cluster.launch_flat([*RUNTIME, str(script)], workers=2, worker_env=ranks)
+    until(lambda: "waits" in cluster.output("w0"))
+    cluster.processes["w1"].kill()
+    assert_ended(cluster, "w0", number, status, line)
+
+
+def test_the_help_names_the_variables_of_each_role() -> None:
+    done = subprocess.run([*RUNTIME, "--help"], capture_output=True, text=True, timeout=30, check=True)
+    for text in ("becomes the process of a job", "DMLC_ROLE_GLOBAL", "DMLC_PS_ROOT_URI", "master worker, in the"):
+        assert text in done.stdout

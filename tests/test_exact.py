@@ -122,7 +122,7 @@ def test_a_small_window_and_a_slow_first_rank_drop_nothing(cluster: Cluster, tmp
 
 def test_flat(cluster: Cluster, tmp_path: Path) -> None:
     out = str(tmp_path / "w{rank}.npz")
-    cluster.environment = {"OUT": out, "SHUFFLE": "1", "SERVER_OPTIMIZER": "1", "HAS_MASTER": "0"}
+    cluster.environment = {"OUT": out, "SHUFFLE": "1", "SERVER_OPTIMIZER": "1"}
     cluster.launch_flat(SCRIPT, servers=2)
     cluster.finish()
     found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}

@@ -15,18 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 from conftest import ROOT
-
-from geomx_cli.errors import CheckFailed
-from geomx_cli.launch import launch
-from geomx_cli.options import defaults
-from geomx_cli.plan import JobSpec
-from geomx_cli.ports import free_ports, ports_needed
-from geomx_cli.this_machine import this_machine
 
 GEOMX = [sys.executable, "-c", "import sys; from geomx_cli.cli import main; sys.exit(main())", "launch"]
 ROUNDS = ["--", "python", str(ROOT / "tests" / "scripts" / "rounds.py")]
@@ -258,25 +249,35 @@ def test_script_that_fails_on_one_worker(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (None, "No such file or directory"),
         ("def (:", "SyntaxError: invalid syntax"),
         ("print('I do not know about stores')", "still waits for workers to join"),
     ],
-    ids=["missing", "no python", "no store"],
+    ids=["no python", "no store"],
 )
-def test_script_that_cannot_train(start: Start, tmp_path: Path, text: str | None, says: str) -> None:
+def test_script_that_cannot_train(start: Start, tmp_path: Path, text: str, says: str) -> None:
     script = tmp_path / "train.py"
-    if text is not None:
-        script.write_text(text)
+    script.write_text(text)
     start("--", "python", str(script)).finish().assert_failed("failed first", says)
 
 
 def test_script_that_just_ends_is_done(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(STORE.format(rounds=10, fault="pass"))
-    job = start("--", "python", str(script)).finish()
+    job = start("--json", "--", "python", str(script)).finish()
     assert job.status == 0, job.errors
+    assert json.loads(job.output)["rounds"] == 10
+    assert "0%" not in job.errors, "a script does not say how far it is"
     job.assert_clean()
+
+
+def test_script_that_is_stuck_on_one_worker_is_named(start: Start, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(STORE.format(rounds=100, fault="import time; time.sleep(1000)"))
+    start("--patience", "4s", "--", "python", str(script)).finish().assert_failed(
+        "B/worker:0 (worker 0 of party B, on host B) failed first: it was given up by ",
+        "B/worker:0 has not contributed to round 22 for ", "is it stuck, or out of step with the others?",
+        "its log is", "B-worker-0.log",
+    )
 
 
 def test_party_that_pauses_shorter_than_silence_goes_on(start: Start) -> None:
@@ -294,19 +295,16 @@ def test_party_that_pauses_shorter_than_silence_goes_on(start: Start) -> None:
 
 @pytest.mark.parametrize("topology", ["central", "spread", "flat"])
 def test_emulated_links_carry_everything_to_the_end(start: Start, topology: str) -> None:
-    master = "0" if topology == "flat" else "1"
-    job = start("--topology", topology, "--wan", "50mbit,60ms", *ROUNDS, ROUNDS="10", HAS_MASTER=master).finish()
+    job = start("--topology", topology, "--wan", "50mbit,60ms", *ROUNDS, ROUNDS="10").finish()
     assert job.status == 0, job.errors
     job.assert_clean()
 
 
 def test_job_directory_that_cannot_be_written(start: Start) -> None:
     job = start("--job-dir", "/proc/job", *ROUNDS).finish()
-    assert (job.status, job.errors) == (
-        5,
-        "error: cannot write to /proc/job: No such file or directory\n"
-        "  choose another --job-dir, or make room there\n",
-    )
+    assert job.status == 5
+    assert "nothing can be written to /proc" in job.errors
+    assert "another --job-dir" in job.errors
 
 
 def test_mxnet_that_is_missing(start: Start, tmp_path: Path) -> None:
@@ -315,12 +313,3 @@ def test_mxnet_that_is_missing(start: Start, tmp_path: Path) -> None:
     script.write_text("import mxnet")
     paths = f"{tmp_path}{os.pathsep}{ROOT}"
     start("--", "python", str(script), PYTHONPATH=paths).finish().assert_failed("No module named 'mxnet'")
-
-
-def test_more_processes_than_fit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=200_000_000))
-    inventory = this_machine(defaults(), free_ports(ports_needed(defaults())))
-    spec = JobSpec("", options=defaults(), job_dir=str(tmp_path / "job"))
-    with pytest.raises(CheckFailed, match=r"^12 processes need at least .* and this machine has 200 MB "):
-        launch(inventory, spec, json=True)
-    assert not (tmp_path / "job").exists()

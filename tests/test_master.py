@@ -1,12 +1,10 @@
-"""The master worker: it sets a job up; where it does not train its script ends there, and rounds wait for its set-up."""
+"""The master worker sets a job up; where it does not train its script ends there, and rounds wait for its set-up."""
 
-import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import RUNTIME, Cluster
+from conftest import ROOT, RUNTIME, Cluster
 from test_mxnet_store import SCRIPTS, check_parameters, hooked
 
 ENDS = (
@@ -65,6 +63,18 @@ def test_in_a_flat_cluster_rank_0_is_the_master_and_trains(cluster: Cluster) -> 
     cluster.finish()
     outputs = [cluster.output(f"w{rank}") for rank in range(3)]
     assert sorted(outputs) == [f"done {rank}\n" for rank in range(3)]
+
+
+@pytest.mark.timeout(60)
+def test_the_script_of_the_readme(cluster: Cluster) -> None:
+    script = cluster.directory / "train.py"
+    script.write_text((ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0])
+    cluster.launch([*RUNTIME, str(script)], parties=(2, 1))
+    cluster.finish()
+    assert_master_ended(cluster)
+    (last,) = {cluster.output(name).splitlines()[-1].split()[0] for name in WORKERS}
+    assert int(last) == 1344, "each has a third"
+    assert (cluster.directory / "net.params").exists()
 
 
 @pytest.mark.timeout(60)

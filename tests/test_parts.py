@@ -270,6 +270,22 @@ def test_who_leaves_is_not_waited_for_and_observers_are_answered_with_the_others
     assert barrier.release() == [late]
 
 
+def test_an_observer_that_comes_late_does_not_wait_for_the_next_barrier() -> None:
+    barrier = Barrier(lambda: [0, 1])
+    for rank in (0, 1):
+        at_barrier(barrier, rank)
+    assert len(barrier.release()) == 2
+    late, early = at_barrier(barrier, 99), at_barrier(barrier, 99)
+    assert barrier.release() == [late]
+    assert barrier.release() == []
+    first = at_barrier(barrier, 0)
+    since, missing = barrier.waiting() or (0.0, frozenset())
+    assert missing == {1} and since > 0
+    last = at_barrier(barrier, 1)
+    assert set(barrier.release()) == {first, last, early}
+    assert barrier.waiting() is None
+
+
 # Requests; tests/test_cuts.py has them over connections that are cut.
 
 

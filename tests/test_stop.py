@@ -63,7 +63,7 @@ def trial(folder: Path, seed: int) -> str:
         os.kill(launch.pid(victim), signal.SIGKILL)
         done = desk.geomx("stop", "--json")
         if not launch.directory.exists() and victim == "launch":  # before it had begun anything
-            assert (done.returncode, done.stdout) == (3, ""), done.stderr
+            assert (done.returncode, json.loads(done.stdout)["error"]["exit_code"]) == (3, 3), done.stderr
         else:
             assert done.returncode == 0, done.stderr
             report = json.loads(done.stdout)

@@ -88,7 +88,6 @@ def start(cluster: Cluster, planned: Plan, directory: Path) -> None:
         "ROUNDS": str(ROUNDS),
         "SHUFFLE": "7",
         "SERVER_OPTIMIZER": "1",
-        "HAS_MASTER": "0" if planned.topology == "flat" else "1",
     }
     for process in planned.processes:
         env = dict(process.env)

@@ -55,7 +55,7 @@ class _Book:
 
 
 class Rounds:
-    """`uplink` is None at a root. `owing` gives the ranks that owe contributions; None while not all have come.
+    """`uplink` is None at a root. `owing` gives the ranks that owe contributions; None while no round may close.
 
     `links_of` finds the links of a rank, for asking a stalled member for one slice. Used by the loop's thread only.
     """

@@ -74,7 +74,7 @@ def main() -> None:
             guesses = net(mx.nd.array(test_images)).asnumpy().argmax(axis=1)
             accuracy = float((guesses == test_kinds).mean())
             print(f"epoch {epoch}: loss {total / len(images):.4f}, test accuracy {accuracy:.4f}", flush=True)
-        if kv.is_master_worker:
+        if kv.global_rank == 0:  # one worker of all; the master worker may not train
             net.save_parameters(str(Path(os.environ.get("GEOMX_JOB_DIR", "."), "shapes.params")))
 
 

@@ -1,7 +1,7 @@
 """A worker that exchanges seeded gradients for some rounds and saves what it ends with.
 
 Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS ("10" or "10,13": by rank in the party),
-SERVER_OPTIMIZER (1), HAS_MASTER (0: all configure the servers), SHUFFLE (a seed: random delays before each push),
+SERVER_OPTIMIZER (1: the master sets one), SHUFFLE (a seed: random delays before each push),
 SLOW (seconds before each push of this worker), SIZES, DTYPE, FILL (push this number in place of seeded gradients),
 GATES (a directory: wait at each gate until it has a file of that name), FAIL (1: fail in place of saying farewell).
 """
@@ -37,12 +37,11 @@ print(client.rank, client.global_rank, client.num_workers, client.num_all_worker
 tensors = [Tensor(f"t{index}", size, dtype) for index, size in enumerate(sizes)]
 gate("declare")
 client.declare(tensors)
-configures = client.is_master or os.environ.get("HAS_MASTER", "1") != "1"
-if configures and os.environ.get("SERVER_OPTIMIZER"):
+if client.is_master and os.environ.get("SERVER_OPTIMIZER"):
     client.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 0.25})
 for index, tensor in enumerate(tensors):
     initial = np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(dtype)
-    client.init(tensor.name, initial if client.is_master or client.global_rank == 0 else initial * 0 + 5)
+    client.init(tensor.name, initial if client.is_master else initial * 0 + 5)
 if not client.trains:
     gate("leave")
     client.leave()
