@@ -20,13 +20,13 @@ from geomx_cli.ps.wire import BadMessage
 
 
 def ignore() -> None:
-    """What is called once a contribution is added, where nobody minds."""
+    """What is called when credit is due, where nobody minds."""
 
 
 def given(
-    *ranks: int, array: np.ndarray, weight: float = 1.0, added: Callable[[], None] = ignore, **hyper: float
+    *ranks: int, array: np.ndarray, weight: float = 1.0, done: Callable[[], None] = ignore, **hyper: float
 ) -> Contribution:
-    return Contribution(ranks, array, weight, hyper, added)
+    return Contribution(ranks, array, weight, hyper, done)
 
 
 # Sums.
@@ -39,11 +39,12 @@ AWKWARD = [np.array([value], np.float32) for value in (1, 1e8, 1, -1e8)]
 def test_a_sum_is_made_in_rank_order_whatever_the_arrival(order: Sequence[int]) -> None:
     gathering, credit = Gathering(), []
     for place, rank in enumerate(order):
-        assert gathering.offer(given(rank, array=AWKWARD[rank], added=lambda rank=rank: credit.append(rank)))
+        assert gathering.offer(given(rank, array=AWKWARD[rank], done=lambda rank=rank: credit.append(rank)))
         assert gathering.merge(range(4)) == (place == 3)
-        assert credit == sorted(credit), "who waits for a lower rank has no credit yet"
+        assert gathering.without_credit() == (set() if place == 3 else set(order[: place + 1]))
+        assert not credit or place == 3, "who waits for another has no credit yet"
     assert gathering.total == np.float32(0)
-    assert credit == [0, 1, 2, 3]
+    assert sorted(credit) == [0, 1, 2, 3]
     assert (gathering.ranks, gathering.weight) == ({0, 1, 2, 3}, 4.0)
 
 

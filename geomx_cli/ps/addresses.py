@@ -6,7 +6,7 @@ from typing import Any
 
 from geomx_cli.errors import InvalidSettings
 
-__all__ = ["facing", "is_loopback", "of_interface", "own", "resolve", "tcp"]
+__all__ = ["facing", "is_loopback", "is_private", "of_interface", "own", "resolve", "tcp"]
 
 
 def tcp(host: str, port: int | str) -> str:
@@ -15,15 +15,18 @@ def tcp(host: str, port: int | str) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
-def is_loopback(endpoint: str) -> bool:
-    """Whether only this machine can dial `endpoint`."""
-    if endpoint.startswith("ipc:"):
-        return True
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can be reached by an address; a name other than localhost counts as no."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(address).is_loopback
     except ValueError:
-        return False
+        return address == "localhost"
+
+
+def is_private(endpoint: str) -> bool:
+    """Whether only this machine can dial what is bound to `endpoint`; a name may stand for any address."""
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    return endpoint.startswith("ipc:") or (host != "localhost" and is_loopback(host))
 
 
 def resolve(host: str) -> list[str]:

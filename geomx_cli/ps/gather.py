@@ -1,7 +1,8 @@
 """One slice in one round at a server: contributions come in any order and are added in rank order.
 
 Adding in rank order makes the sum the same, bit for bit, whatever the order of arrival. A contribution that comes
-before that of a lower rank is parked; its sender gets its credit back only when it has been added.
+before that of a lower rank is parked. Senders get their credit back when none is missing: so no member is ahead of
+another by more than its window, and the results of a shared link go out as evenly as contributions come in.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,13 +17,13 @@ __all__ = ["Contribution", "Gathering"]
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one member gives: the ranks merged in, an array that nobody writes to, what to call once it is added."""
+    """What one member gives: the ranks merged in, an array that nobody writes to, what to call at the end."""
 
     ranks: tuple[int, ...]
     array: Array
     weight: float
     hyper: dict[str, float]
-    added: Callable[[], None]
+    done: Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class Gathering:
     hyper: dict[str, float] = field(default_factory=dict)
     priority: int = 0
     _parked: dict[int, Contribution] = field(default_factory=dict)
+    _added: list[tuple[tuple[int, ...], Callable[[], None]]] = field(default_factory=list)
     _owned: bool = False
 
     def offer(self, contribution: Contribution) -> bool:
@@ -62,15 +64,18 @@ class Gathering:
             if contribution is None:
                 return False
             self._add(contribution)
+        while self._added:
+            self._added.pop()[1]()
         return True
 
     def missing(self, owing: Iterable[int]) -> set[int]:
         """The ranks that have not come yet."""
-        return set(owing).difference(self.ranks, self.parked())
+        return set(owing).difference(self.ranks, self.without_credit())
 
-    def parked(self) -> set[int]:
-        """The ranks whose contributions are here and wait to be added: they have no credit for them."""
-        return {rank for item in self._parked.values() for rank in item.ranks}
+    def without_credit(self) -> set[int]:
+        """The ranks whose contributions are here and wait for others: they fill their senders' windows."""
+        parked = {rank for item in self._parked.values() for rank in item.ranks}
+        return parked.union(*(ranks for ranks, _ in self._added))
 
     def _add(self, contribution: Contribution) -> None:
         array = contribution.array
@@ -86,4 +91,4 @@ class Gathering:
         self.ranks.update(contribution.ranks)
         self.weight += contribution.weight
         self.hyper = self.hyper or contribution.hyper
-        contribution.added()
+        self._added.append((contribution.ranks, contribution.done))

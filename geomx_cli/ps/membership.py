@@ -19,7 +19,9 @@ __all__ = ["Member", "Membership"]
 
 @dataclass(frozen=True)
 class Member:
-    """One process of a plane, as the roster has it. `endpoints` are what others dial (empty for workers)."""
+    """One process of a plane, as the roster has it. `endpoints` are what others dial (empty for workers): of those of
+    TCP the first is for its own party, and the last for the other parties.
+    """
 
     process: str
     party: str
@@ -28,11 +30,11 @@ class Member:
     rank: int
     endpoints: tuple[str, ...] = ()
 
-    def endpoint_for(self, host: str) -> str:
-        """Where a process on planned host `host` dials: a unix socket on the same planned host, else TCP."""
+    def endpoint_for(self, host: str, party: str) -> str:
+        """Where a process of `party` on planned host `host` dials: a unix socket on the same planned host, else TCP."""
         near = host != "" and host == self.host
-        fitting = [item for item in self.endpoints if item.startswith("ipc:") == near]
-        return (fitting or list(self.endpoints))[0]
+        fitting = [item for item in self.endpoints if item.startswith("ipc:") == near] or list(self.endpoints)
+        return fitting[0 if party == self.party else -1]
 
 
 class Membership:

@@ -94,7 +94,7 @@ class Node:
     def guard(self, endpoints: tuple[str, ...]) -> None:
         """Refuse to listen beyond this machine without keys."""
         for endpoint in endpoints:
-            if self.keys is None and not self.settings.insecure and not addresses.is_loopback(endpoint):
+            if self.keys is None and not self.settings.insecure and not addresses.is_private(endpoint):
                 raise InvalidSettings(
                     f"refusing to listen on {endpoint} without keys",
                     "start the job with geomx launch, which makes keys, or set GEOMX_INSECURE=1 in a network you trust",

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -123,9 +124,8 @@ class Rounds:
             raise BadMessage(f"round {header.round} while round {book.slot.version + 1} is open")
         round_ = self._round(book, header)
         round_.askers[id(link)] = asker
-        given = Contribution(
-            header.contributors, array, header.weight, header.hyper, lambda: link.consumed(array.nbytes)
-        )
+        done = partial(link.consumed, array.nbytes)
+        given = Contribution(header.contributors, array, header.weight, header.hyper, done)
         if header.round <= book.closed or not round_.gathering.offer(given):
             link.consumed(array.nbytes)
         self._advance(book)
@@ -145,10 +145,10 @@ class Rounds:
     def unstall(self) -> None:
         """Ask members for missing slices that may be stuck behind others of theirs, so that no order of pushes blocks.
 
-        That is so where a contribution of theirs is parked: it fills their window. Only slices that become complete by
-        it are asked for; another would be parked as well, and take memory while a slow member keeps all waiting.
+        That is so where a contribution of theirs waits for others: it fills their window. Only slices that become
+        complete by it are asked for; another would wait as well, and take memory while a slow member keeps all waiting.
         """
-        stuck: set[int] = set().union(*(item.gathering.parked() for item in self._open.values()))
+        stuck: set[int] = set().union(*(item.gathering.without_credit() for item in self._open.values()))
         owing, now, asked = self._owing() or (), time.monotonic(), 0
         for (key, index, number), round_ in self._open.items() if stuck else ():
             if asked >= MAX_ASKED or now - round_.started < STALL:

@@ -108,7 +108,8 @@ class Server:
         self._party_index = membership.rank // settings.local.servers
         for member in membership.servers():
             link = self.node.transport.dial(
-                member.endpoint_for(settings.host), member.process, wide_area=member.party != settings.party,
+                member.endpoint_for(settings.host, settings.party), member.process,
+                wide_area=member.party != settings.party,
                 plane="global", rank=self._party_index, workers=settings.local.workers,
             )  # fmt: skip
             uplink.links.append(link)

@@ -148,7 +148,7 @@ class Worker:
         self._rank = membership.rank
         for member in membership.servers():
             link = self.node.transport.dial(
-                member.endpoint_for(self._settings.host), member.process,
+                member.endpoint_for(self._settings.host, self._settings.party), member.process,
                 wide_area=member.party != self._settings.party, plane="local", rank=self._rank,
             )  # fmt: skip
             self.uplink.links.append(link)
