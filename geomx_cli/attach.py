@@ -1,6 +1,7 @@
 """Follow a job again: one that is detached, or whose launch is gone."""
 
 import time
+from collections.abc import Mapping
 
 from geomx_cli import job_state
 from geomx_cli.agent.assignment import Assignment
@@ -15,7 +16,7 @@ from geomx_cli.errors import (
 )
 from geomx_cli.fleet import Fleet
 from geomx_cli.follow import View, view_for
-from geomx_cli.hosts import Host, everywhere
+from geomx_cli.hosts import Host, closing, everywhere
 from geomx_cli.interrupts import interrupts_to
 from geomx_cli.jobs import KnownJob
 from geomx_cli.overview import Overview
@@ -42,8 +43,7 @@ def attach(job: KnownJob, *, json: bool) -> int:
         raise InvalidSettings(f"job {job.id} is followed by process {state.pid} already", hint)
     if state is not None and state.over:
         return _tell_again(state, json=json)
-    hosts = job.open_hosts()
-    try:
+    with closing(job.open_hosts()) as hosts:
         overview = Overview.of(job, hosts)
         if overview.over:
             found, error = overview.conclude()
@@ -54,8 +54,6 @@ def attach(job: KnownJob, *, json: bool) -> int:
             error = error_of(outcome, job.plan, job.job())
             found = result(job.job(), job.plan, outcome, error, progress.totals(), time.monotonic() - progress.began)
             job_state.finish(job.directory, found)
-    finally:
-        everywhere(lambda host: host.close(), hosts.values())
     print_result(found, json=json)
     if error is not None:
         raise error
@@ -74,7 +72,7 @@ def _tell_again(state: job_state.JobState, *, json: bool) -> int:
 
 
 def _follow(
-    job: KnownJob, hosts: dict[str, Host], overview: Overview, *, detaches: bool
+    job: KnownJob, hosts: Mapping[str, Host], overview: Overview, *, detaches: bool
 ) -> tuple[Outcome, Progress]:
     """To the job's end, or until the person detaches; what went wrong with ending it is among the problems."""
     assignments = dict(everywhere(lambda host: (host.name, _assignment(job, host)), hosts.values()))
@@ -93,6 +91,8 @@ def _follow(
     except BaseException:
         fleet.leave()
         fleet.close()
+        if detaches:
+            job_state.detach(job.directory)
         raise
     finally:
         view.close()

@@ -31,9 +31,10 @@ def pack(script: Sequence[str], paths: Sequence[Path]) -> Baggage:
     """The script, which is the first word of its command that is a file here, and `paths`: files, and folders with
     all that is in them, but for what version control and Python keep beside.
 
-    What lies below the current folder keeps its place relative to it, so that a script finds it there; anything
-    else is put at the top under its own name. Raises InvalidSettings for a path that is not there, or two that
-    would lie at one place, CheckFailed when it all comes to more than 512 MiB.
+    Links are followed. What lies below the current folder keeps its place relative to it, so that a script finds it
+    there; anything else is put at the top under its own name. Raises InvalidSettings for a path that is not there, two
+    that would lie at one place, or a link that leads round in a circle, CheckFailed for what cannot be read, or when it
+    all comes to more than 512 MiB.
     """
     places: dict[str, Path] = {}
     words: dict[str, str] = {}
@@ -74,12 +75,24 @@ def _each(path: Path) -> Iterator[tuple[str, Path]]:
     if path.is_file():
         yield _place(path), path.resolve()
         return
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if name not in _LEFT)
-        for name in sorted(names):
-            source = Path(folder, name)
-            if source.is_file():
-                yield str(Path(_place(path), source.relative_to(path))), source.resolve()
+    for source in _below(path, ()):
+        yield str(Path(_place(path), source.relative_to(path))), source.resolve()
+
+
+def _below(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    """All files; `above`: the folders that we came through, without links."""
+    real = folder.resolve()
+    if real in above:
+        raise InvalidSettings(f"--sync: {folder} is a link to a folder that it lies in", "remove it, or name less")
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise CheckFailed(f"cannot read {folder}: {error.strerror}", "make it readable, or name less") from None
+    for entry in entries:
+        if entry.is_file():
+            yield entry
+        elif entry.is_dir() and entry.name not in _LEFT:
+            yield from _below(entry, (*above, real))
 
 
 def _place(path: Path) -> str:

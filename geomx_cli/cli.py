@@ -129,6 +129,8 @@ def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
 
 
 def _say(error: GeomxError) -> int:
+    from geomx_cli.host_words import plain
+
     hint = f"\n  {error.hint}" if error.hint else ""
-    print(f"error: {error.message}{hint}", file=sys.stderr)
+    print(f"error: {plain(error.message + hint)}", file=sys.stderr)
     return error.exit_code

@@ -5,22 +5,43 @@ import json
 import tarfile
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
+import msgspec
+
 from geomx_cli.agent.pack import MANIFEST
 from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.errors import CheckFailed, GeomxError, InvalidSettings
-from geomx_cli.hosts import Channel, Host, everywhere
+from geomx_cli.host_words import decode, first_line, last_line
+from geomx_cli.hosts import Channel, Host, closing, everywhere
 from geomx_cli.jobs import KnownJob
 
 __all__ = ["MANIFEST_VERSION", "collect"]
 
 MANIFEST_VERSION = 1
 _CHUNK = 1 << 18
+_MOST_BYTES = 4 << 30  # of one file
+_MOST_FILES = 10_000  # of one host
+_MANIFEST_BYTES = 16 << 20
+_HEADER_BYTES = 1 << 20  # of a tar, before a file and after the last
+_TOO_LARGE = "what it sends is larger than logs are: look what that host runs as geomx"
+
+
+class _Sent(msgspec.Struct):
+    """A file as the host's manifest has it: see agent/pack.py."""
+
+    file: str
+    process: str
+    size: int
+    sha256: str
+
+
+class _Told(msgspec.Struct):
+    files: list[_Sent]
 
 
 @dataclass(frozen=True)
@@ -43,20 +64,17 @@ def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
     in it, CheckFailed where it cannot be written.
     """
     kept = _prepare(folder, job)
-    hosts = job.open_hosts()
     problems: list[dict[str, str]] = []
 
     def fetch(host: Host) -> list[_Entry]:
         try:
             return _fetch(job, host, folder)
-        except (GeomxError, OSError, tarfile.TarError, EOFError, zlib.error, ValueError, KeyError) as error:
-            problems.append({"host": host.name, "problem": str(error).splitlines()[0] if str(error) else repr(error)})
+        except (GeomxError, OSError, ValueError) as error:
+            problems.append({"host": host.name, "problem": first_line(error)})
             return [entry for entry in kept if entry.host == host.name]
 
-    try:
+    with closing(job.open_hosts()) as hosts:
         entries = [entry for found in everywhere(fetch, hosts.values()) for entry in found]
-    finally:
-        everywhere(lambda host: host.close(), hosts.values())
     return _write(folder, job, entries, problems)
 
 
@@ -99,22 +117,11 @@ def _fetch(job: KnownJob, host: Host, folder: Path) -> list[_Entry]:
     """One host's files, verified and in place."""
     channel = host.open([host.python, "-m", "geomx_cli.agent", "pack", job.directory_on(host.name)])
     expected = _expected(job, host.name)
-    received: dict[str, tuple[int, str]] = {}
-    told: Mapping[str, Any] | None = None
     try:
         try:
-            with tarfile.open(fileobj=cast(IO[bytes], _Stream(channel)), mode="r|gz") as tar:
-                for member in tar:
-                    source = tar.extractfile(member) if member.isreg() else None
-                    if source is not None and member.name == MANIFEST:
-                        told = json.loads(source.read())
-                    elif source is not None and member.name in expected and member.name not in received:
-                        received[member.name] = _receive(source, _part(folder, member.name))
-                    else:
-                        raise CheckFailed(f"it sent {member.name!r}, which is no file of this job")
+            received, told = _unpack(_Stream(channel), expected, folder)
         except (tarfile.TarError, EOFError, zlib.error) as error:
-            words = channel.errors().strip().splitlines() or [f"it sent no whole archive: {error}"]
-            raise CheckFailed(words[-1]) from None
+            raise CheckFailed(last_line(channel.errors(), f"it sent no whole archive: {error}")) from None
         return _settle(folder, host.name, received, told)
     finally:
         channel.close()
@@ -123,21 +130,38 @@ def _fetch(job: KnownJob, host: Host, folder: Path) -> list[_Entry]:
                 _part(folder, name).unlink()
 
 
-def _settle(
-    folder: Path, host: str, received: Mapping[str, tuple[int, str]], told: Mapping[str, Any] | None
-) -> list[_Entry]:
+def _unpack(
+    stream: "_Stream", expected: Collection[str], folder: Path
+) -> tuple[dict[str, tuple[int, str]], _Told | None]:
+    """The size and hash of each file that came, and the manifest that came with them."""
+    received: dict[str, tuple[int, str]] = {}
+    told: _Told | None = None
+    with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as tar:
+        for member in tar:
+            stream.room = member.size + _HEADER_BYTES
+            source = tar.extractfile(member) if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) else None
+            is_manifest = member.name == MANIFEST and told is None
+            if member.size > (_MANIFEST_BYTES if is_manifest else _MOST_BYTES) or len(received) >= _MOST_FILES:
+                raise CheckFailed(_TOO_LARGE)
+            if source is not None and is_manifest:
+                told = decode(source.read(), _Told)
+            elif source is not None and member.name in expected and member.name not in received:
+                received[member.name] = _receive(source, _part(folder, member.name))
+            else:
+                raise CheckFailed(f"it sent {member.name!r}, which is no file of this job")
+    return received, told
+
+
+def _settle(folder: Path, host: str, received: Mapping[str, tuple[int, str]], told: _Told | None) -> list[_Entry]:
     """Compare what came with what was sent, and put it in its place."""
     if told is None:
         raise CheckFailed("the connection broke before the end")
-    sent = {entry["file"]: (entry["size"], entry["sha256"]) for entry in told["files"]}
-    if sent != received:
+    if {entry.file: (entry.size, entry.sha256) for entry in told.files} != received:
         raise CheckFailed("what came is not what was sent")
     when = time.time()
     for name in received:
         _part(folder, name).replace(folder / name)
-    return [
-        _Entry(entry["file"], host, entry["process"], entry["size"], entry["sha256"], when) for entry in told["files"]
-    ]
+    return [_Entry(entry.file, host, entry.process, entry.size, entry.sha256, when) for entry in told.files]
 
 
 def _expected(job: KnownJob, host: str) -> set[str]:
@@ -164,14 +188,27 @@ def _receive(source: IO[bytes], path: Path) -> tuple[int, str]:
 
 
 class _Stream:
-    """What a channel receives, as a file that tarfile reads."""
+    """What a channel receives, unpacked, as a file that tarfile reads. Raises CheckFailed once more than `room` bytes
+    come: a tar's headers may claim any length, and a small archive may unpack to anything.
+    """
 
     def __init__(self, channel: Channel) -> None:
+        self.room = _HEADER_BYTES
         self._channel = channel
+        self._inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
         self._rest = b""
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; b"" at the end."""
-        data = self._rest or self._channel.receive()
-        self._rest = data[size:]
-        return data[:size]
+        """At most `size` bytes; b"" at the end. Raises zlib.error, or EOFError where the end is missing."""
+        while not self._inflate.eof:
+            packed = self._rest or self._channel.receive()
+            if not packed:
+                raise EOFError("its end is missing")
+            data = self._inflate.decompress(packed, size)
+            self._rest = self._inflate.unconsumed_tail
+            if data:
+                self.room -= len(data)
+                if self.room < 0:
+                    raise CheckFailed(_TOO_LARGE)
+                return data
+        return b""

@@ -6,7 +6,9 @@ from typing import Literal
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory import Host, is_ip
-from geomx_cli.topology import Link, Node, file_name
+from geomx_cli.names import file_name
+from geomx_cli.ps.addresses import tcp
+from geomx_cli.topology import Link, Node
 
 __all__ = ["Endpoint", "dialled", "lay_endpoints", "takes_port"]
 
@@ -16,7 +18,8 @@ _LONGEST_PATH = 99
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where one process listens: `bind` is what it binds, `advertised` what others dial.
+    """Where one process listens: `bind` is what it binds, `near` what those of its own party dial, and `advertised`
+    what the others do; the two differ only where both are wanted and the host has a `wan_address`.
 
     `purpose` is membership for a scheduler and slices for a server. A global server listens once for both of
     its planes, and counts as of the global one. `port` belongs to the process even where it listens on a unix
@@ -28,6 +31,7 @@ class Endpoint:
     purpose: Literal["membership", "slices"]
     protocol: Literal["tcp", "ipc"]
     bind: str
+    near: str
     advertised: str
     port: int
 
@@ -46,9 +50,9 @@ def takes_port(node: Node, wires: Iterable[Link]) -> bool:
 
 
 def lay_endpoints(
-    nodes: Sequence[Node], wires: Sequence[Link], socket_dir: str
+    nodes: Sequence[Node], wires: Sequence[Link], socket_dirs: Mapping[str, str]
 ) -> Mapping[str, Sequence[Endpoint]]:
-    """The endpoints of each process that listens, by name.
+    """The endpoints of each process that listens, by name. `socket_dirs`: where each host has its unix sockets.
 
     A unix socket if somebody on its host dials it, TCP if somebody elsewhere does. Ports are taken from the
     hosts' lists in the order of `nodes`. Raises InvalidSettings when a host has too few, when two processes of
@@ -70,7 +74,7 @@ def lay_endpoints(
                 f"give host {node.host.name} other ports in the inventory",
             )
         taken |= ends
-        found[node.name] = tuple(_of(node, own, port, socket_dir))
+        found[node.name] = tuple(_of(node, own, port, socket_dirs[node.host.name]))
     return found
 
 
@@ -79,13 +83,14 @@ def _of(node: Node, wires: Sequence[Link], port: int, socket_dir: str) -> Iterat
     purpose: Literal["membership", "slices"] = "membership" if node.role.endswith("scheduler") else "slices"
     if any(wire.near for wire in wires):
         path = f"ipc://{_socket(node, socket_dir)}"
-        yield Endpoint(node.name, plane, purpose, "ipc", path, path, port)
+        yield Endpoint(node.name, plane, purpose, "ipc", path, path, path, port)
     dialled_as = {node.host.address_for(wire.dialler.host) for wire in wires if not wire.near}
     if dialled_as:
         address = node.host.near_address
         seen = next(iter(dialled_as - {address}), address)
-        listen = node.host.listen or _listening(address, dialled_as)
-        yield Endpoint(node.name, plane, purpose, "tcp", _tcp(listen, port), _tcp(seen, port), port)
+        near = address if address in dialled_as else seen
+        bind = tcp(node.host.listen or _listening(address, dialled_as), port)
+        yield Endpoint(node.name, plane, purpose, "tcp", bind, tcp(near, port), tcp(seen, port), port)
 
 
 def _listening(address: str, dialled_as: set[str]) -> str:
@@ -94,10 +99,6 @@ def _listening(address: str, dialled_as: set[str]) -> str:
         return address
     # Both versions of IP can be dialled at "::".
     return "::" if any(":" in known for known in (address, *dialled_as)) else "0.0.0.0"
-
-
-def _tcp(address: str, port: int) -> str:
-    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
 def _socket(node: Node, socket_dir: str) -> str:

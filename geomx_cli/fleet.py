@@ -2,12 +2,13 @@
 
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
 
 from geomx_cli.agent.assignment import Assignment, Seal
-from geomx_cli.errors import CheckFailed, GeomxError
+from geomx_cli.errors import CheckFailed, GeomxError, Interrupted
 from geomx_cli.hosts import File, Host, everywhere
 from geomx_cli.job import Job
 from geomx_cli.line import Inbox, Line, Message
@@ -15,6 +16,8 @@ from geomx_cli.line import Inbox, Line, Message
 __all__ = ["Fleet", "Inbox", "Message"]
 
 _HEARTBEAT = 1.0
+_ENDING = 2.0
+_AGAIN = 0.5
 
 
 class Fleet:
@@ -30,24 +33,35 @@ class Fleet:
         self._job = job
         self._lines = {name: Line(hosts[name], given, self.inbox) for name, given in assignments.items()}
         self._begun: set[str] = set()  # files may lie on these hosts
+        self._interrupted = False
+        self._copied = threading.Event()  # or interrupted meanwhile
         self._ending: dict[str, threading.Thread] = {}
         self._problems: list[str] = []
         self._closing = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
 
     def start(self, files: Mapping[str, Mapping[str, File]]) -> None:
-        """Put each host's files (by path), start all agents, and let them begin. Raises what the hosts raised."""
+        """Put each host's files (by path), then start all agents, and let them begin together. Raises what the hosts
+        raised, and Interrupted for an `interrupt` while files are copied.
+        """
 
-        def start(line: Line) -> None:
+        def put(line: Line) -> None:
             try:
-                self._start(line, files.get(line.host.name, {}))
+                self._put(line, files.get(line.host.name, {}))
             except OSError as error:
                 what = f"cannot start on host {line.host.name}: {error.strerror or error}"
                 raise CheckFailed(what, f"make room in {line.assignment.job_dir}, or choose another") from None
 
-        everywhere(start, self._lines.values())
-        self._heart.start()
+        with self._interruptible():
+            everywhere(put, self._lines.values())
+        self._heart.start()  # agents whose hosts are quick wait for the others
+        everywhere(Line.start, self._lines.values())
         self.broadcast({"type": "start"})
+
+    def interrupt(self) -> None:
+        """End `start` while it copies files; at any other time it does nothing. May be called by a signal handler."""
+        self._interrupted = True
+        self._copied.set()
 
     def follow(self, hosts: Iterable[str]) -> None:
         """Take over the agents of `hosts`, which run already; one that does not is "gone". Raises what the hosts
@@ -94,8 +108,13 @@ class Fleet:
             ending.join()
         everywhere(Line.close, self._lines.values())
         if self._heart.is_alive():
-            self._heart.join()
+            self._heart.join(_ENDING)
         return self._problems
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """How many messages of each host made no sense, where any did."""
+        return {name: line.ignored for name, line in self._lines.items() if line.ignored}
 
     def _end(self, line: Line) -> None:
         try:
@@ -105,14 +124,42 @@ class Fleet:
         except (GeomxError, OSError) as error:
             self._problems.append(str(error))
 
-    def _start(self, line: Line, files: Mapping[str, File]) -> None:
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """An interrupt lets go of the hosts, which ends what waits for them."""
+        over = threading.Event()
+
+        def let_go() -> None:
+            self._copied.wait()
+            while not over.is_set():  # more than once: one may have been about to connect again
+                everywhere(lambda line: line.host.close(), self._lines.values())
+                over.wait(_AGAIN)
+
+        thread = threading.Thread(target=let_go, name="interrupts", daemon=True)
+        thread.start()
+        try:
+            yield
+        except (GeomxError, OSError):
+            if not self._interrupted:
+                raise
+        finally:
+            over.set()
+            self._copied.set()
+            thread.join()
+        if self._interrupted:
+            raise Interrupted("interrupted while files were copied", "nothing was started")
+
+    def _put(self, line: Line, files: Mapping[str, File]) -> None:
+        if self._interrupted:
+            return
         seals = {path: Seal(file.mode, hashlib.sha256(file.data).hexdigest()) for path, file in files.items()}
         assignment = replace(line.assignment, files=seals)
         line.host.put(f"{assignment.directory}/agent.json", assignment.encode())
         self._begun.add(line.host.name)
         for path, file in files.items():
+            if self._interrupted:
+                return
             line.host.put(path, file.data, file.mode)
-        line.start()
 
     def _beat(self) -> None:
         while not self._closing.wait(_HEARTBEAT):

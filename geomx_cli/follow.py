@@ -4,6 +4,7 @@ import sys
 import time
 from typing import Protocol, TextIO
 
+from geomx_cli.host_words import plain
 from geomx_cli.process_table import ProcessTable, sentence
 from geomx_cli.progress import Progress
 
@@ -42,7 +43,7 @@ class PlainView:
 
     def note(self, text: str) -> None:
         """See View.note."""
-        print(text, file=self._stream, flush=True)
+        print(plain(text), file=self._stream, flush=True)
 
     def show(self, progress: Progress) -> None:
         """See View.show."""
@@ -77,7 +78,7 @@ class TableView:
 
     def note(self, text: str) -> None:
         """See View.note."""
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(plain(text), markup=False, highlight=False)
 
     def show(self, progress: Progress) -> None:
         """See View.show."""

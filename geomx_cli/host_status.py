@@ -1,12 +1,12 @@
 """What the agents of a job have written down about themselves, read from their hosts: cheap, and without them."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from geomx_cli.agent.status import FILE_NAME
+from geomx_cli.agent_words import AgentStatus
 from geomx_cli.errors import GeomxError
+from geomx_cli.host_words import decode, first_line
 from geomx_cli.hosts import Host, everywhere
 from geomx_cli.jobs import KnownJob
 
@@ -24,7 +24,7 @@ class HostStatus:
     """
 
     host: str
-    content: Mapping[str, Any] | None = None
+    content: AgentStatus | None = None
     late: float = 0.0
     agent: str = ""
     problem: str = ""
@@ -47,25 +47,26 @@ def read_all(job: KnownJob, hosts: Mapping[str, Host]) -> dict[str, HostStatus]:
         try:
             return _read(host, job.directory_on(host.name))
         except (GeomxError, OSError) as error:
-            return HostStatus(host.name, agent="unreachable", problem=_first_line(error))
+            return HostStatus(host.name, agent="unreachable", problem=first_line(error))
 
     return {status.host: status for status in everywhere(read, hosts.values())}
 
 
 def _read(host: Host, directory: str) -> HostStatus:
     done = host.run(["cat", f"{directory}/{FILE_NAME}", *_KERNEL], limit=_LIMIT)
-    *found, uptime, boot = done.output.decode(errors="replace").splitlines() or ["", ""]
+    lines = done.output.decode(errors="replace").splitlines()
+    found = next((line for line in lines if line.startswith("{")), "")  # a login shell may have greeted
     if not found and done.status != 0:
         return HostStatus(host.name, agent="not started", problem="no agent has written anything there")
     try:
-        content = json.loads(found[0])
-        late = max(0.0, float(uptime.split()[0]) - float(content["uptime"]))
-        return _judge(host.name, content, late, boot)
-    except (ValueError, KeyError, TypeError, IndexError):
+        content = decode(found, AgentStatus)
+        late = max(0.0, float(lines[-2].split()[0]) - content["uptime"])
+        return _judge(host.name, content, late, lines[-1])
+    except (ValueError, IndexError):
         return HostStatus(host.name, agent="damaged", problem=f"{directory}/{FILE_NAME} is damaged")
 
 
-def _judge(host: str, content: Mapping[str, Any], late: float, boot: str) -> HostStatus:
+def _judge(host: str, content: AgentStatus, late: float, boot: str) -> HostStatus:
     if content["stage"] == "over":
         return HostStatus(host, content, late, "over")
     if content["boot"] != boot:
@@ -74,7 +75,3 @@ def _judge(host: str, content: Mapping[str, Any], late: float, boot: str) -> Hos
         problem = f"its agent has written nothing for {late:.0f} s: it was killed, hangs, or the disk is full"
         return HostStatus(host, content, late, "silent", problem)
     return HostStatus(host, content, late, "running")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

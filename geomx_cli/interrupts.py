@@ -1,7 +1,7 @@
 """Signals that would end this process become messages, so that nothing is interrupted half-way."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -13,11 +13,14 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def interrupts_to(inbox: Inbox) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP put "interrupt" into `inbox`; for the main thread."""
+def interrupts_to(inbox: Inbox, hear: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP put "interrupt" into `inbox`, and call `hear`, which may take no lock that the main
+    thread takes; for the main thread.
+    """
 
     def handle(number: int, frame: FrameType | None) -> None:
         inbox.put(("", {"type": "interrupt"}))  # SimpleQueue.put may be called from a signal handler
+        hear()
 
     before = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:

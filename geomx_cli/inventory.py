@@ -12,7 +12,7 @@ from geomx_cli.options import Value
 from geomx_cli.ps.config import Role
 
 __all__ = [
-    "CENTRAL", "DEVICE", "NAME", "Host", "Inventory", "Party", "Ssh", "Topology", "is_ip", "is_loopback", "validated",
+    "CENTRAL", "DEVICE", "NAME", "Host", "Inventory", "Party", "Ssh", "Topology", "is_ip", "validated",
 ]  # fmt: skip
 
 CENTRAL = "central"
@@ -60,6 +60,7 @@ class Host(_Frozen):
     package: str = Field(default="", description="where its geomx_cli lies; empty: where ours does")
     workdir: str = Field(default="", description="where its processes start; empty: the agent's directory")
     state_dir: str = Field(default="", description="where jobs lie; empty: where the job's own directory is")
+    sockets: str = Field(default="", description="how paths of folders for unix sockets begin; empty: the job's own")
     env: Mapping[str, str] = Field(default_factory=dict, description="variables for each of its processes")
     ports: tuple[int, ...] = Field(default=(), description="for its schedulers and servers, in this order")
     runs: tuple[Role, ...] = Field(default=(), description="roles that stand here; empty: by rule")
@@ -181,11 +182,6 @@ def is_ip(address: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can be reached by it; a name other than localhost counts as no."""
-    return ipaddress.ip_address(address).is_loopback if is_ip(address) else address == "localhost"
 
 
 def _refuse_twice(names: Iterable[str], what: str) -> None:

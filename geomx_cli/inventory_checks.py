@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from geomx_cli import inventory_values as values
-from geomx_cli.inventory import Inventory, is_loopback, validated
+from geomx_cli.inventory import Inventory, validated
 from geomx_cli.inventory_keys import DEFAULT_PORTS, HOST_KEYS
 from geomx_cli.mistakes import Mistakes
 from geomx_cli.placement import misplaced
 from geomx_cli.ports import shortage
+from geomx_cli.ps.addresses import is_loopback
 
 __all__ = ["build", "cross_check"]
 

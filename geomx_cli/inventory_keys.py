@@ -131,7 +131,7 @@ HOST_KEYS: tuple[Key, ...] = (
     ),
     Key(
         "python", "work", values.python, '"/opt/geomx/bin/python"', "the path of the one that runs geomx here",
-        "A Python there that has geomx: an absolute path, or a command on the PATH.",
+        "A Python there that has geomx: an absolute path, ~/... for one in the home there, or a command on the PATH.",
     ),
     Key(
         "workdir", "work", values.absolute, '"/home/alice/project"', "beside the script",

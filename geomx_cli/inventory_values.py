@@ -193,12 +193,12 @@ def absolute(value: Any) -> str:
 
 
 def python(value: Any) -> str:
-    """A Python of the host: an absolute path, or a name on its PATH."""
+    """A Python of the host: an absolute path, one below the home there (~/), or a name on its PATH."""
     found: str = text('"/opt/geomx/bin/python"')(value)
-    if "/" in found and not found.startswith("/"):
+    if "/" in found and not found.startswith(("/", "~/")):
         raise InvalidSettings(
             f"{found!r} is a relative path",
-            'write the whole path, as "/opt/geomx/bin/python", or the name of a command, as "python3"',
+            'write the whole path, as "/opt/geomx/bin/python" or "~/geomx/bin/python", or a command, as "python3"',
         )
     return found
 

@@ -62,10 +62,6 @@ class Job:
         """The folder with the output of each process."""
         return self.directory / "logs"
 
-    def host_directory(self, host: str) -> Path:
-        """What the agent of `host` is given."""
-        return self.directory / "hosts" / host
-
     def complete(self, spec: JobSpec) -> JobSpec:
         """`spec` with this job's id and paths."""
         job_dir, socket_dir, key_dir = str(self.directory), str(self.sockets), str(self.keys)
@@ -81,8 +77,8 @@ class Job:
                 job=self.id,
                 host=host,
                 job_dir=plan.job_dirs[host],
-                sockets=str(self.sockets),
-                socket=str(self.sockets / f"agent-{index}.sock"),
+                sockets=plan.socket_dirs[host],
+                socket=f"{plan.socket_dirs[host]}/agent-{index}.sock",
                 working_dir=working_dirs[host],
                 lease=lease,
                 clear=clear,
@@ -113,9 +109,8 @@ class Job:
         try:
             self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
             self._refuse_others()
-            with (self.directory / "plan.json").open("x") as file:
-                json.dump(plan.to_json(), file, indent=1)
-            (self.directory / "inventory.json").write_text(inventory.model_dump_json(indent=1))
+            _write_new(self.directory / "plan.json", json.dumps(plan.to_json(), indent=1))
+            _write_new(self.directory / "inventory.json", inventory.model_dump_json(indent=1))
         except FileExistsError:
             hint = "choose a new --job-dir, or an empty one"
             raise InvalidSettings(f"{self.directory} has a job already", hint) from None
@@ -151,3 +146,9 @@ class Job:
         if done.status != 0:
             what = (done.errors or done.output).decode(errors="replace").strip()
             raise DoneInPart(f"processes are left on {host.name}: {what}", "end them by hand")
+
+
+def _write_new(path: Path, text: str) -> None:
+    """For the person's own eyes, whoever may look into the folder: an inventory may have secrets in its "env"."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)

@@ -11,7 +11,7 @@ from typing import Any
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.processes import Identity
-from geomx_cli.errors import GeomxError
+from geomx_cli.errors import GeomxError, Interrupted
 
 __all__ = ["FILE_NAME", "STATE_VERSION", "JobState", "begin", "detach", "fail", "finish"]
 
@@ -84,9 +84,9 @@ def begin(directory: Path) -> None:
 
 
 def detach(directory: Path) -> None:
-    """The job goes on alone."""
+    """The job goes on alone, unless another process than this one has begun to follow it."""
     state = JobState.read(directory)
-    if state is not None:
+    if state is not None and state.followed and state.pid == os.getpid():
         replace(state, state="detached").write(directory)
 
 
@@ -102,4 +102,5 @@ def fail(directory: Path, error: GeomxError) -> None:
     state = JobState.read(directory)
     if state is not None and state.followed and state.pid == os.getpid():
         words = {"message": error.message, "hint": error.hint}
-        finish(directory, {"status": "failed", "exit_code": error.exit_code, "error": words})
+        status = "interrupted" if isinstance(error, Interrupted) else "failed"
+        finish(directory, {"status": status, "exit_code": error.exit_code, "error": words})

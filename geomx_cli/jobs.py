@@ -106,12 +106,11 @@ class KnownJob:
 
 
 def all_jobs() -> list[KnownJob]:
-    """Those in the jobs folder, newest first. Links to directories that are gone are removed."""
+    """Those in the jobs folder, newest first. Links stay where their directories are gone: a disk may be mounted again.
+    """
     folder, found = jobs_folder(), []
     for entry in folder.iterdir() if folder.is_dir() else ():
-        if entry.is_symlink() and not entry.exists():
-            entry.unlink(missing_ok=True)
-        elif (job := KnownJob.at(entry.resolve())) is not None:
+        if (job := KnownJob.at(entry.resolve())) is not None:
             found.append(KnownJob(entry.name, job.directory, job.started))
     return sorted(found, key=lambda job: (job.started, job.id), reverse=True)
 
@@ -157,4 +156,5 @@ def _plan(fields: Mapping[str, Any]) -> Plan:
         processes=tuple(processes),
         links=tuple((link["dialler"], link["listener"]) for link in fields["links"]),
         job_dirs=fields["job_dirs"],
+        socket_dirs=fields["socket_dirs"],
     )

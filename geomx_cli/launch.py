@@ -141,7 +141,7 @@ def _carry_out(
     """How the job went; None when it was let go on alone."""
     problems: list[str] = []
     outcome: Outcome | None = None
-    with interrupts_to(fleet.inbox):
+    with interrupts_to(fleet.inbox, fleet.interrupt):
         try:
             began = time.monotonic()
             fleet.start(files)
@@ -153,6 +153,8 @@ def _carry_out(
             problems += fleet.close()
             for problem in problems:
                 view.note(f"warning: {problem}")
+            for name, count in fleet.ignored.items():
+                view.note(f"warning: host {name} sent {counted(count, 'message')} that made no sense")
     if outcome is not None:
         outcome.problems += problems
     return outcome

@@ -8,8 +8,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from geomx_cli.agent.assignment import Assignment
-from geomx_cli.errors import CheckFailed, HostUnreachable, TimedOut
+from geomx_cli.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut
+from geomx_cli.host_words import last_line
 from geomx_cli.hosts import Channel, Host
+from geomx_cli.lines import lines
 
 __all__ = ["Inbox", "Line", "Message"]
 
@@ -18,6 +20,7 @@ Inbox = SimpleQueue[tuple[str, Message]]
 
 _ANSWER_LIMIT = 20.0
 _AGAIN = 1.0
+_ENDING = 1.0  # for a relay to end with its input: that of an agent which is stopped does not
 
 
 class Line:
@@ -26,7 +29,8 @@ class Line:
     When the stream ends, the thread tries at once and then each second to attach again, for as long as the
     agent's lease (a lease without end: as long as it takes). Besides the agent's words the inbox gets "broken"
     (why) and "mended" for that, and "gone" (how) when there is no agent any more or the lease is over. An agent
-    that says "replaced" follows another control machine: its line is over. `send` may be called by any thread.
+    that says "replaced" follows another control machine: its line is over. Messages that make no sense are counted in
+    `ignored`; a line of more than 16 MiB ends it all with "gone". `send` may be called by any thread.
     """
 
     def __init__(self, host: Host, assignment: Assignment, inbox: Inbox) -> None:
@@ -34,6 +38,7 @@ class Line:
         self.assignment = assignment
         self.over = False  # there is nothing to be ended: all is, or somebody else sees to it
         self.seen = 0  # the number of the last message that had one
+        self.ignored = 0
         self._inbox = inbox
         self._channel: Channel | None = None
         self._reader: threading.Thread | None = None
@@ -73,11 +78,10 @@ class Line:
     def close(self) -> None:
         """End the line, not the agent."""
         self._closing.set()
-        with self._sending:
-            if self._channel is not None:
-                self._channel.close()
+        if self._channel is not None:  # without the lock: `send` may wait for an agent that does not read
+            self._channel.close()
         if self._reader is not None:
-            self._reader.join()
+            self._reader.join(_ENDING)
 
     def _begin(self, verb: str) -> None:
         self._connect(verb)
@@ -102,41 +106,59 @@ class Line:
                 channel.close()
 
     def _follow(self) -> None:
-        self._read()
-        self._answered.set()
-        if not self._heard:
-            return
+        try:
+            self._read()
+            self._answered.set()
+            if self._heard:
+                self._mend()
+        except CheckFailed as error:
+            self._put({"type": "gone", "how": f"cannot be understood: {error.message}"})
+        finally:
+            self._answered.set()
+
+    def _mend(self) -> None:
         while not self._is_over():
             if not self._broken:
                 self._broken = time.monotonic()
                 self._put({"type": "broken", "why": self._errors()})
             elif self.silence() > 0:
                 how = f"cannot be reached: its connection broke, for more than {self.assignment.lease:g} s"
-                self._put({"type": "gone", "how": how})
+                self._put({"type": "gone", "how": how, "reachable": False})
                 return
-            with suppress(HostUnreachable, TimedOut, OSError):
-                self._connect("attach")
+            if self._connected_again():
                 self._read()
             if self._broken and not self._is_over():
                 self._closing.wait(_AGAIN)
         if self._absent:
             self._put({"type": "gone", "how": "died: its connection ended"})
 
+    def _connected_again(self) -> bool:
+        try:
+            self._connect("attach")
+        except (GeomxError, OSError):
+            return False
+        return True
+
     def _is_over(self) -> bool:
         return self.over or self._done or self._absent or self._closing.is_set()
 
     def _read(self) -> None:
-        """Until the stream ends."""
+        """Until the stream ends. Raises CheckFailed for a line without end."""
         assert self._channel is not None
-        rest = b""
-        while data := self._channel.receive():
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                if line.startswith(b"{"):  # a login shell may have greeted
-                    self._take(json.loads(line))
+        for line in lines(self._channel.receive, f"the agent on host {self.host.name}"):
+            if line.startswith(b"{"):  # a login shell may have greeted
+                try:
+                    message = json.loads(line)
+                except (ValueError, RecursionError):
+                    self.ignored += 1
+                else:
+                    self._take(message)
 
     def _take(self, message: Message) -> None:
-        kind = message["type"]
+        kind, number = message.get("type"), message.get("n", 0)
+        if not isinstance(kind, str) or type(number) is not int or number < 0:
+            self.ignored += 1
+            return
         if kind == "absent":
             self._absent = True
             return
@@ -145,17 +167,15 @@ class Line:
         if self._broken:
             self._broken = 0.0
             self._put({"type": "mended"})
-        number = message.get("n")
-        if number is not None and number <= self.seen:
+        if 0 < number <= self.seen:
             return
-        self.seen = self.seen if number is None else number
+        self.seen = max(self.seen, number)
         self._done |= kind == "done"
-        self.over |= kind == "replaced" or (kind == "done" and not message["left"])
+        self.over |= kind == "replaced" or (kind == "done" and not message.get("left"))
         self._put(message)
 
     def _put(self, message: Message) -> None:
         self._inbox.put((self.host.name, message))
 
     def _errors(self) -> str:
-        lines = self._channel.errors().strip().splitlines() if self._channel is not None else []
-        return lines[-1] if lines else ""
+        return last_line(self._channel.errors(), "") if self._channel is not None else ""

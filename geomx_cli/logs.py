@@ -1,14 +1,17 @@
 """The output of a job's processes, as their hosts have it: some of them or all, to its end or as it comes."""
 
-import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from queue import Queue
 
-from geomx_cli.errors import GeomxError, UsageError
+import msgspec
+
+from geomx_cli.errors import CheckFailed, GeomxError, UsageError
+from geomx_cli.host_words import decode, first_line, last_line
 from geomx_cli.hosts import Channel, Host, everywhere
 from geomx_cli.jobs import KnownJob
+from geomx_cli.lines import lines as whole_lines
 from geomx_cli.plan import Plan, Process
 
 __all__ = ["Line", "LogReader", "select"]
@@ -16,9 +19,17 @@ __all__ = ["Line", "LogReader", "select"]
 _AHEAD = 4096  # lines that are read before they are taken
 
 
+class _Said(msgspec.Struct):
+    """One line of what agent/tail.py prints."""
+
+    process: str = ""
+    line: str = ""
+    end: bool = False
+
+
 @dataclass(frozen=True)
 class Line:
-    """One line of a process's output, without its end."""
+    """One line of a process's output, without its end and without what would do a terminal harm."""
 
     process: str
     text: str
@@ -100,21 +111,26 @@ class LogReader:
             try:
                 return host.name, host.open(argv)
             except (GeomxError, OSError) as error:
-                self.problems[host.name] = str(error).splitlines()[0]
+                self.problems[host.name] = first_line(error)
                 return None
 
         self._channels = dict(filter(None, everywhere(begin, self._hosts.values())))
 
     def _receive(self, host: str, channel: Channel) -> Iterator[Line]:
-        rest, ended = b"", False
-        while data := channel.receive():
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                message: Mapping[str, str] = json.loads(line)
-                if "line" in message:
-                    yield Line(message["process"], message["line"])
-                else:
-                    ended = True
+        ended = False
+        try:
+            for data in whole_lines(channel.receive, "it"):
+                if not data.startswith(b"{"):  # a login shell may have greeted
+                    continue
+                said = decode(data, _Said)
+                ended |= said.end
+                if not said.end and said.process not in self._names[host]:
+                    raise ValueError("a line of another host's process")
+                if not said.end:
+                    yield Line(said.process, said.line.replace("\n", " "))
+        except (CheckFailed, ValueError) as error:
+            self.problems[host] = f"what it sends is damaged: {first_line(error)}"
+            channel.close()
+            return
         if not ended:
-            words = channel.errors().strip().splitlines() or ["the connection broke"]
-            self.problems[host] = words[-1]
+            self.problems[host] = last_line(channel.errors(), "the connection broke")

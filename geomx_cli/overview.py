@@ -6,10 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from geomx_cli import job_state
+from geomx_cli.agent_words import failures_of
 from geomx_cli.errors import GeomxError
 from geomx_cli.failure import Failure, first_cause
 from geomx_cli.host_status import HostStatus, read_all
 from geomx_cli.hosts import Host
+from geomx_cli.job_state import JobState
 from geomx_cli.jobs import KnownJob
 from geomx_cli.progress import Progress, Row
 from geomx_cli.summary import error_of, failure_fields, result
@@ -27,6 +29,7 @@ class Overview:
     """
 
     job: KnownJob
+    known: JobState | None  # what was known of it here at that moment
     progress: Progress
     hosts: Mapping[str, HostStatus]
     failure: Failure | None
@@ -35,26 +38,31 @@ class Overview:
     @classmethod
     def of(cls, job: KnownJob, hosts: Mapping[str, Host]) -> "Overview":
         """Ask all hosts in parallel; one that does not answer is among `hosts` with its problem."""
+        known = JobState.read(job.directory)
         statuses = read_all(job, hosts)
         progress = Progress.of(job.plan, time.monotonic() - max(0.0, time.time() - job.started))
+        places = {process.name: process.host for process in job.plan.processes}
         failures = []
         for name, status in statuses.items():
-            failures += _take(progress, status)
+            failures += _take(progress, status, places)
             if status.agent != "running":
                 _mark(progress, name, status)
-        places = {process.name: process.host for process in job.plan.processes}
+        if _unstarted(statuses):
+            cause = f"was never started: there is nothing in {job.directory_on(job.plan.hosts[0])}"
+            failures.append(Failure("", job.plan.hosts[0], cause, time.monotonic(), "launch again"))
         done = [name for name, row in progress.rows.items() if row.status == 0]
         failure = first_cause(failures, places, done)
-        asked = [str(status.content["asked"]) for status in statuses.values() if status.content]
+        asked = [status.content["asked"] for status in statuses.values() if status.content]
         by = "" if any(not failure.peer for failure in failures) else next(filter(None, asked), "")
         if failure is not None and failure.process and progress.rows[failure.process].asked:
             by = f"geomx stop --party {progress.rows[failure.process].process.party}"
-        return cls(job, progress, statuses, failure, by)
+        return cls(job, known, progress, statuses, failure, by)
 
     @property
     def over(self) -> bool:
-        """Whether it has ended on all its hosts."""
-        return all(status.over for status in self.hosts.values())
+        """Whether it has ended on all its hosts. One that somebody is about to start has not."""
+        begins = self.known is not None and self.known.followed and _unstarted(self.hosts)
+        return all(status.over for status in self.hosts.values()) and not begins
 
     @property
     def unreachable(self) -> list[HostStatus]:
@@ -64,7 +72,7 @@ class Overview:
     @property
     def state(self) -> str:
         """In a word or two. What the hosts say goes before what was known here."""
-        state = self.job.state_shown
+        state = self.known.shown if self.known else "lost control"
         if state in ("running", "detached", "lost control") and self.over:
             return self._outcome_state()
         return state
@@ -77,7 +85,7 @@ class Overview:
         """The result of a job that is over, as launch would give it, and the error that it would raise; kept in
         state.json where nobody has written one.
         """
-        outcome, job, state = self.outcome(), self.job.job(), self.job.state
+        outcome, job, state = self.outcome(), self.job.job(), JobState.read(self.job.directory)
         error = error_of(outcome, self.job.plan, job)
         found = result(job, self.job.plan, outcome, error, self.progress.totals(), self._seconds())
         if state is not None and not state.over and not state.followed:
@@ -108,21 +116,23 @@ class Overview:
         return "interrupted" if outcome.interrupted else "failed" if outcome.failure else "done"
 
     def _seconds(self) -> float:
-        """From the start to the last word of an agent."""
-        times = [float(status.content["time"]) for status in self.hosts.values() if status.content]
-        return max(0.0, max(times, default=self.job.started) - self.job.started)
+        """From the start to the last word of an agent, whatever the hosts' clocks say."""
+        late = [status.late for status in self.hosts.values() if status.content and status.agent != "rebooted"]
+        return max(0.0, time.time() - min(late, default=0.0) - self.job.started)
 
 
-def _take(progress: Progress, status: HostStatus) -> list[Failure]:
+def _unstarted(hosts: Mapping[str, HostStatus]) -> bool:
+    return all(status.agent == "not started" for status in hosts.values())
+
+
+def _take(progress: Progress, status: HostStatus, places: Mapping[str, str]) -> list[Failure]:
     """Take in what one host says; the failures that it knows of."""
     content, host = status.content, status.host
     if content is None:
         return []
-    progress.restore(content, status.late)
+    progress.restore(host, content, status.late)
     now = time.monotonic() - status.late
-    failures = [
-        Failure(**{**fields, "when": now - (content["time"] - fields["when"])}) for fields in content["failures"]
-    ]
+    failures = list(failures_of(content, status.late, host, places))
     if status.agent in ("silent", "rebooted"):
         failures.append(Failure("", host, f"is gone: {status.problem}", now, "geomx stop ends what is left"))
     elif content["why"] and not content["asked"] and not content["ordered"] and not failures:
@@ -141,11 +151,11 @@ def _row(row: Row, hosts: Mapping[str, HostStatus]) -> dict[str, Any]:
     fields = asdict(row)
     process = fields.pop("process")
     content = hosts[row.process.host].content
-    known = (content or {"processes": {}})["processes"].get(row.process.name, {})
+    known = content["processes"].get(row.process.name) if content else None
     names = ("state", "round", "samples_per_s", "loss", "accuracy", "progress", "left_s", "status", "asked")
     return {
         **{name: process[name] for name in ("name", "host", "party", "role", "rank", "global_rank")},
-        "pid": known.get("pid", 0),
+        "pid": known["pid"] if known else 0,
         **{name: fields[name] for name in names},
         "bytes": {"lan": list(row.lan), "wan": list(row.wan)},
     }

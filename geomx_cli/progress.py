@@ -1,10 +1,12 @@
 """How far a job is: what its processes have said, and what that comes to."""
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from geomx_cli.agent_words import AgentStatus
 from geomx_cli.events import Event
 from geomx_cli.plan import Plan, Process
 
@@ -128,7 +130,7 @@ class Progress:
             return
         try:
             self._add(row, event, time.monotonic() - age)
-        except (TypeError, ValueError, KeyError):
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
             return
 
     def end(self, process: str, status: int, *, asked: bool = False, age: float = 0.0) -> None:
@@ -137,17 +139,18 @@ class Progress:
         row.status, row.ended, row.asked = status, time.monotonic() - age, asked
         row.state = "finished" if status == 0 else "stopped" if asked else "ended"
 
-    def restore(self, status: Mapping[str, Any], late: float = 0.0) -> None:
-        """Take in what an agent's status.json (agent/status.py) says, which was written `late` seconds ago. What
-        makes no sense in it is passed over.
+    def restore(self, host: str, status: AgentStatus, late: float = 0.0) -> None:
+        """Take in what an agent knew of the processes of its `host`, `late` seconds ago. What makes no sense in it is
+        passed over.
         """
         for name, known in status["processes"].items():
-            if name not in self.rows:
+            if name not in self.rows or self.rows[name].process.host != host:
                 continue
-            for event in sorted(known["newest"].values(), key=lambda event: float(event["time"])):
+            events = [event for event in known["newest"].values() if isinstance(event.get("time"), int | float)]
+            for event in sorted(events, key=lambda event: event["time"]):
                 age = late + status["time"] - event["time"]
                 # An evaluation that was shown before is not to be shown again.
-                self.add(name, {**event, "event": "restored"} if event["event"] == "evaluation" else event, age)
+                self.add(name, {**event, "event": "restored"} if event.get("event") == "evaluation" else event, age)
             if known["status"] is not None:
                 age = late + status["time"] - (known["ended"] or status["time"])
                 self.end(name, known["status"], asked=known["asked"], age=age)
@@ -208,8 +211,8 @@ def _add_telemetry(row: Row, event: Event) -> None:
     row.round = int(event.get("round", row.round))
     row.samples_per_s = float(event.get("samples_per_s", row.samples_per_s))
     row.loss = _number(event.get("loss"), row.loss)
-    row.progress = _number(event.get("progress"), row.progress)
-    row.left_s = _number(event.get("left_s"), row.left_s)
+    row.progress = _finite(_number(event.get("progress"), row.progress))
+    row.left_s = _finite(_number(event.get("left_s"), row.left_s))
     counted = event.get("bytes", {})
     row.lan = _pair(counted.get("lan", row.lan))
     row.wan = _pair(counted.get("wan", row.wan))
@@ -218,12 +221,17 @@ def _add_telemetry(row: Row, event: Event) -> None:
 def _add_round(row: Row, event: Event) -> None:
     row.round = int(event["num_iters"])
     row.loss = _number(event.get("loss"), row.loss)
-    row.training_s = float(event["total_time"])
+    row.training_s = _finite(float(event["total_time"])) or 0.0
     row.samples = int(event["samples"])
 
 
 def _number(value: Any, otherwise: float | None) -> float | None:
     return otherwise if value is None else float(value)
+
+
+def _finite(value: float | None) -> float | None:
+    """What can be shown as a duration or a bar; a loss may well be NaN."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _pair(values: Any) -> tuple[int, int]:

@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 
 from geomx_cli import ports
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.inventory import Host, Inventory
+from geomx_cli.inventory import Host, Inventory, is_ip
 from geomx_cli.survey import Facts
 
-__all__ = ["listening", "settle"]
+__all__ = ["ALL", "listening", "settle"]
+
+ALL = "::"
+"""What to bind to be dialled at every address of a host, whichever version of IP it is of."""
 
 
 def settle(inventory: Inventory, facts: Mapping[str, Facts]) -> Inventory:
@@ -20,7 +23,7 @@ def settle(inventory: Inventory, facts: Mapping[str, Facts]) -> Inventory:
     settled = inventory.with_hosts(
         _settled(host, facts[host.name]) if host.name in facts else host for host in inventory.hosts
     )
-    free = {host.name: _free(host, facts.get(host.name)) for host in inventory.hosts}
+    free = {host.name: _free(host, facts.get(host.name)) for host in settled.hosts}
     try:
         return ports.choose(settled, free)
     except InvalidSettings as error:
@@ -31,7 +34,7 @@ def listening(host: Host) -> str:
     """The address at which a host's ports are to be free: all of its own, unless it says which."""
     if host.listen:
         return host.listen
-    return "::" if ":" in host.near_address else "0.0.0.0"
+    return ALL if ":" in host.near_address else "0.0.0.0"
 
 
 def _settled(host: Host, facts: Facts) -> Host:
@@ -39,13 +42,20 @@ def _settled(host: Host, facts: Facts) -> Host:
     known = {"python": python, "package": host.package or facts.package}
     if host.state_dir or host.ssh is not None:
         known["state_dir"] = facts.state.path
+    if host.ssh is not None:
+        known["sockets"] = f"{facts.temp.rstrip('/')}/gx-{facts.uid}"
     if host.workdir:
         known["workdir"] = facts.work.path
     for field, interface in (("address", host.interface), ("wan_address", host.wan_interface)):
         if interface:
             found = _address(host, facts, interface)
             known[field] = getattr(host, field) or found
-    return host.model_copy(update=known)
+    settled = host.model_copy(update=known)
+    # A name may stand for addresses of both versions, and who dials it takes the one that it likes.
+    names = [known for known in (settled.near_address, settled.wan_address) if known and not is_ip(known)]
+    if any(name != "localhost" for name in names) and not host.listen and ALL in facts.free:
+        return settled.model_copy(update={"listen": ALL})
+    return settled
 
 
 def _address(host: Host, facts: Facts, interface: str) -> str:

@@ -39,7 +39,7 @@ def standing(inventory: Inventory) -> tuple[Standing, ...]:
     """For each host in order. Raises InvalidSettings where roles or ports do not fit."""
     chosen = ports.choose(inventory, None)
     nodes = arrange(chosen)
-    endpoints = lay_endpoints(nodes, links(nodes), "/")
+    endpoints = lay_endpoints(nodes, links(nodes), {host.name: "/" for host in inventory.hosts})
     open_ports = {
         name: next((end.port for end in ends if end.protocol == "tcp"), 0) for name, ends in endpoints.items()
     }

@@ -1,17 +1,19 @@
 """Stop a job, or one party of it, from the control machine: on all hosts at once, and be sure of it."""
 
-import json
 import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from geomx_cli import job_state
 from geomx_cli.agent import processes
 from geomx_cli.agent.processes import Identity
 from geomx_cli.errors import DoneInPart, GeomxError, UsageError
-from geomx_cli.hosts import Host, everywhere
+from geomx_cli.host_words import decode, first_line, last_line
+from geomx_cli.hosts import Host, closing, everywhere
 from geomx_cli.jobs import KnownJob
 from geomx_cli.overview import Overview
 from geomx_cli.summary import error_of, result
@@ -24,6 +26,16 @@ _MARGIN = 20.0  # seconds for a host beyond the grace
 _DID = ("stopped", "killed")
 _FOLLOWER = (3.0, 10.0)  # seconds for a launch to end by itself, and once it was told
 _POLL = 0.03
+
+
+class _Said(msgspec.Struct):
+    """What agent/stop.py prints."""
+
+    agent: str
+    processes: dict[str, str]
+    others: int
+    left: list[int]
+    note: str
 
 
 @dataclass(frozen=True)
@@ -75,37 +87,39 @@ def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
     May be repeated, also after a launch or an agent was killed. Where all hosts answered and nobody else follows
     the job, state.json says afterwards how it ended. Raises UsageError for a party that the job does not have.
     """
-    processes = job.plan.processes
-    parties = list(dict.fromkeys(process.party for process in processes))
+    planned = job.plan.processes
+    parties = list(dict.fromkeys(process.party for process in planned))
     if party and party not in parties:
         raise UsageError(f"job {job.id} has no party {party!r}", f"it has {', '.join(parties)}")
-    names = dict.fromkeys(process.host for process in processes if not party or process.party == party)
-    hosts = job.open_hosts(names)
-    try:
+    names = dict.fromkeys(process.host for process in planned if not party or process.party == party)
+    with closing(job.open_hosts(names)) as hosts:
+        follower = _follower(job)
         report = _stop_all(job, hosts, party, grace)
         if party:
             return report
-        if _end_follower(job) and any(one.agent == "was not running" for one in report.hosts):
+        if _end(_follower(job) or follower) and any(one.agent == "was not running" for one in report.hosts):
             report = _stop_all(job, hosts, party, grace)  # it may have gone on with its start
         if report.error() is None:
             _mark(job, hosts, report)
         return report
-    finally:
-        everywhere(lambda host: host.close(), hosts.values())
 
 
 def _stop_all(job: KnownJob, hosts: Mapping[str, Host], party: str, grace: float) -> StopReport:
     return StopReport(job.id, tuple(everywhere(lambda host: _stop(job, host, party, grace), hosts.values())))
 
 
-def _end_follower(job: KnownJob) -> bool:
+def _follower(job: KnownJob) -> Identity | None:
+    """The process that follows the job now."""
+    state = job_state.JobState.read(job.directory)
+    return Identity(state.pid, state.pid_started) if state is not None and state.followed else None
+
+
+def _end(who: Identity | None) -> bool:
     """Whether somebody followed the job. A launch that had agents ends when these have; one that is still at its
     beginning is asked to.
     """
-    state = job_state.JobState.read(job.directory)
-    if state is None or not state.followed:
+    if who is None:
         return False
-    who = Identity(state.pid, state.pid_started)
     for limit in _FOLLOWER:
         deadline = time.monotonic() + limit
         while processes.exists(who) and time.monotonic() < deadline:
@@ -121,15 +135,20 @@ def _stop(job: KnownJob, host: Host, party: str, grace: float) -> HostStop:
     try:
         done = host.run(argv, limit=grace + _MARGIN)
     except (GeomxError, OSError) as error:
-        return HostStop(host.name, problem=str(error).splitlines()[0])
+        return HostStop(host.name, problem=first_line(error))
     try:
-        said = json.loads(done.output)
+        said = decode(_report(done.output), _Said)
     except ValueError:
-        words = done.errors.decode(errors="replace").strip().splitlines() or [f"exit status {done.status}"]
-        return HostStop(host.name, problem=words[-1])
-    left = ", ".join(f"pid {pid}" for pid in said["left"])
+        otherwise = f"what it said is damaged (exit status {done.status})"
+        return HostStop(host.name, problem=last_line(done.errors.decode(errors="replace"), otherwise))
+    left = ", ".join(f"pid {pid}" for pid in said.left)
     problem = f"{left} cannot be ended" if left else ""
-    return HostStop(host.name, said["agent"], said["processes"], said["others"], said["note"], problem)
+    return HostStop(host.name, said.agent, said.processes, said.others, said.note, problem)
+
+
+def _report(output: bytes) -> bytes:
+    """The line that is one; a login shell may have greeted."""
+    return next((line for line in output.splitlines() if line.startswith(b"{")), b"")
 
 
 def _mark(job: KnownJob, hosts: Mapping[str, Host], report: StopReport) -> None:

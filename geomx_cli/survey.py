@@ -41,10 +41,10 @@ class Facts(msgspec.Struct, frozen=True):
 
     `version` and `code` are geomx's version and a digest of its source, `python` Python's version and `executable` its
     path; `boot` is the same for hosts that are one machine; `clock` is Unix time in seconds. `state` is where jobs lie,
-    `work` where processes start, `sockets` why no unix socket can be made in the folder for them ("" when one can).
-    `addresses` are by interface; `free` has the candidate ports that can be bound, by address, `taken` who holds the
-    others, and `unusable` why an address cannot be bound at all. `memory` is in bytes, 0 where nobody knows. `missing`
-    are modules that cannot be imported, `versions` those of distributions.
+    `work` where processes start; `temp` is the folder for unix sockets, `sockets` why none can be made there ("" when
+    one can), and `uid` the account's number. `addresses` are by interface; `free` has the candidate ports that can be
+    bound, by address, `taken` who holds the others, and `unusable` why an address cannot be bound at all. `memory` is
+    in bytes, 0 where nobody knows. `missing` are modules that cannot be imported, `versions` those of distributions.
     """
 
     version: str
@@ -59,7 +59,9 @@ class Facts(msgspec.Struct, frozen=True):
     clock: float
     state: Folder
     work: Folder
+    temp: str
     sockets: str
+    uid: int
     addresses: dict[str, list[str]]
     free: dict[str, list[int]]
     taken: dict[int, str]

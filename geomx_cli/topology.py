@@ -11,7 +11,7 @@ from geomx_cli.inventory import Host, Inventory, Party
 from geomx_cli.placement import misplaced, stand
 from geomx_cli.ps.config import Role
 
-__all__ = ["GLOBAL", "Link", "Node", "Plane", "arrange", "file_name", "links", "planes"]
+__all__ = ["GLOBAL", "Link", "Node", "Plane", "arrange", "links", "planes"]
 
 GLOBAL = "global"
 
@@ -75,11 +75,6 @@ class Link:
     def near(self) -> bool:
         """Whether both stand on one planned host."""
         return self.dialler.host.name == self.listener.host.name
-
-
-def file_name(process: str) -> str:
-    """A process's name as part of a path: "A/worker:1" is "A-worker-1"."""
-    return process.replace("/", "-").replace(":", "-")
 
 
 def arrange(inventory: Inventory) -> tuple[Node, ...]:

@@ -10,7 +10,6 @@ __all__ = [
     "counted",
     "format_bytes",
     "format_duration",
-    "format_rate",
     "parse_duration",
     "parse_rate",
     "parse_size",
@@ -114,11 +113,3 @@ def format_bytes(count: float) -> str:
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
     return f"{count:.0f} B"
-
-
-def format_rate(bits: float) -> str:
-    """As tc(8) writes it: "100mbit"."""
-    for unit, scale in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)):
-        if bits >= scale:
-            return f"{bits / scale:g}{unit}"
-    return f"{bits:g}bit"

@@ -3,11 +3,28 @@ it.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import Empty
-from typing import Any
 
+from geomx_cli.agent_words import (
+    AgentStatus,
+    Broken,
+    Done,
+    Ended,
+    Failed,
+    Gone,
+    Hello,
+    Interrupt,
+    Mended,
+    Replaced,
+    Started,
+    Stopping,
+    Told,
+    failure_of,
+    failures_of,
+    said,
+)
 from geomx_cli.failure import Failure, first_cause
 from geomx_cli.fleet import Fleet, Message
 from geomx_cli.follow import View
@@ -106,39 +123,42 @@ class Watch:
         return messages
 
     def _take(self, host: str, message: Message) -> None:
-        match message["type"]:
-            case "event":
-                event = message["event"]
-                self._progress.add(message["process"], event, message["age"])
+        try:
+            known = said(message, host, self._hosts)
+        except ValueError as error:
+            if host in self._running:
+                self._lose(host, f"says what no agent says: {error}")
+            return
+        match known:
+            case Told(process, event, age):
+                self._progress.add(process, event, age)
                 if event.get("event") == "warning":
-                    self._view.note(f"{message['process']}: {event.get('message', '')}")
-            case "hello":
-                self._restore(message["status"], message.get("late", 0.0))
-            case "started":
-                self._started.add(message["process"])
-            case "ended":
-                self._progress.end(message["process"], message["status"], asked=message["asked"])
-            case "failure":
-                when = time.monotonic() - message["age"]
-                self._fail(Failure(**{**message["failure"], "when": when}))
-            case "stopping":
-                self._be_stopped(message["who"], message["patience"])
-            case "done":
-                if message["asked"]:
-                    self._be_stopped(message["asked"], 0)
-                self._end(host, message["why"], message["left"])
-            case "gone" if host in self._running:
-                self._lose(host, message["how"])
-            case "broken":
-                why = f": {message['why']}" if message["why"] else ""
-                self._view.note(f"the connection to host {host} broke{why}; trying again")
-            case "mended":
+                    self._view.note(f"{process}: {event.get('message', '')}")
+            case Hello(status, late):
+                self._restore(host, status, late)
+            case Started(process):
+                self._started.add(process)
+            case Ended(process, status, asked):
+                self._progress.end(process, status, asked=asked)
+            case Failed(fields, age):
+                self._fail(failure_of(fields, host, time.monotonic() - age))
+            case Stopping(who, patience):
+                self._be_stopped(who, patience)
+            case Done(why, asked, left):
+                if asked:
+                    self._be_stopped(asked, 0)
+                self._end(host, why, left)
+            case Gone(how, reachable) if host in self._running:
+                self._lose(host, how, reachable=reachable)
+            case Broken(why):
+                self._view.note(f"the connection to host {host} broke{f': {why}' if why else ''}; trying again")
+            case Mended():
                 self._view.note(f"host {host} is connected again")
-            case "replaced":
+            case Replaced():
                 self._let_go("another geomx follows the job now")
-            case "interrupt" if self._detaches:
+            case Interrupt() if self._detaches:
                 self._let_go(f"detached; job {self._plan.job} goes on: geomx attach follows it, geomx stop ends it")
-            case "interrupt":
+            case Interrupt():
                 self._interrupt()
 
     def _check(self, now: float) -> None:
@@ -161,12 +181,11 @@ class Watch:
             if now - self._trained_since > _LINGER:
                 self._stop_lingering()
 
-    def _restore(self, status: Mapping[str, Any], late: float) -> None:
+    def _restore(self, host: str, status: AgentStatus, late: float) -> None:
         """An agent that is connected, perhaps again, says all that it knows, or knew `late` seconds ago."""
-        self._progress.restore(status, late)
-        for fields in status["failures"]:
-            when = time.monotonic() - late - (status["time"] - fields["when"])
-            self._fail(Failure(**{**fields, "when": when}))
+        self._progress.restore(host, status, late)
+        for failure in failures_of(status, late, host, self._hosts):
+            self._fail(failure)
 
     def _be_stopped(self, who: str, patience: float) -> None:
         """Somebody else asked an agent to end the job. Other hosts may have noticed it before we are told."""
@@ -204,10 +223,12 @@ class Watch:
             cause = f"ended its processes: {why}"
             self._fail(Failure("", host, cause, time.monotonic(), "launch again"))
 
-    def _lose(self, host: str, how: str) -> None:
+    def _lose(self, host: str, how: str, *, reachable: bool = True) -> None:
         """Do the work of an agent that cannot do it any more."""
         self._running.discard(host)
         hint = "its processes were ended; look for what killed or stopped it (agent.log, out of memory)"
+        if not reachable:
+            hint = f"its agent ends its processes when its lease is over; geomx stop {self._plan.job} sees to it later"
         self._fail(Failure("", host, how, time.monotonic(), hint))
         self._fleet.give_up(host)
 

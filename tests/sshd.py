@@ -152,7 +152,7 @@ class Sshd:
             "PasswordAuthentication no",
             "KbdInteractiveAuthentication no",
             "PermitRootLogin prohibit-password",
-            "Subsystem sftp internal-sftp",
+            *([] if "sftp" in str(self.settings) else ["Subsystem sftp internal-sftp"]),
             "MaxStartups 200",
             "LogLevel VERBOSE",
         ]

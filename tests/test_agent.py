@@ -38,6 +38,8 @@ DAEMON = (
 class Agent:
     """A real agent with tasks of ours, and the command that started it and relays: we are the control machine."""
 
+    program: Sequence[str] = ("-m", "geomx_cli.agent")
+
     def __init__(self, directory: Path, lease: float = 6, **programs: str) -> None:
         self.directory = directory
         self.lease = lease
@@ -66,7 +68,7 @@ class Agent:
         """Start one that relays."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "DMLC_ROLE": "stale", "PORT": "99", "KEPT": "1"}
         return subprocess.Popen(
-            [sys.executable, "-m", "geomx_cli.agent", verb, str(self.directory)], bufsize=0, env=environment,
+            [sys.executable, *self.program, verb, str(self.directory)], bufsize=0, env=environment,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
@@ -190,6 +192,14 @@ def test_events_are_forwarded_of_rounds_the_first_and_the_newest(agents: Any) ->
     assert [m["event"]["accuracy"] for m in events if m["event"]["event"] == "evaluation"] == [0.5]
 
 
+def test_end_is_told_where_nothing_can_be_written_any_more(agents: Any, tmp_path: Path) -> None:
+    (tmp_path / "agent-end.jsonl").mkdir()
+    agent = agents(one="pass")
+    agent.send(type="start")
+    assert agent.until("done")[-1]["left"] == []
+    agent.assert_clean()
+
+
 def test_what_a_finished_process_leaves_behind_is_ended(agents: Any) -> None:
     agent = agents(one=DAEMON)
     agent.send(type="start")
@@ -210,6 +220,24 @@ def test_control_machine_that_leaves_or_talks_nonsense_ends_the_job(
         agent.process.stdin.close()
     agent.assert_clean()
     assert "the control machine went away and did not come back for 0.5 s" in (tmp_path / "agent.log").read_text()
+
+
+HURRIED = (
+    "import sys; from geomx_cli.agent import __main__, supervisor; supervisor._CONNECT = 1.5;"
+    "sys.exit(__main__.main(sys.argv[1:]))"
+)
+
+
+def test_control_machine_that_is_there_may_take_its_time_to_say_start(agents: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Agent, "program", ("-c", HURRIED))
+    agent = agents(one=SLEEP)
+    agent.until("hello")
+    for _ in range(9):
+        agent.send(type="heartbeat", seen=0)
+        agent.until("alive")
+        time.sleep(0.25)
+    agent.send(type="start")
+    agent.until("started")
 
 
 # Writes an event each time that its input, a file, has grown.

@@ -13,8 +13,8 @@ from geomx_cli.doctor import Check, exit_code, hosts, refuse
 from geomx_cli.doctor.check import together
 from geomx_cli.doctor.need import Need, needs
 from geomx_cli.errors import CheckFailed, HostUnreachable, InvalidSettings
-from geomx_cli.inventory import Host
-from geomx_cli.plan import JobSpec
+from geomx_cli.inventory import Host, Ssh
+from geomx_cli.plan import JobSpec, plan
 from geomx_cli.probe.facts import code_digest
 from geomx_cli.settle import settle
 from geomx_cli.survey import Facts, Folder, Skew
@@ -33,7 +33,9 @@ FACTS = Facts(
     clock=0.0,
     state=Folder("/home/me/.local/state/geomx", False, "", 100 * GIB),
     work=Folder("/home/me/work", True, "", 100 * GIB),
+    temp="/run/me",
     sockets="",
+    uid=1007,
     addresses={"lo": ["127.0.0.1"], "lan0": ["fd00::5", "10.0.0.5"], "wan0": ["192.0.2.5"], "six": ["fd00::6"]},
     free={"0.0.0.0": [9001, 9002, 9003], "10.0.0.5": [9000, 9001, 9002, 9003]},
     taken={9000: "sshd (pid 1)"},
@@ -169,6 +171,25 @@ def test_settling_fills_in_what_only_the_host_knows() -> None:
     assert alpha.ports == (9001,)
     assert settled.host("hub") == inventory.host("hub").model_copy(update={"ports": (9000, 9001, 9002)})
     assert settle(settled, {"alpha": FACTS}).host("alpha") == alpha
+
+
+def test_who_is_dialled_by_name_listens_on_both_versions_of_ip() -> None:
+    facts = changed(free={**FACTS.free, "::": [9003]})
+    for known, listens, port in (("10.0.0.5", "", 9001), ("alpha.example.org", "::", 9003)):
+        inventory = star({"hub": "10.0.0.9", "alpha": known}, range(9000, 9004))
+        alpha = settle(inventory, {"alpha": facts}).host("alpha")
+        assert (alpha.listen, alpha.ports) == (listens, (port,))
+    inventory = star({"hub": "10.0.0.9", "alpha": "alpha.example.org"}, range(9000, 9004))
+    assert settle(inventory, {"alpha": FACTS}).host("alpha").listen == "", "a host without IPv6"
+
+
+def test_each_account_has_its_own_folder_for_sockets() -> None:
+    there: dict[str, object] = {"ssh": Ssh(address="10.0.0.5", user="bob")}
+    inventory = star({"hub": "127.0.0.1", "alpha": "10.0.0.5"}, range(9000, 9004), alpha=there)
+    settled = settle(inventory, {"alpha": FACTS, "hub": FACTS})
+    planned = plan(settled, JobSpec(job="j", job_dir="/j", socket_dir="/tmp/gx-0-abc", key_dir="/k"))
+    assert planned.socket_dirs == {"hub": "/tmp/gx-0-abc", "alpha": "/run/me/gx-1007-abc"}
+    assert planned.process("alpha/server:0").env["GEOMX_SCHEDULER"].startswith("ipc:///run/me/gx-1007-abc/")
 
 
 def test_settling_keeps_an_address_and_takes_one_of_ipv6_where_there_is_no_other() -> None:

@@ -1,5 +1,6 @@
 """`geomx logs collect`: every file whole and verified, or not there; nothing outside the folder is ever written."""
 
+import gzip
 import hashlib
 import io
 import json
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 from desk import Desk, Launch
 from sshd import Person, Sshd
+
+from geomx_cli.collect import collect
+from geomx_cli.jobs import KnownJob
 
 FILES = 8 * 2 + 2 * 2  # a log and an event log for each process; agent.log and status.json for each host
 
@@ -73,29 +77,53 @@ def test_folder_with_something_else(desk: Desk, job: Launch) -> None:
     assert desk.geomx("logs", "collect", "--to", "/proc/none").returncode == 5
 
 
-@pytest.mark.parametrize("sent", ["escape", "absolute", "link", "stranger", "half", "changed", "nothing", "noise"])
-def test_host_that_sends_what_it_should_not(desk: Desk, job: Launch, sent: str) -> None:
-    folder = desk.folder / "here"
-    before = desk.json("logs", "collect", "--to", str(folder))
-    replace_python(desk, job, sent)
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+    """One such job for several tests."""
+    made = Desk(tmp_path_factory.mktemp("desk"))
+    launch = made.launch("--detach")
+    assert launch.finish() == 0, launch.errors
+    yield launch.wait_until_running()
+    made.close()
+
+
+WRONG = [
+    "escape", "absolute", "link", "stranger", "half", "changed", "nothing", "noise", "huge", "bomb", "manifest", "deep",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sent", WRONG)
+def test_host_that_sends_what_it_should_not(standing: Launch, tmp_path: Path, sent: str) -> None:
+    folder, job = tmp_path / "here", standing
+    known = (job.directory / "inventory.json").read_text()
+    before = collect(find(job), folder)
+    replace_python(job, tmp_path, sent)
     (job.directory / "logs" / "central-worker-0.log").write_text("new\n")
-    done = desk.geomx("logs", "collect", "--to", str(folder), "--json")
-    assert done.returncode == 7 and "host A: " in done.stderr and "Traceback" not in done.stderr
-    manifest = json.loads(done.stdout)
+    try:
+        manifest = collect(find(job), folder)
+    finally:
+        (job.directory / "inventory.json").write_text(known)
     check(folder, manifest)
     assert [problem["host"] for problem in manifest["problems"]] == ["A"] and not manifest["complete"]
     assert (folder / "logs" / "central-worker-0.log").read_text() == "new\n"
     assert [entry for entry in manifest["files"] if entry["host"] == "A"] == [
         entry for entry in before["files"] if entry["host"] == "A"
     ]
-    assert not list(desk.folder.rglob("evil*")) and not Path("/tmp/evil").exists()
+    assert not list(tmp_path.rglob("evil*")) and not Path("/tmp/evil").exists()
 
 
-def replace_python(desk: Desk, job: Launch, sent: str) -> None:
+def find(job: Launch) -> KnownJob:
+    """The job as commands find it."""
+    known = KnownJob.at(job.directory)
+    assert known is not None
+    return known
+
+
+def replace_python(job: Launch, folder: Path, sent: str) -> None:
     """Let host A answer with a tar of ours."""
-    tar = desk.folder / "answer.tar.gz"
+    tar = folder / "answer.tar.gz"
     tar.write_bytes(answer(sent))
-    program = desk.folder / "python.sh"
+    program = folder / "python.sh"
     program.write_text(f"#!/bin/sh\nexec cat {tar}\n")
     program.chmod(0o755)
     path = job.directory / "inventory.json"
@@ -108,6 +136,10 @@ def answer(sent: str) -> bytes:
     """A tar with something wrong in it."""
     if sent in ("nothing", "noise"):
         return b"" if sent == "nothing" else b"login: " * 1000
+    if sent in ("huge", "bomb"):  # a file, and a header before it, that claim more than anybody wants to keep
+        entry = tarfile.TarInfo("logs/A-worker-1.log")
+        entry.size, entry.type = (5 << 30, tarfile.REGTYPE) if sent == "huge" else (64 << 20, tarfile.GNUTYPE_LONGNAME)
+        return gzip.compress(entry.tobuf(tarfile.GNU_FORMAT) + bytes(8 << 20), 1)
     buffer, name, content = io.BytesIO(), "logs/A-worker-1.log", b"evil" * 50_000
     with tarfile.open(fileobj=buffer, mode="w|gz") as tar:
         names = {"escape": "../evil", "absolute": "/tmp/evil", "stranger": "logs/evil.log"}
@@ -120,6 +152,8 @@ def answer(sent: str) -> bytes:
             tar.addfile(entry, io.BytesIO(content))
         told = {"file": name, "process": "A/worker:1", "size": len(content), "sha256": "0" * 64}
         manifest = json.dumps({"host": "A", "files": [told]}).encode()
+        if sent in ("manifest", "deep"):
+            manifest = b'{"files": [{"file": [1]}]}' if sent == "manifest" else b"[" * 200_000
         entry = tarfile.TarInfo("manifest.json")
         entry.size = len(manifest)
         tar.addfile(entry, io.BytesIO(manifest))

@@ -472,3 +472,13 @@ def test_the_script_of_init_trains(tmp_path: Path) -> None:
     logs = [(tmp_path / "job" / "logs" / f"{party}-worker-0.log").read_text() for party in "AB"]
     assert all("epoch 0: loss " in log for log in logs)
     assert (tmp_path / "job" / "shapes.params").exists()
+
+
+def test_the_inventory_of_the_guide_holds(tmp_path: Path) -> None:
+    guide = Path(__file__).parents[1].joinpath("docs", "sites.md").read_text()
+    found = read(tmp_path, guide.partition("```toml\n")[2].partition("```")[0]).inventory
+    assert [host.name for host in found.hosts] == ["bj1", "sz1", "cd1"]
+    assert {host.python for host in found.hosts} == {"~/geomx/bin/python"}
+    (tmp_path / "hosts.toml").write_text(guide.partition("```toml\n")[2].partition("```")[0])
+    shell = geomx("launch", "--dry-run", "--shell", cwd=tmp_path).stdout
+    assert shell.count('    "$HOME"/geomx/bin/python -m geomx_cli.runtime >') == 12

@@ -15,6 +15,9 @@ import pytest
 from desk import Desk, Launch
 from sshd import Person, Sshd
 
+from geomx_cli.jobs import KnownJob
+from geomx_cli.overview import Overview
+
 NAMES = [
     "central/global_scheduler:0", "central/global_server:0", "central/scheduler:0", "central/worker:0",
     "A/scheduler:0", "A/server:0", "A/worker:0", "A/worker:1",
@@ -123,13 +126,15 @@ def test_status_of_hosts_that_say_nothing_useful(desk: Desk) -> None:
     for host in files:
         os.kill(launch.pid(f"agent {host}"), signal.SIGKILL)
     content = json.loads(files["A"].read_bytes())
+    job = KnownJob.at(launch.directory)
+    assert job is not None
 
     def problem(changed: bytes | dict[str, Any] | None) -> tuple[str, str]:
         if changed is None:
             files["A"].unlink()
         else:
             files["A"].write_bytes(changed if isinstance(changed, bytes) else json.dumps(changed).encode() + b"\n")
-        host = desk.json("status")["hosts"][1]
+        host = Overview.of(job, job.open_hosts()).to_json()["hosts"][1]
         return host["agent"], host["problem"]
 
     silent = problem({**content, "uptime": content["uptime"] - 60})
@@ -137,6 +142,11 @@ def test_status_of_hosts_that_say_nothing_useful(desk: Desk) -> None:
     assert problem({**content, "boot": "another"})[0] == "rebooted"
     assert problem(b'{"half": ')[0] == "damaged"
     assert problem({"stage": "running"})[0] == "damaged"
+    assert desk.json("status")["hosts"][1]["agent"] == "damaged"
+    assert problem({**content, "processes": {"A/worker:0": 3}})[0] == "damaged"
+    assert problem({**content, "failures": [{"process": "A/worker:0"}]})[0] == "damaged"
+    assert problem({**content, "uptime": 10**400})[0] == "damaged"
+    assert problem(b'{"a":' * 100_000)[0] == "damaged"
     assert problem(None)[0] == "not started"
 
 

@@ -4,9 +4,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from sshd import Person, Sshd
 from benchmarks.netns import Namespaces, call
 from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import AgentState, Assignment, Task
-from geomx_cli.errors import CheckFailed
+from geomx_cli.errors import CheckFailed, Interrupted, InvalidSettings
 from geomx_cli.fleet import Fleet
-from geomx_cli.hosts import File, Host
+from geomx_cli.hosts import Channel, File, Host
 from geomx_cli.hosts.local import LocalHost
 from geomx_cli.hosts.ssh import SshHost
+from geomx_cli.interrupts import interrupts_to
 from geomx_cli.job import Job
+from geomx_cli.line import Inbox, Line
 from geomx_cli.plan import JobSpec
 
 SLEEP = "import signal; signal.pause()"
@@ -43,7 +46,7 @@ class Site:
         self.host = host
         self.mark = {"GEOMX_JOB": f"line-test-{uuid.uuid4().hex}", "GEOMX_HOST": host.name}
         self.folder = folder / "state"
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(exist_ok=True, parents=True)
         sockets = folder / "s"
         key = str(self.folder / "keys" / "one.key")
         task = Task("one", (sys.executable, "-c", program), {**self.mark, "GEOMX_KEY_FILE": key})
@@ -109,14 +112,14 @@ def start(tmp_path: Path, machines: Callable[..., Sshd], person: Person) -> Iter
     """Starts a job on a machine, behind SSH unless it is `local`."""
     made: list[Site] = []
 
-    def begin(program: str = SLEEP, *, lease: float = 6, local: bool = False, **changes: Any) -> Site:
+    def begin(program: str = SLEEP, *, lease: float = 6, local: bool = False, jump: str = "", **changes: Any) -> Site:
         if local:
             site = Site(tmp_path, LocalHost("alpha"), program, lease)
         else:
             machine = machines(**changes)
             person.knows(machine)
             (machine.home / ".bashrc").write_text("echo Welcome\n")
-            host = SshHost("alpha", machine.ssh(), sys.executable, options=person.options())
+            host = SshHost("alpha", machine.ssh(jump=jump), sys.executable, options=person.options())
             site = Site(tmp_path, host, program, lease)
             site.machine = machine
         made.append(site)
@@ -178,9 +181,12 @@ def far(tmp_path: Path) -> Iterator[tuple[Namespaces, str]]:
         spaces.close()
 
 
-def test_job_outlives_a_network_that_loses_everything_for_a_while(start: Start, far: tuple[Namespaces, str]) -> None:
+def test_job_outlives_a_network_that_loses_everything_for_a_while(
+    start: Start, far: tuple[Namespaces, str], machines: Callable[..., Sshd], person: Person
+) -> None:
     spaces, address = far
-    site = start(TELLS, lease=40, address=address, namespace=spaces.name("far"))
+    person.knows(gate := machines("gate"))  # to it the connection stays whole
+    site = start(TELLS, lease=40, jump=gate.name, address=address, namespace=spaces.name("far"))
     site.go(0)
     site.until("event")
     nft = spaces.command("far", ["nft", "-f", "-"])
@@ -287,4 +293,125 @@ def test_file_that_was_changed_on_the_way_is_refused(tmp_path: Path) -> None:
     site.fleet = site.new_fleet()
     with pytest.raises(CheckFailed, match=r"one\.key is not what was put there"):
         site.start()
+    site.close()
+
+
+def test_agents_start_when_all_hosts_have_their_files(tmp_path: Path) -> None:
+    quick = Site(tmp_path / "quick", LocalHost("alpha"), SLEEP, 6)
+    early: list[object] = []
+
+    class Slow(LocalHost):
+        def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
+            end = time.monotonic() + 1
+            while not early and time.monotonic() < end:
+                early.extend(processes.commanded("run", quick.assignment.directory))
+                time.sleep(0.05)
+            super().put(path, data, mode)
+
+    slow = Site(tmp_path / "slow", Slow("beta"), SLEEP, 6)
+    sites = {"alpha": quick, "beta": slow}
+    job = Job.of(JobSpec("", job_dir=str(tmp_path)))
+    given = {name: site.assignment for name, site in sites.items()}
+    fleet = Fleet(job, {name: site.host for name, site in sites.items()}, given)
+    try:
+        fleet.start({name: site.files for name, site in sites.items()})
+        assert early == []
+        quick.until("started", fleet)
+        quick.until("started", fleet)
+    finally:
+        assert fleet.close() == []
+        quick.close()
+        slow.close()
+
+
+def test_interrupt_ends_the_copying_of_files(tmp_path: Path, machines: Callable[..., Sshd], person: Person) -> None:
+    person.knows(machine := machines())
+    host = SshHost("alpha", machine.ssh(), sys.executable, options=person.options())
+    site = Site(tmp_path, host, SLEEP, 6)
+    large = site.folder / "large"
+    site.files[str(large)] = File(bytes(64 << 20))
+
+    def interrupt() -> None:
+        while not any(part.stat().st_size for part in site.folder.glob("large*")):
+            time.sleep(0.01)
+        for pid in machine.sessions():
+            os.kill(pid, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with interrupts_to(site.fleet.inbox, site.fleet.interrupt), pytest.raises(Interrupted):
+        site.start()
+    thread.join()
+    assert site.fleet.close() == []
+    assert not large.exists() and not (site.folder / "keys").exists()
+    site.close()
+
+
+def test_letting_go_of_an_agent_that_is_stopped(start: Start) -> None:
+    site = start(local=True)
+    site.until("started")
+    os.kill(site.agent, signal.SIGSTOP)
+    site.fleet.leave()
+    closing = threading.Thread(target=site.fleet.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    os.kill(site.agent, signal.SIGCONT)
+    assert not closing.is_alive()
+
+
+def _line(folder: Path, program: str) -> tuple[Line, Inbox]:
+    """A line to a program in the place of an agent."""
+    python = folder / "python"
+    python.write_text(f"#!{sys.executable}\nimport sys\n{program}\n")
+    python.chmod(0o700)
+    assignment = Assignment(
+        job="", host="alpha", job_dir=str(folder), sockets="", socket="", working_dir="", clear=(), tasks=()
+    )
+    inbox = Inbox()
+    return Line(LocalHost("alpha", str(python)), assignment, inbox), inbox
+
+
+def test_messages_that_make_no_sense_are_ignored(tmp_path: Path) -> None:
+    words = [
+        '{"type": "hello"}', '{"type": "event", "n": "1"}', '{"type": "event", "n": true}', '{"n": 5}', '{"type": []}',
+        "{broken", '{"a":' * 100_000, '{"type": "event", "n": 1}', '{"type": "done", "n": 2}',
+    ]  # fmt: skip
+    line, inbox = _line(tmp_path, f"print(*{words!r}, sep='\\n')")
+    line.start()
+    assert [inbox.get(timeout=10)[1]["type"] for _ in range(3)] == ["hello", "event", "done"]
+    assert line.ignored == 6 and line.seen == 2
+    line.close()
+    line.host.close()
+
+
+def test_line_without_end_ends_it_all(tmp_path: Path) -> None:
+    line, inbox = _line(tmp_path, "print('{\"type\": \"hello\"}'); print('x' * (17 << 20), end=''); sys.stdin.read()")
+    line.start()
+    assert inbox.get(timeout=10)[1]["type"] == "hello"
+    gone = "cannot be understood: the agent on host alpha sent a line of more than 16 MiB"
+    assert inbox.get(timeout=10) == ("alpha", {"type": "gone", "how": gone})
+    line.close()
+    line.host.close()
+
+
+def test_trouble_of_our_own_while_a_line_is_mended_is_not_its_end(tmp_path: Path) -> None:
+    class Forgetful(LocalHost):
+        troubles = iter([InvalidSettings("known_hosts is no file"), CheckFailed("no")])
+
+        def open(self, argv: Sequence[str]) -> Channel:
+            if argv[3] == "attach" and (trouble := next(self.troubles, None)):
+                raise trouble
+            return super().open(argv)
+
+    site = Site(tmp_path, Forgetful("alpha"), SLEEP, 20)
+    site.start()
+    site.until("started")
+    processes.tell(
+        [who for who in processes.commanded("run", site.assignment.directory) if who.pid != site.agent], signal.SIGKILL
+    )
+    site.until("broken")
+    site.until("mended")
+    site.fleet.broadcast({"type": "stop"})
+    assert site.until("done")["left"] == []
     site.close()

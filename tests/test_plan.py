@@ -14,6 +14,7 @@ from geomx_cli.inventory import Host, Inventory, Party, Ssh, validated
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plugins import table
 from geomx_cli.ports import choose, free_ports, ports_needed
+from geomx_cli.ps.membership import Member
 from geomx_cli.runtime.settings import Settings
 from geomx_cli.this_machine import this_machine
 
@@ -350,6 +351,28 @@ def test_machines_of_several_parties() -> None:
     assert found.process("A/worker:0").env["OMP_NUM_THREADS"] == "4"
     assert found.process("B/worker:0").env["DMLC_PS_ROOT_URI"] == "2001:db8::1"
     assert found.process("B/worker:0").env["GEOMX_SCHEDULER"] == "ipc:///s/B-scheduler-0.sock"
+
+
+def test_the_central_party_dials_its_servers_by_their_near_address() -> None:
+    hosts = [
+        *(host for host in wide_area().hosts if host.name != "h"),
+        wide_area().host("h").model_copy(update={"name": "g", "devices": ("cpu",)}),
+    ]
+    other = Host(name="h2", parties=("hub",), ssh=Ssh(address="10.0.0.2"), devices=("cpu",))
+    inventory = wide_area().model_copy(
+        update={"central": Party(name="hub", workers=2), "hosts": (*hosts, other)}
+    )
+    found = plan(inventory, SPEC)
+    root, worker = found.process("hub/global_server:0"), found.process("hub/worker:1")
+    assert (root.host, worker.host) == ("g", "h2")
+    assert root.env["GEOMX_ADVERTISE"].split()[1:] == ["tcp://10.0.0.1:9093", "tcp://192.0.2.1:9093"]
+    member = Member(root.name, "hub", "g", "server", 0, tuple(root.env["GEOMX_ADVERTISE"].split()))
+    for host, party, dialled in (
+        ("g", "hub", "ipc:///s/hub-global_server-0.sock"),
+        ("h2", "hub", "tcp://10.0.0.1:9093"),
+        ("a1", "A", "tcp://192.0.2.1:9093"),
+    ):
+        assert member.endpoint_for(host, party) == dialled
 
 
 def test_each_device_has_a_worker() -> None:

@@ -16,6 +16,7 @@ from conftest import free_ports
 from networks import bare_python
 
 import geomx_cli
+from geomx_cli.probe import ports
 
 Ask = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.timeout(30)
@@ -110,6 +111,19 @@ def test_facts(start: Callable[..., Probe], tmp_path: Path) -> None:
     assert 0 < facts["memory"] <= psutil.virtual_memory().total
     assert 1 <= facts["cores"] <= (os.cpu_count() or 1)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_holders_of_many_ports_are_found_at_once() -> None:
+    names = free_ports(3)
+    with socket.create_server(("127.0.0.1", names[0])), socket.create_server(("127.0.0.1", names[1])):
+        found = ports.holders(names)
+    assert [f"(pid {os.getpid()})" in found[port] for port in names] == [True, True, False]
+    assert found[names[2]] == ""
+
+
+def test_the_folder_for_sockets_is_the_hosts_own(start: Callable[..., Probe], tmp_path: Path) -> None:
+    facts = start(HOME=str(tmp_path), TMPDIR=str(tmp_path)).ask("facts", ports=[], **{**FACTS, "temp": ""})
+    assert (facts["temp"], facts["uid"], facts["sockets"]) == (str(tmp_path), os.getuid(), "")
 
 
 def test_addresses_are_those_that_the_system_has(start: Callable[..., Probe]) -> None:

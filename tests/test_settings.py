@@ -129,4 +129,3 @@ def test_no_units(parse: object, text: str) -> None:
 def test_readable_units() -> None:
     assert [units.format_duration(x) for x in (0.85, 4.2, 185, 3720)] == ["850 ms", "4.2 s", "3 min 05 s", "1 h 02 min"]
     assert [units.format_bytes(x) for x in (12, 715_000, 46.8e6, 2e9)] == ["12 B", "715 kB", "46.8 MB", "2 GB"]
-    assert [units.format_rate(x) for x in (1e8, 1.5e9, 500)] == ["100mbit", "1.5gbit", "500bit"]

@@ -43,9 +43,13 @@ class World:
     def describe(self, **variables: str) -> None:
         """Write hosts.toml; every process gets `variables`."""
         env = ", ".join(f"{name} = {json.dumps(text)}" for name, text in {MARK: self.mark, **variables}.items())
-        lines = ['central = "hub"', "[defaults]", f'python = "{sys.executable}"', f"env = {{ {env} }}"]
+        python = f"~/geomx/bin/{Path(sys.executable).name}"
+        lines = ['central = "hub"', "[defaults]", f'python = "{python}"', f"env = {{ {env} }}"]
         lines += [f'key = "{self.person.key}"', 'ports = "9100-9109"']
         for name, machine in self.machines.items():
+            link = machine.home / "geomx"
+            if not link.is_symlink():
+                link.symlink_to(Path(sys.executable).parent.parent)
             devices = [] if name == "hub" else ["cpu", "cpu"]
             lines += ["[[host]]", f'name = "{name}"', f'party = "{name}"', f'ssh = "{machine.address}"']
             lines += [f'state_dir = "{machine.state_dir}"', f"devices = {json.dumps(devices)}"]

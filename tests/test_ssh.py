@@ -17,10 +17,11 @@ import pytest
 from sshd import Person, Sshd, make_key
 
 from geomx_cli.agent import processes
-from geomx_cli.errors import GeomxError, HostUnreachable, InvalidSettings, TimedOut
+from geomx_cli.errors import CheckFailed, GeomxError, HostUnreachable, InvalidSettings, TimedOut
 from geomx_cli.hosts import SshOptions, everywhere, open_host
 from geomx_cli.hosts.local import LocalHost
 from geomx_cli.hosts.ssh import SshHost
+from geomx_cli.hosts.ssh_config import hops
 from geomx_cli.inventory import Host, Ssh
 
 Machines = Callable[..., Sshd]
@@ -73,6 +74,49 @@ def test_open_streams_both_ways(host: SshHost) -> None:
     assert channel.errors() == "oops\n"
     with pytest.raises(OSError):
         channel.send(b"more")
+
+
+def test_channel_that_is_closed_takes_no_more(host: SshHost) -> None:
+    channel = host.open(["sleep", "30"])
+    channel.close()
+    with pytest.raises(OSError):
+        channel.send(b"more")
+
+
+def test_answers_without_end_are_refused(host: SshHost, tmp_path: Path) -> None:
+    for stream in ("cat /dev/zero", "cat /dev/zero >&2"):
+        with pytest.raises(CheckFailed, match="sh on alpha wrote more than 16 MiB"):
+            host.run(["sh", "-c", stream], limit=20)
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", 1 << 40)
+    with pytest.raises(OSError, match="it has more than 16 MiB"):
+        host.get(str(tmp_path / "large"))
+
+
+def test_sshd_without_sftp(machines: Machines, person: Person) -> None:
+    machine = machines(settings=["Subsystem no-sftp internal-sftp"])
+    person.knows(machine)
+    with closing(machine.host()) as host, pytest.raises(HostUnreachable) as caught:
+        host.put("/none", b"")
+    assert str(caught.value) == (
+        "host alpha takes no files: its sshd has no SFTP (its sshd_config needs the line: Subsystem sftp internal-sftp)"
+    )
+
+
+def test_closing_does_not_wait_for_a_connection_that_is_made(person: Person) -> None:
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        ssh = Ssh(address="127.0.0.1", port=mute.getsockname()[1], key=str(person.key))
+        host = SshHost("A", ssh, "python3", options=person.options())
+        connecting = threading.Thread(target=lambda: _error(host))
+        connecting.start()
+        stream, _ = mute.accept()
+        host.close()
+        assert connecting.is_alive()
+        mute.close()  # refuses the next attempt
+        stream.close()
+        connecting.join()
 
 
 def test_put_and_get(host: SshHost, tmp_path: Path) -> None:
@@ -139,6 +183,31 @@ def test_changed_host_key_is_refused_whatever_was_asked_for(machines: Machines, 
         assert "HAS CHANGED" in said and f"{person.known_hosts}:1 has" in said and machine.fingerprint in said
         assert f"ssh-keygen -R '[127.0.0.1]:{machine.port}' -f {person.known_hosts}" in said
     assert person.known_hosts.read_text() == f"[127.0.0.1]:{machine.port} {other}"
+
+
+def test_a_key_of_another_port_refuses_nothing(machines: Machines, person: Person, tmp_path: Path) -> None:
+    machine = machines()
+    person.known_hosts.write_text("127.0.0.1 " + Path(f"{make_key(tmp_path / 'other')}.pub").read_text())
+    assert "is not known" in _error(machine.host())
+    assert machine.host(options=person.options(accept_new_host_keys=True)).run(["true"], limit=20).status == 0
+    assert f"[127.0.0.1]:{machine.port} {machine.host_key}" in person.known_hosts.read_text()
+
+
+def test_a_program_in_the_home_there(machines: Machines, person: Person) -> None:
+    machine = machines()
+    person.knows(machine)
+    program = machine.home / "my tools" / "say"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho said $1\n")
+    program.chmod(0o700)
+    with closing(machine.host()) as host:
+        assert host.run(["~/my tools/say", "~/x"], limit=20).output == b"said ~/x\n"
+
+
+def test_a_jump_as_ssh_config_writes_it(person: Person) -> None:
+    person.config.write_text("Host x\n  ProxyJump ssh://u@g:2202/\n")
+    first, last = hops(Ssh(address="x"), person.options())
+    assert (first.user, first.address, first.port, last.address) == ("u", "g", 2202, "x")
 
 
 def test_pinned_fingerprint_decides_alone(machines: Machines, person: Person) -> None:
@@ -376,6 +445,8 @@ def test_inventory_wins_over_ssh_config(sites: list[Sshd], person: Person, tmp_p
         ("Host x\n  ProxyCommand nc %h %p\n", "ProxyCommand for x, which is not supported"),
         ("Host x\n  ProxyJump x\n", "the jumps on the way to x have no end"),
         ("Host x\n  ProxyJump a:b:c\n", "is not known|no machine to jump over"),
+        ("Host x\n  ProxyJump g:99999\n", "'g:99999' is no machine to jump over"),
+        ("Host x\n  Port abc\n", "has Port abc for x, which is no port"),
     ],
 )
 def test_ssh_config_that_cannot_be_used(person: Person, config: str, words: str) -> None:

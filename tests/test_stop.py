@@ -20,7 +20,7 @@ from desk import Desk, Launch
 from sshd import Person, Sshd
 
 TRIALS = 30
-AT_ONCE = 3
+AT_ONCE = 6
 FATES = {"stopped", "killed", "had ended", "was not running"}
 VICTIMS = ("launch", "agent central", "agent A", "central/worker:0", "A/worker:1")
 FAMILIES = {"*": "family"}

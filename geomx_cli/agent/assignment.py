@@ -10,6 +10,7 @@ from pathlib import Path
 
 from geomx_cli.agent.processes import Identity, boot_id
 from geomx_cli.errors import CheckFailed
+from geomx_cli.names import file_name
 
 __all__ = ["AgentState", "Assignment", "Seal", "Task"]
 
@@ -47,7 +48,7 @@ class Task:
     @property
     def file_name(self) -> str:
         """What its files are called: "A/worker:1" has "A-worker-1.log"."""
-        return self.name.replace("/", "-").replace(":", "-")
+        return file_name(self.name)
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,6 @@ class Outbox:
         while self._lines and self._lines[0][0] <= seen:
             self._size -= len(self._lines.popleft()[1])
 
-    def clear(self) -> None:
-        """Forget everything; numbers go on."""
-        self._lines.clear()
-        self._size = 0
-
     def unseen(self) -> bytes:
         """The lines of all that is kept, in order."""
         return b"".join(line for _, line in self._lines)

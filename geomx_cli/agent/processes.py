@@ -23,7 +23,6 @@ __all__ = [
     "exists",
     "identify",
     "marked",
-    "oom_kills",
     "session_members",
     "state",
     "tell",
@@ -159,15 +158,6 @@ def tell(whom: Iterable[Identity], number: signal.Signals) -> None:
         if exists(who):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(who.pid, number)
-
-
-def oom_kills() -> int:
-    """How often the kernel has ended a process here for want of memory, since it was booted."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
 def adopt_orphans() -> None:

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from geomx_cli.agent.assignment import AgentState, Assignment
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.ending import Ending
+from geomx_cli.agent.memory import Memory
 from geomx_cli.agent.processes import Identity
 from geomx_cli.agent.status import StatusFile
 from geomx_cli.failure import Failure
@@ -24,7 +26,7 @@ __all__ = ["Supervisor"]
 
 _TICK = 0.25  # between two looks at the event logs
 _LOOK = 1.0  # between two looks at the processes' state
-_CONNECT = 15.0  # until the control machine must have connected
+_CONNECT = 15.0  # for the control machine to say "start", since it was last heard
 _GRACE = 2.0  # for the others to end by themselves after one has failed
 _TERMINATE = 1.0  # between SIGTERM and SIGKILL
 _KILL = 2.0  # for the kernel to end what was killed
@@ -64,7 +66,7 @@ class Supervisor:
         self._patience = _TERMINATE
         self._status = StatusFile(directory, assignment)
         self._ending = Ending()
-        self._oom_kills = processes.oom_kills()
+        self._memory = Memory()
         self._wakeup, self._signals = socket.socketpair()
 
     def run(self) -> int:
@@ -82,7 +84,8 @@ class Supervisor:
             self._assignment.remove_secrets()
             self._status.write(self._content("over", left))
             self._control.tell({"type": "done", "left": left, "why": self._why, "asked": self._asked_by})
-            (self._directory / "agent-end.jsonl").write_bytes(self._control.unseen())
+            with suppress(OSError):  # a full disk: who is connected is told all the same
+                (self._directory / "agent-end.jsonl").write_bytes(self._control.unseen())
             self._control.close(_TERMINATE)
         return 1 if left else 0
 
@@ -117,6 +120,8 @@ class Supervisor:
             case "heartbeat":
                 self._acknowledge(message)
                 self._control.send({"type": "alive"})
+                if self._stage is _Stage.WAITING:  # for other hosts
+                    self._deadline = time.monotonic() + _CONNECT
             case "stop":
                 self._obey_stop(message)
             case "kill":
@@ -165,6 +170,7 @@ class Supervisor:
             for child in self._children:
                 if (failure := child.check_stopped()) is not None:
                     self._fail(child, failure)
+        self._memory.ran_out()
         self._check_lease(now)
         self._ending.check(now)
         if self._stage is not _Stage.RUNNING and now >= self._deadline:
@@ -195,8 +201,7 @@ class Supervisor:
             return
         self._selector.unregister(child.pidfd)
         self._forward(child)
-        memory = processes.oom_kills() > self._oom_kills
-        failure = child.failure(memory=memory)
+        failure = child.failure(memory=self._memory.ran_out())
         if failure is not None and self._stage <= _Stage.GRACE and not child.asked:
             self._fail(child, failure)
         ended = {"process": child.name, "status": child.status, "asked": child.asked}
@@ -229,7 +234,7 @@ class Supervisor:
         """The present stage's time is over."""
         match self._stage:
             case _Stage.WAITING:
-                self._stop(f"no control machine said start within {_CONNECT:g} s", 0)
+                self._stop(f"the control machine did not say start for {_CONNECT:g} s", 0)
             case _Stage.GRACE:
                 self._signal(signal.SIGTERM)
                 self._enter(_Stage.TERMINATING, self._patience)

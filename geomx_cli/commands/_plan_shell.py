@@ -39,7 +39,7 @@ def _lines(plan: Plan, working_dirs: Mapping[str, str]) -> Iterator[str]:
     for host in plan.hosts:
         logs = shlex.quote(f"{plan.job_dirs[host]}/logs")
         yield f"{host})"
-        yield f"  mkdir -p {logs} && mkdir -p -m 700 {shlex.quote(plan.spec.socket_dir)} || exit 5"
+        yield f"  mkdir -p {logs} && mkdir -p -m 700 {shlex.quote(plan.socket_dirs[host])} || exit 5"
         yield f"  cd {shlex.quote(working_dirs[host])} || exit 5"
         for process in plan.on_host(host):
             yield from _start(process, plan.job_dirs[host])
@@ -53,5 +53,8 @@ def _start(process: Process, job_dir: str) -> Iterator[str]:
     for name, value in {**process.env, "GEOMX_INSECURE": "1"}.items():
         yield f"    {name}={shlex.quote(value)} \\"
     log = shlex.quote(f"{job_dir}/logs/{process.file_name}.log")
-    yield f"    {shlex.join(process.argv)} >{log} 2>&1 &"
+    program, *arguments = process.argv
+    home = '"$HOME"/' if program.startswith("~/") else ""
+    command = " ".join([home + shlex.quote(program.removeprefix("~/")), *map(shlex.quote, arguments)])
+    yield f"    {command} >{log} 2>&1 &"
     yield '  processes="$processes $!"'

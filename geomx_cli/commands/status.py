@@ -53,35 +53,32 @@ def status(name: str, watch: bool, json: bool) -> None:
 
 
 def _look(job: "KnownJob") -> "Overview":
+    from geomx_cli.hosts import closing
     from geomx_cli.overview import Overview
 
-    hosts = job.open_hosts()
-    try:
+    with closing(job.open_hosts()) as hosts:
         return Overview.of(job, hosts)
-    finally:
-        for host in hosts.values():
-            host.close()
 
 
 def _watch(job: "KnownJob") -> "Overview":
     from geomx_cli.follow import view_for
+    from geomx_cli.hosts import closing
     from geomx_cli.overview import Overview
 
-    hosts, view = job.open_hosts(), view_for()
+    view = view_for()
     try:
-        overview = Overview.of(job, hosts)
-        try:
-            while not overview.over:
-                view.show(overview.progress)
-                time.sleep(_EVERY)
-                overview = Overview.of(job, hosts)
-        except KeyboardInterrupt:  # the way out
-            pass
-        return overview
+        with closing(job.open_hosts()) as hosts:
+            overview = Overview.of(job, hosts)
+            try:
+                while not overview.over:
+                    view.show(overview.progress)
+                    time.sleep(_EVERY)
+                    overview = Overview.of(job, hosts)
+            except KeyboardInterrupt:  # the way out
+                pass
+            return overview
     finally:
         view.close()
-        for host in hosts.values():
-            host.close()
 
 
 def _print(overview: "Overview") -> None:

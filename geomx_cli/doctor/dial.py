@@ -46,9 +46,7 @@ def dials(inventory: Inventory, planned: Plan) -> list[Dial]:
         ends = [end for end in listener.endpoints if end.protocol == "tcp"]
         if dialler.host == listener.host or not ends:
             continue
-        address, port = place(ends[0])
-        if ends[0].purpose == "membership":  # a scheduler is dialled by what its plane is given, a server as advertised
-            address = inventory.host(listener.host).address_for(inventory.host(dialler.host))
+        address, port = inventory.host(listener.host).address_for(inventory.host(dialler.host)), ends[0].port
         wide = dialler.party != listener.party
         before = found.get((dialler.host, address, port))
         dial = Dial(dialler.host, listener.host, address, port, (names[0], names[1]), wide)
@@ -57,8 +55,7 @@ def dials(inventory: Inventory, planned: Plan) -> list[Dial]:
     return list(found.values())
 
 
-def place(endpoint: Endpoint, *, bind: bool = False) -> tuple[str, int]:
-    """Address and port of a TCP endpoint, as others dial it or as it is bound."""
-    text = endpoint.bind if bind else endpoint.advertised
-    address, _, port = text.removeprefix("tcp://").rpartition(":")
+def place(endpoint: Endpoint) -> tuple[str, int]:
+    """Address and port that a TCP endpoint binds."""
+    address, _, port = endpoint.bind.removeprefix("tcp://").rpartition(":")
     return address.strip("[]"), int(port)

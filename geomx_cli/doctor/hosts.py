@@ -1,6 +1,5 @@
 """What the facts of a host mean for a job: pure functions from facts to checks."""
 
-import ipaddress
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from geomx_cli import __version__
@@ -8,6 +7,7 @@ from geomx_cli.doctor.check import Check
 from geomx_cli.doctor.need import Need
 from geomx_cli.inventory import Host
 from geomx_cli.probe.facts import code_digest
+from geomx_cli.ps.addresses import is_loopback
 from geomx_cli.settle import listening
 from geomx_cli.survey import OLDEST_PYTHON, Facts, Skew, old_python
 from geomx_cli.units import format_bytes, format_duration
@@ -137,12 +137,8 @@ def _address(host: Host, facts: Facts) -> Check:
     if wrong is None:
         return Check(host.name, "address")
     what = f"nothing can listen at {listening(host)}: {wrong}"
-    own = [address for each in facts.addresses.values() for address in each if not _is_loopback(address)]
+    own = [address for each in facts.addresses.values() for address in each if not is_loopback(address)]
     return Check(host.name, "address", "problem", what, f"set listen to one of {', '.join(own)}, or leave it out")
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
 
 
 def _gpus(host: Host, facts: Facts) -> Check:

@@ -29,7 +29,7 @@ def listen(survey: Survey, planned: Plan, facts: Mapping[str, Facts]) -> tuple[l
     for process in planned.processes:
         for endpoint in process.endpoints:
             if endpoint.protocol == "tcp":
-                binds.setdefault(process.host, []).append(_Bind(*place(endpoint, bind=True), process.name))
+                binds.setdefault(process.host, []).append(_Bind(*place(endpoint), process.name))
     requests = {
         host: {"token": survey.token(host), "binds": [(bind.address, bind.port) for bind in own]}
         for host, own in binds.items()

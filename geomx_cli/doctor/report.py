@@ -15,12 +15,12 @@ from geomx_cli.doctor.need import DISTRIBUTIONS, needs
 from geomx_cli.doctor.wan import Measured, check_bandwidth, measure
 from geomx_cli.doctor.words import link_checks
 from geomx_cli.errors import GeomxError, HostUnreachable, InvalidSettings, TimedOut
-from geomx_cli.hosts import Host, SshOptions, everywhere, open_host
+from geomx_cli.hosts import Host, SshOptions, closing, open_host
 from geomx_cli.inventory import Host as PlannedHost
 from geomx_cli.inventory import Inventory
 from geomx_cli.job import Job
 from geomx_cli.plan import JobSpec, plan
-from geomx_cli.settle import listening, settle
+from geomx_cli.settle import ALL, listening, settle
 from geomx_cli.survey import Facts, Survey
 from geomx_cli.units import counted
 
@@ -87,10 +87,8 @@ def examine(
 def visit(inventory: Inventory, spec: JobSpec, ssh: SshOptions, *, full: bool, say: Say) -> Report:
     """`examine` with connections of its own to all hosts of the inventory."""
     reached = {host.name: open_host(host, spec.python, ssh) for host in inventory.hosts}
-    try:
+    with closing(reached):
         return examine(reached, inventory, spec, full=full, say=say)
-    finally:
-        everywhere(lambda host: host.close(), reached.values())
 
 
 class _Visit:
@@ -121,7 +119,6 @@ class _Visit:
         modules = sorted({module for each in need.values() for module in each.modules})
         hosts = {name: self._inventory.host(name) for name in self._survey.hosts}
         common = {
-            "temp": str(PurePath(self._spec.socket_dir).parent),
             "modules": modules,
             "distributions": DISTRIBUTIONS,
             "gpus": self._full,
@@ -129,11 +126,14 @@ class _Visit:
         return self._survey.facts({name: common | self._questions(host) for name, host in hosts.items()})
 
     def _questions(self, host: PlannedHost) -> dict[str, Any]:
-        here = str(PurePath(self._spec.job_dir).parent) if host.ssh is None else ""
+        here, temp = "", ""
+        if host.ssh is None:
+            here, temp = str(PurePath(self._spec.job_dir).parent), str(PurePath(self._spec.socket_dir).parent)
         return {
             "state_dir": host.state_dir or here,
             "workdir": host.workdir,
-            "binds": [listening(host)],
+            "temp": temp,
+            "binds": [listening(host), ALL],
             "ports": list(host.ports),
         }
 

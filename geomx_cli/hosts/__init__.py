@@ -4,8 +4,10 @@ Nothing else in geomx knows whether a host is this machine or one behind SSH. Wh
 agent) detaches itself and outlives the connection.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -15,7 +17,7 @@ from geomx_cli.hosts.credentials import Credentials
 if TYPE_CHECKING:
     from geomx_cli import inventory
 
-__all__ = ["Channel", "Completed", "File", "Host", "SshOptions", "everywhere", "open_host"]
+__all__ = ["Channel", "Completed", "File", "Host", "SshOptions", "closing", "everywhere", "open_host"]
 
 _AT_ONCE = 64
 _Item = TypeVar("_Item")
@@ -119,7 +121,7 @@ def open_host(host: "inventory.Host", python: str, ssh: SshOptions) -> Host:
     if host.ssh is None:
         from geomx_cli.hosts.local import LocalHost
 
-        return LocalHost(host.name, host.python or python)
+        return LocalHost(host.name, os.path.expanduser(host.python) or python)  # noqa: PTH111 - a command stays one
     from geomx_cli.hosts.ssh import SshHost
 
     return SshHost(host.name, host.ssh, host.python or python, options=ssh)
@@ -137,6 +139,15 @@ def everywhere(do: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_
     if errors:
         raise _together(errors)
     return [future.result() for future in futures]
+
+
+@contextmanager
+def closing(hosts: Mapping[str, Host]) -> Iterator[Mapping[str, Host]]:
+    """Let go of all these hosts at the end."""
+    try:
+        yield hosts
+    finally:
+        everywhere(lambda host: host.close(), hosts.values())
 
 
 def _together(errors: Sequence[BaseException]) -> BaseException:

@@ -4,9 +4,10 @@ import errno
 import logging
 import random
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import paramiko
@@ -22,7 +23,8 @@ __all__ = ["Connection"]
 _TCP = 8.0  # seconds
 _BANNER = 8.0
 _AUTH = 20.0
-_KEEPALIVE = 1
+_ASK = 1.0
+_SILENT = 40  # times in a row that there is nothing to receive, each 0.1 s
 _DEAD = 3500  # milliseconds that what was sent may wait to be acknowledged
 _PROHIBITED = 1  # of RFC 4254, 5.1
 _TURNED_AWAY = 6.0  # how long to try again where sshd closes connections at once: it has too many that begin
@@ -31,19 +33,31 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())  # errors come a
 
 
 class _Stream:
-    """A socket, or a channel to one, that knows with what the other side began and whether it has ended."""
+    """A socket, or a channel to one, that knows with what the other side began and whether it has ended.
+
+    While `watched`, silence of the other side is its end. Silence is counted, not timed: to have slept ourselves (a
+    laptop's sleep, SIGSTOP) is none.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self._silent = 0
         self.first = b""
         self.ended = False
+        self.watched = False
 
     def recv(self, size: int) -> bytes:
         """As a socket's."""
         try:
             data: bytes = self._stream.recv(size)
+        except TimeoutError:  # paramiko's, after 0.1 s
+            self._silent += 1
+            if not self.watched or self._silent < _SILENT:
+                raise
+            data = b""
         except ConnectionError:
             data = b""
+        self._silent = 0
         self.ended = not data
         if len(self.first) < 4:
             self.first += data[:4]
@@ -56,18 +70,21 @@ class _Stream:
 class Connection:
     """The transports to a host and to the machines on the way there. Made by one thread, used by any.
 
-    Where the network loses it, or the machine, it breaks within 5 seconds: then `active` is False, and whatever
-    waits for it ends.
+    Where the network loses it, or the machine, or one on the way there, it breaks within 5 seconds: then `active` is
+    False, and whatever waits for it ends. For that a thread asks the host for an answer each second.
     """
 
     def __init__(self, host: str, hops: Sequence[Hop], options: SshOptions) -> None:
         """Connect. Raises HostUnreachable with the host's name and what went wrong where."""
         self._transports: list[paramiko.Transport] = []
+        self._closed = threading.Event()
         try:
             with _ssh_agent() as agent:
                 credentials = [options.credentials.of(hop, agent) for hop in hops]
                 for hop, known in zip(hops, credentials, strict=True):
-                    self._advance(hop, known, options)
+                    stream = self._advance(hop, known, options)
+            stream.watched = True
+            threading.Thread(target=self._ask, name=f"answers of {host}", daemon=True).start()
         except HostUnreachable as error:
             self.close()
             raise HostUnreachable(f"host {host}: {error.message}", error.hint) from None
@@ -87,17 +104,24 @@ class Connection:
 
     def close(self) -> None:
         """Close all; what waits for something from there ends."""
+        self._closed.set()
         for transport in reversed(self._transports):
             transport.close()
 
-    def _advance(self, hop: Hop, credentials: Sequence[Credential], options: SshOptions) -> None:
-        transport = self._greet(hop)
+    def _ask(self) -> None:
+        """Until the connection breaks; what the host answers does not matter."""
+        while self.active and not self._closed.wait(_ASK):
+            with suppress(paramiko.SSHException, EOFError, OSError):
+                self.transport.global_request("keepalive@openssh.com", wait=True)
+
+    def _advance(self, hop: Hop, credentials: Sequence[Credential], options: SshOptions) -> _Stream:
+        transport, stream = self._greet(hop)
         self._transports.append(transport)
         check_host_key(hop, transport.get_remote_server_key(), options)
         _log_in(transport, hop, credentials)
-        transport.set_keepalive(_KEEPALIVE)
+        return stream
 
-    def _greet(self, hop: Hop) -> paramiko.Transport:
+    def _greet(self, hop: Hop) -> tuple[paramiko.Transport, _Stream]:
         """Connect and agree on keys; again where it closes the connection before it has said anything."""
         end = time.monotonic() + _TURNED_AWAY
         while True:
@@ -105,7 +129,7 @@ class Connection:
             transport = paramiko.Transport(stream)
             try:
                 _negotiate(transport, hop, stream)
-                return transport
+                return transport, stream
             except EOFError:
                 transport.close()
                 if time.monotonic() > end:

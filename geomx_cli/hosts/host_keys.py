@@ -33,7 +33,8 @@ class _Known:
 
 def known_types(hop: Hop) -> list[str]:
     """The types of the keys that are known of it: those to ask it for."""
-    return [entry.key_type for entry in _entries(hop) if not entry.marker]
+    own, portless = _entries(hop)
+    return [entry.key_type for entry in own or portless if not entry.marker]
 
 
 def check_host_key(hop: Hop, key: Any, options: SshOptions) -> None:
@@ -48,13 +49,13 @@ def check_host_key(hop: Hop, key: Any, options: SshOptions) -> None:
             what = f"{hop} shows the host key {shown}, and the inventory has {hop.fingerprint}"
             raise HostUnreachable(what, "find out why before you correct the fingerprint in the inventory")
         return
-    entries = _entries(hop)
-    for entry in entries:
+    own, portless = _entries(hop)
+    for entry in (*own, *portless):
         if entry.marker == "@revoked" and entry.key == key.asbytes():
             raise HostUnreachable(f"{hop} shows a host key that was revoked: {shown}", f"see {entry.place}")
-    known = [entry for entry in entries if not entry.marker]
-    if any(entry.key == key.asbytes() for entry in known):
+    if any(entry.key == key.asbytes() for entry in (*own, *portless) if not entry.marker):
         return
+    known = [entry for entry in own if not entry.marker]
     if known:
         _refuse_changed(hop, shown, known[0])
     if not options.accept_new_host_keys:
@@ -92,13 +93,14 @@ def _append(hop: Hop, line: str) -> None:
         raise HostUnreachable(f"the host key of {hop} cannot be added to {path}: {error}", "correct it") from None
 
 
-def _entries(hop: Hop) -> list[_Known]:
-    """Those of this machine. What is known of its name without the port counts where its port is unknown."""
+def _entries(hop: Hop) -> tuple[list[_Known], list[_Known]]:
+    """Those of this machine, and those of its name without the port: these are perhaps another sshd's, so they may
+    say that a key is right, and never that it is wrong."""
     everything = [entry for path in hop.known_hosts for entry in _read(Path(path))]
-    found = [entry for entry in everything if _matches(entry.names, hop.trusted_as)]
-    if found or hop.port == 22:
-        return found
-    return [entry for entry in everything if _matches(entry.names, hop.address.lower())]
+    own = [entry for entry in everything if _matches(entry.names, hop.trusted_as)]
+    if hop.port == 22:
+        return own, []
+    return own, [entry for entry in everything if _matches(entry.names, hop.address.lower())]
 
 
 def _read(path: Path) -> Iterator[_Known]:

@@ -1,32 +1,29 @@
 """A machine behind SSH as a host."""
 
-import io
+import errno
 import shlex
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import PurePosixPath
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import paramiko
 
-from geomx_cli.errors import HostUnreachable, TimedOut
+from geomx_cli.errors import CheckFailed, HostUnreachable, TimedOut
 from geomx_cli.hosts import Channel, Completed, SshOptions
 from geomx_cli.hosts.connection import Connection
 from geomx_cli.hosts.ssh_config import hops
+from geomx_cli.hosts.ssh_streams import LARGEST, MARK, Kept, OwnOutput, SshChannel, drain, in_thread, send_input
 from geomx_cli.inventory import Ssh
 
 __all__ = ["SshHost"]
 
-_CHUNK = 1 << 16
 _PIECE = 1 << 20
-_ERRORS = 4096
 _BEGIN = 10.0  # seconds for a command to be started
 _FILES = 20.0  # for files to be dealt with, besides
 _SLOWEST = 1 << 16  # bytes/s
-_ENDING = 2.0
-_MARK = "geomx-command-output-begins"
 _Result = TypeVar("_Result")
 
 
@@ -43,6 +40,8 @@ class SshHost:
         self._ssh = ssh
         self._options = options
         self._lock = threading.Lock()
+        self._connecting = threading.Lock()
+        self._closings = 0
         self._connection: Connection | None = None
         self._files: paramiko.SFTPClient | None = None
         self._files_lock = threading.Lock()  # paramiko's is made for one thread at a time
@@ -52,13 +51,16 @@ class SshHost:
         what = f"{argv[0]} on {self.name} did not end within {limit:g} s"
         with self._session(limit) as session, self._limit(limit, session.close, what):
             session.exec_command(self._command(argv))
-            sender = _in_thread(lambda: _send_all(session, data))
-            output, errors, own = io.BytesIO(), io.BytesIO(), _OwnOutput()
-            listener = _in_thread(lambda: _drain(session.recv_stderr, errors.write))
-            _drain(session.recv, lambda data: output.write(own.of(data)))
+            sender = in_thread(lambda: send_input(session, data))
+            output, errors, own = Kept(session.close), Kept(session.close), OwnOutput()
+            listener = in_thread(lambda: drain(session.recv_stderr, errors.write))
+            drain(session.recv, lambda data: output.write(own.of(data)))
             status = session.recv_exit_status()
             listener.join()
             sender.join()
+            if output.full or errors.full:
+                what = f"{argv[0]} on {self.name} wrote more than {LARGEST >> 20} MiB"
+                raise CheckFailed(what, "see what runs there")
             if not session.exit_status_ready() or (status == -1 and not self._active()):
                 raise HostUnreachable(f"host {self.name}: the connection broke", "launch again")
         return Completed(status, output.getvalue(), errors.getvalue())
@@ -68,7 +70,7 @@ class SshHost:
         session = self._open_session(_BEGIN)
         with self._limit(_BEGIN, session.close, f"{argv[0]} on {self.name} was not started within {_BEGIN:g} s"):
             session.exec_command(self._command(argv))
-        return _SshChannel(session)
+        return SshChannel(session)
 
     def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
         """See Host.put. The file has its mode before it has a content."""
@@ -95,35 +97,50 @@ class SshHost:
         self._with_files(put, f"{path} on {self.name} was not written", len(data))
 
     def get(self, path: str) -> bytes:
-        """See Host.get."""
+        """See Host.get. A file of more than 16 MiB is refused."""
+        what = f"{path} on {self.name} was not read"
+        size = self._with_files(lambda files: files.stat(path).st_size or 0, what, 0)
+        if size > LARGEST:
+            raise OSError(errno.EFBIG, f"it has more than {LARGEST >> 20} MiB", path)
 
         def get(files: paramiko.SFTPClient) -> bytes:
             with files.open(path, "rb") as file:
-                file.prefetch()
-                return bytes(file.read())
+                file.prefetch(size)
+                return bytes(file.read(LARGEST))
 
-        return self._with_files(get, f"{path} on {self.name} was not read", 1 << 26)
+        return self._with_files(get, what, size)
 
     def close(self) -> None:
         """See Host.close."""
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-            self._connection = self._files = None
+            self._closings += 1  # one that is being made comes to nothing
+            connection, self._connection, self._files = self._connection, None, None
+        if connection is not None:
+            connection.close()
 
     def _command(self, argv: Sequence[str]) -> str:
-        return shlex.join(["sh", "-c", 'echo "$0" && exec "$@"', _MARK, *argv])
+        program, *arguments = argv
+        # ~ at its beginning is for the login shell: the home there.
+        home = "~/" * program.startswith("~/")
+        words = [home + shlex.quote(program.removeprefix(home)), *map(shlex.quote, arguments)]
+        return " ".join(["sh", "-c", shlex.quote('echo "$0" && exec "$@"'), MARK, *words])
 
     def _connected(self) -> tuple[Connection, bool]:
         """The connection, and whether it was made just now."""
-        with self._lock:
-            if self._connection is not None and self._connection.active:
-                return self._connection, False
-            if self._connection is not None:
-                self._connection.close()
-            self._files = self._connection = None
-            self._connection = Connection(self.name, hops(self._ssh, self._options), self._options)
-            return self._connection, True
+        with self._connecting:
+            with self._lock:
+                before, closings = self._connection, self._closings
+            if before is not None:
+                if before.active:
+                    return before, False
+                before.close()
+            made = Connection(self.name, hops(self._ssh, self._options), self._options)
+            with self._lock:
+                if closings == self._closings:
+                    self._connection, self._files = made, None
+                    return made, True
+        made.close()
+        raise HostUnreachable(f"host {self.name}: it was let go of meanwhile", "launch again")
 
     def _active(self) -> bool:
         with self._lock:
@@ -141,6 +158,20 @@ class SshHost:
                 connection.close()
                 return self._open_session(limit)
             raise HostUnreachable(f"host {self.name} opens no session: {error}", "launch again") from None
+
+    def _open_files(self, transport: paramiko.Transport) -> paramiko.SFTPClient:
+        try:
+            files = paramiko.SFTPClient.from_transport(transport)
+        except paramiko.ChannelException as error:
+            hint = "MaxSessions in its sshd_config may be too small: 10, the default, is enough"
+            raise HostUnreachable(f"host {self.name} opens no session: {error.text}", hint) from None
+        except (paramiko.SSHException, EOFError):
+            if not transport.is_active():
+                raise
+            hint = "its sshd_config needs the line: Subsystem sftp internal-sftp"
+            raise HostUnreachable(f"host {self.name} takes no files: its sshd has no SFTP", hint) from None
+        assert files is not None
+        return files
 
     @contextmanager
     def _session(self, limit: float) -> Iterator[paramiko.Channel]:
@@ -186,74 +217,8 @@ class SshHost:
             transport = self._connected()[0].transport
             with self._limit(limit, transport.close, f"{what} within {limit:g} s"):
                 if self._files is None:
-                    self._files = paramiko.SFTPClient.from_transport(transport)
-                    assert self._files is not None
+                    self._files = self._open_files(transport)
                 return do(self._files)
-
-
-class _SshChannel:
-    """A session's streams as a channel. A thread takes what the command writes on its standard error."""
-
-    def __init__(self, session: paramiko.Channel) -> None:
-        self._session = session
-        self._own = _OwnOutput()
-        self._errors = b""
-        self._listener = _in_thread(lambda: _drain(session.recv_stderr, self._note))
-
-    def send(self, data: bytes) -> None:
-        self._session.sendall(data)
-
-    def receive(self) -> bytes:
-        with suppress(OSError):
-            while data := self._session.recv(_CHUNK):
-                if own := self._own.of(data):
-                    return own
-        return b""
-
-    def errors(self) -> str:
-        if self._session.closed or self._session.exit_status_ready():
-            self._listener.join(_ENDING)
-        return self._errors.decode(errors="replace")
-
-    def close(self) -> None:
-        with suppress(OSError, EOFError, paramiko.SSHException):
-            self._session.shutdown_write()
-
-    def _note(self, data: bytes) -> None:
-        self._errors = (self._errors + data)[-_ERRORS:]
-
-
-class _OwnOutput:
-    """Tells a command's output from what the account's start-up files have printed before it."""
-
-    def __init__(self) -> None:
-        self._before: bytes | None = b""
-
-    def of(self, data: bytes) -> bytes:
-        """The part of `data` that is the command's; b"" when there is none yet."""
-        if self._before is None:
-            return data
-        _, mark, own = (self._before + data).partition(_MARK.encode() + b"\n")
-        self._before = None if mark else (self._before + data)[-_ERRORS:]
-        return own
-
-
-def _in_thread(do: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=do, daemon=True)
-    thread.start()
-    return thread
-
-
-def _send_all(session: paramiko.Channel, data: bytes) -> None:
-    with suppress(OSError, EOFError, paramiko.SSHException):  # a command need not read its input
-        session.sendall(data)
-        session.shutdown_write()
-
-
-def _drain(receive: Callable[[int], bytes], take: Callable[[bytes], Any]) -> None:
-    with suppress(OSError):
-        while data := receive(_CHUNK):
-            take(data)
 
 
 def _make_folders(files: paramiko.SFTPClient, folder: PurePosixPath) -> None:

@@ -69,21 +69,29 @@ def _through(ssh: Ssh, options: SshOptions, config: paramiko.SSHConfig, depth: i
 
 
 def _parse(text: str) -> Ssh:
-    """[user@]host[:port], with an IPv6 address in brackets when there is a port."""
-    user, _, place = text.strip().rpartition("@")
+    """[user@]host[:port], or the same as ssh://..., with an IPv6 address in brackets when there is a port."""
+    user, _, place = text.strip().removeprefix("ssh://").rstrip("/").rpartition("@")
     host, colon, port = place.rpartition(":")
     if not colon or (":" in host and not host.startswith("[")):
         host, port = place, ""
-    if not host or (port and not port.isdigit()):
-        raise InvalidSettings(f"{text!r} is no machine to jump over", "write user@host:port")
+    if not host.strip("[]") or (port and not _is_port(port)):
+        raise InvalidSettings(f"{text!r} is no machine to jump over", "write user@host:port, a port from 1 to 65535")
     return Ssh(address=host.strip("[]"), port=int(port or 0), user=user)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) < 65536
 
 
 def _hop(ssh: Ssh, options: SshOptions, config: paramiko.SSHConfig, key: str = "") -> Hop:
     """`key`: that of the host behind it, for a machine of which nothing else is said."""
     found = _lookup(config, ssh.address)
     address = found.get("hostname", ssh.address)
-    port = ssh.port or int(found.get("port", 22))
+    said = str(found.get("port", 22))
+    if not ssh.port and not _is_port(said):
+        what = f"{options.config} has Port {said} for {ssh.address}, which is no port"
+        raise InvalidSettings(what, "correct it there")
+    port = ssh.port or int(said)
     named = [ssh.key] if ssh.key else found.get("identityfile") or [key] * bool(key)
     usual = [str(path) for name in _USUAL_KEYS if (path := Path("~/.ssh", name).expanduser()).exists()]
     files = found.get("userknownhostsfile", options.known_hosts).split()

@@ -25,11 +25,13 @@ _MOST_PORTS, _MOST = 1024, 64
 def facts(request: Mapping[str, Any]) -> dict[str, Any]:
     """See survey.Facts for what each means.
 
-    `request` has `state_dir` and `workdir` ("~" is the account's home), `temp` (a folder for unix sockets),
+    `request` has `state_dir` and `workdir` ("~" is the account's home), `temp` (a folder for unix sockets; "": that for
+    temporary files),
     `modules` and `distributions` (what to look for), `binds` (addresses or interfaces) and `ports` (to be found
     free there), and `gpus` (whether to ask for them, which may take seconds).
     """
     addresses = interfaces.addresses()
+    temp = request["temp"] or tempfile.gettempdir()
     binds = [address for name in request["binds"][:_MOST] for address in addresses.get(name, [name])]
     wanted = [int(port) for port in request["ports"][:_MOST_PORTS]]
     free = {address: ports.free(address, wanted) for address in dict.fromkeys(binds)}
@@ -46,7 +48,9 @@ def facts(request: Mapping[str, Any]) -> dict[str, Any]:
         "clock": time.time(),
         "state": _folder(_path(request["state_dir"] or _usual_state())),
         "work": _folder(_path(request["workdir"] or "~")),
-        "sockets": _sockets_error(request["temp"]),
+        "temp": temp,
+        "sockets": _sockets_error(temp),
+        "uid": os.getuid(),
         "addresses": addresses,
         "free": {address: found for address, (found, error) in free.items() if not error},
         "taken": _taken(wanted, [found for found, error in free.values() if not error]),
@@ -62,7 +66,7 @@ def facts(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _taken(wanted: Sequence[int], free: Iterable[Collection[int]]) -> dict[int, str]:
     everywhere = set(wanted).intersection(*free)
-    return {port: ports.holder(port) for port in [port for port in wanted if port not in everywhere][:_MOST]}
+    return ports.holders([port for port in wanted if port not in everywhere][:_MOST])
 
 
 def code_digest(package: Path = PACKAGE) -> str:

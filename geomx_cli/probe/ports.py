@@ -4,10 +4,10 @@ import errno
 import os
 import pwd
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-__all__ = ["bind_error", "bound", "free", "holder"]
+__all__ = ["bind_error", "bound", "free", "holders"]
 
 _LISTENING = "0A"
 
@@ -55,31 +55,36 @@ def bind_error(error: OSError) -> str:
     return known.get(error.errno or 0, error.strerror or str(error))
 
 
-def holder(port: int) -> str:
-    """Who listens on `port`, on whichever address: "python3 (pid 4711)", or at least whose it is; "" if nobody."""
-    sockets = dict(_listening(port))
-    if not sockets:
-        return ""
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and not sockets.keys().isdisjoint(_sockets_of(process)):
-            return f"{_name(process)} (pid {process.name})"
-    owner = next(iter(sockets.values()))
+def holders(ports: Collection[int]) -> dict[int, str]:
+    """Who listens on each of `ports`, on whichever address: "python3 (pid 4711)", or at least whose it is, or ""."""
+    sockets = {inode: (port, owner) for inode, port, owner in _listening() if port in ports}
+    found = dict.fromkeys(ports, "")
+    for process in Path("/proc").iterdir() if sockets else ():
+        if process.name.isdigit():
+            for inode in sockets.keys() & set(_sockets_of(process)):
+                found[sockets[inode][0]] = f"{_name(process)} (pid {process.name})"
+    for port, owner in sockets.values():
+        found[port] = found[port] or f"a process of {_account(owner)}"
+    return found
+
+
+def _account(number: int) -> str:
     try:
-        return f"a process of {pwd.getpwuid(owner).pw_name}"
+        return pwd.getpwuid(number).pw_name
     except KeyError:
-        return f"a process of user {owner}"
+        return f"user {number}"
 
 
-def _listening(port: int) -> Iterator[tuple[str, int]]:
-    """The inode and owner of each socket that listens on `port`; see proc_net_tcp in the kernel's documentation."""
+def _listening() -> Iterator[tuple[str, int, int]]:
+    """Inode, port and owner of each socket that listens; see proc_net_tcp in the kernel's documentation."""
     for table in ("tcp", "tcp6"):
         try:
             lines = Path("/proc/self/net", table).read_text().splitlines()[1:]
         except OSError:
             continue
         for fields in (line.split() for line in lines):
-            if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                yield fields[9], int(fields[7])
+            if fields[3] == _LISTENING:
+                yield fields[9], int(fields[1].rpartition(":")[2], 16), int(fields[7])
 
 
 def _sockets_of(process: Path) -> Iterator[str]:

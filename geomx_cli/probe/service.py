@@ -13,7 +13,7 @@ from typing import Any
 from geomx_cli.probe import dialling
 from geomx_cli.probe.facts import facts
 from geomx_cli.probe.listeners import Listeners
-from geomx_cli.probe.ports import bind_error, holder
+from geomx_cli.probe.ports import bind_error, holders
 
 __all__ = ["Service"]
 
@@ -100,7 +100,7 @@ class Service:
                 results.append({"error": "", "in_use": False, "holder": ""})
             except OSError as error:
                 in_use = error.errno == errno.EADDRINUSE
-                who = holder(int(port)) if in_use else ""
+                who = holders([int(port)])[int(port)] if in_use else ""
                 results.append({"error": bind_error(error), "in_use": in_use, "holder": who})
         return {"results": results}
 

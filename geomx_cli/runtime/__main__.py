@@ -7,14 +7,13 @@ without one the bundled training job. Without any DMLC_* variable, SCRIPT runs a
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
 
 from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TrainingFailed
 from geomx_cli.events import EventLog
 from geomx_cli.runtime import settings as variables
+from geomx_cli.runtime.parts import event_log, part
 from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.signals import Signals, interrupted
 
@@ -54,15 +53,6 @@ def _begin_alone(script: str) -> None:
     hint = f"to train on several: geomx launch -- python {script}, or set DMLC_* variables (--help)"
     print(f"{text}\n  {hint}", file=sys.stderr, flush=True)
     alone.begin()
-
-
-def event_log(settings: Settings) -> EventLog:
-    """This process's event log, in the job's directory; one that drops everything if there is none."""
-    name = settings.process.replace("/", "-").replace(":", "-")
-    path = Path(settings.job_dir, "events", f"{name}.jsonl") if settings.job_dir and name else None
-    rank = -1 if settings.rank is None else settings.rank
-    talk = None if settings.role == "worker" else sys.stderr
-    return EventLog(path, party=settings.party, role=settings.role, rank=rank, talk=talk)
 
 
 def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
@@ -109,16 +99,6 @@ def _serve(settings: Settings, events: EventLog) -> None:
     from geomx_cli.ps.server import Server
 
     Server(settings, events, part(settings, "algo", "server")(settings), part(settings, "delivery", "server")()).run()
-
-
-def part(settings: Settings, option: Literal["algo", "delivery"], side: plugins.Side) -> Callable[..., Any]:
-    """The factory of the chosen plug-in's part. Raises InvalidSettings for one that has none."""
-    kind: plugins.Kind = "algorithm" if option == "algo" else "delivery"
-    name = settings.text(option)
-    factory = plugins.factory(plugins.find(kind, name), side)
-    if factory is None:
-        raise InvalidSettings(f"the {kind} {name!r} has no part in a {side}", "choose another")
-    return factory
 
 
 def _say(events: EventLog, error: GeomxError) -> None:

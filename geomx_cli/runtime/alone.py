@@ -20,7 +20,7 @@ def begin() -> None:
     """Start a scheduler and a server, each in a thread, and set the variables of their only worker: this process."""
     from geomx_cli.ps.scheduler import Scheduler
     from geomx_cli.ps.server import Server
-    from geomx_cli.runtime.__main__ import part
+    from geomx_cli.runtime.parts import part
 
     directory = tempfile.mkdtemp(prefix="geomx-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)

@@ -122,7 +122,7 @@ class Session:
     def _connect(self) -> "Client":
         from geomx_cli import plugins
         from geomx_cli.ps.client import Client
-        from geomx_cli.runtime.__main__ import part
+        from geomx_cli.runtime.parts import part
         from geomx_cli.runtime.settings import Settings
 
         settings = Settings.from_environment(plugins.table())
@@ -131,7 +131,7 @@ class Session:
 
     def _log(self) -> "EventLog":
         from geomx_cli import plugins
-        from geomx_cli.runtime.__main__ import event_log
+        from geomx_cli.runtime.parts import event_log
         from geomx_cli.runtime.settings import Settings
 
         if self._events is None:

@@ -1,0 +1,58 @@
+"""What comes from a host, before it is believed: JSON as it was agreed on, text that does a terminal no harm."""
+
+import json
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+__all__ = ["convert", "decode", "first_line", "last_line", "plain", "plain_all"]
+
+_SEQUENCES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|[ -/]*[0-~])")
+# All control characters but tab and newline, and those that turn the direction of the text around them.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_Kind = TypeVar("_Kind")
+
+
+def plain(text: str) -> str:
+    """`text` as a terminal may get it: no escape sequences, and of control characters only tab and newline."""
+    return _CONTROLS.sub("", _SEQUENCES.sub("", text))
+
+
+def plain_all(value: Any) -> Any:
+    """JSON data with all its texts plain."""
+    match value:
+        case str():
+            return plain(value)
+        case dict():
+            return {plain_all(name): plain_all(item) for name, item in value.items()}
+        case list():
+            return [plain_all(item) for item in value]
+    return value
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's words, or its class where it has none."""
+    return next(iter(plain(str(error)).splitlines()), type(error).__name__)
+
+
+def last_line(text: str, otherwise: str) -> str:
+    """The last line of what a command has said, or `otherwise` where it said nothing."""
+    return next(reversed(plain(text).strip().splitlines()), otherwise)
+
+
+def convert(value: Any, kind: type[_Kind]) -> _Kind:
+    """JSON data of a host, with all texts plain, as a msgspec struct or TypedDict. Raises ValueError where it is none.
+    """
+    try:
+        return msgspec.convert(plain_all(value), kind)
+    except (RecursionError, OverflowError) as error:
+        raise ValueError(f"no sense in it: {error}") from None
+
+
+def decode(data: bytes | str, kind: type[_Kind]) -> _Kind:
+    """The same of JSON that is yet to be read."""
+    try:
+        return convert(json.loads(data), kind)
+    except RecursionError as error:
+        raise ValueError(f"no sense in it: {error}") from None

@@ -1,0 +1,115 @@
+"""The streams of a command behind SSH: all that it writes is taken, none of it without limit."""
+
+import io
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import paramiko
+
+__all__ = ["LARGEST", "MARK", "Kept", "OwnOutput", "SshChannel", "drain", "in_thread", "send_input"]
+
+LARGEST = 16 << 20  # bytes that a host may send in answer to one question
+MARK = "geomx-command-output-begins"
+_CHUNK = 1 << 16
+_ERRORS = 4096
+_ENDING = 2.0
+
+
+class SshChannel:
+    """A session's streams as a channel. A thread takes what the command writes on its standard error."""
+
+    def __init__(self, session: paramiko.Channel) -> None:
+        self._session = session
+        self._closed = False
+        self._own = OwnOutput()
+        self._errors = b""
+        self._listener = in_thread(lambda: drain(session.recv_stderr, self._note))
+
+    def send(self, data: bytes) -> None:
+        if self._closed:
+            raise BrokenPipeError("the channel is closed")
+        _send_all(self._session, data)
+
+    def receive(self) -> bytes:
+        with suppress(OSError):
+            while data := self._session.recv(_CHUNK):
+                if own := self._own.of(data):
+                    return own
+        return b""
+
+    def errors(self) -> str:
+        if self._session.closed or self._session.exit_status_ready():
+            self._listener.join(_ENDING)
+        return self._errors.decode(errors="replace")
+
+    def close(self) -> None:
+        self._closed = True
+        with suppress(OSError, EOFError, paramiko.SSHException):
+            self._session.shutdown_write()
+
+    def _note(self, data: bytes) -> None:
+        self._errors = (self._errors + data)[-_ERRORS:]
+
+
+class Kept(io.BytesIO):
+    """What a command writes, up to a limit; `end` is called where there is more."""
+
+    def __init__(self, end: Callable[[], object]) -> None:
+        super().__init__()
+        self._end = end
+        self.full = False
+
+    def write(self, data: Any) -> int:
+        """As a file's."""
+        if self.tell() + len(data) > LARGEST:
+            self.full = True
+            self._end()
+            return 0
+        return super().write(data)
+
+
+class OwnOutput:
+    """Tells a command's output from what the account's start-up files have printed before it."""
+
+    def __init__(self) -> None:
+        self._before: bytes | None = b""
+
+    def of(self, data: bytes) -> bytes:
+        """The part of `data` that is the command's; b"" when there is none yet."""
+        if self._before is None:
+            return data
+        _, mark, own = (self._before + data).partition(MARK.encode() + b"\n")
+        self._before = None if mark else (self._before + data)[-_ERRORS:]
+        return own
+
+
+def in_thread(do: Callable[[], object]) -> threading.Thread:
+    """Begin to call `do`."""
+    thread = threading.Thread(target=do, daemon=True)
+    thread.start()
+    return thread
+
+
+def _send_all(session: paramiko.Channel, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        sent = session.send(rest)
+        if not sent:  # paramiko's sendall would try again for ever
+            raise BrokenPipeError("the channel is closed")
+        rest = rest[sent:]
+
+
+def send_input(session: paramiko.Channel, data: bytes) -> None:
+    """Send all of a command's input, and its end."""
+    with suppress(OSError, EOFError, paramiko.SSHException):  # a command need not read its input
+        _send_all(session, data)
+        session.shutdown_write()
+
+
+def drain(receive: Callable[[int], bytes], take: Callable[[bytes], Any]) -> None:
+    """Hand on what comes, until the stream ends or breaks."""
+    with suppress(OSError):
+        while data := receive(_CHUNK):
+            take(data)

@@ -1,0 +1,49 @@
+"""What hosts behind SSH get of the person's files, and the script's command there."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from geomx_cli import baggage
+from geomx_cli.errors import CheckFailed, InvalidSettings
+from geomx_cli.inventory import Host, Ssh
+from geomx_cli.plan import JobSpec
+
+
+def test_links_are_followed_and_circles_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "other" / "deep").mkdir(parents=True)
+    (tmp_path / "other" / "deep" / "one").write_text("1")
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "data" / "again").symlink_to(tmp_path / "other")
+    assert sorted(baggage.pack((), [Path("data")]).files) == ["data/again/deep/one", "data/link/deep/one"]
+    (tmp_path / "other" / "deep" / "back").symlink_to(tmp_path / "data")
+    with pytest.raises(InvalidSettings, match="deep/back is a link to a folder that it lies in"):
+        baggage.pack((), [Path("data")])
+
+
+def test_folder_that_cannot_be_read_is_named() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        closed = Path(place, "closed")
+        closed.mkdir(mode=0)
+        Path(place).chmod(0o755)
+        me = os.geteuid()
+        if me == 0:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(CheckFailed, match=r"cannot read .*/closed: Permission denied"):
+                baggage.pack((), [Path(place)])
+        finally:
+            os.seteuid(me)
+
+
+@pytest.mark.parametrize("program", ["python", "python3.12", ".venv/bin/python", "/opt/x/bin/python3"])
+def test_each_machine_has_its_own_python(program: str) -> None:
+    spec = JobSpec("job", script=(program, "train.py", "x"), carried={"train.py": "train.py"}, job_dir="/jobs/job")
+    far = Host(name="far", parties=("A",), ssh=Ssh(address="far"), address="far", python="/there/python")
+    near = Host(name="near", parties=("A",), address="127.0.0.1")
+    assert spec.command_on(far) == ["/there/python", "/jobs/job/files/train.py", "x"]
+    assert spec.command_on(near)[0] == program

@@ -1,0 +1,263 @@
+"""What hosts say is not believed: text for a terminal, lines, messages and statuses that make no sense; and jobs whose
+hosts have nothing to say.
+"""
+
+import io
+import json
+import os
+import stat
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geomx_cli import job_state
+from geomx_cli.agent import processes
+from geomx_cli.agent.memory import Memory
+from geomx_cli.agent_words import said
+from geomx_cli.attach import attach
+from geomx_cli.errors import CheckFailed, TrainingFailed
+from geomx_cli.fleet import Fleet
+from geomx_cli.follow import PlainView
+from geomx_cli.host_words import decode, plain
+from geomx_cli.hosts.local import LocalHost
+from geomx_cli.job import Job, jobs_folder
+from geomx_cli.job_state import JobState
+from geomx_cli.jobs import KnownJob, all_jobs
+from geomx_cli.lines import lines
+from geomx_cli.logs import LogReader, select
+from geomx_cli.options import defaults
+from geomx_cli.overview import Overview
+from geomx_cli.plan import JobSpec, plan
+from geomx_cli.ports import free_ports, ports_needed
+from geomx_cli.progress import Progress
+from geomx_cli.stopping import stop
+from geomx_cli.summary import explain
+from geomx_cli.this_machine import this_machine
+from geomx_cli.watch import Outcome, Watch
+
+NASTY = "\x1b]0;title\x07red \x1b[31;1mtext\x1b[0m\x9b2J\x08\r\u202eend"
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> KnownJob:
+    """A job that was planned and written down, and that nobody has started."""
+    options = defaults()
+    spec = JobSpec(options=options, job_dir=str(tmp_path / "job"), socket_dir=str(tmp_path / "s"), python="python")
+    job = Job.of(spec)
+    inventory = this_machine(options, free_ports(ports_needed(options)))
+    (tmp_path / "job").mkdir(mode=0o755)
+    job.write_plan(plan(inventory, job.complete(spec)), inventory)
+    job_state.begin(job.directory)
+    known = KnownJob.at(job.directory)
+    assert known is not None
+    return known
+
+
+def follower_is_gone(known: KnownJob) -> KnownJob:
+    """As after SIGKILL to launch."""
+    state = JobState.read(known.directory)
+    assert state is not None
+    replace(state, pid_started=1, started=time.time() - 100).write(known.directory)
+    again = KnownJob.at(known.directory)
+    assert again is not None
+    return again
+
+
+def write_status(known: KnownJob, host: str, **changes: Any) -> None:
+    """What its agent would leave at the end."""
+    content = {
+        "time": time.time(), "uptime": processes.uptime(), "boot": processes.boot_id(), "stage": "over", "why": "",
+        "asked": "", "ordered": False, "left": [], "processes": {}, "failures": [], **changes,
+    }  # fmt: skip
+    path = Path(known.directory_on(host), "status.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content) + "\n")
+
+
+def use_python(known: KnownJob, folder: Path, host: str, answer: str) -> KnownJob:
+    """Let `host` answer all commands with this text."""
+    (folder / "answer").write_text(answer)
+    program = folder / "python.sh"
+    program.write_text(f"#!/bin/sh\nexec cat {folder}/answer\n")
+    program.chmod(0o755)
+    inventory = json.loads((known.directory / "inventory.json").read_bytes())
+    for entry in inventory["hosts"]:
+        entry["python"] = str(program) if entry["name"] == host else entry["python"]
+    (known.directory / "inventory.json").write_text(json.dumps(inventory))
+    return replace(known)
+
+
+def test_text_does_a_terminal_no_harm() -> None:
+    assert plain(NASTY) == "red text2Jend"
+    assert plain("tab\t, end\n, ümlaut 漢") == "tab\t, end\n, ümlaut 漢"
+    out = io.StringIO()
+    PlainView(out).note(NASTY)
+    assert out.getvalue() == "red text2Jend\n"
+
+
+def test_lines_and_json_have_bounds() -> None:
+    pieces = iter([b"one\ntw", b"o\n", b"no end", b""])
+    assert list(lines(lambda: next(pieces), "it")) == [b"one", b"two"]
+    with pytest.raises(CheckFailed, match="it sent a line of more than 16 MiB"):
+        list(lines(lambda: b"x" * (1 << 20), "it"))
+    for bad in ("{", "[" * 200_000, "[1e400, 2]", '["\x1b[31m"'):
+        with pytest.raises(ValueError):
+            decode(bad, dict[str, int])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "ended", "process": "A/worker:0"},
+        {"type": "ended", "process": "B/worker:0", "status": 1, "asked": False},
+        {"type": "event", "process": "A/worker:0", "event": [], "age": 0},
+        {"type": "event", "process": "A/worker:0", "event": {}, "age": 10**400},
+        {"type": "event", "process": "A/worker:0", "event": {}, "age": float("inf")},
+        {"type": "hello", "status": {"processes": {}}},
+        {"type": "failure", "failure": {"process": "A/worker:0", "shoe": 41}, "age": 0},
+        {"type": "done", "why": None, "asked": "", "left": []},
+    ],
+)
+def test_message_that_makes_no_sense_is_that_host_s_failure(known: KnownJob, message: dict[str, Any]) -> None:
+    places = {process.name: process.host for process in known.plan.processes}
+    with pytest.raises(ValueError):
+        said(message, places["A/worker:0"], places)
+    assert said({"type": ["event"]}, places["A/worker:0"], places) is None
+
+
+def watched(known: KnownJob, messages: list[tuple[str, dict[str, Any]]]) -> Outcome:
+    """What comes of it when agents say this."""
+    hosts = {name: LocalHost(name) for name in known.plan.hosts}
+    assignments = known.job().assignments(known.plan, dict.fromkeys(hosts, ""), 6)
+    fleet = Fleet(known.job(), hosts, assignments)
+    for message in messages:
+        fleet.inbox.put(message)
+    try:
+        progress = Progress.of(known.plan, time.monotonic())
+        return Watch(known.plan, fleet, progress, PlainView(io.StringIO())).run()
+    finally:
+        fleet.close()
+
+
+def test_watch_blames_the_host_and_says_what_to_do(known: KnownJob) -> None:
+    first, *others = known.plan.hosts
+    rest: list[tuple[str, dict[str, Any]]]
+    rest = [(name, {"type": "done", "why": "", "asked": "", "left": []}) for name in others]
+    failure = watched(known, [(first, {"type": "started"}), *rest]).failure
+    assert failure is not None and failure.host == first and failure.cause.startswith("says what no agent says: ")
+    gone = {"type": "gone", "how": "cannot be reached: its connection broke", "reachable": False}
+    failure = watched(known, [(first, gone), *rest]).failure
+    assert failure is not None and "lease" in failure.hint and f"geomx stop {known.plan.job}" in failure.hint
+
+
+def test_job_that_was_never_started(known: KnownJob, capsys: pytest.CaptureFixture[str]) -> None:
+    begun = Overview.of(known, known.open_hosts())  # launch is still copying files
+    assert (begun.state, begun.over) == ("running", False)
+    again = follower_is_gone(known)
+    overview = Overview.of(again, again.open_hosts())
+    assert (overview.state, overview.over) == ("failed", True)
+    for _ in range(2):
+        with pytest.raises(TrainingFailed, match="was never started"):
+            attach(replace(again), json=True)
+    state = JobState.read(known.directory)
+    assert state is not None and state.result is not None
+    assert (state.state, state.result["exit_code"]) == ("failed", 1)
+
+
+def test_stop_of_a_job_that_was_never_started(known: KnownJob) -> None:
+    assert stop(follower_is_gone(known), grace=0.1).error() is None
+    state = JobState.read(known.directory)
+    assert state is not None and state.state == "failed"
+
+
+def test_clock_of_a_host_that_is_wrong_does_not_count(known: KnownJob) -> None:
+    again = follower_is_gone(known)
+    for host in known.plan.hosts:
+        write_status(known, host, time=time.time() + 3600)
+    found, error = Overview.of(again, again.open_hosts()).conclude()
+    assert error is None and 99 < found["total_s"] < 1000
+
+
+def test_host_speaks_for_its_own_processes_only(known: KnownJob) -> None:
+    process = {"pid": 1, "state": "ended", "status": 1, "ended": None, "asked": False, "newest": {}}
+    event = {"event": "telemetry", "time": 1, "left_s": float("inf"), "round": float("inf"), "bytes": 3}
+    names = [one.name for one in known.plan.processes]
+    failures = [
+        {"process": name, "host": "x", "cause": f"was {NASTY}", "when": 1, "hint": "", "peer": "", "tail": [NASTY]}
+        for name in names
+    ]
+    first, *others = known.plan.hosts
+    told = {name: {**process, "newest": {"telemetry": event, "x": {"time": []}}} for name in names}
+    write_status(known, first, processes={**told, "nobody": process}, failures=failures)
+    for host in others:
+        write_status(known, host)
+    again = follower_is_gone(known)
+    overview = Overview.of(again, again.open_hosts())
+    ended = {row.process.host for row in overview.progress.rows.values() if row.status is not None}
+    assert ended == {first} and overview.failure is not None and overview.failure.host == first
+    text = explain(overview.failure, known.plan, known.job()).message
+    assert "red text2Jend" in text and not any(code in text for code in "\x1b\x07\x08\r\x9b")
+    json.dumps(overview.to_json())
+
+
+STRANGE = ["", "{", "[]", "Welcome\n{}\n", '{"process": 3}\n', '{"process": "x", "line": ""}\n']
+
+
+@pytest.mark.parametrize("answer", STRANGE)
+def test_answers_that_make_no_sense(known: KnownJob, tmp_path: Path, answer: str) -> None:
+    host = known.plan.hosts[0]
+    strange = use_python(follower_is_gone(known), tmp_path, host, answer)
+    reader = LogReader(strange, [process for process in select(strange.plan) if process.host == host])
+    try:
+        assert list(reader.read()) == [] and reader.problems[host]
+    finally:
+        reader.close()
+    report = stop(strange, grace=0.1)
+    assert [one.problem != "" for one in report.hosts] == [name == host for name in strange.plan.hosts]
+
+
+def test_lines_of_logs_are_plain(known: KnownJob, tmp_path: Path) -> None:
+    process = known.plan.processes[0]
+    answer = f"Welcome\n{json.dumps({'process': process.name, 'line': NASTY})}\n{json.dumps({'end': True})}\n"
+    reader = LogReader(use_python(known, tmp_path, process.host, answer), [process])
+    try:
+        assert [line.text for line in reader.follow()] == ["red text2Jend"] and reader.problems == {}
+    finally:
+        reader.close()
+
+
+def test_only_who_follows_a_job_lets_go_of_it(known: KnownJob) -> None:
+    job_state.detach(known.directory)
+    state = JobState.read(known.directory)
+    assert state is not None and state.state == "detached"
+    parent = processes.identify(os.getppid())
+    assert parent is not None
+    newer = replace(state, state="running", pid=parent.pid, pid_started=parent.started)
+    newer.write(known.directory)
+    job_state.detach(known.directory)
+    assert JobState.read(known.directory) == newer
+
+
+def test_files_with_secrets_are_private_and_links_stay(known: KnownJob) -> None:
+    for name in ("plan.json", "inventory.json"):
+        assert stat.S_IMODE((known.directory / name).stat().st_mode) == 0o600
+    link = jobs_folder() / known.plan.job
+    assert link.is_symlink()
+    known.directory.rename(known.directory.with_name("away"))  # as when its disk is not mounted
+    assert known.plan.job not in [job.id for job in all_jobs()]
+    known.directory.with_name("away").rename(known.directory)
+    assert known.plan.job in [job.id for job in all_jobs()]
+
+
+def test_only_a_new_want_of_memory_counts(tmp_path: Path) -> None:
+    counts = tmp_path / "vmstat"
+    counts.write_text("nr_free 1\noom_kill 7\n")
+    memory = Memory(counts)
+    assert not memory.ran_out()
+    counts.write_text("oom_kill 8\n")
+    assert memory.ran_out() and memory.ran_out()
+    memory = Memory(counts)
+    assert not memory.ran_out()
