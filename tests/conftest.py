@@ -21,6 +21,8 @@ from sshd import Person, Sshd
 ROOT = Path(__file__).parent.parent
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="geomx-tests-")  # jobs of tests are not the person's own
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+# Who starts the tests in the background of a shell has them ignore Ctrl-C, and so whatever they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 RUNTIME = [sys.executable, "-m", "geomx_cli.runtime"]
 
 
