@@ -45,8 +45,8 @@ def inventory_options(command: _Command) -> _Command:
 
 def machines(
     hosts: Path | None, local: bool, given: Mapping[str, Value]
-) -> "tuple[Inventory, dict[str, Value], bool]":
-    """The inventory, the values of options where it has some, and whether it is a file's.
+) -> "tuple[Inventory, dict[str, Value]]":
+    """The inventory, and the values of options where it has some.
 
     `given` are the options' values by name; those that the person wrote in this command, or in the environment, go
     before those of the file, which go before the defaults. Says on stderr which file is used. Raises InvalidSettings
@@ -59,7 +59,7 @@ def machines(
         from geomx_cli.ports import free_ports, ports_needed
         from geomx_cli.this_machine import this_machine
 
-        return this_machine(given, free_ports(ports_needed(given))), dict(given), False
+        return this_machine(given, free_ports(ports_needed(given))), dict(given)
     from geomx_cli import inventory_file
     from geomx_cli.inventory import validated
 
@@ -73,7 +73,7 @@ def machines(
     values = {name: read.job.get(name, value) if not _written(name) else value for name, value in given.items()}
     shape = {name: given[name] for name in _SHAPE if name in given and _written(name)}
     inventory = validated({**read.inventory.model_dump(), **shape}) if shape else read.inventory
-    return inventory, values, True
+    return inventory, values
 
 
 def ssh_options(accept_new_host_keys: bool) -> "SshOptions":

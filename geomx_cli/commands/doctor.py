@@ -46,7 +46,7 @@ def doctor(
     The exit status is 0 when there is no problem (warnings are none), 4 when a host cannot be reached, and 5
     when there is another problem.
     """
-    inventory, options, _ = machines(hosts, local, values(table(), parameters))
+    inventory, options = machines(hosts, local, values(table(), parameters))
     from geomx_cli.doctor import visit
     from geomx_cli.plan import JobSpec
 

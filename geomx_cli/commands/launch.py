@@ -92,7 +92,7 @@ def launch(
         raise UsageError("--shell prints scripts in place of the text of --dry-run", "write --dry-run --shell")
     for sentence in strangers(os.environ):
         click.echo(f"warning: {sentence}", err=True)
-    inventory, options, _ = machines(hosts, local, values(table(), parameters))
+    inventory, options = machines(hosts, local, values(table(), parameters))
     from geomx_cli.plan import JobSpec
 
     spec = JobSpec(
