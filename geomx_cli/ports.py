@@ -111,8 +111,9 @@ def free_ports(count: int) -> list[int]:
     """`count` TCP ports of 127.0.0.1 on which nobody listens now.
 
     They lie below the range that Linux gives to outgoing connections by default, so that none takes one
-    before the job does. Another program that listens may still be faster; its bind, or ours, then fails with
-    a message. Raises InvalidSettings when there are not so many.
+    before the job does, and no other process gets one of them from this function while this one lives.
+    Another program that listens may still be faster; its bind, or ours, then fails with a message. Raises
+    InvalidSettings when there are not so many.
     """
     found: list[int] = []
     candidates = range(10_000, 32_768)
@@ -123,7 +124,22 @@ def free_ports(count: int) -> list[int]:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
+                _reserved.append(_reservation(port))
             except OSError:
                 continue
         found.append(port)
     raise InvalidSettings(f"there are not {count} free ports on this machine", "use fewer parties or servers")
+
+
+def _reservation(port: int) -> socket.socket:
+    """Holds the port's name among geomx's processes, which vanishes with this one. OSError: another holds it."""
+    name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        name.bind(f"\0geomx-port-{port}")
+    except OSError:
+        name.close()
+        raise
+    return name
+
+
+_reserved: list[socket.socket] = []  # for as long as this process lives: the job binds its ports some time after

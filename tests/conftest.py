@@ -2,7 +2,9 @@
 
 import atexit
 import contextlib
+import itertools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -26,13 +28,26 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 RUNTIME = [sys.executable, "-m", "geomx_cli.runtime"]
 
 
+# Above what Linux gives to outgoing connections, and below it are those that geomx chooses by itself. Each process
+# that runs tests has a share.
+_RUNNER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_SHARE = range(61_000 + 500 * (_RUNNER % 9), 61_500 + 500 * (_RUNNER % 9))
+_next_port = itertools.cycle(random.sample(_SHARE, len(_SHARE)))
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for item in sockets:
-            item.bind(("127.0.0.1", 0))
-        return [int(item.getsockname()[1]) for item in sockets]
+    """Ports that are free now, and that no other test uses."""
+    return [next(port for port in _next_port if _is_free(port)) for _ in range(count)]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 @dataclass

@@ -90,10 +90,12 @@ def test_wrong_variable_is_told(
 
 @pytest.mark.timeout(60)
 def test_a_learning_rate_that_does_not_fit_is_told(cluster: Cluster, tmp_path: Path) -> None:
-    logs = {"Aw0": {"GEOMX_JOB_DIR": str(tmp_path), "GEOMX_PROCESS": "Aw0"}}
+    # Whoever came first evaluates.
+    logs = {name: {"GEOMX_JOB_DIR": str(tmp_path), "GEOMX_PROCESS": name} for name in ("Aw0", "Bw0")}
     start(cluster, tmp_path, worker_env=logs, parties=(1, 1), env={"GEOMX_LR": "1e6", "GEOMX_MOMENTUM": "0"})
     cluster.finish()
-    (warning,) = [event["message"] for event in events_of(tmp_path, "Aw0") if event["event"] == "warning"]
+    events = [event for name in logs for event in events_of(tmp_path, name)]
+    (warning,) = [event["message"] for event in events if event["event"] == "warning"]
     assert warning.endswith("does the learning rate fit the optimizer? It is 1e+06 (--lr)")
 
 

@@ -45,7 +45,7 @@ NASTY = "\x1b]0;title\x07red \x1b[31;1mtext\x1b[0m\x9b2J\x08\r\u202eend"
 def known(tmp_path: Path) -> KnownJob:
     """A job that was planned and written down, and that nobody has started."""
     options = defaults()
-    spec = JobSpec(options=options, job_dir=str(tmp_path / "job"), socket_dir=str(tmp_path / "s"), python="python")
+    spec = JobSpec(options=options, job_dir=str(tmp_path / "job"), socket_dir="/tmp/none", python="python")
     job = Job.of(spec)
     inventory = this_machine(options, free_ports(ports_needed(options)))
     (tmp_path / "job").mkdir(mode=0o755)
