@@ -11,9 +11,9 @@ from geomx_cli import plugins
 from geomx_cli.inventory import Inventory
 from geomx_cli.options import defaults
 from geomx_cli.plan import JobSpec, Plan, plan
-from geomx_cli.ports import free_ports, ports_needed
+from geomx_cli.plan.ports import free_ports, ports_needed
+from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps import security
-from geomx_cli.this_machine import this_machine
 
 __all__ = ["Case", "Command", "letters", "mxnet_commands", "our_commands"]
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from geomx_cli.inventory import Ssh
-from geomx_cli.ports import free_ports
+from geomx_cli.plan.ports import free_ports
 
 COLUMNS = ("hosts", "agents", "launch", "status", "collect", "stop")
 PARTY = 3

@@ -101,12 +101,12 @@ def serve() -> None:
 
 def start(directory: Path, story: str) -> int:
     """Launch; errors become text and an exit status as the command line does it."""
+    from geomx_cli.control.launch import Manner, launch
     from geomx_cli.errors import GeomxError
-    from geomx_cli.launch import Manner, launch
     from geomx_cli.options import defaults
     from geomx_cli.plan import JobSpec
-    from geomx_cli.ports import free_ports, ports_needed
-    from geomx_cli.this_machine import this_machine
+    from geomx_cli.plan.ports import free_ports, ports_needed
+    from geomx_cli.plan.this_machine import this_machine
 
     options = {**defaults(), "parties": 1, "workers": 2}
     env = {"STORY": story, "STAND_INS": "3"}

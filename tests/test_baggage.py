@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from geomx_cli import baggage
 from geomx_cli.errors import CheckFailed, InvalidSettings
 from geomx_cli.inventory import Host, Ssh
+from geomx_cli.job import baggage
 from geomx_cli.plan import JobSpec
 
 

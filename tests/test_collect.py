@@ -13,8 +13,8 @@ import pytest
 from desk import Desk, Launch
 from sshd import Person, Sshd
 
-from geomx_cli.collect import collect
-from geomx_cli.jobs import KnownJob
+from geomx_cli.control.collect import collect
+from geomx_cli.job.known import KnownJob
 
 FILES = 8 * 2 + 2 * 2  # a log and an event log for each process; agent.log and status.json for each host
 

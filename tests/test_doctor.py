@@ -16,8 +16,8 @@ from conftest import ROOT, free_ports
 from networks import Network, PrefixedHost, bare_python, star
 from sshd import Person, Sshd
 
-from geomx_cli import doctor, survey
-from geomx_cli.doctor import Check
+from geomx_cli import doctor
+from geomx_cli.doctor import Check, survey
 from geomx_cli.errors import CheckFailed, HostUnreachable
 from geomx_cli.hosts import Host, SshOptions
 from geomx_cli.hosts.local import LocalHost

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from geomx_cli import inventory_file, starter
+from geomx_cli import inventory_file
 from geomx_cli.commands.inventory_reference import page
 from geomx_cli.errors import CheckFailed, InvalidSettings
 from geomx_cli.inventory import Host, Inventory, Ssh
-from geomx_cli.inventory_file import InventoryFile
-from geomx_cli.inventory_keys import HOST_KEYS, TOP_KEYS
-from geomx_cli.toml_lines import Lines
-from geomx_cli.toml_lines import Path as KeyPath
+from geomx_cli.inventory_file import InventoryFile, starter
+from geomx_cli.inventory_file.keys import HOST_KEYS, TOP_KEYS
+from geomx_cli.inventory_file.lines import Lines
+from geomx_cli.inventory_file.lines import Path as KeyPath
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "geomx_cli" / "templates" / "hosts.toml"

@@ -15,8 +15,8 @@ import pytest
 from desk import Desk, Launch
 from sshd import Person, Sshd
 
-from geomx_cli.jobs import KnownJob
-from geomx_cli.overview import Overview
+from geomx_cli.job.known import KnownJob
+from geomx_cli.status.overview import Overview
 
 NAMES = [
     "central/global_scheduler:0", "central/global_server:0", "central/scheduler:0", "central/worker:0",

@@ -17,14 +17,14 @@ from sshd import Person, Sshd
 from benchmarks.netns import Namespaces, call
 from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import AgentState, Assignment, Task
+from geomx_cli.control.fleet import Fleet
+from geomx_cli.control.interrupts import interrupts_to
+from geomx_cli.control.line import Inbox, Line
 from geomx_cli.errors import CheckFailed, Interrupted, InvalidSettings
-from geomx_cli.fleet import Fleet
 from geomx_cli.hosts import Channel, File, Host
 from geomx_cli.hosts.local import LocalHost
 from geomx_cli.hosts.ssh import SshHost
-from geomx_cli.interrupts import interrupts_to
 from geomx_cli.job import Job
-from geomx_cli.line import Inbox, Line
 from geomx_cli.plan import JobSpec
 
 SLEEP = "import signal; signal.pause()"

@@ -12,11 +12,11 @@ from geomx_cli import options
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory import Host, Inventory, Party, Ssh, validated
 from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.plan.ports import choose, free_ports, ports_needed
+from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.plugins import table
-from geomx_cli.ports import choose, free_ports, ports_needed
 from geomx_cli.ps.membership import Member
 from geomx_cli.runtime.settings import Settings
-from geomx_cli.this_machine import this_machine
 
 HOOK = str(Path(geomx_cli.__file__).parent / "runtime" / "hook")
 SPEC = JobSpec(job="j1", job_dir="/jobs/j1", socket_dir="/s", key_dir="/jobs/j1/keys", python="/py")

@@ -13,30 +13,31 @@ from typing import Any
 
 import pytest
 
-from geomx_cli import job_state
 from geomx_cli.agent import processes
 from geomx_cli.agent.memory import Memory
 from geomx_cli.agent_words import said
-from geomx_cli.attach import attach
+from geomx_cli.control.attach import attach
+from geomx_cli.control.fleet import Fleet
+from geomx_cli.control.logs import LogReader, select
+from geomx_cli.control.stop import stop
+from geomx_cli.control.watch import Watch
 from geomx_cli.errors import CheckFailed, TrainingFailed
-from geomx_cli.fleet import Fleet
-from geomx_cli.follow import PlainView
 from geomx_cli.host_words import decode, plain
 from geomx_cli.hosts.local import LocalHost
 from geomx_cli.job import Job, jobs_folder
-from geomx_cli.job_state import JobState
-from geomx_cli.jobs import KnownJob, all_jobs
+from geomx_cli.job import state as job_state
+from geomx_cli.job.known import KnownJob, all_jobs
+from geomx_cli.job.state import JobState
 from geomx_cli.lines import lines
-from geomx_cli.logs import LogReader, select
 from geomx_cli.options import defaults
-from geomx_cli.overview import Overview
 from geomx_cli.plan import JobSpec, plan
-from geomx_cli.ports import free_ports, ports_needed
-from geomx_cli.progress import Progress
-from geomx_cli.stopping import stop
-from geomx_cli.summary import explain
-from geomx_cli.this_machine import this_machine
-from geomx_cli.watch import Outcome, Watch
+from geomx_cli.plan.ports import free_ports, ports_needed
+from geomx_cli.plan.this_machine import this_machine
+from geomx_cli.status.follow import PlainView
+from geomx_cli.status.outcome import Outcome
+from geomx_cli.status.overview import Overview
+from geomx_cli.status.progress import Progress
+from geomx_cli.status.summary import explain
 
 NASTY = "\x1b]0;title\x07red \x1b[31;1mtext\x1b[0m\x9b2J\x08\r\u202eend"
 

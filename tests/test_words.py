@@ -12,12 +12,12 @@ from geomx_cli.failure import Failure
 from geomx_cli.job import Job
 from geomx_cli.options import defaults
 from geomx_cli.plan import JobSpec, Plan, plan
-from geomx_cli.ports import free_ports, ports_needed
-from geomx_cli.process_table import ProcessTable
-from geomx_cli.progress import Progress
-from geomx_cli.summary import explain, print_result, result, whereabouts
-from geomx_cli.this_machine import this_machine
-from geomx_cli.watch import Outcome
+from geomx_cli.plan.ports import free_ports, ports_needed
+from geomx_cli.plan.this_machine import this_machine
+from geomx_cli.status.outcome import Outcome
+from geomx_cli.status.progress import Progress
+from geomx_cli.status.summary import explain, print_result, result, whereabouts
+from geomx_cli.status.table import ProcessTable
 
 
 @pytest.fixture

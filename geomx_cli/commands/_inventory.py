@@ -56,8 +56,8 @@ def machines(
     if local and hosts is not None and _written("hosts"):
         raise UsageError("--local uses this machine alone, and --hosts others", "leave out one of them")
     if path is None:
-        from geomx_cli.ports import free_ports, ports_needed
-        from geomx_cli.this_machine import this_machine
+        from geomx_cli.plan.ports import free_ports, ports_needed
+        from geomx_cli.plan.this_machine import this_machine
 
         return this_machine(given, free_ports(ports_needed(given))), dict(given)
     from geomx_cli import inventory_file

@@ -12,7 +12,7 @@ from geomx_cli.units import counted
 
 if TYPE_CHECKING:
     from geomx_cli.inventory_file import InventoryFile
-    from geomx_cli.standing import Standing
+    from geomx_cli.plan.standing import Standing
 
 __all__ = ["hosts"]
 
@@ -32,7 +32,7 @@ def check(file: Path, json: bool) -> None:
     for geomx doctor. The exit status is 3 when there is a mistake.
     """
     from geomx_cli import inventory_file
-    from geomx_cli.standing import standing
+    from geomx_cli.plan.standing import standing
 
     read = inventory_file.read(file)
     places = standing(read.inventory)

@@ -15,7 +15,7 @@ def init(directory: Path) -> None:
 
     hosts.toml and train.py go to DIRECTORY, by default the working directory; what is there already is left as it is.
     """
-    from geomx_cli import starter
+    from geomx_cli.inventory_file import starter
 
     for path, new in starter.write(directory):
         click.echo(f"{'wrote' if new else 'kept '} {path}")

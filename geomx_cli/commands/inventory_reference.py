@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 
-from geomx_cli.inventory_keys import HOST_KEYS, TOP_KEYS, Group, Key
+from geomx_cli.inventory_file.keys import HOST_KEYS, TOP_KEYS, Group, Key
 
 __all__ = ["page"]
 

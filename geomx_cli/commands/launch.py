@@ -104,8 +104,8 @@ def launch(
     )
     if dry_run:
         return _show(inventory, spec, sync, json=json, shell=shell)
-    from geomx_cli import launch as launching
     from geomx_cli.commands.data import Progress
+    from geomx_cli.control import launch as launching
 
     manner = launching.Manner(
         told=Progress(),
@@ -119,13 +119,12 @@ def launch(
 
 
 def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, json: bool, shell: bool) -> int:
-    from geomx_cli import baggage
     from geomx_cli.commands._plan_shell import plan_shell
     from geomx_cli.commands._plan_text import plan_text
-    from geomx_cli.job import Job
-    from geomx_cli.launch import prepared, working_dirs
+    from geomx_cli.control.launch import prepared, working_dirs
+    from geomx_cli.job import Job, baggage
     from geomx_cli.plan import plan
-    from geomx_cli.ports import choose
+    from geomx_cli.plan.ports import choose
 
     inventory = choose(inventory, None)
     spec = prepared(Job.of(spec), replace(spec, carried=baggage.pack(spec.script, sync).words))

@@ -47,7 +47,7 @@ def logs(name: str, follow: bool, party: str, role: str, rank: int | None, lines
       geomx logs -f --role worker -n 10
       geomx logs 20260729-17 --party B --role server --rank 0
     """
-    from geomx_cli.logs import LogReader, select
+    from geomx_cli.control.logs import LogReader, select
 
     job = chosen(name)
     processes = select(job.plan, party, role, rank)
@@ -93,7 +93,7 @@ def collect(name: str, folder: Path, json: bool) -> None:
       geomx logs collect --to ./run1
       geomx logs collect 20260729-17 --to ./run1 --json
     """
-    from geomx_cli.collect import collect as collecting
+    from geomx_cli.control.collect import collect as collecting
 
     manifest = collecting(chosen(name), folder.absolute())
     if json:

@@ -10,8 +10,8 @@ import click
 from geomx_cli.commands._job import chosen, job_argument
 
 if TYPE_CHECKING:
-    from geomx_cli.jobs import KnownJob
-    from geomx_cli.overview import Overview
+    from geomx_cli.job.known import KnownJob
+    from geomx_cli.status.overview import Overview
 
 __all__ = ["status"]
 
@@ -54,16 +54,16 @@ def status(name: str, watch: bool, json: bool) -> None:
 
 def _look(job: "KnownJob") -> "Overview":
     from geomx_cli.hosts import closing
-    from geomx_cli.overview import Overview
+    from geomx_cli.status.overview import Overview
 
     with closing(job.open_hosts()) as hosts:
         return Overview.of(job, hosts)
 
 
 def _watch(job: "KnownJob") -> "Overview":
-    from geomx_cli.follow import view_for
     from geomx_cli.hosts import closing
-    from geomx_cli.overview import Overview
+    from geomx_cli.status.follow import view_for
+    from geomx_cli.status.overview import Overview
 
     view = view_for()
     try:
@@ -84,8 +84,8 @@ def _watch(job: "KnownJob") -> "Overview":
 def _print(overview: "Overview") -> None:
     from rich.console import Console
 
-    from geomx_cli.process_table import ProcessTable
-    from geomx_cli.summary import explain
+    from geomx_cli.status.summary import explain
+    from geomx_cli.status.table import ProcessTable
     from geomx_cli.units import counted, format_duration
 
     job = overview.job

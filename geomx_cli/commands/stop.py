@@ -8,7 +8,7 @@ import click
 from geomx_cli.commands._job import Duration, chosen, job_argument
 
 if TYPE_CHECKING:
-    from geomx_cli.stopping import HostStop
+    from geomx_cli.control.stop import HostStop
 
 __all__ = ["stop"]
 
@@ -38,7 +38,7 @@ def stop(name: str, party: str, grace: float, json: bool) -> None:
       geomx stop 20260729-17 --grace 1m
       geomx stop --party B             what B has of it; the others notice
     """
-    from geomx_cli.stopping import stop as stopping
+    from geomx_cli.control.stop import stop as stopping
 
     report = stopping(chosen(name), party=party, grace=grace)
     if json:

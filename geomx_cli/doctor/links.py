@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 from geomx_cli.doctor.check import Check
 from geomx_cli.doctor.dial import Dial, Dialled, place
+from geomx_cli.doctor.survey import Facts, Survey
 from geomx_cli.doctor.words import addresses_of
 from geomx_cli.plan import Plan
-from geomx_cli.survey import Facts, Survey
 
 __all__ = ["dial_all", "listen"]
 

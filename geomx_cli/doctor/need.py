@@ -7,7 +7,7 @@ from pathlib import Path
 
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec
-from geomx_cli.topology import Node, arrange
+from geomx_cli.plan.topology import Node, arrange
 
 __all__ = ["DISTRIBUTIONS", "Need", "needs"]
 

@@ -12,6 +12,8 @@ from geomx_cli.doctor import links
 from geomx_cli.doctor.check import REACHABLE, Check, exit_code, together
 from geomx_cli.doctor.dial import Dialled, dials
 from geomx_cli.doctor.need import DISTRIBUTIONS, needs
+from geomx_cli.doctor.settle import ALL, listening, settle
+from geomx_cli.doctor.survey import Facts, Survey
 from geomx_cli.doctor.wan import Measured, check_bandwidth, measure
 from geomx_cli.doctor.words import link_checks
 from geomx_cli.errors import GeomxError, HostUnreachable, InvalidSettings, TimedOut
@@ -20,8 +22,6 @@ from geomx_cli.inventory import Host as PlannedHost
 from geomx_cli.inventory import Inventory
 from geomx_cli.job import Job
 from geomx_cli.plan import JobSpec, plan
-from geomx_cli.settle import ALL, listening, settle
-from geomx_cli.survey import Facts, Survey
 from geomx_cli.units import counted
 
 __all__ = ["Report", "examine", "quick", "visit"]

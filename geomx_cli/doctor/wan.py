@@ -6,7 +6,7 @@ from typing import Any
 
 from geomx_cli.doctor.check import Check
 from geomx_cli.doctor.dial import Dialled
-from geomx_cli.survey import Facts, Survey
+from geomx_cli.doctor.survey import Facts, Survey
 
 __all__ = ["Measured", "check_bandwidth", "measure"]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from geomx_cli.doctor.check import Check
 from geomx_cli.doctor.dial import Dialled
+from geomx_cli.doctor.survey import Facts
 from geomx_cli.ps.addresses import is_loopback
-from geomx_cli.survey import Facts
 
 __all__ = ["addresses_of", "link_checks"]
 

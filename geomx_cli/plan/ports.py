@@ -5,12 +5,12 @@ import socket
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from geomx_cli.endpoints import dialled, takes_port
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.options import Value
-from geomx_cli.placement import Misplaced
-from geomx_cli.topology import arrange, links
+from geomx_cli.plan.endpoints import dialled, takes_port
+from geomx_cli.plan.placement import Misplaced
+from geomx_cli.plan.topology import arrange, links
 
 __all__ = ["choose", "free_ports", "ports_needed", "shortage"]
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from geomx_cli import ports
-from geomx_cli.endpoints import lay_endpoints
 from geomx_cli.inventory import Host, Inventory
-from geomx_cli.topology import Node, arrange, links
+from geomx_cli.plan import ports
+from geomx_cli.plan.endpoints import lay_endpoints
+from geomx_cli.plan.topology import Node, arrange, links
 
 __all__ = ["Standing", "standing"]
 

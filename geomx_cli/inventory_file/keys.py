@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from geomx_cli import inventory_values as values
 from geomx_cli.errors import InvalidSettings
+from geomx_cli.inventory_file import values
 from geomx_cli.options import OPTIONS, check
 from geomx_cli.plugins import table
 

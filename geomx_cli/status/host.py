@@ -8,7 +8,7 @@ from geomx_cli.agent_words import AgentStatus
 from geomx_cli.errors import GeomxError
 from geomx_cli.host_words import decode, first_line
 from geomx_cli.hosts import Host, everywhere
-from geomx_cli.jobs import KnownJob
+from geomx_cli.job.known import KnownJob
 
 __all__ = ["HostStatus", "read_all"]
 

@@ -8,9 +8,9 @@ from geomx_cli.errors import DoneInPart, GeomxError, Interrupted, TrainingFailed
 from geomx_cli.failure import Failure
 from geomx_cli.job import Job
 from geomx_cli.plan import Plan
-from geomx_cli.progress import Totals
+from geomx_cli.status.outcome import Outcome
+from geomx_cli.status.progress import Totals
 from geomx_cli.units import format_bytes, format_duration
-from geomx_cli.watch import Outcome
 
 __all__ = [
     "RESULT_VERSION",

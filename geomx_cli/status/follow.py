@@ -5,8 +5,8 @@ import time
 from typing import Protocol, TextIO
 
 from geomx_cli.host_words import plain
-from geomx_cli.process_table import ProcessTable, sentence
-from geomx_cli.progress import Progress
+from geomx_cli.status.progress import Progress
+from geomx_cli.status.table import ProcessTable, sentence
 
 __all__ = ["PlainView", "TableView", "View", "view_for"]
 

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from geomx_cli import plugins
-from geomx_cli.endpoints import Endpoint, lay_endpoints
 from geomx_cli.inventory import Host, is_ip
-from geomx_cli.job_spec import JobSpec
 from geomx_cli.names import file_name
+from geomx_cli.plan.endpoints import Endpoint, lay_endpoints
+from geomx_cli.plan.job_spec import JobSpec
+from geomx_cli.plan.topology import Link, Node, Plane, links, planes
 from geomx_cli.ps.addresses import is_loopback
 from geomx_cli.ps.config import PlaneSettings, Role
 from geomx_cli.runtime.settings import Settings
-from geomx_cli.topology import Link, Node, Plane, links, planes
 
 __all__ = ["Layout", "Process"]
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from geomx_cli.progress import Progress, Row
+from geomx_cli.status.progress import Progress, Row
 from geomx_cli.units import format_bytes, format_duration
 
 if TYPE_CHECKING:

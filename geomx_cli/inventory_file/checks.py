@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from geomx_cli import inventory_values as values
 from geomx_cli.inventory import Inventory, validated
-from geomx_cli.inventory_keys import DEFAULT_PORTS, HOST_KEYS
-from geomx_cli.mistakes import Mistakes
-from geomx_cli.placement import misplaced
-from geomx_cli.ports import shortage
+from geomx_cli.inventory_file import values
+from geomx_cli.inventory_file.keys import DEFAULT_PORTS, HOST_KEYS
+from geomx_cli.inventory_file.mistakes import Mistakes
+from geomx_cli.plan.placement import misplaced
+from geomx_cli.plan.ports import shortage
 from geomx_cli.ps.addresses import is_loopback
 
 __all__ = ["build", "cross_check"]

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from geomx_cli.doctor.question import Questioner
 from geomx_cli.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut
 from geomx_cli.hosts import Host, everywhere
-from geomx_cli.questioner import Questioner
 
 __all__ = ["OLDEST_PYTHON", "Facts", "Folder", "Skew", "Survey", "old_python"]
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from queue import SimpleQueue
 
 from geomx_cli.agent.assignment import Assignment, Seal
+from geomx_cli.control.line import Inbox, Line, Message
 from geomx_cli.errors import CheckFailed, GeomxError, Interrupted
 from geomx_cli.hosts import File, Host, everywhere
 from geomx_cli.job import Job
-from geomx_cli.line import Inbox, Line, Message
 
 __all__ = ["Fleet", "Inbox", "Message"]
 

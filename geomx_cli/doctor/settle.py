@@ -3,10 +3,10 @@
 import ipaddress
 from collections.abc import Mapping, Sequence
 
-from geomx_cli import ports
+from geomx_cli.doctor.survey import Facts
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory import Host, Inventory, is_ip
-from geomx_cli.survey import Facts
+from geomx_cli.plan import ports
 
 __all__ = ["ALL", "listening", "settle"]
 

@@ -3,8 +3,10 @@
 import time
 from collections.abc import Mapping
 
-from geomx_cli import job_state
 from geomx_cli.agent.assignment import Assignment
+from geomx_cli.control.fleet import Fleet
+from geomx_cli.control.interrupts import interrupts_to
+from geomx_cli.control.watch import Watch
 from geomx_cli.errors import (
     CheckFailed,
     DoneInPart,
@@ -14,15 +16,14 @@ from geomx_cli.errors import (
     TimedOut,
     TrainingFailed,
 )
-from geomx_cli.fleet import Fleet
-from geomx_cli.follow import View, view_for
 from geomx_cli.hosts import Host, closing, everywhere
-from geomx_cli.interrupts import interrupts_to
-from geomx_cli.jobs import KnownJob
-from geomx_cli.overview import Overview
-from geomx_cli.progress import Progress
-from geomx_cli.summary import error_of, print_result, result
-from geomx_cli.watch import Outcome, Watch
+from geomx_cli.job import state as job_state
+from geomx_cli.job.known import KnownJob
+from geomx_cli.status.follow import View, view_for
+from geomx_cli.status.outcome import Outcome
+from geomx_cli.status.overview import Overview
+from geomx_cli.status.progress import Progress
+from geomx_cli.status.summary import error_of, print_result, result
 
 __all__ = ["attach"]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli import hosts as ways
-from geomx_cli.endpoints import Endpoint
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.hosts import Host, SshOptions
 from geomx_cli.inventory import Inventory, validated
 from geomx_cli.job import Job, jobs_folder
-from geomx_cli.job_state import JobState
+from geomx_cli.job.state import JobState
 from geomx_cli.plan import JobSpec, Plan, Process
+from geomx_cli.plan.endpoints import Endpoint
 
 __all__ = ["KnownJob", "all_jobs", "find"]
 

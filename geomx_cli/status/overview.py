@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from geomx_cli import job_state
 from geomx_cli.agent_words import failures_of
 from geomx_cli.errors import GeomxError
 from geomx_cli.failure import Failure, first_cause
-from geomx_cli.host_status import HostStatus, read_all
 from geomx_cli.hosts import Host
-from geomx_cli.job_state import JobState
-from geomx_cli.jobs import KnownJob
-from geomx_cli.progress import Progress, Row
-from geomx_cli.summary import error_of, failure_fields, result
-from geomx_cli.watch import Outcome
+from geomx_cli.job import state as job_state
+from geomx_cli.job.known import KnownJob
+from geomx_cli.job.state import JobState
+from geomx_cli.status.host import HostStatus, read_all
+from geomx_cli.status.outcome import Outcome
+from geomx_cli.status.progress import Progress, Row
+from geomx_cli.status.summary import error_of, failure_fields, result
 
 __all__ = ["Overview"]
 

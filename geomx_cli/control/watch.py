@@ -4,7 +4,6 @@ it.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from queue import Empty
 
 from geomx_cli.agent_words import (
@@ -25,13 +24,14 @@ from geomx_cli.agent_words import (
     failures_of,
     said,
 )
+from geomx_cli.control.fleet import Fleet, Message
 from geomx_cli.failure import Failure, first_cause
-from geomx_cli.fleet import Fleet, Message
-from geomx_cli.follow import View
 from geomx_cli.plan import Plan, Process
-from geomx_cli.progress import Progress
+from geomx_cli.status.follow import View
+from geomx_cli.status.outcome import Outcome
+from geomx_cli.status.progress import Progress
 
-__all__ = ["Outcome", "Watch"]
+__all__ = ["Watch"]
 
 _TURN = 0.25
 _AGENT_SILENCE = 6.0
@@ -40,22 +40,6 @@ _LINGER = 10.0  # for servers and schedulers to end after the last worker
 _ABSENT = 3.0  # after the end of a worker, for its scheduler to say that it need not wait for it
 _PASS_ON = 2.0  # until hosts that `geomx stop` has not reached are told by us
 _STOP_LIMIT = 8.0  # for an agent to end its processes once it was told to
-
-
-@dataclass
-class Outcome:
-    """How it went. `failure` came first; `lingering` names processes that did not end after the training had.
-
-    `stopped_by`: who, other than the person at this terminal, asked for the end ("geomx stop"). `left`: why we let
-    go of a job that goes on.
-    """
-
-    failure: Failure | None = None
-    interrupted: bool = False
-    stopped_by: str = ""
-    left: str = ""
-    lingering: Sequence[str] = ()
-    problems: list[str] = field(default_factory=list)
 
 
 class Watch:

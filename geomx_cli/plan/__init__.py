@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from geomx_cli import plugins
-from geomx_cli.endpoints import Endpoint
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory import Inventory
-from geomx_cli.job_spec import JobSpec
-from geomx_cli.layout import Layout, Process
 from geomx_cli.options import Value, check, defaults
-from geomx_cli.topology import arrange
+from geomx_cli.plan.endpoints import Endpoint
+from geomx_cli.plan.job_spec import JobSpec
+from geomx_cli.plan.layout import Layout, Process
+from geomx_cli.plan.topology import arrange
 
 __all__ = ["SCHEMA_VERSION", "Endpoint", "JobSpec", "Plan", "Process", "plan"]
 

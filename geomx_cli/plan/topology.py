@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory import Host, Inventory, Party
-from geomx_cli.placement import misplaced, stand
+from geomx_cli.plan.placement import misplaced, stand
 from geomx_cli.ps.config import Role
 
 __all__ = ["GLOBAL", "Link", "Node", "Plane", "arrange", "links", "planes"]

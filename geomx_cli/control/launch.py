@@ -6,23 +6,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from geomx_cli import baggage, doctor, hosts, job_state
-from geomx_cli.baggage import Baggage
+from geomx_cli import doctor, hosts
+from geomx_cli.control.fleet import Fleet
+from geomx_cli.control.interrupts import interrupts_to
+from geomx_cli.control.watch import Watch
 from geomx_cli.errors import GeomxError, Interrupted, InvalidSettings
-from geomx_cli.fleet import Fleet
-from geomx_cli.follow import View, view_for
 from geomx_cli.hosts import File, Host, SshOptions
 from geomx_cli.hosts.local import python_path
-from geomx_cli.interrupts import interrupts_to
 from geomx_cli.inventory import Inventory
-from geomx_cli.job import Job
+from geomx_cli.job import Job, baggage
+from geomx_cli.job import state as job_state
+from geomx_cli.job.baggage import Baggage
+from geomx_cli.job.data import provide
+from geomx_cli.job.script import check_script
 from geomx_cli.plan import JobSpec, Plan, plan
-from geomx_cli.progress import Progress
-from geomx_cli.provide import provide
-from geomx_cli.script_check import check_script
-from geomx_cli.summary import error_of, print_detached, print_result, result, whereabouts
+from geomx_cli.status.follow import View, view_for
+from geomx_cli.status.outcome import Outcome
+from geomx_cli.status.progress import Progress
+from geomx_cli.status.summary import error_of, print_detached, print_result, result, whereabouts
 from geomx_cli.units import counted, format_duration
-from geomx_cli.watch import Outcome, Watch
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.training.fetch import Progress as Told

@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
-from geomx_cli import job_state
 from geomx_cli.agent import processes
 from geomx_cli.agent.processes import Identity
 from geomx_cli.errors import DoneInPart, GeomxError, UsageError
 from geomx_cli.host_words import decode, first_line, last_line
 from geomx_cli.hosts import Host, closing, everywhere
-from geomx_cli.jobs import KnownJob
-from geomx_cli.overview import Overview
-from geomx_cli.summary import error_of, result
-from geomx_cli.watch import Outcome
+from geomx_cli.job import state as job_state
+from geomx_cli.job.known import KnownJob
+from geomx_cli.status.outcome import Outcome
+from geomx_cli.status.overview import Overview
+from geomx_cli.status.summary import error_of, result
 
 __all__ = ["HostStop", "StopReport", "stop"]
 

@@ -10,7 +10,7 @@ import msgspec
 from geomx_cli.errors import CheckFailed, GeomxError, UsageError
 from geomx_cli.host_words import decode, first_line, last_line
 from geomx_cli.hosts import Channel, Host, everywhere
-from geomx_cli.jobs import KnownJob
+from geomx_cli.job.known import KnownJob
 from geomx_cli.lines import lines as whole_lines
 from geomx_cli.plan import Plan, Process
 

@@ -18,7 +18,7 @@ from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.errors import CheckFailed, GeomxError, InvalidSettings
 from geomx_cli.host_words import decode, first_line, last_line
 from geomx_cli.hosts import Channel, Host, closing, everywhere
-from geomx_cli.jobs import KnownJob
+from geomx_cli.job.known import KnownJob
 
 __all__ = ["MANIFEST_VERSION", "collect"]
 

@@ -10,12 +10,12 @@ from typing import Any
 from geomx_cli import plugins
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory import Host, Inventory, is_ip
-from geomx_cli.inventory_checks import build, cross_check
-from geomx_cli.inventory_keys import HOST_KEYS, TOP_KEYS, Key
-from geomx_cli.inventory_values import kind_of, nearest
-from geomx_cli.mistakes import Mistakes
+from geomx_cli.inventory_file.checks import build, cross_check
+from geomx_cli.inventory_file.keys import HOST_KEYS, TOP_KEYS, Key
+from geomx_cli.inventory_file.lines import Lines
+from geomx_cli.inventory_file.mistakes import Mistakes
+from geomx_cli.inventory_file.values import kind_of, nearest
 from geomx_cli.options import Kind, Option, Value, check, decode
-from geomx_cli.toml_lines import Lines
 
 __all__ = ["InventoryFile", "read"]
 

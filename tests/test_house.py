@@ -1,0 +1,55 @@
+"""The house: imports run one way, from the command line down to what is beneath everything."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from conftest import ROOT
+
+PACKAGE = ROOT / "geomx_cli"
+BENEATH = {
+    "agent_words", "errors", "events", "failure", "host_words", "lines", "names", "options", "plugins", "stdout",
+    "units", "variables",
+}  # fmt: skip
+ABOVE = (
+    "__main__", "cli", "commands", "control", "status", "doctor", "job", "inventory_file", "plan", "runtime", "hosts",
+    "inventory", "ps",
+)  # fmt: skip
+ELSEWHERE = {"agent", "probe"}  # they run on other machines; those here know their words
+
+
+def unit(module: str) -> str:
+    """The part of the house that a module belongs to."""
+    return [*module.split("."), ""][1]
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules of geomx that a file imports, at its head or inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "geomx_cli":
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name.startswith("geomx_cli."))
+
+
+def test_every_module_has_a_place() -> None:
+    found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert found - {"__init__"} == BENEATH | set(ABOVE) | ELSEWHERE
+
+
+def test_imports_run_one_way() -> None:
+    wrong = []
+    for path in PACKAGE.rglob("*.py"):
+        own = unit("geomx_cli." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+        if own in ("__init__", "templates"):
+            continue
+        allowed = BENEATH if own in BENEATH | ELSEWHERE else BENEATH | ELSEWHERE | set(ABOVE[ABOVE.index(own) :])
+        names = {unit(name) for name in imports(path)} & (BENEATH | ELSEWHERE | set(ABOVE))
+        wrong += [f"{path.relative_to(ROOT)} imports {name}" for name in names - allowed - {own}]
+    assert not wrong
+
+
+def test_what_runs_elsewhere_and_the_servers_need_no_framework() -> None:
+    for part in ("agent", "probe", "ps"):
+        for path in (PACKAGE / part).rglob("*.py"):
+            assert "mxnet" not in "".join(imports(path)) and "import mxnet" not in path.read_text(), path
