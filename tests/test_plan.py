@@ -1,6 +1,8 @@
 """Plans: for each host and role the exact environment, and what must hold for every topology."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -595,6 +597,14 @@ def test_the_inventory_refuses_what_does_not_fit() -> None:
         )
     with pytest.raises(ValueError, match="device gpu1 is there twice"):
         Host(name="h", parties=("hub",), devices=("cpu", "gpu1", "cpu", "gpu1"))
+
+
+def test_no_two_launches_choose_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("geomx_cli.plan.ports.random.sample", lambda candidates, _: list(candidates))
+    again = "from geomx_cli.plan import ports; ports.random.sample = lambda c, _: list(c); print(*ports.free_ports(5))"
+    mine = free_ports(5)
+    theirs = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True, check=True).stdout.split()
+    assert len(theirs) == 5 and not set(mine) & set(map(int, theirs))
 
 
 def test_free_ports_are_distinct() -> None:

@@ -27,6 +27,7 @@ _ASK = 1.0
 _SILENT = 40  # times in a row that there is nothing to receive, each 0.1 s
 _DEAD = 3500  # milliseconds that what was sent may wait to be acknowledged
 _PROHIBITED = 1  # of RFC 4254, 5.1
+_END = 2.0
 _TURNED_AWAY = 6.0  # how long to try again where sshd closes connections at once: it has too many that begin
 
 logging.getLogger("paramiko").addHandler(logging.NullHandler())  # errors come as exceptions
@@ -107,6 +108,9 @@ class Connection:
         self._closed.set()
         for transport in reversed(self._transports):
             transport.close()
+            # One that another thread closes at this moment says its last word over the hop before it.
+            if transport.is_alive() and transport is not threading.current_thread():
+                transport.join(_END)
 
     def _ask(self) -> None:
         """Until the connection breaks; what the host answers does not matter."""

@@ -124,22 +124,15 @@ def free_ports(count: int) -> list[int]:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
-                _reserved.append(_reservation(port))
+                _reserve(port)
             except OSError:
                 continue
         found.append(port)
     raise InvalidSettings(f"there are not {count} free ports on this machine", "use fewer parties or servers")
 
 
-def _reservation(port: int) -> socket.socket:
-    """Holds the port's name among geomx's processes, which vanishes with this one. OSError: another holds it."""
-    name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
+def _reserve(port: int) -> None:
+    """Hold the port's name among geomx's processes until this one ends. Raises OSError where another holds it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
         name.bind(f"\0geomx-port-{port}")
-    except OSError:
-        name.close()
-        raise
-    return name
-
-
-_reserved: list[socket.socket] = []  # for as long as this process lives: the job binds its ports some time after
+        name.detach()  # open for as long as this process lives: the job binds its ports some time after
