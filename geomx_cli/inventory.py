@@ -109,6 +109,7 @@ class Inventory(_Frozen):
     hosts: tuple[Host, ...] = Field(min_length=1)
     topology: Topology = "central"
     global_servers: int = Field(default=1, ge=1, le=256)
+    central_server: bool = Field(default=False, description="a central party that trains has a local server")
     local_servers: int = Field(default=1, ge=1, le=64)
 
     @model_validator(mode="after")

@@ -134,7 +134,7 @@ OPTIONS: tuple[Option, ...] = (
     _train("time_limit", "duration", 0.0, "GEOMX_TIME_LIMIT", "Stop training after this long; 0 is never.", minimum=0),
     _train(
         "optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer.",
-        choices=("sgd", "nag", "adam", "adagrad", "rmsprop", "adamw"),
+        choices=("sgd", "nag", "adam", "adagrad", "rmsprop", "adamw", "dcasgd", "dcasgd-a", "dcasgd-mxnet"),
     ),
     _train(
         "optimizer_on", "text", "server", "GEOMX_OPTIMIZER_ON",
@@ -143,13 +143,26 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "lr", "float", 0.0, "GEOMX_LR",
-        "Learning rate; 0 is the optimizer's usual one: 0.05 for sgd and nag, 0.01 for adagrad, 0.001 for the others.",
+        "Learning rate; 0 is the optimizer's usual one: 0.05 for sgd, nag and dcasgd of any kind, 0.01 for adagrad,"
+        " 0.001 for the others.",
         minimum=0, maximum=1e6,
     ),
-    _train("momentum", "float", 0.9, "GEOMX_MOMENTUM", "Momentum of sgd and nag.", minimum=0, below=1),
+    _train(
+        "momentum", "float", 0.9, "GEOMX_MOMENTUM", "Momentum of sgd, nag and dcasgd of any kind.", minimum=0, below=1
+    ),
+    _train(
+        "dc_lambda", "float", 0.0, "GEOMX_DC_LAMBDA",
+        "How strongly dcasgd of any kind compensates for delay; 0 is the optimizer's usual: 2 for dcasgd-a, 0.04 for"
+        " the others.", minimum=0, maximum=1e6,
+    ),
+    _train(
+        "dc_decay", "float", 0.95, "GEOMX_DC_DECAY",
+        "Decay of the mean square of gradients by which dcasgd-a divides.", minimum=0, below=1,
+    ),
     _train("seed", "int", 1, "GEOMX_SEED", "Seed of initial weights and of the order of samples.", minimum=0),
     _train(
-        "eval_every", "int", 100, "GEOMX_EVAL_EVERY", "Rounds between two evaluations; 0: only at the end.", minimum=0
+        "eval_every", "int", 100, "GEOMX_EVAL_EVERY",
+        "Steps of a worker between two evaluations; 0: only at the end.", minimum=0,
     ),
     _train(
         "target_accuracy", "float", 0.0, "GEOMX_TARGET_ACCURACY",

@@ -25,6 +25,8 @@ __all__ = [
     "deliveries",
     "factory",
     "find",
+    "fixes",
+    "in_two_tiers",
     "merge",
     "scan",
     "table",
@@ -116,6 +118,16 @@ def find(kind: Kind, name: str) -> Plugin:
 def factory(plugin: Plugin, side: Side) -> Callable[..., Any] | None:
     """What makes the plug-in's part in a worker, server or scheduler; None if it has no part there."""
     return getattr(plugin, side, None)
+
+
+def fixes(algorithm: str) -> Mapping[str, Value]:
+    """Options of the cluster that hold with this algorithm, whatever else is said: its module's `fixes`."""
+    return dict(getattr(find("algorithm", algorithm), "fixes", {}))
+
+
+def in_two_tiers(algorithm: str) -> bool:
+    """Whether every worker needs a local server above it, the central party's too: its module's `two_tiers`."""
+    return bool(getattr(find("algorithm", algorithm), "two_tiers", False))
 
 
 def merge(base: Iterable[Option], plugins: Iterable[Plugin]) -> tuple[Option, ...]:

@@ -91,6 +91,7 @@ class Launch:
     def finish(self, limit: float = 30) -> int:
         """Wait for the end of launch; its exit status."""
         self.output, self.errors = self.process.communicate(timeout=limit)
+        print(self.errors)  # for whom a status surprises
         return self.process.returncode
 
     def end(self) -> str:

@@ -102,7 +102,7 @@ def test_fp16_follows_mxnet_with_multi_precision(mx: Any, name: str, own: dict[s
     assert (mine == other).mean() > 0.99
 
 
-@pytest.mark.parametrize("name", [name for name in SUPPORTED if name != "adamw"])
+@pytest.mark.parametrize("name", [n for n in SUPPORTED if n not in ("adamw", "dcasgd-a", "dcasgd-mxnet")])
 def test_defaults_are_those_of_mxnet(mx: Any, name: str) -> None:
     theirs = mx.optimizer.create(name)
     renamed = {"learning_rate": "lr", "eps": "float_stable_eps"}
@@ -339,7 +339,8 @@ def test_unfit_arrays_are_refused_and_leave_no_state(weight: Array, grad: Array)
 
 
 def test_unknown_names_are_answered_with_the_known_ones() -> None:
-    assert SUPPORTED == ("sgd", "nag", "adam", "adamw", "adagrad", "rmsprop")
+    ours = ("adamw", "dcasgd-a", "dcasgd-mxnet")
+    assert set(SUPPORTED) == {"sgd", "nag", "adam", "adagrad", "rmsprop", "dcasgd", *ours}
     with pytest.raises(InvalidSettings) as error:
         create("lamb", {})
     assert "'lamb'" in error.value.message

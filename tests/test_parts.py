@@ -242,7 +242,7 @@ def test_an_emulated_link_has_a_rate_and_a_delay(clock: SimpleNamespace) -> None
 
 
 def at_barrier(barrier: Barrier, rank: int) -> Request:
-    request = Request(None, "barrier", {}, lambda _: None)  # type: ignore[arg-type]
+    request = Request(None, "barrier", {}, lambda *_: None)  # type: ignore[arg-type]
     barrier.ask(rank, request)
     return request
 

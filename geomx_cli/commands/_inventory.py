@@ -59,7 +59,8 @@ def machines(
         from geomx_cli.plan.ports import free_ports, ports_needed
         from geomx_cli.plan.this_machine import this_machine
 
-        return this_machine(given, free_ports(ports_needed(given))), dict(given)
+        values = {**given, **_fixed(given)}
+        return _shaped(this_machine(values, free_ports(ports_needed(values))), values), values
     from geomx_cli import inventory_file
     from geomx_cli.inventory import validated
 
@@ -71,9 +72,32 @@ def machines(
     for note in (f"inventory {path}: {counted(len(read.inventory.hosts), 'host')}", *read.notes):
         click.echo(note, err=True)
     values = {name: read.job.get(name, value) if not _written(name) else value for name, value in given.items()}
-    shape = {name: given[name] for name in _SHAPE if name in given and _written(name)}
+    shape = {name: given[name] for name in _SHAPE if name in given and _written(name)} | _fixed(values)
+    for name in _OF_THIS_MACHINE:
+        if name in shape and shape.pop(name) != read.inventory.options()[name]:
+            raise UsageError(f"--algo {values['algo']} is for one worker on this machine", "add --local")
     inventory = validated({**read.inventory.model_dump(), **shape}) if shape else read.inventory
-    return inventory, values
+    return _shaped(inventory, values), values
+
+
+def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:
+    """The options of the cluster that the algorithm decides. Raises UsageError where the person wrote another."""
+    from geomx_cli import plugins
+
+    fixed = plugins.fixes(str(values["algo"])) if "algo" in values else {}
+    for name, value in fixed.items():
+        if _written(name) and values[name] != value:
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"--algo {values['algo']} works with {flag} {value} only", f"leave {flag} out")
+    return dict(fixed)
+
+
+def _shaped(inventory: "Inventory", values: Mapping[str, Value]) -> "Inventory":
+    """With a local server for a central party that trains, where the algorithm needs one."""
+    from geomx_cli import plugins
+
+    wanted = "algo" in values and plugins.in_two_tiers(str(values["algo"])) and inventory.topology == "central"
+    return inventory.model_copy(update={"central_server": True}) if wanted else inventory
 
 
 def ssh_options(accept_new_host_keys: bool) -> "SshOptions":

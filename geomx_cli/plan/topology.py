@@ -80,9 +80,9 @@ class Link:
 def arrange(inventory: Inventory) -> tuple[Node, ...]:
     """Every process: the central party first, then the participating ones in order.
 
-    In topology "spread" a central party that trains is a participating one, the last: it has a local server of its
-    own, and its first worker is the master. Raises InvalidSettings for a role that cannot stand where the inventory
-    has it.
+    In topology "spread", and with `central_server`, a central party that trains is a participating one, the last:
+    it has a local server of its own, and its first worker is the master. Raises InvalidSettings for a role that
+    cannot stand where the inventory has it.
     """
     for problem in misplaced(inventory):
         raise InvalidSettings(f"host {problem.host}: {problem.message}", problem.hint)
@@ -130,12 +130,15 @@ def _flat(inventory: Inventory) -> Iterator[Node]:
 
 def _hierarchy(inventory: Inventory) -> Iterator[Node]:
     central = inventory.central
-    everywhere = inventory.topology == "spread" and central.workers > 0
+    spread = inventory.topology == "spread"
+    everywhere = (spread or inventory.central_server) and central.workers > 0
     yield from _leader(inventory) if everywhere else _central(inventory)
+    if everywhere and not spread:
+        yield from _roots(inventory, central.name, alone=True)
     global_rank = 0
     for index, party in enumerate((*inventory.parties, central) if everywhere else inventory.parties):
         name = party.name
-        if inventory.topology == "spread":
+        if spread:
             first = index * inventory.global_servers
             yield from _roots(inventory, name, first, alone=everywhere)
         yield from _scheduler(inventory, name, index)

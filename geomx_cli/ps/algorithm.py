@@ -1,22 +1,29 @@
 """What a synchronisation algorithm does at a server, as the server sees it."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from geomx_cli.ps.optimizers import Optimizer
 from geomx_cli.ps.wire import Array
 
-__all__ = ["Answer", "Forward", "ServerPart", "Slot"]
+__all__ = ["Answer", "Forward", "ServerPart", "Slot", "Total"]
+
+Body = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Slot:
-    """One slice as an algorithm sees it: its key and index, the current value (None before init) and its version."""
+    """One slice as an algorithm sees it: its key and index, the current value (None before init) and its version.
+
+    version: how often the roots have made a new value of it, as far as this server knows. `kept` is the algorithm's own
+    place for arrays that belong to this slice, by name.
+    """
 
     key: int
     index: int
     value: Array | None = None
     version: int = 0
+    kept: dict[str, Array] = field(default_factory=dict)
 
     @property
     def id(self) -> tuple[int, int]:
@@ -25,10 +32,23 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
-    """Exchange `array` with the root; its result becomes the value."""
+class Total:
+    """The sum of what members gave to a slice in one round: fp32, or fp64 for fp64 slices; not to be written to.
+
+    weight: the sum of their weights. member: whose it is, where each member's contribution counts alone, else 0.
+    """
 
     array: Array
+    weight: float
+    member: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Exchange `array` with the root, with this weight; its result becomes the value."""
+
+    array: Array
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +59,25 @@ class Answer:
 
 
 class ServerPart(Protocol):
-    """An algorithm's part in a server. Called by the server's loop only; arrays passed in must not be written to."""
+    """An algorithm's part in a server. Called by the server's loop only.
 
-    def at_party(self, slot: Slot, total: Array, weight: float) -> Forward | Answer:
+    asynchronous: whether a root takes each member's contribution (a party's; in a flat cluster a worker's) by itself,
+    as it comes. max_staleness: by how many rounds one may then be ahead of the slowest; -1 for any number.
+    starts_from_value: whether a local server needs the initial value before it closes its first round.
+    """
+
+    asynchronous: bool
+    max_staleness: int
+    starts_from_value: bool
+
+    def at_party(self, slot: Slot, total: Total) -> Forward | Answer:
         """A local server has its party's sum of one round."""
 
     def from_root(self, slot: Slot, result: Array) -> Array:
         """A local server has the root's result: the value to answer with."""
 
-    def at_root(self, slot: Slot, total: Array, weight: float, optimizer: Optimizer | None) -> Array:
-        """A root has the sum of one round: the new value."""
+    def at_root(self, slot: Slot, total: Total, optimizer: Optimizer | None) -> Array:
+        """A root has the sum of one round: the new value. Raises InvalidSettings where it cannot make one."""
 
-    def export_state(self) -> dict[str, Array]:
-        """What the algorithm keeps between rounds, as named arrays."""
-
-    def import_state(self, state: dict[str, Array]) -> None:
-        """Take up exported state."""
+    def on_request(self, topic: str, body: Body, is_root: bool) -> Body | None:
+        """Answer a worker's request of a topic of this algorithm's; None passes it on to the rank-0 root."""

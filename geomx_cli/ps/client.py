@@ -38,9 +38,11 @@ class Client:
         self.events = events
         self.party = settings.party
         self._worker = Worker(settings, events, delivery)
+        self.process = self._worker.node.process
         self._placements: dict[str, Placement] = {}
         self._rounds: dict[str, int] = {}
         self._latest: dict[str, Exchange] = {}
+        self._pulled: dict[str, Exchange] = {}
         self._thread = threading.Thread(target=self._worker.run, name="geomx-client", daemon=True)
         self._thread.start()
         standing: Standing = self._wait(self._worker.ready, settings.number("timeout") + 10, "the cluster")
@@ -64,6 +66,11 @@ class Client:
         body = self.control("declare", {"tensors": [[item.name, item.size, item.dtype] for item in new]})
         for tensor, (key, slices) in zip(new, body["placements"], strict=True):
             self._placements[tensor.name] = Placement(key, tensor, tuple(Slice(*item) for item in slices))
+
+    @property
+    def placements(self) -> Mapping[str, Placement]:
+        """Where the tensors lie that this worker has declared, by name."""
+        return self._placements
 
     def init(self, name: str, value: Array) -> None:
         """Give the initial value of a declared tensor; blocks. For everybody but the master this does nothing.
@@ -108,7 +115,8 @@ class Client:
         placement = self._placement(name, out)
         latest = self._latest.get(name)
         if latest is None:
-            return self._start(out, Errand(Kind.PULL, placement, priority=priority)).done
+            pulled = self._pulled[name] = self._start(out, Errand(Kind.PULL, placement, priority=priority))
+            return pulled.done
         done: Future[None] = Future()
 
         def copy(finished: "Future[None]") -> None:
@@ -122,14 +130,24 @@ class Client:
         latest.done.add_done_callback(copy)
         return done
 
+    def versions(self, name: str) -> tuple[int, int]:
+        """Lowest and highest version at the roots of the slices that this worker's latest exchange or pull of the key
+        has got; (-1, -1) before any. They differ only where parties train asynchronously.
+        """
+        found = self._latest.get(name) or self._pulled.get(name)
+        return (-1, -1) if found is None else (found.lowest, found.highest)
+
     # Requests.
 
     def set_optimizer(self, name: str, params: Mapping[str, float | int | bool]) -> None:
         """Have the roots update the model with this optimizer (see optimizers.py); blocks. The same again is free."""
-        body = {"name": name, "params": dict(params), "by": self._worker.node.process}
+        self.tell("optimizer", {"name": name, "params": dict(params), "by": self.process}, "take the optimizer")
+
+    def tell(self, topic: str, body: Body, what: str) -> None:
+        """Tell all roots something; blocks. `what` says what they are to do, for the message of a failure."""
         servers = range(len(self._worker.uplink.links)) if self._standing.at_root else (0,)
-        for future in [self._ask("optimizer", body, server) for server in servers]:
-            self._wait(future, self.settings.number("timeout"), "the servers to take the optimizer")
+        for future in [self._ask(topic, body, server) for server in servers]:
+            self._wait(future, self.settings.number("timeout"), f"the servers to {what}")
 
     def barrier(self, scope: Literal["party", "all"] = "party") -> None:
         """Wait until all workers of the party, or of the job, have come here; who has left is not waited for."""
@@ -137,10 +155,15 @@ class Client:
         future = self._ask("barrier", {"scope": scope}, 0, limit)
         self._wait(future, limit, f"the other workers at a barrier over {scope}")
 
-    def control(self, topic: str, body: Body) -> Body:
-        """Ask the rank-0 server, which relays to the rank-0 root what it does not answer itself; blocks."""
-        limit = self.settings.number("timeout")
-        answer: Body = self._wait(self._ask(topic, body, 0, limit), limit, f"an answer to {topic!r}")
+    def control(self, topic: str, body: Body, root: int | None = None) -> Body:
+        """Ask the rank-0 server, which relays to the rank-0 root what it does not answer itself; blocks.
+
+        With `root` it is that root which answers one of the topics that name theirs.
+        """
+        limit, server = self.settings.number("timeout"), 0
+        if root is not None:
+            server, body = root if self._standing.at_root else 0, {**body, "root": root}
+        answer: Body = self._wait(self._ask(topic, body, server, limit), limit, f"an answer to {topic!r}")
         return answer
 
     # Telemetry.
@@ -160,12 +183,16 @@ class Client:
 
     # The end.
 
+    def settle(self) -> None:
+        """Wait for the results of all rounds that this worker has begun."""
+        for exchange in list(self._latest.values()):
+            self._wait(exchange.done, self.settings.number("patience"), "the last rounds")
+
     def leave(self) -> None:
         """This worker owes no more contributions. Waits for the results of those that it has begun, and until the
         servers know.
         """
-        for exchange in list(self._latest.values()):
-            self._wait(exchange.done, self.settings.number("patience"), "the last rounds")
+        self.settle()
         self._left = True
         for future in [self._ask("leave", {}, server) for server in range(len(self._worker.uplink.links))]:
             self._wait(future, self.settings.number("timeout"), "the servers to know that this worker leaves")

@@ -16,7 +16,8 @@ class Exchange:
     """`sent`: the source may be reused. `done`: the result is complete, in `out` if there was one.
 
     Both are futures of any thread; a failure of the job is set on both. Without `out` the result's slices are kept as
-    they came, and `copy_to` copies them later.
+    they came, and `copy_to` copies them later. `lowest` and `highest`: versions at the roots that the slices are of; they
+    differ where parties train asynchronously.
     """
 
     out: Array | None
@@ -25,6 +26,8 @@ class Exchange:
     done: "Future[None]" = field(default_factory=Future)
     contributors: tuple[int, ...] = ()
     weight: float = 0.0
+    lowest: int = -1
+    highest: int = -1
     started: float = field(default_factory=time.monotonic)
     _kept: list[tuple[int, Array]] = field(default_factory=list)
 
@@ -32,8 +35,10 @@ class Exchange:
         """Seconds since it began."""
         return time.monotonic() - self.started
 
-    def take(self, offset: int, array: Array) -> None:
+    def take(self, offset: int, array: Array, version: int) -> None:
         """A slice's result has come; `array` stays valid as long as it is held."""
+        self.lowest = version if self.lowest < 0 else min(self.lowest, version)
+        self.highest = max(self.highest, version)
         if self.out is not None:
             np.copyto(self.out[offset : offset + len(array)], array)
         else:

@@ -1,6 +1,6 @@
 """Who stands below a server: workers, or the local servers of the parties; who has come, who has left, who is done."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from geomx_cli.ps.config import NodeSettings
 from geomx_cli.ps.link import Link
@@ -81,6 +81,22 @@ class Members:
     def is_party(self, rank: int) -> bool:
         """Whether a party's local servers stand behind this rank, not a worker."""
         return self._two_planes and rank < CENTRAL
+
+    def alone(self, rank: int) -> int:
+        """With which rank this one goes through rounds where parties go by themselves: central workers go together.
+
+        Ranks from 1 on, as 0 stands for all together.
+        """
+        return (CENTRAL if self._two_planes and rank >= CENTRAL else rank) + 1
+
+    def by_party(self, rounds: Mapping[int, int]) -> dict[str, int]:
+        """What is told for each number of `alone`, by the name of the party, or of the worker of a flat cluster."""
+        names = {
+            self.alone(rank): str(links[0].hello.get("party")) if self._two_planes else links[0].name
+            for rank, links in self._links.items()
+            if self.trains(rank)
+        }
+        return {name: rounds.get(number, 0) for number, name in names.items()}
 
     def setting_up(self) -> list[int]:
         """Master workers that do not train and are not yet past setting the job up.

@@ -1,6 +1,6 @@
 """What all optimizers of a root server share: checked hyper-parameters, state by slot, the walk over a slice.
 
-The rules themselves (SGD, Adam, ...) are in `optimizers.py`. This module knows no framework.
+The rules themselves (SGD, Adam, ...) are in `optimizers.py` and `compensated.py`. This module knows no framework.
 """
 
 import math
@@ -26,7 +26,7 @@ Value = float | int | bool
 # A block of each operand and of the scratch stays in the level 2 cache: 1.5 times faster than whole slices.
 _BLOCK = 32768
 _WORK = {np.dtype(t): np.dtype(w) for t, w in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}
-_STATE_NAME = re.compile(r"([0-9]+)/([0-9]+)/([a-z]+)")
+_STATE_NAME = re.compile(r"([0-9]+)/([0-9]+)/([a-z]+(?:\.(?:0|[1-9][0-9]*))?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,10 @@ def rate_field(default: float) -> Field:
 
 @dataclass(slots=True)
 class _State:
-    """What one slot keeps: flat arrays of the working dtype, and for fp16 weights an fp32 master."""
+    """What one slot keeps: flat arrays of the working dtype, and for fp16 weights an fp32 master.
+
+    An array that is one member's own is called `what.member`, as in "backup.1".
+    """
 
     step: int = 0
     master: Array | None = None
@@ -100,6 +103,9 @@ class Call:
 class Optimizer(ABC):
     """Updates slices. Keeps per slot the moments, the number of updates and, for fp16 weights, an fp32 copy.
 
+    Of the arrays, a slot always has the `required` ones, `occasional` ones while the hyper-parameters have a use
+    for them, and those in `by_member` once for each member that has contributed.
+
     Arithmetic is fp32 for fp16 and fp32 weights, fp64 for fp64, element by element: how a tensor is cut into
     slices changes no bit. Infinite and not-a-number gradients go through silently. For one thread at a time.
     A call that raises InvalidSettings has changed nothing.
@@ -109,6 +115,7 @@ class Optimizer(ABC):
     fields: ClassVar[Mapping[str, Field]]
     required: ClassVar[tuple[str, ...]] = ()
     occasional: ClassVar[tuple[str, ...]] = ()
+    by_member: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, params: Mapping[str, Value | None]) -> None:
         self._params: dict[str, float | bool] = {name: field.default for name, field in self.fields.items()}
@@ -136,29 +143,40 @@ class Optimizer(ABC):
         self._params.update(checked)
 
     def update(
-        self, slot: Slot, weight: Array, grad: Array, *, lr_mult: float = 1.0, wd_mult: float = 1.0
+        self,
+        slot: Slot,
+        weight: Array,
+        grad: Array,
+        *,
+        member: int = 0,
+        lr_mult: float = 1.0,
+        wd_mult: float = 1.0,
     ) -> Array:
         """The new weight: a new array of the weight's shape and dtype (fp16, fp32 or fp64).
 
         `grad` has the weight's shape and any of the three dtypes. Neither is written to. An fp16 slot goes on
         from its fp32 copy, not from `weight`: after setting a weight by other means, `forget` the slot first.
+        `member` is the rank of the party (in a flat plane: worker) whose contribution alone `grad` is, and 0 where
+        it is the sum of all.
         """
         work = _WORK.get(weight.dtype)
         if work is None or grad.dtype not in _WORK or grad.shape != weight.shape:
             what = f"a gradient of {grad.dtype}{grad.shape} and a weight of {weight.dtype}{weight.shape}"
             raise InvalidSettings(f"{self.name} cannot take {what}", "it takes equal shapes of floats")
-        state = self._ready_state(slot, weight, work)
+        state, arrays = self._ready_state(slot, weight, work, member)
         params, state.step = self._params, state.step + 1
         lr, wd = params["learning_rate"] * lr_mult, params["wd"] * wd_mult
         result = np.empty(weight.shape, weight.dtype)
-        self._run(Call(state.step, lr, wd, params["clip_gradient"]), state, weight, grad, result)
+        call = Call(state.step, lr, wd, params["clip_gradient"])
+        self._run(call, state.master, arrays, weight, grad, result)
         return result
 
-    def _run(self, call: Call, state: _State, weight: Array, grad: Array, result: Array) -> None:
-        source, out, master = grad.reshape(-1), result.reshape(-1), state.master
+    def _run(
+        self, call: Call, master: Array | None, arrays: list[Array], weight: Array, grad: Array, result: Array
+    ) -> None:
+        source, out, scale = grad.reshape(-1), result.reshape(-1), self._params["rescale_grad"]
         old = weight.reshape(-1) if master is None else master
         new = out if master is None else master
-        arrays, scale = tuple(state.arrays.values()), self._params["rescale_grad"]
         if old.dtype not in self._scratch:
             self._scratch[old.dtype] = (np.empty(_BLOCK, old.dtype), np.empty(_BLOCK, old.dtype))
         scratch = self._scratch[old.dtype]
@@ -176,10 +194,15 @@ class Optimizer(ABC):
         """Write a block of the new weight to `new`, which may be `old` itself; `g` and `temp` are scratch."""
 
     def _wanted(self) -> tuple[str, ...]:
-        """The state arrays that the present hyper-parameters need, in the order of `_step`'s arguments."""
+        """The slot's arrays that the present hyper-parameters need, as `_step` gets them before the member's own."""
         return self.required
 
-    def _ready_state(self, slot: Slot, weight: Array, work: np.dtype[Any]) -> _State:
+    def _fresh(self, what: str, weight: Array, arrays: Mapping[str, Array]) -> Array:
+        """How an array begins, in the dtype of `weight`, which is flat; `arrays` are those of the slot so far."""
+        return np.zeros_like(weight)
+
+    def _ready_state(self, slot: Slot, weight: Array, work: np.dtype[Any], member: int) -> tuple[_State, list[Array]]:
+        """The slot's state, and of its arrays those that this update needs."""
         state, halved = self._states.get(slot), weight.dtype != work
         if state is None:
             state = self._states[slot] = _State(master=weight.astype(work).reshape(-1) if halved else None)
@@ -187,18 +210,30 @@ class Optimizer(ABC):
         if not fits or any(a.size != weight.size or a.dtype != work for a in state.named().values()):
             what = f"weight of {weight.dtype}{weight.shape}"
             raise InvalidSettings(f"the {self.name} state of slot {slot[0]}/{slot[1]} does not fit a {what}")
-        wanted = self._wanted()
-        if tuple(state.arrays) != wanted:
-            held = state.arrays
-            state.arrays = {n: held[n] if n in held else np.zeros(weight.size, work) for n in wanted}
-        return state
+        held, wanted = state.arrays, self._wanted()
+        for name in [name for name in held if "." not in name and name not in wanted]:
+            del held[name]
+        now = weight.reshape(-1) if state.master is None else state.master
+        names = (*wanted, *(f"{what}.{member}" for what in self.by_member))
+        for name in names:
+            if name not in held:
+                held[name] = self._fresh(name.partition(".")[0], now, held)
+        return state, [held[name] for name in names]
+
+    @property
+    def updates(self) -> int:
+        """How many updates the slots have had, all together."""
+        return sum(state.step for state in self._states.values())
 
     def forget(self, slot: Slot) -> None:
         """Drop the slot's state, if any; its next update starts afresh."""
         self._states.pop(slot, None)
 
     def export_state(self) -> dict[str, Array]:
-        """Copies of all state, named "key/slice/what": `step` (int64, shape (1,)), `master`, flat moments."""
+        """Copies of all state, named "key/slice/what": `step` (int64, shape (1,)), `master`, flat moments.
+
+        What is one member's own ends in its rank, as in "3/0/backup.1".
+        """
         named: dict[str, Array] = {}
         for (key, index), state in sorted(self._states.items()):
             named[f"{key}/{index}/step"] = np.array([state.step], np.int64)
@@ -223,7 +258,10 @@ class Optimizer(ABC):
         arrays = {what: array.copy() for what, array in named.items() if what != "step"}
         step = named.get("step")
         good = step is not None and step.shape == (1,) and step.dtype.kind == "i" and step[0] >= 0
-        whole = set(self.required) <= arrays.keys() <= known
+        own = {what for what in arrays if "." in what}
+        members = {what.partition(".")[2] for what in own}
+        whole = set(self.required) <= arrays.keys() - own <= known
+        whole = whole and own == {f"{what}.{member}" for what in self.by_member for member in members}
         alike = len({(array.dtype, array.shape) for array in arrays.values()}) <= 1
         alike = alike and all(array.ndim == 1 and array.dtype in _WORK.values() for array in arrays.values())
         if step is None or not (good and whole and alike):

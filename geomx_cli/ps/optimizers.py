@@ -2,9 +2,10 @@
 
 An optimizer travels as its name and a flat mapping of hyper-parameters. Names, defaults and formulas are
 those of `mxnet.optimizer` 1.9.1 on dense arrays, down to the order of operations, so that a script trains
-alike whether servers or workers update; `adamw` is that of `torch.optim`. In the formulas w is the weight, g
-the gradient times `rescale_grad`, lr and wd the learning rate and weight decay times the multipliers, and
-t counts the updates of the slot. clip(x) limits x to ±`clip_gradient`; `None`, 0 or less means no limit.
+alike whether servers or workers update; `adamw` is that of `torch.optim`, and those that compensate for late
+contributions are in `compensated.py`. In the formulas w is the weight, g the gradient times `rescale_grad`,
+lr and wd the learning rate and weight decay times the multipliers, and t counts the updates of the slot.
+clip(x) limits x to ±`clip_gradient`; `None`, 0 or less means no limit.
 """
 
 import math
@@ -13,47 +14,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps.arithmetic import add_decay, average, average_square, clip, product, rest
+from geomx_cli.ps.compensated import Dcasgd, DcasgdAdaptive, DcasgdMxnet
 from geomx_cli.ps.optimizer import Array, Call, Field, Optimizer, Slot, Value, fields_of, rate_field
 
 __all__ = ["SUPPORTED", "Array", "Optimizer", "Slot", "Value", "create"]
-
-
-def _clip(values: Array, limit: float) -> None:
-    if limit > 0.0:
-        np.minimum(values, limit, out=values)
-        np.maximum(values, -limit, out=values)
-
-
-def _add_decay(g: Array, old: Array, wd: float, temp: Array) -> None:
-    if wd:
-        np.multiply(old, wd, out=temp)
-        np.add(g, temp, out=g)
-
-
-def _rest(rate: float, like: Array) -> float:
-    """1 - rate with the rate rounded to the working dtype, as in MXNet: 1 - 0.999 becomes 4.7e-5 larger."""
-    return 1.0 - float(like.dtype.type(rate))
-
-
-def _product(a: float, b: float, like: Array) -> float:
-    """a * b in the working dtype."""
-    kind = like.dtype.type
-    return float(kind(a) * kind(b))
-
-
-def _average(mean: Array, rate: float, rest: float, value: Array, temp: Array) -> None:
-    """mean <- rate * mean + rest * value."""
-    np.multiply(value, rest, out=temp)
-    np.multiply(mean, rate, out=mean)
-    np.add(mean, temp, out=mean)
-
-
-def _average_square(mean: Array, rate: float, rest: float, value: Array, temp: Array) -> None:
-    """mean <- rate * mean + rest * value * value."""
-    np.multiply(value, rest, out=temp)
-    np.multiply(temp, value, out=temp)
-    np.multiply(mean, rate, out=mean)
-    np.add(mean, temp, out=mean)
 
 
 class Sgd(Optimizer):
@@ -71,11 +36,11 @@ class Sgd(Optimizer):
         return ("momentum",) if self._params["momentum"] else ()
 
     def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
-        decay = _product(call.lr, call.wd, g)
-        _clip(g, call.clip)
+        decay = product(call.lr, call.wd, g)
+        clip(g, call.clip)
         np.multiply(g, call.lr, out=g)
         if not arrays:
-            _add_decay(g, old, decay, temp)
+            add_decay(g, old, decay, temp)
             np.subtract(old, g, out=new)
             return
         (momentum,) = arrays
@@ -103,10 +68,10 @@ class Nag(Optimizer):
         return ("momentum",) if self._params["momentum"] else ()
 
     def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
-        _clip(g, call.clip)
+        clip(g, call.clip)
         if not arrays:
             np.multiply(g, call.lr, out=g)
-            np.multiply(old, _rest(_product(call.lr, call.wd, g), g), out=temp)
+            np.multiply(old, rest(product(call.lr, call.wd, g), g), out=temp)
             np.subtract(temp, g, out=new)
             return
         (momentum,), rate = arrays, self._params["momentum"]
@@ -118,7 +83,7 @@ class Nag(Optimizer):
         np.multiply(temp, 1.0 + rate, out=temp)
         np.subtract(old, momentum, out=new)
         np.add(new, temp, out=new)
-        _add_decay(g, new, call.wd, temp)
+        add_decay(g, new, call.wd, temp)
         np.multiply(g, call.lr, out=g)
         np.subtract(momentum, g, out=momentum)
 
@@ -145,10 +110,10 @@ class Adam(Optimizer):
         mean, variance = arrays
         beta1, beta2 = self._params["beta1"], self._params["beta2"]
         lr = call.lr * math.sqrt(1.0 - beta2**call.step) / (1.0 - beta1**call.step)
-        _add_decay(g, old, call.wd, temp)
-        _clip(g, call.clip)
-        _average(mean, beta1, _rest(beta1, g), g, temp)
-        _average_square(variance, beta2, _rest(beta2, g), g, temp)
+        add_decay(g, old, call.wd, temp)
+        clip(g, call.clip)
+        average(mean, beta1, rest(beta1, g), g, temp)
+        average_square(variance, beta2, rest(beta2, g), g, temp)
         np.sqrt(variance, out=temp)
         np.add(temp, self._params["epsilon"], out=temp)
         np.multiply(mean, lr, out=g)
@@ -179,9 +144,9 @@ class AdamW(Optimizer):
         beta1, beta2 = self._params["beta1"], self._params["beta2"]
         correct = self._params["correct_bias"]
         c1, c2 = (1.0 - beta1**call.step, 1.0 - beta2**call.step) if correct else (1.0, 1.0)
-        _clip(g, call.clip)
-        _average(mean, beta1, 1.0 - beta1, g, temp)
-        _average_square(variance, beta2, 1.0 - beta2, g, temp)
+        clip(g, call.clip)
+        average(mean, beta1, 1.0 - beta1, g, temp)
+        average_square(variance, beta2, 1.0 - beta2, g, temp)
         np.sqrt(variance, out=temp)
         np.divide(temp, math.sqrt(c2), out=temp)
         np.add(temp, self._params["epsilon"], out=temp)
@@ -203,13 +168,13 @@ class AdaGrad(Optimizer):
 
     def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
         (history,) = arrays
-        _clip(g, call.clip)
+        clip(g, call.clip)
         np.multiply(g, g, out=temp)
         np.add(history, temp, out=history)
         np.add(history, self._params["eps"], out=temp)
         np.sqrt(temp, out=temp)
         np.divide(g, temp, out=g)
-        _add_decay(g, old, call.wd, temp)
+        add_decay(g, old, call.wd, temp)
         np.multiply(g, call.lr, out=g)
         np.subtract(old, g, out=new)
 
@@ -239,28 +204,28 @@ class RmsProp(Optimizer):
 
     def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
         square, *centre = arrays
-        _add_decay(g, old, call.wd, temp)
-        _clip(g, call.clip)
+        add_decay(g, old, call.wd, temp)
+        clip(g, call.clip)
         if centre:
             self._step_centered(call, old, g, temp, new, *arrays)
         else:
             gamma1 = self._params["gamma1"]
             np.multiply(g, g, out=temp)
-            _average(square, gamma1, _rest(gamma1, g), temp, temp)
+            average(square, gamma1, rest(gamma1, g), temp, temp)
             np.add(square, self._params["epsilon"], out=temp)
             np.sqrt(temp, out=temp)
             np.divide(g, temp, out=g)
             np.multiply(g, call.lr, out=g)
             np.subtract(old, g, out=new)
-        _clip(new, self._params["clip_weights"])
+        clip(new, self._params["clip_weights"])
 
     def _step_centered(
         self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array
     ) -> None:
         square, mean, delta = arrays
         gamma1, gamma2 = self._params["gamma1"], self._params["gamma2"]
-        _average_square(square, gamma1, _rest(gamma1, g), g, temp)
-        _average(mean, gamma1, _rest(gamma1, g), g, temp)
+        average_square(square, gamma1, rest(gamma1, g), g, temp)
+        average(mean, gamma1, rest(gamma1, g), g, temp)
         np.multiply(mean, mean, out=temp)
         np.subtract(square, temp, out=temp)
         # Under a constant gradient rounding can take this variance below -epsilon, and the weight to NaN.
@@ -274,12 +239,14 @@ class RmsProp(Optimizer):
         np.add(old, delta, out=new)
 
 
-_CLASSES: dict[str, type[Optimizer]] = {kind.name: kind for kind in (Sgd, Nag, Adam, AdamW, AdaGrad, RmsProp)}
+_KINDS = (Sgd, Nag, Adam, AdamW, AdaGrad, RmsProp, Dcasgd, DcasgdAdaptive, DcasgdMxnet)
+_CLASSES: dict[str, type[Optimizer]] = {kind.name: kind for kind in _KINDS}
 SUPPORTED: tuple[str, ...] = tuple(_CLASSES)
 
 
 def create(name: str, params: Mapping[str, Value | None]) -> Optimizer:
-    """The optimizer called `name`; hyper-parameters left out have MXNet's defaults (`adamw`: PyTorch's).
+    """The optimizer called `name`; hyper-parameters left out have MXNet's defaults (`adamw`: PyTorch's, `dcasgd-a`:
+    its authors').
 
     Raises InvalidSettings for an unknown name and an unknown, badly typed, non-finite or out-of-range
     hyper-parameter; the hint lists what there is.

@@ -11,6 +11,7 @@ from geomx_cli.ps.members import Members
 from geomx_cli.ps.node import Node
 from geomx_cli.ps.partition import FAR, NEAR, Partition, Tensor
 from geomx_cli.ps.rounds import Rounds
+from geomx_cli.ps.state_desk import StateDesk
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.uplink import Uplink
 
@@ -44,7 +45,10 @@ class Requests:
             "declare": self._on_declare,
             "optimizer": self._on_optimizer,
             "barrier": self._on_barrier,
+            "mode": self._on_mode,
+            **dict.fromkeys(StateDesk.TOPICS, self._on_state),
         }
+        self._state_desk = StateDesk(rounds, node.settings.number("timeout"))
 
     def take(self, request: Request) -> None:
         """Answer `request`, now or later; one that is malformed is counted and refused."""
@@ -84,6 +88,11 @@ class Requests:
             request.refuse(InvalidSettings(text))
 
     def _relay(self, request: Request) -> None:
+        """A topic of the algorithm's, or one that only the roots know."""
+        answer = self._rounds.algorithm.on_request(request.topic, request.body, self._uplink is None)
+        if answer is not None:
+            request.answer(answer)
+            return
         if self._uplink is None:
             raise InvalidSettings(f"nobody answers {request.topic!r}")
         self._node.talk.ask(self._uplink.links[0], request.topic, request.body, request.answer, request.refuse)
@@ -169,6 +178,30 @@ class Requests:
         self._members.settle(rank)
         self._rounds.members_changed()
         request.answer()
+
+    def _on_mode(self, request: Request) -> None:
+        """Whether the roots take each party's contributions by themselves: a script says so by its store's type."""
+        if self._uplink is not None:
+            self._relay_to_all(request, self._uplink)
+            return
+        wanted, algorithm = request.body["asynchronous"], self._rounds.algorithm
+        if wanted is not algorithm.asynchronous:
+            if self._rounds.last_round:
+                raise InvalidSettings("the rounds have begun", "create the store before anybody trains")
+            algorithm.asynchronous = bool(wanted)
+        request.answer()
+
+    def _on_state(self, request: Request) -> None:
+        """The optimizer's state at the root that the request names. What can be read again is not kept as an answer."""
+        keep = request.topic != "state_read"
+        if self._uplink is None:
+            request.answer(self._state_desk.serve(request.topic, request.body), keep=keep)
+            return
+        root, links = int(request.body["root"]), self._uplink.links
+        if not 0 <= root < len(links):
+            raise InvalidSettings(f"there is no root {root}")
+        answer = partial(request.answer, keep=keep)
+        self._node.talk.ask(links[root], request.topic, request.body, answer, request.refuse)
 
     def _relay_to_all(self, request: Request, uplink: Uplink) -> None:
         missing = set(range(len(uplink.links)))

@@ -49,6 +49,7 @@ class Server:
             own_rank=lambda: self._party_index,
             owing=self._members.owing,
             links_of=self._members.links,
+            alone=self._members.alone,
         )
         self._party_index = 0
         self._requests = Requests(self.node, self._members, self._uplink, self.rounds, lambda: self._party_index)
@@ -197,3 +198,5 @@ class Server:
 
     def _report(self) -> None:
         self.node.telemetry["round"] = self.rounds.last_round
+        if self._is_root and self.rounds.algorithm.asynchronous:
+            self.node.telemetry["versions"] = self._members.by_party(self.rounds.versions)

@@ -30,19 +30,19 @@ class Request:
 
     __slots__ = ("_reply", "body", "link", "topic")
 
-    def __init__(self, link: Link, topic: str, body: Body, reply: Answer) -> None:
+    def __init__(self, link: Link, topic: str, body: Body, reply: Callable[[Body, bool], None]) -> None:
         self.link = link
         self.topic = topic
         self.body = body
         self._reply = reply
 
-    def answer(self, body: Body | None = None) -> None:
-        """Send the answer."""
-        self._reply(body or {})
+    def answer(self, body: Body | None = None, *, keep: bool = True) -> None:
+        """Send the answer. One that is long and may be made again is not kept: a repeat then asks for it anew."""
+        self._reply(body or {}, keep)
 
     def refuse(self, error: GeomxError) -> None:
         """Answer with an error, which is raised where the request was made."""
-        self._reply({"error": error.message, "hint": error.hint})
+        self._reply({"error": error.message, "hint": error.hint}, True)
 
 
 @dataclass(slots=True)
@@ -129,13 +129,15 @@ class Talk:
             asked.timer.cancel()
             asked.failed(error)
 
-    def _reply(self, link: Link, heard: _Heard, number: int, body: Body) -> None:
+    def _reply(self, link: Link, heard: _Heard, number: int, body: Body, keep: bool) -> None:
         heard.open.discard(number)
-        heard.answers[number] = encode_body(body)
+        answer = encode_body(body)
+        if keep:
+            heard.answers[number] = answer
         if len(heard.answers) > KEPT:
             del heard.answers[next(iter(heard.answers))]
-        link.control("answer", heard.answers[number], number)
+        link.control("answer", answer, number)
 
 
-def _nowhere(_: Body) -> None:
+def _nowhere(_body: Body, _keep: bool) -> None:
     """Where answers go that nobody asked for."""

@@ -137,7 +137,7 @@ class Worker:
     def _taker(self, exchange: Exchange, offset: int, round_: int) -> Callable[[Header, Array], None]:
         def take(header: Header, array: Array) -> None:
             exchange.contributors, exchange.weight = header.contributors, header.weight
-            exchange.take(offset, array)
+            exchange.take(offset, array, header.value)
             if exchange.missing == 0:
                 self.open.discard(exchange)
                 self.node.telemetry["round"] = max(round_, self.node.telemetry["round"])

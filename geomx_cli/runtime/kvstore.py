@@ -7,14 +7,17 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
 from geomx_cli.errors import InvalidSettings
+from geomx_cli.options import Value
 from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.partition import Tensor
 from geomx_cli.ps.wire import Array
+from geomx_cli.runtime import state_file, state_transfer
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -225,9 +228,9 @@ class Store:
         self._sources[name] = (buffer, exchange)
         return exchange
 
-    def start(self, name: str, source: Array, priority: int, hyper: Hyper) -> Exchange:
+    def start(self, name: str, source: Array, priority: int, hyper: Hyper, weight: float = 1.0) -> Exchange:
         """Begin the next round of one key with `source` (1-D), which must not change before the exchange's `sent`."""
-        return self._client.exchange(name, source, None, priority=priority, hyper=hyper)
+        return self._client.exchange(name, source, None, priority=priority, weight=weight, hyper=hyper)
 
     def fetch(self, name: str, out: Array, priority: int) -> "Future[None]":
         """Have `out` (1-D) filled: with the result of the latest round of this key, else with the servers' value."""
@@ -249,6 +252,26 @@ class Store:
         told = self._told.get(name, self._initial)
         self._told[name] = dict(self._params)
         return {param: value for param, value in self._params.items() if told.get(param) != value}
+
+    def save_states(self, path: Path, counts: Mapping[Key, int] | None = None) -> None:
+        """Write what the servers' optimizer keeps, not the weights, to a file; blocks. `counts`: see SavedState."""
+        state = state_transfer.fetch(self._client)
+        state.counts = None if counts is None else {_plain(key): number for key, number in counts.items()}
+        state_file.write(path, state)
+
+    def load_states(self, path: Path) -> state_file.SavedState:
+        """Have the servers' optimizer go on from a file; blocks. For one worker, or for all between the same rounds."""
+        state = state_file.read(path)
+        state_transfer.restore(self._client, state)
+        if state.counts is not None:
+            self.change(state.params)
+        return state
+
+    def option(self, name: str) -> Value:
+        """What the job has for an option, as in option("k1"). Raises InvalidSettings where there is no such option."""
+        if (value := self._client.settings.options.get(name)) is None:
+            raise InvalidSettings(f"there is no option {name!r}", "geomx launch --help names them, with - for _")
+        return value
 
     def barrier(self, scope: Literal["party", "all"] = "party") -> None:
         """Wait until all workers of the party, or of the job, have come here."""

@@ -7,15 +7,20 @@ in which they were called.
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, InvalidSettings
 from geomx_cli.runtime.engine import Completion, Engine
-from geomx_cli.runtime.kvstore import DTYPES, Key, Store, pairs
-from geomx_cli.runtime.mxnet_optimizer import from_mxnet
+from geomx_cli.runtime.kvstore import Key, Store, pairs
+from geomx_cli.runtime.mxnet_arrays import Arrays, is_sparse, size_of
+from geomx_cli.runtime.mxnet_optimizer import from_mxnet, take_up
+from geomx_cli.runtime.mxnet_standing import MxnetStanding
 
 __all__ = ["MxnetStore"]
 
@@ -38,34 +43,22 @@ def _guarded(method: _Method) -> _Method:
     return cast(_Method, call)
 
 
-class _Source:
-    """An array that holds a value until its round is over; `free` says that it may hold another."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-        self.free = False
-
-    def release(self, _: object) -> None:
-        self.free = True
-
-
-class MxnetStore:
+class MxnetStore(MxnetStanding):
     """Every method of mxnet.kvstore.KVStore, over a Store. `register` mixes it with that class, which Trainer asks for.
 
-    Values are dense NDArrays of float32, float64 or float16, on any device; lists of values, one per device, are
-    summed. For the training thread; a forked child must not use it. Errors are MXNetErrors. When the job fails, every
-    pending operation ends, MXNet raises the error where somebody waits, and each later call raises it again.
+    Values are NDArrays of float32, float64 or float16, dense or row-sparse, on any device; lists of values, one per
+    device, are summed. The servers keep every row: a row-sparse gradient counts as a dense one with zeros elsewhere, so
+    momentum and weight decay go on in the other rows, as with MXNet's lazy_update=False.
+    For the training thread; a forked child must not use it. Errors are MXNetErrors. When the job fails, every pending
+    operation ends, MXNet raises the error where somebody waits, and each later call raises it again.
     """
 
     def __init__(self, mx: Any, store: Store) -> None:
+        super().__init__(store)
         self._mx = mx
-        self._store = store
         self._engine = Engine(mx)
-        # MXNet's convolutions leave arrays in layouts that only its own operators can read.
-        self._has_layouts = mx.runtime.Features().is_enabled("MKLDNN")
+        self._arrays = Arrays(mx)
         self._turns: dict[str, Any] = {}
-        self._sources: dict[str, list[_Source]] = {}
-        self._targets: dict[str, Any] = {}
         self._optimizer: Any = None
         self.handle = None
         self.calls = 0
@@ -82,30 +75,57 @@ class MxnetStore:
     def init(self, key: Any, value: Any) -> None:
         """Make keys known with their initial values; waits for the party's workers. See Store.init."""
         found = [(one, list(values)) for one, values in pairs(key, value)]
-        self._dense(item for _, values in found for item in values)
+        self._arrays.check(item for _, values in found for item in values)
         keys = list(key) if isinstance(key, (list, tuple)) else [key]
         self._store.init(keys, [[item.asnumpy() for item in values] for _, values in found])
         for one, _ in found:
             self._turns[str(one)] = self._mx.nd.zeros((1,))
 
     @_guarded
-    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+    def push(self, key: Any, value: Any, priority: int = 0, weight: float = 1.0) -> None:
         """Contribute to the keys' next round; returns at once. `value` is not changed, and may change at once.
 
+        `weight` is what the contribution counts in algorithms that make means; they divide by it, nobody multiplies.
         Raises SystemExit in a master worker that does not train; see Store.begin_training.
         """
         checked = self._checked(key, value)
         self._store.begin_training()
         for one, values in checked:
-            self._push(one, values, priority)
+            self._push(one, values, priority, weight)
 
     @_guarded
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Write the result of the latest push of each key, or without one the servers' value; returns at once."""
-        if out is None or not ignore_sparse:
-            raise InvalidSettings("pull needs out and knows no sparse arrays", "pass out=, leave ignore_sparse=True")
+        """Write the result of the latest push of each key, or without one the servers' value; returns at once.
+
+        With `ignore_sparse` row-sparse arrays stay as they are; see `row_sparse_pull`.
+        """
+        if out is None:
+            raise InvalidSettings("pull needs arrays to write to", "pass out=")
         for one, outs in self._checked(key, out):
-            self._pull(one, outs, priority)
+            taken = [item for item in outs if not (ignore_sparse and is_sparse(item))]
+            if taken:
+                self._pull(one, taken, priority)
+
+    @_guarded
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """As `pull`, but write only some rows to row-sparse arrays: those whose numbers are in `row_ids`.
+
+        row_ids: an array for each one of `out`, or one for all of a key's; in any order, perhaps more than once. Waits
+        for `row_ids`, but not for the result.
+        """
+        if out is None or row_ids is None:
+            raise InvalidSettings("row_sparse_pull needs arrays and numbers of rows", "pass out= and row_ids=")
+        if isinstance(key, (list, tuple)) and len(key) == 1:
+            key, out, row_ids = (_only(item) for item in (key, out, row_ids))
+        outs, numbers = self._checked(key, out), pairs(key, row_ids)
+        for (one, given), (_, rows) in zip(outs, numbers, strict=True):
+            if not all(map(is_sparse, given)) or len(rows) not in (1, len(given)):
+                message = f"key {one!r} comes with {len(given)} arrays and {len(rows)} of row numbers"
+                raise InvalidSettings(message, "give row-sparse arrays, and numbers for each one or the same for all")
+            target = self._fetch(one, given, priority)
+            with self._mx.autograd.pause():
+                for item, wanted in zip(given, rows * (len(given) // len(rows)), strict=True):
+                    self._arrays.deliver_rows(target, item, wanted)
 
     @_guarded
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -141,119 +161,46 @@ class MxnetStore:
             self._store.change(from_mxnet(self._optimizer)[1])
         return self._store.news(name)
 
-    def _push(self, key: Key, values: list[Any], priority: int) -> None:
+    def _push(self, key: Key, values: list[Any], priority: int, weight: float = 1.0) -> None:
         name = str(key)
         news = self._news(key, name)
-        source = self._source(name, values[0])
+        source = self._arrays.source(name, values[0])
         with self._mx.autograd.pause():
-            self._sum(values).copyto(source.array)
+            self._arrays.sum(values).copyto(source.array)
 
         def send(done: Completion) -> None:
-            exchange = self._store.start(name, self._engine.view(source.array), priority, news)
+            exchange = self._store.start(name, self._engine.view(source.array), priority, news, weight)
             exchange.sent.add_done_callback(source.release)
             done()
 
         self._engine.queue(send, reads=[source.array], writes=[self._turns[name]], priority=priority, name="geomx push")
 
     def _pull(self, key: Key, outs: list[Any], priority: int) -> None:
+        target = self._fetch(key, outs, priority)
+        with self._mx.autograd.pause():
+            self._arrays.deliver(target, outs)
+
+    def _fetch(self, key: Key, outs: list[Any], priority: int) -> Any:
+        """Where the key's result comes to, for `outs`."""
         name = str(key)
-        target = outs[0] if self._is_plain(outs[0]) else self._target(name, outs[0])
+        target = self._arrays.target(name, outs)
 
         def fetch(done: Completion) -> None:
             future = self._store.fetch(name, self._engine.view(target), priority)
             future.add_done_callback(lambda finished: done(finished.exception()))
 
         self._engine.queue(fetch, reads=[], writes=[target, self._turns[name]], priority=priority, name="geomx pull")
-        with self._mx.autograd.pause():
-            for out in outs:
-                if out is not target:
-                    target.copyto(out)
-
-    def _is_plain(self, array: Any) -> bool:
-        """Whether its memory can be written to: on the CPU, and never in a layout of oneDNN's."""
-        special = self._has_layouts and array.ndim > 1 and array.dtype == np.float32
-        return array.context.device_type == "cpu" and not special
-
-    def _target(self, name: str, like: Any) -> Any:
-        """This key's array for results on their way to one that cannot be written to."""
-        target = self._targets.get(name)
-        if target is None or target.shape != like.shape:
-            target = self._targets[name] = self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype)
         return target
-
-    def _source(self, name: str, like: Any) -> "_Source":
-        """An array of this key's for a value on its way that no round needs any more."""
-        sources = self._sources.setdefault(name, [])
-        for source in sources:
-            if source.free and source.array.shape == like.shape:
-                source.free = False
-                return source
-        sources[:] = [source for source in sources if not source.free]
-        sources.append(_Source(self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype)))
-        return sources[-1]
-
-    def _sum(self, values: list[Any]) -> Any:
-        """The sum of the devices' values; fp16 is added in fp32."""
-        if len(values) == 1:
-            return values[0]
-        first, *others = (value.as_in_context(self._mx.cpu()) for value in values)
-        total = first.astype("float32") if first.dtype == np.float16 else first
-        for other in others:
-            total = total + other.astype(total.dtype)
-        return total.astype(first.dtype, copy=False)
 
     def _checked(self, key: Any, value: Any) -> list[tuple[Key, list[Any]]]:
         """Keys and values, after all of them have been checked; `mx.np` arrays as NDArrays of the same memory."""
         given: list[tuple[Key, list[Any]]] = pairs(key, value)
-        self._dense(item for _, values in given for item in values)
+        self._arrays.check(item for _, values in given for item in values)
         found = [(one, [item.as_nd_ndarray() for item in values]) for one, values in given]
         for one, values in found:
             for item in values:
-                self._store.lookup(one, item.size, np.dtype(item.dtype).name)
+                self._store.lookup(one, size_of(item), np.dtype(item.dtype).name)
         return found
-
-    def _dense(self, values: Iterator[Any]) -> None:
-        for value in values:
-            if not isinstance(value, self._mx.nd.NDArray):
-                raise InvalidSettings(f"a {type(value).__name__} is no NDArray")
-            if value.stype != "default" or np.dtype(value.dtype).name not in DTYPES:
-                what = value.stype if value.stype != "default" else np.dtype(value.dtype).name
-                raise InvalidSettings(f"a value of {what} cannot travel", f"use a dense array of {', '.join(DTYPES)}")
-
-    @property
-    def type(self) -> str:
-        """The type that the store was created with."""
-        return self._store.type
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank in its party."""
-        return self._store.rank
-
-    @property
-    def num_workers(self) -> int:
-        """Workers of this worker's party."""
-        return self._store.num_workers
-
-    @property
-    def num_all_workers(self) -> int:
-        """Training workers of the job."""
-        return self._store.num_all_workers
-
-    @property
-    def is_master_worker(self) -> bool:
-        """Whether this worker configures the global servers and gives the initial weights."""
-        return self._store.is_master_worker
-
-    @property
-    def party(self) -> str:
-        """The name of this worker's party."""
-        return self._store.party
-
-    @property
-    def global_rank(self) -> int:
-        """This worker's rank among all training workers; -1 for a master worker that does not train."""
-        return self._store.global_rank
 
     def is_capable(self, capability: str) -> bool:
         """Whether the store can run an optimizer ("optimizer")."""
@@ -272,24 +219,47 @@ class MxnetStore:
         self.barrier()
 
     @_guarded
-    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Not there."""
-        raise InvalidSettings("there is no row_sparse_pull", "use dense parameters")
-
-    @_guarded
     def set_gradient_compression(self, compression_params: Any) -> None:
-        """Not there."""
-        raise InvalidSettings("there is no gradient compression")
+        """Choose a codec for what crosses the wide area, as in {"type": "none"}; "none" is all there is."""
+        kind = compression_params.get("type") if isinstance(compression_params, Mapping) else None
+        known = ("none", *plugins.codecs())
+        if kind not in known:
+            hint = f"""set {{"type": ...}} to {' or '.join(f'"{name}"' for name in known)}"""
+            raise InvalidSettings(f"there is no gradient compression {kind!r}", hint)
 
     @_guarded
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Not there."""
-        raise InvalidSettings("the optimizer's state on the servers cannot be saved", "update on the workers")
+        """Write what the servers' optimizer keeps, momentum and the like but not the weights, to a file.
+
+        Any worker may call it, between its rounds; waits for those that it has begun. With `dump_optimizer` the
+        hyper-parameters and this worker's numbers of updates are taken up too by who loads the file. It is numpy's .npz
+        (see state_file.py).
+        """
+        self._engine.settle()
+        counts = self._optimizer._index_update_count if self._optimizer is not None else {}
+        self._store.save_states(Path(fname), counts if dump_optimizer else None)
 
     @_guarded
     def load_optimizer_states(self, fname: str) -> None:
-        """Not there."""
-        raise InvalidSettings("the optimizer's state on the servers cannot be loaded", "update on the workers")
+        """Have the servers' optimizer, which has been set already, go on from a file of `save_optimizer_states`.
+
+        With the same weights training goes on bit for bit, whatever the number of servers. One worker that trains may
+        call it, or all of them, before the same round.
+        """
+        self._engine.settle()
+        state = self._store.load_states(Path(fname))
+        if state.counts is not None and self._optimizer is not None:
+            take_up(self._optimizer, state.params, state.counts)
+
+    @property
+    def _updater(self) -> Any:
+        """Where gluon.Trainer finds the optimizer after it has loaded states."""
+        return None if self._optimizer is None else SimpleNamespace(optimizer=self._optimizer)
+
+    @_guarded
+    def option(self, name: str) -> Any:
+        """What the job has for an option of `geomx launch`, as in option("k1")."""
+        return self._store.option(name)
 
     @_guarded
     def _set_updater(self, updater: Any) -> None:
@@ -302,3 +272,8 @@ class MxnetStore:
     def settle(self) -> None:
         """Wait for everything queued in MXNet. Raises MXNetError for what has failed."""
         self._engine.settle()
+
+
+def _only(item: Any) -> Any:
+    """The item of a list of one; anything else as it is."""
+    return item[0] if isinstance(item, (list, tuple)) and len(item) == 1 else item

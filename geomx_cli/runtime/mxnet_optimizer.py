@@ -1,11 +1,12 @@
 """MXNet's optimizer objects as name and hyper-parameters, the form in which an optimizer travels to the servers."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from geomx_cli.errors import InvalidSettings
 
-__all__ = ["from_mxnet"]
+__all__ = ["from_mxnet", "take_up"]
 
 _COMMON = {"wd": "wd", "rescale_grad": "rescale_grad", "clip_gradient": "clip_gradient"}
 _OWN: dict[str, dict[str, str]] = {
@@ -17,6 +18,7 @@ _OWN: dict[str, dict[str, str]] = {
         "gamma1": "gamma1", "gamma2": "gamma2", "epsilon": "epsilon", "centered": "centered",
         "clip_weights": "clip_weights",
     },
+    "DCASGD": {"momentum": "momentum", "lamda": "lamda"},
 }  # fmt: skip
 _MODULE = "mxnet.optimizer.optimizer"
 
@@ -24,9 +26,11 @@ _MODULE = "mxnet.optimizer.optimizer"
 def from_mxnet(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
     """The server's name for an optimizer and its hyper-parameters as they are now; a schedule gives the present rate.
 
-    Weights of fp16 always have an fp32 master on the servers, whatever `multi_precision` says. Raises InvalidSettings
-    for any other class, also a subclass (its `update` would not run), and for what cannot travel: multipliers of
-    single parameters, a first update other than 0.
+    DCASGD becomes `dcasgd`, which remembers what each party was given: scripts that ask for it mean that. MXNet's own
+    rule is `dcasgd-mxnet`, for parity, and has to be asked for by that name. Weights of fp16 always have an fp32
+    master on the servers, whatever `multi_precision` says. Raises InvalidSettings for any other class, also a subclass
+    (its `update` would not run), and for what cannot travel: multipliers of single parameters, a first update other
+    than 0.
     """
     kind = type(optimizer)
     if kind.__module__ != _MODULE or kind.__name__ not in _OWN:
@@ -45,6 +49,20 @@ def from_mxnet(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
     if not all(math.isfinite(value) for value in params.values()):
         raise InvalidSettings(f"a hyper-parameter of {kind.__name__} is not finite: {params}")
     return kind.__name__.lower(), params
+
+
+def take_up(optimizer: Any, params: Mapping[str, float | bool], counts: Mapping[int | str, int]) -> None:
+    """Give an optimizer the hyper-parameters that `from_mxnet` made of another, and its numbers of updates by key.
+
+    The learning rate comes from the numbers where there is a schedule.
+    """
+    for name, attribute in {**_COMMON, **_OWN[type(optimizer).__name__]}.items():
+        if name in params:
+            setattr(optimizer, attribute, params[name] or None if name.startswith("clip_") else params[name])
+    if optimizer.lr_scheduler is None:
+        optimizer.set_learning_rate(params["learning_rate"])
+    optimizer._index_update_count.update(counts)
+    optimizer.num_update = max([optimizer.num_update, *counts.values()])
 
 
 def _refuse_multipliers(optimizer: Any) -> None:

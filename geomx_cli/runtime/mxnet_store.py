@@ -5,7 +5,6 @@ The only module that imports MXNet, and it does so when asked to.
 
 import functools
 import importlib
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +42,9 @@ def load_mxnet() -> Any:
 def register(mx: Any, client_factory: "Callable[[], Client]") -> None:
     """Have `mx.kv.create` give our store for every type with "dist" in its name, one and the same per process.
 
-    The client is made at the first call. "local", "device" and others stay MXNet's own. Registering again replaces
-    the factory.
+    The client is made at the first call. The master's type decides: without "_sync", as in "dist_async", it makes a
+    job that is to train with FSA one of MixedSync; "device" in it means nothing. "local", "device" and others stay
+    MXNet's own. Registering again replaces the factory.
     """
     base = mx.kvstore.KVStoreBase
     own = {name: made for name, made in base.kv_registry.items() if "dist" not in name}
@@ -75,11 +75,9 @@ class _Registry(dict[str, Callable[[], Any]]):
 def _make(mx: Any, client_factory: "Callable[[], Client]", kind: str) -> Any:
     try:
         client = client_factory()
+        if client.is_master and "_sync" not in kind and client.settings.text("algo") == "fsa":
+            client.tell("mode", {"asynchronous": True}, "train parties asynchronously")
     except GeomxError as error:
         raise mx.base.MXNetError(str(error)) from None
-    if client.is_master and "_sync" not in kind:
-        message = f"kvstore type {kind!r}: the algorithm of this job decides, not the type, and it is synchronous"
-        client.events.write("warning", message=message)
-        warnings.warn(message, stacklevel=4)
     store_class = type("GeomxKVStore", (MxnetStore, mx.kvstore.KVStore), {})
     return store_class(mx, Store(client, kind))

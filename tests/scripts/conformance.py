@@ -27,14 +27,17 @@ def refused(words, call, *args, **kwargs):
 
 
 def check_refusals(kv):
-    dense, sparse = mx.nd.ones((2, 2)), mx.nd.ones((2, 2)).tostype("row_sparse")
-    refused("row_sparse_pull", kv.row_sparse_pull, KIND(0), out=sparse, row_ids=mx.nd.array([0]))
-    refused("gradient compression", kv.set_gradient_compression, {"type": "2bit"})
-    refused("optimizer's state", kv.save_optimizer_states, "x")
-    refused("optimizer's state", kv.load_optimizer_states, "x")
+    dense, sparse = mx.nd.ones((2, 2)), mx.nd.ones((2, 2)).tostype("csr")
+    refused("gradient compression '2bit' (set {\"type\"", kv.set_gradient_compression, {"type": "2bit", "threshold": 1})
+    refused("gradient compression None", kv.set_gradient_compression, "none")
+    kv.set_gradient_compression({"type": "none"})
+    refused("no optimizer on the servers", kv.save_optimizer_states, "x")
+    refused("cannot read x", kv.load_optimizer_states, "x")
+    refused("no option 'x'", kv.option, "x")
+    assert kv.option("algo") == "fsa"
     refused("updater", kv._set_updater, print)
     refused("command 0", kv._send_command_to_servers, 0, "x")
-    refused("row_sparse", kv.push, KIND(0), sparse)
+    refused("csr", kv.push, KIND(0), sparse)
     refused("initialised already", kv.init, KIND(0), dense)
     refused("not been initialised", kv.push, KIND(999), dense)
     refused("elements of float32", kv.pull, KIND(0), out=mx.nd.ones((3,)))

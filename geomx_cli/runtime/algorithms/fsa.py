@@ -7,10 +7,11 @@ round trip a round.
 
 from typing import TYPE_CHECKING, Any
 
+from geomx_cli.errors import InvalidSettings
 from geomx_cli.options import Option
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.algorithm import Forward, ServerPart, Slot
+    from geomx_cli.ps.algorithm import Forward, ServerPart, Slot, Total
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.config import NodeSettings
     from geomx_cli.ps.optimizers import Optimizer
@@ -33,30 +34,42 @@ def server(settings: "NodeSettings") -> "ServerPart":
 
 
 class FsaServer:
-    """Keeps nothing between rounds."""
+    """Keeps nothing between rounds.
 
-    def at_party(self, slot: "Slot", total: "Array", weight: float) -> "Forward":
+    asynchronous: see ServerPart; then a root needs an optimizer, as the sum of one party's gradients is nobody's
+    result.
+    """
+
+    starts_from_value = False
+
+    def __init__(self, *, asynchronous: bool = False, max_staleness: int = -1) -> None:
+        self.asynchronous = asynchronous
+        self.max_staleness = max_staleness
+
+    def at_party(self, slot: "Slot", total: "Total") -> "Forward":
         """The party's sum goes to the roots."""
         from geomx_cli.ps.algorithm import Forward
 
-        return Forward(total)
+        return Forward(total.array, total.weight)
 
     def from_root(self, slot: "Slot", result: "Array") -> "Array":
         """The root's result is the value."""
         return result
 
-    def at_root(self, slot: "Slot", total: "Array", weight: float, optimizer: "Optimizer | None") -> "Array":
+    def at_root(self, slot: "Slot", total: "Total", optimizer: "Optimizer | None") -> "Array":
         """New weights, or without an optimizer the sum itself."""
-        if optimizer is None or slot.value is None:
-            return total
-        return optimizer.update(slot.id, slot.value, total)
+        if optimizer is not None and slot.value is not None:
+            return optimizer.update(slot.id, slot.value, total.array, member=total.member)
+        if self.asynchronous:
+            raise InvalidSettings(
+                "asynchronous training needs an optimizer on the global servers, and none is set",
+                "call set_optimizer in the master worker before anybody pushes, or train synchronously",
+            )
+        return total.array
 
-    def export_state(self) -> "dict[str, Array]":
-        """Nothing."""
-        return {}
-
-    def import_state(self, state: "dict[str, Array]") -> None:
-        """Nothing."""
+    def on_request(self, topic: str, body: dict[str, Any], is_root: bool) -> dict[str, Any] | None:
+        """Has no topics."""
+        return None
 
 
 # The part in a worker of the bundled training job.
@@ -86,6 +99,7 @@ class FsaWorker:
 
     def __init__(self, store: Any, replica: "Replica", num_all_workers: int, optimizer: "Optimizer | None") -> None:
         self.rounds = 0
+        self.steps_per_round = 1
         self.gradient_scale = 1.0 / num_all_workers
         self._store = store
         self._replica = replica
@@ -98,10 +112,17 @@ class FsaWorker:
             self._store.pull(name, out=self._replica.weights[index], priority=-index)
         self._replica.wait_for_weights()
 
-    def before_step(self) -> None:
-        """Nothing: every step is a round."""
+    @property
+    def due(self) -> bool:
+        """Always: every step is a round."""
+        return True
 
-    def after_step(self) -> bool:
+    @property
+    def everywhere(self) -> bool:
+        """Always."""
+        return True
+
+    def after_step(self, samples: int) -> bool:
         """Queue the exchange of every tensor; the first layer, needed first, goes before the others."""
         for index, name in enumerate(self._replica.names):
             self._store.push(name, self._replica.gradients[index], priority=-index)
@@ -116,3 +137,7 @@ class FsaWorker:
                 self._replica.set_weight(index, new)
         self._replica.wait_for_weights()
         self.rounds += 1
+
+    def finish(self) -> bool:
+        """Nothing is left."""
+        return False

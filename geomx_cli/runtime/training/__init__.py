@@ -77,7 +77,9 @@ def _run(
     store.init(list(values), [mx.nd.array(value) for value in values.values()])
     part = algorithm.worker(client, store, replica, recipe)
     part.start()
-    evaluation = None if test is None else Evaluation(Replica(mx, recipe.network), test, recipe.eval_every)
+    evaluation = None
+    if test is not None:
+        evaluation = Evaluation(Replica(mx, recipe.network), test, recipe.eval_every // part.steps_per_round)
     loop = Loop(client, recipe, mx=mx, store=store, replica=replica, part=part, shard=shard, evaluation=evaluation)
     loop.run()
     fields: dict[str, object] = {"rounds": part.rounds, "samples": loop.samples, "seconds": loop.seconds}

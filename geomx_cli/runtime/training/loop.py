@@ -51,7 +51,9 @@ class Loop:
         self._agreement = Agreement(mx, store, priority=-len(replica.names))
         self._watch = Stopwatch()
         self._round = _Round()
-        self._steps = 0
+        self._steps = self._evaluated = 0
+        self._begun: float | None = None
+        self._reason = ""
         steps = recipe.epochs * -(-len(shard) // recipe.batch_size)
         self._record = Record(client, steps=steps, time_limit=recipe.time_limit)
         self._loss = 0.0
@@ -71,20 +73,17 @@ class Loop:
         elsewhere.
         """
         batches = self._batches()
-        with self._watch("get_batch"):
-            batch = next(batches, None)
-        reason = ""
+        batch = self._next(batches)
         while batch is not None and not self.stopped:
             if self._step(batch):
-                begun = time.monotonic()
-                self._agreement.begin(bool(reason))
-                batch = self._next(batches)
-                self._evaluate()
-                if self._synchronise(begun):
-                    self.stopped = reason or "asked"
-                reason = reason or self._reason_to_stop()
-            else:
-                batch = self._next(batches)
+                self._begin()
+            batch = self._next(batches)
+            if self._begun is not None and self._part.due:
+                self._synchronise()
+        while not self.stopped and (self._begun is not None or self._part.finish()):
+            if self._begun is None:
+                self._begin()
+            self._synchronise()
         self.stopped = self.stopped or "epochs"
 
     def evaluate(self) -> float | None:
@@ -107,11 +106,10 @@ class Loop:
 
     def _step(self, batch: Batch) -> bool:
         """Train on a batch. True if the exchange of a round has begun."""
-        self._part.before_step()
         begun, current = time.monotonic(), self._round
         with self._watch("forward and backward"):
             current.losses.append(self._replica.forward_backward(batch, self._part.gradient_scale))
-            exchanging = self._part.after_step()
+            exchanging = self._part.after_step(len(batch[1]))
             self._replica.wait_for_gradients()
         current.compute += time.monotonic() - begun
         current.samples += len(batch[1])
@@ -121,24 +119,38 @@ class Loop:
             current.times.append(self._watch.take())
         return exchanging
 
-    def _synchronise(self, begun: float) -> bool:
-        """Wait for the round's result and record the round. True if all workers stop here."""
+    def _begin(self) -> None:
+        """The exchange of a round has begun."""
+        self._agreement.begin(bool(self._reason))
+        self._begun = time.monotonic()
+
+    def _synchronise(self) -> None:
+        """Wait for the round's result and record the round."""
+        self._evaluate()
         waiting = time.monotonic()
         with self._watch("global aggregate"):
             self._part.synchronise()
             stop = self._agreement.reached()
         now, current = time.monotonic(), self._round
         current.times.append(self._watch.take())
-        loss = self._loss = sum(float(loss.asnumpy()[0]) for loss in current.losses) / len(current.losses)
+        if current.losses:
+            self._loss = sum(float(loss.asnumpy()[0]) for loss in current.losses) / len(current.losses)
         self._record.round(
-            self._part.rounds, current.times, samples=current.samples, loss=loss, steps=self._steps,
-            compute=current.compute, communicate=now - begun, wait=now - waiting, accuracy=current.accuracy,
+            self._part.rounds, current.times, samples=current.samples, loss=self._loss, steps=self._steps,
+            compute=current.compute, communicate=now - (self._begun or waiting), wait=now - waiting,
+            accuracy=current.accuracy,
         )  # fmt: skip
-        self._round = _Round()
+        self._round, self._begun = _Round(), None
+        self._begin_evaluation()
+        if stop and self._part.everywhere:
+            self.stopped = self._reason or "asked"
+        self._reason = self._reason or self._reason_to_stop()
+
+    def _begin_evaluation(self) -> None:
         every = self._recipe.eval_every
-        if self._evaluation is not None and every and self._part.rounds % every == 0:
+        if self._evaluation is not None and every and self._steps - self._evaluated >= every:
+            self._evaluated = self._steps
             self._evaluation.begin(self._replica, self._part.rounds)
-        return stop
 
     def _evaluate(self) -> None:
         evaluation = self._evaluation

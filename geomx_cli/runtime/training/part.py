@@ -11,8 +11,9 @@ __all__ = ["Algorithm", "WorkerPart"]
 class WorkerPart(Protocol):
     """Made by an algorithm's `worker(client, store, replica, recipe)`. Used by the training thread only.
 
-    The loop calls `start` once, then for every batch `before_step`, one forward and backward pass,
-    `after_step`, and if that began a round, `synchronise`. A failure of the job comes out of any of them as a
+    The loop calls `start` once, then for every batch one forward and backward pass and `after_step`. Where that began a
+    round, and `due` says so, `synchronise` follows before the next batch. When no batch is left, it goes on with
+    `finish` and `synchronise` until `finish` has nothing more. A failure of the job comes out of any of them as a
     GeomxError.
     """
 
@@ -20,20 +21,30 @@ class WorkerPart(Protocol):
     """Rounds completed."""
     gradient_scale: float
     """What the gradient of a batch's mean loss is multiplied by in the backward pass."""
+    steps_per_round: int
+    """Steps between two rounds, about."""
+
+    @property
+    def due(self) -> bool:
+        """Whether the result of the round that has begun is to be taken before the next step."""
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether the round under way, or the last one, is one of all workers, not of this party alone."""
 
     def start(self) -> None:
         """Take the initial weights from the servers; blocks until all workers can have them."""
 
-    def before_step(self) -> None:
-        """The next batch is there and its forward pass is about to begin."""
-
-    def after_step(self) -> bool:
-        """The backward pass has been queued. True if the exchange of a round has begun; it is not waited for
-        here.
+    def after_step(self, samples: int) -> bool:
+        """The backward pass on a batch of so many samples has been queued. True if the exchange of a round has
+        begun; it is not waited for here.
         """
 
     def synchronise(self) -> None:
         """Wait for the result of the round that has begun and put it into the replica's weights."""
+
+    def finish(self) -> bool:
+        """No batch is left. True if the exchange of a round has begun that the last steps still need."""
 
 
 class Algorithm(Protocol):

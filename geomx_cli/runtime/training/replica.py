@@ -54,6 +54,10 @@ class Replica:
         """Queue new values, of the weight's shape, for one tensor."""
         self._mx.nd.array(value).copyto(self.weights[index])
 
+    def array(self, value: npt.NDArray[np.float32]) -> Any:
+        """A new NDArray with these values, on the replica's device."""
+        return self._mx.nd.array(value)
+
     def copy_weights_from(self, other: "Replica") -> None:
         """Queue a copy of the other's weights as they are now."""
         for source, target in zip(other.weights, self.weights, strict=True):

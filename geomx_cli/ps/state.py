@@ -1,0 +1,57 @@
+"""All that a server knows, as named arrays: to be saved, and taken up by another server before its first round."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from geomx_cli.ps.algorithm import Slot
+from geomx_cli.ps.book import Book
+from geomx_cli.ps.optimizers import Optimizer
+from geomx_cli.ps.wire import Array
+
+__all__ = ["export_state", "import_state"]
+
+Books = dict[tuple[int, int], Book]
+
+
+def export_state(books: Books, optimizer: Optimizer | None) -> dict[str, Array]:
+    """Values and versions of all slices, what the algorithm keeps of them, and the optimizer's state.
+
+    Names: "value/KEY/SLICE", "book/KEY/SLICE" (int64: version, root, length, dtype, offset, forwarded),
+    "paces/KEY/SLICE" (int64, a row for each: member, rounds), "kept/KEY/SLICE/NAME", "optimizer/...".
+    """
+    state: dict[str, Array] = {}
+    for (key, index), book in books.items():
+        if book.slot.value is None:
+            continue
+        where = [book.slot.version, book.root, book.length, book.dtype, book.offset, book.forwarded]
+        state[f"value/{key}/{index}"] = book.slot.value
+        state[f"book/{key}/{index}"] = np.array(where, np.int64)
+        paces = [[pace.member, pace.finished] for pace in book.paces.values()]
+        state[f"paces/{key}/{index}"] = np.array(paces, np.int64).reshape(-1, 2)
+        state |= {f"kept/{key}/{index}/{name}": array for name, array in book.slot.kept.items()}
+    if optimizer is not None:
+        state |= {f"optimizer/{name}": array for name, array in optimizer.export_state().items()}
+    return state
+
+
+def import_state(state: Mapping[str, Array], books: Books, optimizer: Optimizer | None) -> None:
+    """Fill `books`, which are empty, and the optimizer, which has been set already."""
+    for name, array in state.items():
+        kind, _, rest = name.partition("/")
+        if kind == "book":
+            key, index = (int(part) for part in rest.split("/"))
+            version, root, length, dtype, offset, forwarded = (int(number) for number in array)
+            slot = Slot(key, index, state[f"value/{rest}"].copy(), version)
+            book = books[key, index] = Book(slot, root, length, dtype, offset, forwarded)
+            for member, rounds in state[f"paces/{rest}"].tolist():
+                pace = book.pace(member)
+                pace.closed = pace.finished = rounds
+    for name, array in state.items():
+        kind, _, rest = name.partition("/")
+        if kind == "kept":
+            *where, what = rest.split("/", 2)
+            books[int(where[0]), int(where[1])].slot.kept[what] = array.copy()
+    if optimizer is not None:
+        own = {name.removeprefix("optimizer/"): item for name, item in state.items() if name.startswith("optimizer/")}
+        optimizer.import_state(own)

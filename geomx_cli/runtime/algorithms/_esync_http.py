@@ -1,0 +1,299 @@
+"""The state server over HTTP, in the form that ESync's own workers speak: they can then use it in any job.
+
+    POST /init/    num_workers (6 if not given), epsilon (seconds, 0.5 if not given)    empty; rank 0 alone, before all
+    POST /apply/   r, k, c, te                                                          {"ready": 0} or {"ready": 1}
+    POST /reset/   r, t, te                                                             empty
+    GET  /         {"num_workers", "t", "epsilon", "records": [[r, k, c, te, ready, round], ...]}
+
+Fields are form-encoded, c and te seconds. What is wrong is answered with one sentence. The protocol knows no password,
+and whoever reaches the port may speak: it belongs on a network of the job's own.
+"""
+
+import io
+import json
+import re
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import Any, TypeVar, cast
+from urllib.parse import parse_qsl
+
+from geomx_cli.errors import GeomxError, InvalidSettings
+from geomx_cli.runtime.algorithms._esync_state import MAX_SECONDS, StateServer
+
+__all__ = ["Call", "HttpServer", "Reply", "serve"]
+
+MAX_HEAD = 16_384
+MAX_BODY = 1_024
+MAX_CONNECTIONS = 128
+LIMIT = 5.0
+"""Seconds in which a request must have come, and again an answer have been taken."""
+
+Reply = tuple[HTTPStatus, bytes]
+Call = Callable[[Callable[[], Reply]], Reply]
+"""Has the thread that owns the state server call a function, and returns what that returned.
+
+Raises a GeomxError where that thread is gone or does not come to it.
+"""
+Number = TypeVar("Number", int, float)
+Action = Callable[[float, Mapping[str, str]], bytes]
+
+
+class HttpServer:
+    """A state server's port; `port` is the one that it listens on."""
+
+    def __init__(self, listener: "_Listener") -> None:
+        self.port: int = listener.server_address[1]
+        self._listener = listener
+        self._thread = threading.Thread(
+            target=listener.serve_forever, kwargs={"poll_interval": 0.1}, name="esync-http", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more. Requests that have been read are still answered, by threads that do not keep a process."""
+        self._listener.shutdown()
+        self._listener.server_close()
+        self._thread.join()
+
+
+def serve(state: StateServer, host: str, port: int, call: Call, clock: Callable[[], float] = time.time) -> HttpServer:
+    """Answer requests at host:port (0 for any that is free) from a thread of its own, until `close`.
+
+    `call` runs what touches `state` on the thread that owns it. `clock` is the clock of all that is told to `state`.
+    Raises InvalidSettings where it cannot listen.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return HttpServer(_Listener(family, address, _Service(state, clock), call))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise InvalidSettings(
+            f"cannot listen for ESync's workers on {host} port {port}: {reason}",
+            "another process holds the port, or this machine lacks the address; choose another",
+        ) from None
+
+
+class _Service:
+    """What each path does. For the thread that owns the state server.
+
+    Workers tell `te` by clocks of their own, which may be wrong by more than a step takes. A worker begins a round just
+    before it says so; what its clock lacks to ours is measured then, and the ends of its steps are moved by it. Where
+    that was not told yet, the least difference counts.
+    """
+
+    def __init__(self, state: StateServer, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.routes: Mapping[str, tuple[str, Action]] = {
+            "/": ("GET", self._home),
+            "/init/": ("POST", self._init),
+            "/apply/": ("POST", self._apply),
+            "/reset/": ("POST", self._reset),
+        }
+        self._state = state
+        self._lag: dict[int, float] = {}
+        self._told: dict[int, float] = {}
+
+    def _init(self, now: float, fields: Mapping[str, str]) -> bytes:
+        epsilon = _read(fields, "epsilon", _seconds, "0.5")
+        self._state.init(_read(fields, "num_workers", int, "6"), epsilon)
+        self._lag, self._told = {}, {}
+        return b""
+
+    def _apply(self, now: float, fields: Mapping[str, str]) -> bytes:
+        rank, ended = _read(fields, "r", int), _read(fields, "te", _seconds)
+        lag = min(now - ended, self._lag.get(rank, now - ended))
+        steps, seconds = _read(fields, "k", int), _read(fields, "c", _seconds)
+        decision = self._state.query(now, rank, steps, seconds, now - ended - lag)
+        self._lag[rank], self._told[rank] = lag, ended
+        return json.dumps({"ready": int(decision.ready)}).encode()
+
+    def _reset(self, now: float, fields: Mapping[str, str]) -> bytes:
+        rank, began = _read(fields, "r", int), _read(fields, "te", _seconds)
+        self._state.entered(now, rank, _read(fields, "t", int))
+        self._lag[rank], self._told[rank] = now - began, began
+        return b""
+
+    def _home(self, now: float, fields: Mapping[str, str]) -> bytes:
+        known = self._state.home()
+        for record in known["records"]:
+            record[3] = self._told.get(record[0], record[3])
+        return json.dumps(known).encode()
+
+
+class _Listener(socketserver.ThreadingTCPServer):
+    """Gives each connection a thread, and at most MAX_CONNECTIONS of them at a time; more wait to be accepted."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = MAX_CONNECTIONS
+
+    def __init__(self, family: int, address: Any, service: _Service, call: Call) -> None:
+        self.address_family = family
+        self.service = service
+        self.call = call
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._free.acquire()
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+
+class _Refusal(Exception):
+    """A request that cannot be answered; its arguments are a status and a sentence."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection, with one request: HTTP/1.0 ends it with the answer."""
+
+    server_version = "geomx"
+    sys_version = ""
+    default_request_version = "HTTP/1.0"
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Bounded(self.connection), 1024)
+
+    def handle(self) -> None:
+        self.command, self.requestline, self.request_version = "", "", self.default_request_version
+        try:
+            self.handle_one_request()
+        except _Refusal as refusal:
+            self.send_error(*refusal.args)
+        except ConnectionError:
+            pass  # whoever asked is gone
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        server = cast(_Listener, self.server)
+        path = self.path.partition("?")[0]
+        if path not in server.service.routes:
+            raise _Refusal(HTTPStatus.NOT_FOUND, f"there is no such path, but {', '.join(server.service.routes)}")
+        method, action = server.service.routes[path]
+        if method != self.command:
+            raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} is for {method}")
+        body = self._body() if method == "POST" else b""
+        now = server.service.clock()
+        try:
+            status, content = server.call(partial(_carry_out, action, now, body))
+        except GeomxError as error:
+            raise _Refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from None
+        self._send(status, content, "application/json" if status == HTTPStatus.OK else "text/plain; charset=utf-8")
+
+    def _body(self) -> bytes:
+        length = self.headers.get("Content-Length", "")
+        if not re.fullmatch(r"[0-9]{1,18}", length):
+            raise _Refusal(HTTPStatus.LENGTH_REQUIRED, "the header Content-Length must say how long the body is")
+        if int(length) > MAX_BODY:
+            raise _Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body is at most {MAX_BODY} bytes")
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            raise ConnectionError
+        return body
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer with one sentence, and read what is under way, for a connection that is cut would lose the answer."""
+        content = (message or HTTPStatus(code).phrase).encode(errors="replace")
+        try:
+            self._send(HTTPStatus(code), content, "text/plain; charset=utf-8")
+            self.connection.shutdown(socket.SHUT_WR)
+            rest = _Bounded(self.connection, 64 * MAX_HEAD)
+            while rest.read(MAX_HEAD):
+                pass
+        except (OSError, _Refusal):
+            pass  # it will not end, or is gone
+
+    def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
+        self.connection.settimeout(LIMIT)
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a worker asks many times a second."""
+
+
+class _Bounded(io.RawIOBase):
+    """What comes from a socket within LIMIT seconds, `most` bytes in all. Raises _Refusal beyond."""
+
+    def __init__(self, connection: socket.socket, most: int = MAX_HEAD + MAX_BODY) -> None:
+        self._connection = connection
+        self._end = time.monotonic() + LIMIT
+        self._left = most
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        remaining = self._end - time.monotonic()
+        try:
+            if remaining <= 0:
+                raise TimeoutError
+            self._connection.settimeout(remaining)
+            count = self._connection.recv_into(buffer)
+        except TimeoutError:
+            raise _Refusal(HTTPStatus.REQUEST_TIMEOUT, f"the request did not end within {LIMIT:g} s") from None
+        self._left -= count
+        if self._left < 0:
+            raise _Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a head is at most {MAX_HEAD} bytes")
+        return count
+
+
+def _carry_out(action: Action, now: float, body: bytes) -> Reply:
+    try:
+        return HTTPStatus.OK, action(now, _fields(body))
+    except InvalidSettings as error:
+        return HTTPStatus.BAD_REQUEST, str(error).encode(errors="replace")
+
+
+def _fields(body: bytes) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=16)
+    except ValueError:
+        raise InvalidSettings("the body is no form", "write it as in r=0&k=1&c=0.25&te=1700000000.5") from None
+    if len(dict(pairs)) < len(pairs):
+        raise InvalidSettings("a field is given twice", "give each once")
+    return dict(pairs)
+
+
+def _read(fields: Mapping[str, str], name: str, parse: Callable[[str], Number], default: str | None = None) -> Number:
+    text = fields.get(name, default)
+    if text is None:
+        raise InvalidSettings(f"the field {name} is missing", f"given: {', '.join(fields) or 'none'}")
+    try:
+        return parse(text)
+    except ValueError:
+        raise InvalidSettings(
+            f"{name} is {text!r}", "c, te and epsilon are seconds, the others whole numbers"
+        ) from None
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= MAX_SECONDS:
+        raise ValueError(text)
+    return number

@@ -1,0 +1,181 @@
+"""ESync's state server: it tells each worker whether to take another local step, or to synchronise now.
+
+Z. Li, H. Zhou, T. Zhou, H. Yu, Z. Xu, G. Sun: ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous
+Data Centers. IEEE Transactions on Services Computing 15(4), 2022, Algorithm 2.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from geomx_cli.errors import InvalidSettings
+
+__all__ = ["MAX_COUNT", "MAX_SECONDS", "MAX_WORKERS", "Decision", "StateServer"]
+
+MAX_WORKERS = 65_536
+MAX_COUNT = 2**31 - 1
+MAX_SECONDS = 1e10
+AUTOMATIC_PART, AUTOMATIC_MOST = 0.05, 0.5
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a worker is told, and on what grounds.
+
+    ready: it is to synchronise now; if not, it has time for another step.
+    slowest: it is the worker whose steps take longest.
+    rest: predicted seconds until the slowest has done its steps of this round, 0 once they are done or overdue; inf
+    while nobody knows who that is, or it has not begun the round.
+    """
+
+    ready: bool
+    slowest: bool
+    rest: float
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known of a worker: the steps it has done in its round, the seconds that the last one took and when it
+    ended, whether it was told to synchronise, and which round it has begun."""
+
+    rank: int
+    steps: int = 0
+    step_time: float = 0.0
+    ended: float = 0.0
+    ready: bool = False
+    round: int = 1
+    left: bool = False
+
+
+class StateServer:
+    """Decides for one group of workers, by what each tells of its steps.
+
+    A worker is ready once it could not end another step before the slowest ends its own, with `epsilon` seconds to
+    spare; the slowest is ready after its first step, so a round lasts as long as that. Time is a parameter: `now` and
+    `te` are seconds of the same clock, whichever that is. Where workers have clocks of their own they tell the age of
+    an event instead (`query`, `entered`), and clocks that differ do no harm.
+
+    In all methods r is a worker's rank; k the steps it has done in this round; c its capability, the seconds that
+    its last step took (0 if it has not measured any); te the time when that step ended, or, with k = 0, when it began
+    the round; t a round, counted from 1. InvalidSettings is raised before `init`, for a rank that there is not or
+    that has left, and for a number out of range; nothing has changed then. For one thread.
+    """
+
+    def __init__(self) -> None:
+        self._records: list[_Record] = []
+        self._epsilon: float | None = None
+        self._min_steps = 1
+        self._round = 1
+
+    def init(self, num_workers: int, epsilon: float | None, min_steps: int = 1) -> None:
+        """Begin with round 1 of so many workers, of which nothing is known; whatever was known before is forgotten.
+
+        epsilon (seconds): None stands for 5 % of the slowest worker's capability, but at most 0.5 s.
+        min_steps: the steps that every worker, also the slowest, takes in each round.
+        """
+        _whole("the number of workers", num_workers, 1, MAX_WORKERS)
+        _whole("the least number of steps", min_steps, 1, MAX_COUNT)
+        if epsilon is not None:
+            _seconds("epsilon", epsilon)
+        self._records = [_Record(rank) for rank in range(num_workers)]
+        self._epsilon, self._min_steps, self._round = epsilon, min_steps, 1
+
+    def apply(self, now: float, r: int, k: int, c: float, te: float) -> bool:
+        """Whether worker r is to synchronise now. What it tells is kept in any case."""
+        _seconds("te, when the step ended,", te)
+        return self._decide(now, r, k, c, te).ready
+
+    def reset(self, r: int, t: int, te: float) -> None:
+        """Worker r has begun round t at te; with the first that does, the round begins for all.
+
+        Raises InvalidSettings for a round that is over: going back to it would keep the others from ever ending theirs.
+        """
+        _seconds("te, when the round began,", te)
+        self._begin(r, t, te)
+
+    def query(self, now: float, r: int, k: int, c: float, age: float) -> Decision:
+        """As `apply`, for a step that ended `age` seconds before `now`."""
+        _seconds("the age of the step's end", age)
+        return self._decide(now, r, k, c, now - age)
+
+    def entered(self, now: float, r: int, t: int) -> None:
+        """As `reset`, for a worker that has begun round t just now."""
+        self._begin(r, t, now)
+
+    def leave(self, r: int) -> None:
+        """Worker r has ended or was lost: nobody waits for its steps any more. Leaving twice changes nothing."""
+        self._find(r).left = True
+
+    def home(self) -> dict[str, Any]:
+        """All that is known: num_workers, t, epsilon (seconds), records, one [r, k, c, te, ready, round] each."""
+        slowest = self._slowest()
+        return {
+            "num_workers": len(self._records),
+            "t": self._round,
+            "epsilon": self._margin(slowest.step_time if slowest is not None else 0.0),
+            "records": [[w.rank, w.steps, w.step_time, w.ended, w.ready, w.round] for w in self._records],
+        }
+
+    def _decide(self, now: float, r: int, k: int, c: float, te: float) -> Decision:
+        worker = self._present(r)
+        _whole("k, the number of steps,", k, 0, MAX_COUNT)
+        _seconds("c, the time of a step,", c)
+        worker.steps, worker.step_time, worker.ended = k, c, te
+        slowest = self._slowest()
+        if slowest is None or slowest.round != self._round:
+            # Where nobody has measured a step, another one costs little and makes known who is slowest.
+            return Decision(ready=False, slowest=worker is slowest, rest=math.inf)
+        missing = max(1, self._min_steps - slowest.steps)
+        rest = slowest.step_time * missing + slowest.ended - now
+        late = worker.step_time + self._margin(slowest.step_time) > rest
+        ready = k >= self._min_steps and (worker is slowest or slowest.ready or late)
+        worker.ready |= ready
+        return Decision(ready, worker is slowest, 0.0 if slowest.ready else max(0.0, rest))
+
+    def _begin(self, r: int, t: int, te: float) -> None:
+        worker = self._present(r)
+        _whole("t, the round,", t, 1, MAX_COUNT)
+        if t < self._round:
+            raise InvalidSettings(
+                f"worker {r} begins round {t}, but round {self._round} has begun already",
+                "each worker begins each round once, and takes part in all",
+            )
+        if t > self._round:
+            self._round = t
+            for record in self._records:
+                record.steps, record.ready = 0, False
+        worker.round, worker.ended = t, te
+
+    def _slowest(self) -> _Record | None:
+        """The lowest rank of those with the longest steps; None while nobody has measured one."""
+        known = (record for record in self._records if record.step_time > 0 and not record.left)
+        return max(known, key=lambda record: record.step_time, default=None)
+
+    def _margin(self, step_time: float) -> float:
+        return min(AUTOMATIC_MOST, AUTOMATIC_PART * step_time) if self._epsilon is None else self._epsilon
+
+    def _present(self, r: int) -> _Record:
+        worker = self._find(r)
+        if worker.left:
+            raise InvalidSettings(f"worker {r} has left", "a worker that left takes no part in later rounds")
+        return worker
+
+    def _find(self, r: int) -> _Record:
+        if not self._records:
+            raise InvalidSettings(
+                "the state server does not know how many workers there are",
+                "rank 0 tells it with init, before all else",
+            )
+        _whole("r, the rank,", r, 0, len(self._records) - 1)
+        return self._records[r]
+
+
+def _whole(what: str, number: int, least: int, most: int) -> None:
+    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
+        raise InvalidSettings(f"{what} is {number!r}", f"it is a whole number from {least} to {most}")
+
+
+def _seconds(what: str, number: float) -> None:
+    # What is not a number compares as false.
+    if not isinstance(number, int | float) or isinstance(number, bool) or not 0 <= number <= MAX_SECONDS:
+        raise InvalidSettings(f"{what} is {number!r}", f"it is a number of seconds from 0 to {MAX_SECONDS:.0e}")

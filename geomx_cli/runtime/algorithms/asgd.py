@@ -1,0 +1,12 @@
+"""ASGD, the flat asynchronous baseline: the servers apply every worker's gradient as it comes, and nobody waits.
+
+MixedSync in one plane without local servers, where each worker is a party of its own.
+"""
+
+from geomx_cli.runtime.algorithms.mixed import refuses, server, server_optimizer, worker
+
+__all__ = ["fixes", "name", "options", "refuses", "server", "server_optimizer", "worker"]
+
+name = "async"
+options = ()
+fixes = {"topology": "flat"}

@@ -1,0 +1,186 @@
+"""DiLoCo: many inner steps on every worker, then one outer step with the mean of what they came to.
+
+A worker takes H steps with its inner optimizer, then pushes the difference D = (where it began) - (where it is).
+The roots take the mean of all workers' differences for a gradient and apply the outer optimizer, SGD with Nesterov
+momentum: v = mu * v + D, w = w - lr * (D + mu * v). Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
+Models", 2023, arXiv 2311.08105.
+
+With `--fragments F` the tensors are dealt out to F fragments, and every H / F steps one of them is exchanged, so
+that the wire is used evenly; with `--overlap` the inner steps go on meanwhile, and the result is mixed in that many steps later:
+w = alpha * (own) + (1 - alpha) * (global). Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
+arXiv 2501.18512.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from geomx_cli.options import Option
+from geomx_cli.runtime.algorithms.fsa import FsaServer
+
+if TYPE_CHECKING:
+    from geomx_cli.plugins import Spec
+    from geomx_cli.ps.algorithm import ServerPart, Slot, Total
+    from geomx_cli.ps.client import Client
+    from geomx_cli.ps.config import NodeSettings
+    from geomx_cli.ps.optimizers import Optimizer
+    from geomx_cli.ps.wire import Array
+    from geomx_cli.runtime.training.recipe import Recipe
+    from geomx_cli.runtime.training.replica import Replica
+
+name = "diloco"
+options = (
+    Option(
+        "inner_steps", "int", 100, "GEOMX_INNER_STEPS",
+        "Steps of a worker between two exchanges of a tensor (diloco).", "synchronisation",
+        minimum=1, maximum=1_000_000,
+    ),
+    Option(
+        "outer_lr", "float", 0.7, "GEOMX_OUTER_LR", "Learning rate of the outer step (diloco).", "synchronisation",
+        minimum=0, maximum=100,
+    ),
+    Option(
+        "outer_momentum", "float", 0.9, "GEOMX_OUTER_MOMENTUM", "Nesterov momentum of the outer step (diloco).",
+        "synchronisation", minimum=0, below=1,
+    ),
+    Option(
+        "fragments", "int", 1, "GEOMX_FRAGMENTS",
+        "Parts of the model that are exchanged in turn, each once in --inner-steps (diloco).", "synchronisation",
+        minimum=1, maximum=1024,
+    ),
+    Option(
+        "overlap", "int", 0, "GEOMX_OVERLAP",
+        "Steps that a worker goes on before it takes an exchange's result (diloco).", "synchronisation",
+        minimum=0, maximum=1_000_000,
+    ),
+    Option(
+        "mix", "float", 0.5, "GEOMX_MIX",
+        "Part of a worker's own weights in what it goes on from, where --overlap is not 0 (diloco).",
+        "synchronisation", minimum=0, maximum=1,
+    ),
+)  # fmt: skip
+
+
+def refuses(spec: "Spec") -> str | None:
+    """Exchanges may not overlap each other, and the inner optimizer is the workers' own."""
+    if str(spec.options["optimizer"]).startswith("dcasgd"):
+        return "its inner optimizer runs on the workers, where no delay is to be compensated for"
+    steps, fragments = int(spec.options["inner_steps"]), int(spec.options["fragments"])
+    if steps % fragments:
+        return f"--inner-steps {steps} is no multiple of --fragments {fragments}"
+    if int(spec.options["overlap"]) >= steps // fragments:
+        return f"--overlap must be less than the {steps // fragments} steps between two exchanges"
+    return None
+
+
+def server(settings: "NodeSettings") -> "ServerPart":
+    """The part in a server."""
+    return MeanServer()
+
+
+class MeanServer(FsaServer):
+    """FSA's, but the roots take the weighted mean of all contributions for the gradient, not their sum.
+
+    Whoever has left does not count. Without an optimizer the roots subtract the mean.
+    """
+
+    starts_from_value = True
+
+    def at_root(self, slot: "Slot", total: "Total", optimizer: "Optimizer | None") -> "Array":
+        """New weights."""
+        assert slot.value is not None
+        mean = total.array / total.array.dtype.type(total.weight)
+        return slot.value - mean if optimizer is None else optimizer.update(slot.id, slot.value, mean)
+
+
+# The part in a worker of the bundled training job.
+
+
+def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
+    """The outer optimizer."""
+    return "nag", {"learning_rate": recipe.number("outer_lr"), "momentum": recipe.number("outer_momentum")}
+
+
+def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> "DilocoWorker":
+    """The part in a worker. `store` is an MXNet KVStore."""
+    return DilocoWorker(store, replica, recipe)
+
+
+class DilocoWorker:
+    """Inner steps, and every so many of them the exchange of a fragment; plain DiLoCo has a single one.
+
+    `_origin` are the global weights as this worker last had them, which its differences are to.
+    """
+
+    def __init__(self, store: Any, replica: "Replica", recipe: "Recipe") -> None:
+        from geomx_cli.runtime.training.local_steps import LocalSteps
+
+        self.rounds = 0
+        self.gradient_scale = 1.0
+        self._count = int(recipe.number("fragments"))
+        self.steps_per_round = int(recipe.number("inner_steps")) // self._count
+        self._overlap = int(recipe.number("overlap"))
+        self._mix = recipe.number("mix") if self._overlap else 0.0
+        self._by_samples = recipe.text("weight") == "samples"
+        self._usual = self.steps_per_round * self._count * recipe.batch_size
+        self._store = store
+        self._replica = replica
+        self._steps = LocalSteps(replica, recipe)
+        self._origin: list[Array] = []
+        self._results = [item.copy() for item in replica.weights]
+        self._samples = [0] * self._count
+        self._fragment = 0
+        self._wait = -1
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to take the result of the exchange under way."""
+        return self._wait == 0
+
+    @property
+    def everywhere(self) -> bool:
+        """Always: the roots take part in every round."""
+        return True
+
+    def start(self) -> None:
+        """Take the initial weights from the servers."""
+        for index, key in enumerate(self._replica.names):
+            self._store.pull(key, out=self._replica.weights[index], priority=-index)
+        self._replica.wait_for_weights()
+        self._steps.begin()
+        self._origin = [weight.copy() for weight in self._steps.weights]
+
+    def after_step(self, samples: int) -> bool:
+        """A step, and perhaps the beginning of a round; one that is under way comes a step nearer."""
+        self._steps.step(samples)
+        self._samples = [count + samples for count in self._samples]
+        self._wait -= int(self._wait > 0)
+        return self._steps.count % self.steps_per_round == 0 and self._exchange(self._overlap)
+
+    def finish(self) -> bool:
+        """Bring in the steps since the last exchange of each fragment, one after the other."""
+        return any(self._samples) and self._exchange(0)
+
+    def _exchange(self, wait: int) -> bool:
+        weight = max(1, self._samples[self._fragment]) / self._usual if self._by_samples else 1.0
+        for index in self._tensors():
+            difference = self._origin[index] - self._steps.weights[index]
+            key = self._replica.names[index]
+            self._store.push(key, self._replica.array(difference * weight), priority=-index, weight=weight)
+            self._store.pull(key, out=self._results[index], priority=-index)
+        self._samples[self._fragment] = 0
+        self._wait = wait
+        return True
+
+    def _tensors(self) -> range:
+        """Those of the fragment in turn: every so many-th, so that each fragment has some of all depths."""
+        return range(self._fragment, len(self._replica.names), self._count)
+
+    def synchronise(self) -> None:
+        """Take the result, mixed with what the steps since have come to."""
+        for index in self._tensors():
+            self._origin[index] = self._results[index].asnumpy()
+            own = self._steps.weights[index]
+            self._steps.put(index, self._origin[index] + self._mix * (own - self._origin[index]))
+        self._replica.wait_for_weights()
+        self._fragment = (self._fragment + 1) % self._count
+        self._wait = -1
+        self.rounds += 1

@@ -1,0 +1,200 @@
+"""HFA, hierarchical frequency aggregation: parties average often over the LAN, rarely over the WAN.
+
+Every K1 steps of their own optimizers the workers of a party push their weights and go on from the party's mean. Every
+K2-th of these means, counted for each slice, goes to the roots as a difference to the milestone, the last global model;
+the mean of the parties' differences, added to the milestone, is the next one, which everybody goes on from. Across the
+WAN that is one exchange in K1 * K2 steps. Liu, Zhang, Song and Letaief, "Client-Edge-Cloud Hierarchical Federated
+Learning", ICC 2020.
+
+A script that was written for it divides the weights that it pushes by `kv.num_workers`, so the sum is the mean; for
+workers that have left, the party's server makes up. With an optimizer on the roots, that takes the mean difference for
+a step (see diloco.py).
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.options import Option
+
+if TYPE_CHECKING:
+    from geomx_cli.plugins import Spec
+    from geomx_cli.ps.algorithm import Answer, Forward, ServerPart, Slot, Total
+    from geomx_cli.ps.client import Client
+    from geomx_cli.ps.config import NodeSettings
+    from geomx_cli.ps.optimizers import Optimizer
+    from geomx_cli.ps.wire import Array
+    from geomx_cli.runtime.training.recipe import Recipe
+    from geomx_cli.runtime.training.replica import Replica
+
+name = "hfa"
+options = (
+    Option(
+        "k1", "int", 20, "MXNET_KVSTORE_HFA_K1",
+        "Steps between two means of a party (hfa).", "synchronisation", minimum=1, maximum=1_000_000,
+    ),
+    Option(
+        "k2", "int", 10, "MXNET_KVSTORE_HFA_K2",
+        "Means of a party between two global ones (hfa).", "synchronisation", minimum=1, maximum=1_000_000,
+    ),
+    Option(
+        "weight", "text", "parties", "GEOMX_WEIGHT",
+        "What counts alike in a mean of weights: every party (and in it every worker), or every sample (hfa, diloco).",
+        "synchronisation", choices=("parties", "samples"),
+    ),
+)  # fmt: skip
+two_tiers = True
+
+
+def refuses(spec: "Spec") -> str | None:
+    """The steps between two rounds are the workers' own."""
+    if str(spec.options["optimizer"]).startswith("dcasgd"):
+        return "its optimizer runs on the workers, where no delay is to be compensated for"
+    return None
+
+
+def server(settings: "NodeSettings") -> "ServerPart":
+    """The part in a server."""
+    if settings.role == "global_server" and settings.central_workers:
+        raise InvalidSettings(
+            "central workers need a local server of their own in HFA: the roots get parties' differences",
+            "leave DMLC_ENABLE_CENTRAL_WORKER out and start the central party's workers as those of one more party",
+        )
+    workers = settings.local.workers if settings.local is not None else 1
+    is_flat = settings.upper is None
+    return HfaServer(int(settings.number("k2")), workers, settings.text("weight") == "samples", is_flat=is_flat)
+
+
+class HfaServer:
+    """Keeps for each slice at a party the milestone (the slice's shape, fp32 or fp64), the number of means, and the
+    weight given since the milestone.
+
+    workers: those of the party, by which they have divided. is_flat: the members of this root are workers.
+    """
+
+    asynchronous = False
+    max_staleness = -1
+    starts_from_value = True
+
+    def __init__(self, k2: int, workers: int, by_samples: bool, *, is_flat: bool = False) -> None:
+        self._k2 = k2
+        self._workers = workers
+        self._by_samples = by_samples
+        self._is_flat = is_flat
+
+    def at_party(self, slot: "Slot", total: "Total") -> "Answer | Forward":
+        """The party's mean; every K2-th goes on as its difference to the milestone."""
+        import numpy as np
+
+        from geomx_cli.ps.algorithm import Answer, Forward
+
+        assert slot.value is not None
+        mean = self._mean(total)
+        milestone = slot.kept.setdefault("milestone", slot.value.astype(mean.dtype))
+        count = slot.kept.setdefault("means", np.zeros(1, np.int64))
+        given = slot.kept.setdefault("weight", np.zeros(1, np.float64))
+        count += 1
+        given += total.weight
+        if count[0] % self._k2:
+            return Answer(mean)
+        weight = float(given[0]) if self._by_samples else 1.0
+        given[0] = 0
+        return Forward((mean - milestone) * mean.dtype.type(weight), weight)
+
+    def from_root(self, slot: "Slot", result: "Array") -> "Array":
+        """The next milestone."""
+        slot.kept["milestone"] = result.astype(slot.kept["milestone"].dtype)
+        return result
+
+    def at_root(self, slot: "Slot", total: "Total", optimizer: "Optimizer | None") -> "Array":
+        """The milestone and the mean of the parties' differences."""
+        assert slot.value is not None
+        scalar = total.array.dtype.type
+        step: Array = self._mean(total) - slot.value if self._is_flat else total.array / scalar(total.weight)
+        if optimizer is not None:
+            return optimizer.update(slot.id, slot.value, -step)
+        new: Array = slot.value + step
+        return new
+
+    def on_request(self, topic: str, body: dict[str, Any], is_root: bool) -> dict[str, Any] | None:
+        """Has no topics."""
+        return None
+
+    def _mean(self, total: "Total") -> "Array":
+        if total.weight == self._workers:
+            return total.array
+        mean: Array = total.array * total.array.dtype.type(self._workers / total.weight)
+        return mean
+
+
+# The part in a worker of the bundled training job.
+
+
+def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
+    """None: the roots average."""
+    return None
+
+
+def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> "HfaWorker":
+    """The part in a worker. `store` is an MXNet KVStore."""
+    return HfaWorker(client, store, replica, recipe)
+
+
+class HfaWorker:
+    """Every K1 steps of its own: push weights, pull the party's mean or the next milestone."""
+
+    def __init__(self, client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> None:
+        from geomx_cli.runtime.training.local_steps import LocalSteps
+
+        self.rounds = 0
+        self.gradient_scale = 1.0
+        self.steps_per_round = int(recipe.number("k1"))
+        self._k2 = int(recipe.number("k2"))
+        self._scale = 1.0 / client.num_workers
+        self._by_samples = recipe.text("weight") == "samples"
+        self._usual = self.steps_per_round * recipe.batch_size
+        self._store = store
+        self._replica = replica
+        self._steps = LocalSteps(replica, recipe)
+        self._results = [item.copy() for item in replica.weights]
+
+    @property
+    def due(self) -> bool:
+        """Always: the weights are about to be replaced."""
+        return True
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether the last round made a milestone."""
+        return self.rounds % self._k2 == 0
+
+    def start(self) -> None:
+        """Take the initial weights from the servers."""
+        for index, key in enumerate(self._replica.names):
+            self._store.pull(key, out=self._replica.weights[index], priority=-index)
+        self._replica.wait_for_weights()
+        self._steps.begin()
+
+    def after_step(self, samples: int) -> bool:
+        """A step; the K1-th begins a round."""
+        self._steps.step(samples)
+        return self._steps.count == self.steps_per_round and self._exchange()
+
+    def finish(self) -> bool:
+        """Go on to the next milestone, so that all parties end with one model."""
+        return (self._steps.count > 0 or not self.everywhere) and self._exchange()
+
+    def _exchange(self) -> bool:
+        weight = max(1, self._steps.samples) / self._usual if self._by_samples else 1.0
+        for index, key in enumerate(self._replica.names):
+            share = self._replica.array(self._steps.weights[index] * (self._scale * weight))
+            self._store.push(key, share, priority=-index, weight=weight)
+            self._store.pull(key, out=self._results[index], priority=-index)
+        return True
+
+    def synchronise(self) -> None:
+        """Go on from the mean."""
+        for index, result in enumerate(self._results):
+            self._steps.put(index, result.asnumpy())
+        self._steps.count = self._steps.samples = 0
+        self._replica.wait_for_weights()
+        self.rounds += 1

@@ -1,0 +1,71 @@
+"""One worker by itself on all the data: what the others are compared with. No gradient leaves the worker."""
+
+from typing import TYPE_CHECKING, Any
+
+from geomx_cli.runtime.algorithms.fsa import refuses, server
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+    from geomx_cli.runtime.training.recipe import Recipe
+    from geomx_cli.runtime.training.replica import Replica
+
+__all__ = ["fixes", "name", "options", "refuses", "server", "server_optimizer", "worker"]
+
+name = "local"
+options = ()
+fixes = {"topology": "flat", "parties": 1, "workers": 1}
+
+
+def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
+    """None: the servers have nothing to do but to give the initial weights."""
+    return None
+
+
+def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> "LocalWorker":
+    """The part in a worker. `store` is an MXNet KVStore."""
+    return LocalWorker(store, replica, recipe)
+
+
+class LocalWorker:
+    """Steps of its own; a round is a step, in which nothing but the wish to stop is exchanged."""
+
+    def __init__(self, store: Any, replica: "Replica", recipe: "Recipe") -> None:
+        from geomx_cli.runtime.training.local_steps import LocalSteps
+
+        self.rounds = 0
+        self.gradient_scale = 1.0
+        self.steps_per_round = 1
+        self._store = store
+        self._replica = replica
+        self._steps = LocalSteps(replica, recipe)
+
+    @property
+    def due(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def everywhere(self) -> bool:
+        """Always."""
+        return True
+
+    def start(self) -> None:
+        """Take the initial weights from the servers."""
+        for index, key in enumerate(self._replica.names):
+            self._store.pull(key, out=self._replica.weights[index], priority=-index)
+        self._replica.wait_for_weights()
+        self._steps.begin()
+
+    def after_step(self, samples: int) -> bool:
+        """A step."""
+        self._steps.step(samples)
+        return True
+
+    def synchronise(self) -> None:
+        """Nothing is under way."""
+        self._replica.wait_for_weights()
+        self.rounds += 1
+
+    def finish(self) -> bool:
+        """Nothing is left."""
+        return False

@@ -1,0 +1,99 @@
+"""The optimizer's state between a worker and all roots. For the training thread; every call blocks."""
+
+import time
+from typing import TYPE_CHECKING
+
+from geomx_cli.errors import InvalidSettings, TimedOut
+from geomx_cli.ps.packed import Packed, unpack
+from geomx_cli.ps.wire import Array
+from geomx_cli.runtime.state_file import Cut, SavedState
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+
+__all__ = ["fetch", "restore"]
+
+_PAUSE = 0.1
+
+
+def fetch(client: "Client") -> SavedState:
+    """What the roots' optimizer keeps, after all rounds that this worker has begun.
+
+    While the other workers wait for this one's next contribution that is the state after a round; where parties train
+    asynchronously, each slice's is that of one moment. Raises InvalidSettings if there is no optimizer.
+    """
+    client.settle()
+    found = SavedState("", {})
+    where: dict[tuple[str, str], tuple[str, Cut]] = {}
+    for name, placement in client.placements.items():
+        cuts = [(item.offset, item.length) for item in placement.slices]
+        where |= {(str(placement.key), str(index)): (name, cut) for index, cut in enumerate(cuts)}
+        found.dtypes[name] = placement.tensor.dtype
+        found.slices[name] = {cut: {} for cut in cuts}
+    for root in _roots(client):
+        opened = client.control("state_open", {"by": client.process}, root)
+        found.optimizer, found.params = str(opened["optimizer"]), dict(opened["params"])
+        for name, array in _read(client, root, int(opened["size"])).items():
+            key, index, what = name.split("/", 2)
+            tensor, cut = where[key, index]
+            found.slices[tensor][cut][what] = array
+    if not found.optimizer:
+        raise InvalidSettings("no key has been initialised", "call init first")
+    return found
+
+
+def restore(client: "Client", state: SavedState) -> None:
+    """Have the roots' optimizer go on from `state`, before the next round that this worker contributes to.
+
+    Keys that are not in it begin anew. Raises InvalidSettings, with nothing changed, if it is another optimizer's or
+    does not fit the keys; the slices may be cut otherwise.
+    """
+    client.settle()
+    _check(client, state)
+    parts: dict[int, dict[str, Array]] = {root: {} for root in _roots(client)}
+    for name, placement in client.placements.items():
+        for index, piece in enumerate(placement.slices if name in state.slices else ()):
+            kept = state.cut(name, (piece.offset, piece.length))
+            parts[piece.root] |= {f"{placement.key}/{index}/{what}": array for what, array in kept.items()}
+    for root, named in parts.items():
+        _write(client, root, state.optimizer, Packed(named))
+
+
+def _roots(client: "Client") -> list[int]:
+    """The roots that have slices."""
+    return sorted({piece.root for placement in client.placements.values() for piece in placement.slices})
+
+
+def _read(client: "Client", root: int, size: int) -> dict[str, Array]:
+    run = bytearray()
+    while len(run) < size:
+        piece = client.control("state_read", {"by": client.process, "at": len(run)}, root)["piece"]
+        if not piece:
+            raise InvalidSettings(f"root {root} has less state than it said")
+        run += piece
+    client.control("state_close", {"by": client.process}, root)
+    return unpack(run)
+
+
+def _write(client: "Client", root: int, optimizer: str, packed: Packed) -> None:
+    patience = client.settings.number("patience")
+    limit = time.monotonic() + patience
+    body = {"by": client.process, "optimizer": optimizer, "digest": packed.digest(), "size": packed.size}
+    while (go := client.control("state_begin", body, root)["go"]) == "wait":
+        if time.monotonic() > limit:
+            raise TimedOut(f"waited {patience:g} s for another worker to load the optimizer's state")
+        time.sleep(_PAUSE)
+    for at, piece in packed.pieces() if go == "on" else ():
+        client.control("state_write", {"by": client.process, "at": at, "piece": piece}, root)
+
+
+def _check(client: "Client", state: SavedState) -> None:
+    for key, dtype in state.dtypes.items():
+        placement = client.placements.get(key)
+        if placement is None:
+            raise InvalidSettings(f"the saved state has a key {key!r}, which has not been initialised")
+        size, tensor = sum(length for _, length in state.slices[key]), placement.tensor
+        if (size, dtype) != (tensor.size, tensor.dtype):
+            raise InvalidSettings(
+                f"key {key!r} has {tensor.size} elements of {tensor.dtype}, and {size} of {dtype} in the saved state"
+            )

@@ -1,0 +1,185 @@
+"""A worker of two parties (and the master) that checks row-sparse arrays against dense ones, and trains with them.
+
+Argument: "rules", or what gluon.Trainer trains: "gradient" (a dense weight with row-sparse gradients) or "weight" (both
+row-sparse). With RANKS in argument 2 it is the reference instead: one process, all dense.
+"""
+
+import sys
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.base import MXNetError
+
+ROWS, WIDTH, STEPS = 12, 3, 4
+PARAMS = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01, "rescale_grad": 0.5}
+
+
+def refused(words, call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except MXNetError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"not refused: {words}")
+
+
+def sparse(dense):
+    return mx.nd.array(dense).tostype("row_sparse")
+
+
+def empty(dtype="float32"):
+    return mx.nd.sparse.zeros("row_sparse", (ROWS, WIDTH), dtype=dtype)
+
+
+def numbers(*rows):
+    return mx.nd.array(rows, dtype="int64")
+
+
+def gradient(rank, step):
+    """A few rows of it are not zero."""
+    source = np.random.RandomState(10 * step + rank)
+    found = np.zeros((ROWS, WIDTH), np.float32)
+    found[source.randint(0, ROWS, 3)] = source.randn(3, WIDTH)
+    return found
+
+
+def only(weight, rows):
+    found = np.zeros_like(weight)
+    found[rows] = weight[rows]
+    return found
+
+
+def check_pulls(kv, key, weight):
+    """Numbers that are repeated, unsorted, none, float; one array or several; a part or all of the rows."""
+    one, two = empty(), empty()
+    kv.row_sparse_pull(key, out=one, row_ids=numbers(7, 1, 7))
+    assert np.array_equal(one.asnumpy(), only(weight, [1, 7])) and one.stype == "row_sparse"
+    kv.row_sparse_pull(key, out=one, row_ids=mx.nd.array([0]))
+    assert np.array_equal(one.asnumpy(), only(weight, [0])) and one.indices.asnumpy().tolist() == [0]
+    kv.row_sparse_pull(key, out=[one, two], row_ids=[numbers(2), numbers(3, 4)])
+    assert np.array_equal(one.asnumpy(), only(weight, [2])) and np.array_equal(two.asnumpy(), only(weight, [3, 4]))
+    kv.row_sparse_pull(key, out=[one, two], row_ids=numbers(5))
+    assert np.array_equal(one.asnumpy(), only(weight, [5])) and np.array_equal(two.asnumpy(), only(weight, [5]))
+    kv.row_sparse_pull([key], out=[one], row_ids=[numbers(6)])
+    assert np.array_equal(one.asnumpy(), only(weight, [6]))
+    kv.row_sparse_pull(key, out=one, row_ids=numbers(*range(ROWS)))
+    assert np.array_equal(one.asnumpy(), weight)
+    kv.row_sparse_pull([key, key], out=[one, two], row_ids=[numbers(8), numbers(9)])
+    assert np.array_equal(one.asnumpy(), only(weight, [8])) and np.array_equal(two.asnumpy(), only(weight, [9]))
+    kv.pull(key, out=one)
+    assert np.array_equal(one.asnumpy(), only(weight, [8])), "ignored"
+    kv.pull(key, out=one, ignore_sparse=False)
+    assert np.array_equal(one.asnumpy(), weight)
+
+
+def check_refusals(kv):
+    refused("give row-sparse", kv.row_sparse_pull, "sparse", out=mx.nd.zeros((ROWS, WIDTH)), row_ids=numbers(0))
+    refused("2 of row numbers", kv.row_sparse_pull, "sparse", out=empty(), row_ids=[numbers(0), numbers(1)])
+    refused("numbers of rows", kv.row_sparse_pull, "sparse", out=empty())
+    refused("rows 0 to 12", kv.row_sparse_pull, "sparse", out=empty(), row_ids=numbers(0, ROWS))
+    refused("elements", kv.row_sparse_pull, "sparse", out=mx.nd.sparse.zeros("row_sparse", (2, 2)), row_ids=numbers(0))
+    refused("csr", kv.push, "sparse", mx.nd.ones((ROWS, WIDTH)).tostype("csr"))
+    refused("not been initialised", kv.row_sparse_pull, "x", out=empty(), row_ids=numbers(0))
+
+
+def rules():
+    """Row-sparse "sparse" and dense "dense" get the same gradients, on several devices, and stay equal."""
+    kv = mx.kv.create("dist_sync")
+    if kv.is_master_worker:
+        kv.set_optimizer(mx.optimizer.SGD(lazy_update=False, **PARAMS))
+    weight = np.random.RandomState(1).randn(ROWS, WIDTH).astype(np.float32)
+    kv.init(["sparse", "dense", "half"], [sparse(weight), mx.nd.array(weight), sparse(weight).astype("float16")])
+    if kv.global_rank < 0:
+        return
+    rank, out = kv.global_rank, mx.nd.zeros((ROWS, WIDTH))
+    check_pulls(kv, "sparse", weight)
+    for step in range(STEPS):
+        one, two = gradient(rank, step), gradient(rank + 4, step)
+        pushed = [sparse(one), sparse(two if step else two * 0)]
+        kv.push("sparse", pushed)
+        kv.pushpull("dense", mx.nd.array(one + (two if step else two * 0)), out=out)
+        assert np.array_equal(pushed[0].asnumpy(), one)
+    check_pulls(kv, "sparse", out.asnumpy())
+    check_refusals(kv)
+    both = mx.nd.zeros((ROWS, WIDTH))
+    kv.push(["sparse", "dense"], [sparse(one), sparse(one)])
+    kv.pull(["sparse", "dense"], out=[both, out])
+    assert np.array_equal(both.asnumpy(), out.asnumpy())
+    half = empty("float16")
+    kv.push("half", sparse(one).astype("float16"))
+    kv.row_sparse_pull("half", out=half, row_ids=numbers(3))
+    assert half.asnumpy()[3].any() and not half.asnumpy()[4].any() and half.dtype == np.float16
+    kv.barrier("all")
+
+
+class Net(gluon.Block):
+    """An embedding and a dense layer."""
+
+    def __init__(self, kind):
+        super().__init__()
+        with self.name_scope():
+            if kind == "weight":
+                self.embedding = gluon.contrib.nn.SparseEmbedding(ROWS, WIDTH)
+            else:
+                self.embedding = gluon.nn.Embedding(ROWS, WIDTH, sparse_grad=kind == "gradient")
+            self.dense = gluon.nn.Dense(1, in_units=2 * WIDTH)
+
+    def forward(self, words):
+        return self.dense(self.embedding(words).reshape((len(words), -1)))
+
+
+def build(kind):
+    mx.random.seed(4)
+    net = Net(kind)
+    net.initialize(mx.init.Normal(0.5))
+    return net
+
+
+def backward(net, rank, step):
+    source = np.random.RandomState(100 * step + rank + 1)
+    words = mx.nd.array(source.randint(0, ROWS, (5, 2)))
+    with autograd.record():
+        loss = (net(words) - mx.nd.array(source.randn(5, 1))) ** 2
+    loss.backward()
+
+
+def values(net, kv=None):
+    found = []
+    for parameter in net.collect_params().values():
+        whole = parameter._stype == "default"
+        rows = mx.nd.arange(ROWS, dtype="int64")
+        found.append((parameter.data() if whole else parameter.row_sparse_data(rows)).asnumpy())
+    return found
+
+
+def train(kind):
+    kv = mx.kv.create("dist_sync")
+    net = build(kind)
+    params = {"learning_rate": 0.1, "rescale_grad": 1 / (5 * kv.num_all_workers)}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", params, kvstore=kv)
+    for step in range(STEPS):
+        backward(net, kv.global_rank, step)
+        trainer.step(1)  # with sparse weights the store knows the optimizer before the first step
+    np.savez(f"params-{kv.global_rank}.npz", *values(net))
+
+
+def alone(ranks):
+    net = build("dense")
+    updater = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.1, rescale_grad=1 / (5 * ranks)))
+    for step in range(STEPS):
+        grads = []
+        for rank in range(ranks):
+            backward(net, rank, step)
+            grads.append([parameter.grad().copy() for parameter in net.collect_params().values()])
+        for index, parameter in enumerate(net.collect_params().values()):
+            updater(index, sum((one[index] for one in grads[1:]), grads[0][index]), parameter.data())
+    np.savez("reference.npz", *values(net))
+
+
+if len(sys.argv) > 2:
+    alone(int(sys.argv[2]))
+elif sys.argv[1] == "rules":
+    rules()
+else:
+    train(sys.argv[1])

@@ -1,0 +1,272 @@
+"""ESync's state server: the reference's own answers, its rule written a second time, rounds on a simulated clock."""
+
+import heapq
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.runtime.algorithms._esync_state import MAX_COUNT, MAX_SECONDS, MAX_WORKERS, Decision, StateServer
+
+# What the reference's state server answered, call after call.
+THREE_WORKERS: list[tuple[str, tuple[float, ...], Any]] = [
+    ("init", (3, 0.5), None),
+    ("apply", (0.0, 0, 0, 0.1, 0.0), False),
+    ("apply", (0.0, 1, 0, 0.2, 0.0), False),
+    ("apply", (0.0, 2, 0, 3.5, 0.0), False),
+    ("apply", (0.1, 0, 1, 0.1, 0.1), False),
+    ("apply", (2.85, 0, 20, 0.1, 2.85), False),
+    ("apply", (2.9, 0, 21, 0.1, 2.9), False),
+    ("apply", (2.95, 0, 22, 0.1, 2.95), True),
+    ("apply", (2.8, 1, 10, 0.2, 2.8), False),
+    ("apply", (3.5, 2, 1, 3.5, 3.5), True),
+    ("apply", (3.55, 1, 11, 0.2, 3.55), True),
+    ("home", (), [[0, 22, 0.1, 2.95, True, 1], [1, 11, 0.2, 3.55, True, 1], [2, 1, 3.5, 3.5, True, 1]]),
+    ("reset", (0, 2, 4.0), None),
+    ("home", (), [[0, 0, 0.1, 4.0, False, 2], [1, 0, 0.2, 3.55, False, 1], [2, 0, 3.5, 3.5, False, 1]]),
+    ("apply", (4.01, 0, 0, 0.1, 4.0), False),
+    ("apply", (4.11, 0, 1, 0.1, 4.11), False),
+    ("reset", (2, 2, 4.2), None),
+    ("apply", (4.21, 0, 2, 0.1, 4.21), False),
+    ("reset", (1, 2, 4.3), None),
+    ("home", (), [[0, 2, 0.1, 4.21, False, 2], [1, 0, 0.2, 4.3, False, 2], [2, 0, 3.5, 4.2, False, 2]]),
+]
+TWO_STRAGGLERS: list[tuple[str, tuple[float, ...], Any]] = [
+    ("init", (3, 0.5), None),
+    ("apply", (0.0, 0, 0, 0.1, 0.0), False),
+    ("apply", (0.0, 1, 0, 3.0, 0.0), False),
+    ("apply", (0.0, 2, 0, 3.0, 0.0), False),
+    ("apply", (3.0, 2, 1, 3.0, 3.0), True),
+    ("apply", (3.0, 1, 1, 3.0, 3.0), True),
+]
+
+
+def begun(*capabilities: float, epsilon: float | None = 0.5, min_steps: int = 1) -> StateServer:
+    """A state server whose workers began round 1 at 0.0 and have told how long a step takes them."""
+    state = StateServer()
+    state.init(len(capabilities), epsilon, min_steps)
+    for rank, c in enumerate(capabilities):
+        assert not state.apply(0.0, rank, 0, c, 0.0)
+    return state
+
+
+@pytest.mark.parametrize("calls", [THREE_WORKERS, TWO_STRAGGLERS])
+def test_answers_as_the_reference_did(calls: list[tuple[str, tuple[float, ...], Any]]) -> None:
+    state = StateServer()
+    for number, (method, arguments, answer) in enumerate(calls):
+        given = getattr(state, method)(*arguments)
+        if method == "home":
+            assert (given["num_workers"], given["epsilon"]) == (3, 0.5)
+            assert given["t"] == max(record[5] for record in answer)
+            given = given["records"]
+        assert given == answer, (number, method, arguments)
+
+
+def test_nobody_is_ready_while_no_step_was_measured() -> None:
+    state = StateServer()
+    state.init(2, 0.5)
+    assert not state.apply(0.0, 0, 1, 0.0, 0.0)
+    assert state.query(0.0, 1, 3, 0.0, 0.0) == Decision(ready=False, slowest=False, rest=math.inf)
+    assert state.query(1.0, 1, 4, 0.25, 0.0) == Decision(ready=True, slowest=True, rest=0.0)
+
+
+def test_before_init() -> None:
+    for call in (lambda: StateServer().apply(0.0, 0, 1, 0.1, 0.0), lambda: StateServer().reset(0, 2, 0.0)):
+        with pytest.raises(InvalidSettings, match="does not know how many workers"):
+            call()
+    assert StateServer().home() == {"num_workers": 0, "t": 1, "epsilon": 0.0, "records": []}
+
+
+class Rule:
+    """The decision as ESync's paper and the reference's records have it, written by that description alone."""
+
+    def __init__(self, num_workers: int, epsilon: float) -> None:
+        self.epsilon, self.t = epsilon, 1
+        self.records = [[r, 0, 0, 0, False, 1] for r in range(num_workers)]
+
+    def apply(self, now: float, r: int, k: int, c: float, te: float) -> bool:
+        self.records[r][1:4] = [k, c, te]
+        if k == 0:
+            return False
+        s, most = None, 0.0
+        for rank, record in enumerate(self.records):
+            if record[2] > most:
+                s, most = rank, record[2]
+        if s is None or self.records[s][5] != self.t:
+            return False
+        rest = self.records[s][2] + self.records[s][3] - now
+        if r == s or self.records[s][4] or self.records[r][2] + self.epsilon > rest:
+            self.records[r][4] = True
+            return True
+        return False
+
+    def reset(self, r: int, t: int, te: float) -> None:
+        if t != self.t:
+            self.t = t
+            for record in self.records:
+                record[1], record[4] = 0, False
+        self.records[r][5], self.records[r][3] = t, te
+
+
+quarters = st.integers(0, 24).map(lambda number: number / 4)  # exact, so that the boundaries are met
+steps = st.tuples(st.integers(0, 3), st.integers(0, 3), quarters, quarters, quarters, st.integers(0, 5))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from([0.0, 0.25, 0.5]), st.lists(steps, max_size=40))
+def test_follows_the_rule_whatever_is_told(
+    epsilon: float, told: list[tuple[int, int, float, float, float, int]]
+) -> None:
+    state, rule = StateServer(), Rule(4, epsilon)
+    state.init(4, epsilon)
+    for now, (r, k, c, later, te, kind) in enumerate(told):
+        if kind:
+            assert state.apply(now + later, r, k, c, te) == rule.apply(now + later, r, k, c, te)
+        else:
+            state.reset(r, rule.t + k % 2, te)
+            rule.reset(r, rule.t + k % 2, te)
+        assert state.home()["records"] == rule.records
+
+
+def simulate(
+    capabilities: list[float], epsilon: float | None, *, rounds: int = 4, min_steps: int = 1, way: float = 0.001
+) -> list[int]:
+    """Steps of each worker in the last of so many rounds. A question and its answer take `way` seconds each."""
+    state = begun(*capabilities, epsilon=epsilon, min_steps=min_steps)
+    start, counts = 0.0, [0] * len(capabilities)
+    for t in range(1, rounds + 1):
+        if t > 1:
+            for rank in range(len(capabilities)):
+                state.entered(start, rank, t)
+        counts, ends = [0] * len(capabilities), {}
+        asking = [(start + way, rank) for rank in range(len(capabilities))]
+        while asking:
+            now, rank = heapq.heappop(asking)
+            if state.query(now, rank, counts[rank], capabilities[rank], way).ready:
+                ends[rank] = now + way
+            else:
+                counts[rank] += 1
+                heapq.heappush(asking, (now + 2 * way + capabilities[rank], rank))
+        start = max(ends.values())
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "scale", "fast"),
+    [(0.5, 1.0, 93), (0.07, 1.0, 107), (0.03, 1.0, 108), (0.0, 1.0, 109), (0.5, 0.1, 1), (0.05, 0.1, 60)],
+)
+def test_steps_of_a_heterogeneous_group(epsilon: float, scale: float, fast: int) -> None:
+    steps = simulate([0.03 * scale] * 4 + [3.5 * scale] * 2, epsilon)
+    assert steps == [pytest.approx(fast, rel=0.05, abs=1)] * 4 + [1, 1]
+
+
+def test_a_second_step_fits_when_the_slowest_takes_twice_as_long_and_epsilon() -> None:
+    for mine, epsilon in [(0.25, 0.5), (1.0, 0.25), (2.0, 0.0), (0.5, 1.0)]:
+        for slowest in (2 * mine + epsilon - 0.125, 2 * mine + epsilon, 2 * mine + epsilon + 0.125):
+            steps = simulate([mine, slowest], epsilon, way=0.0)
+            assert (steps[0] >= 2) == (slowest >= 2 * mine + epsilon), (mine, epsilon, slowest)
+
+
+def test_automatic_epsilon() -> None:
+    for slowest, epsilon in [(0.35, 0.0175), (3.5, 0.175), (30.0, 0.5)]:
+        assert begun(0.003, slowest, epsilon=None).home()["epsilon"] == pytest.approx(epsilon)
+    assert simulate([0.003] * 4 + [0.35] * 2, None)[0] > 50
+    edge = begun(1.0, 10.0, epsilon=None)
+    assert not edge.apply(8.5, 0, 8, 1.0, 8.5)
+    assert edge.apply(8.501, 0, 8, 1.0, 8.5)
+
+
+def test_least_number_of_steps() -> None:
+    assert simulate([1.0, 1.0, 1.0], 0.0, min_steps=5, way=0.0) == [5, 5, 5]
+    assert simulate([0.5, 2.0], 0.25, min_steps=3, way=0.0) == [11, 3]
+    state = begun(1.0, 2.0, min_steps=3)
+    assert state.query(2.0, 1, 1, 2.0, 0.0) == Decision(ready=False, slowest=True, rest=4.0)
+    assert state.query(2.0, 0, 2, 1.0, 0.0).rest == 4.0
+    assert not state.query(5.9, 0, 2, 1.0, 0.0).ready  # there is no time, but it owes a step
+    assert state.query(5.9, 0, 3, 1.0, 0.0).ready
+
+
+def test_what_a_decision_tells() -> None:
+    state = begun(0.5, 4.0)
+    assert state.query(1.0, 0, 2, 0.5, 0.0) == Decision(ready=False, slowest=False, rest=3.0)
+    assert state.query(4.5, 0, 8, 0.5, 0.0) == Decision(ready=True, slowest=False, rest=0.0)
+    assert state.query(4.75, 1, 1, 4.0, 0.25) == Decision(ready=True, slowest=True, rest=0.0)
+    assert state.query(4.75, 0, 8, 0.5, 0.25) == Decision(ready=True, slowest=False, rest=0.0)
+    state.entered(5.0, 0, 2)
+    assert state.query(5.5, 0, 1, 0.5, 0.0) == Decision(ready=False, slowest=False, rest=math.inf)
+    state.entered(6.0, 1, 2)
+    assert state.query(6.5, 0, 2, 0.5, 0.0) == Decision(ready=False, slowest=False, rest=3.5)
+
+
+def test_ages_are_as_good_as_one_clock() -> None:
+    one, other = begun(0.25, 4.0), begun(0.25, 4.0)
+    for now, r, k, c, te in [(1.0, 0, 3, 0.25, 0.75), (3.5, 0, 12, 0.25, 3.25), (4.25, 1, 1, 4.0, 4.0)]:
+        assert one.apply(now, r, k, c, te) == other.query(now, r, k, c, now - te).ready
+    one.reset(1, 2, 5.0)
+    other.entered(5.0, 1, 2)
+    assert one.home() == other.home()
+
+
+def test_a_worker_that_left_keeps_nobody_waiting() -> None:
+    state = begun(0.1, 1.0, 30.0, epsilon=0.25)
+    assert not state.apply(0.9, 0, 8, 0.1, 0.9)
+    assert not state.apply(1.0, 1, 1, 1.0, 1.0)
+    state.leave(2)
+    state.leave(2)
+    assert state.query(1.0, 1, 1, 1.0, 0.0) == Decision(ready=True, slowest=True, rest=0.0)
+    assert state.apply(1.0, 0, 9, 0.1, 1.0)
+    state.entered(2.0, 0, 2)
+    state.leave(1)  # before it has begun the round
+    assert state.query(2.1, 0, 1, 0.1, 0.0) == Decision(ready=True, slowest=True, rest=0.0)
+    for call in (lambda: state.apply(2.5, 1, 1, 1.0, 2.0), lambda: state.entered(2.5, 2, 2)):
+        with pytest.raises(InvalidSettings, match=r"worker \d has left"):
+            call()
+    state.init(3, 0.25)
+    assert not state.apply(0.0, 2, 0, 30.0, 0.0)
+
+
+def test_a_round_that_is_over_does_not_come_back() -> None:
+    state = begun(1.0, 2.0)
+    state.entered(3.0, 0, 2)
+    state.entered(3.5, 0, 2)  # told twice
+    before = state.home()
+    with pytest.raises(InvalidSettings, match="worker 1 begins round 1, but round 2 has begun already"):
+        state.entered(4.0, 1, 1)
+    assert state.home() == before
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "says"),
+    [
+        ("apply", (1.0, 3, 1, 0.5, 1.0), "r, the rank, is 3 .*from 0 to 2"),
+        ("apply", (1.0, -1, 1, 0.5, 1.0), "rank, is -1"),
+        ("apply", (1.0, True, 1, 0.5, 1.0), "rank, is True"),
+        ("apply", (1.0, 0, -1, 0.5, 1.0), "k, the number of steps, is -1"),
+        ("apply", (1.0, 0, MAX_COUNT + 1, 0.5, 1.0), "number of steps"),
+        ("apply", (1.0, 0, 1.5, 0.5, 1.0), "number of steps, is 1.5 .*whole"),
+        ("apply", (1.0, 0, 1, -0.5, 1.0), "time of a step, is -0.5"),
+        ("apply", (1.0, 0, 1, math.nan, 1.0), "time of a step, is nan"),
+        ("apply", (1.0, 0, 1, "0.5", 1.0), "time of a step, is '0.5'"),
+        ("apply", (1.0, 0, 1, 0.5, math.inf), "te, .* is inf"),
+        ("query", (1.0, 0, 1, 0.5, -0.1), "age .* is -0.1"),
+        ("query", (1.0, 0, 1, 2 * MAX_SECONDS, 0.1), "time of a step"),
+        ("reset", (0, 0, 1.0), "t, the round, is 0"),
+        ("reset", (0, MAX_COUNT + 1, 1.0), "t, the round"),
+        ("reset", (0, 2, math.nan), "te, .* is nan"),
+        ("entered", (1.0, 9, 2), "rank"),
+        ("leave", (3,), "rank"),
+        ("init", (0, 0.5), "number of workers is 0"),
+        ("init", (MAX_WORKERS + 1, 0.5), "number of workers"),
+        ("init", (2, -0.5), "epsilon is -0.5"),
+        ("init", (2, 0.5, 0), "least number of steps is 0"),
+    ],
+)
+def test_what_is_out_of_range_changes_nothing(method: str, arguments: tuple[Any, ...], says: str) -> None:
+    state = begun(0.5, 1.0, 2.0)
+    before = state.home()
+    with pytest.raises(InvalidSettings, match=says):
+        getattr(state, method)(*arguments)
+    assert state.home() == before

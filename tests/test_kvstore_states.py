@@ -1,0 +1,132 @@
+"""The optimizer's state, saved from all roots and loaded in another job: training goes on bit for bit the same."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Cluster
+from test_mxnet_store import hooked
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps import optimizers
+from geomx_cli.ps.packed import PIECE, Packed, digest, unpack
+from geomx_cli.runtime import state_file
+from geomx_cli.runtime.state_file import SavedState
+
+FEW = {"GEOMX_SLICE_ELEMENTS": "4096"}
+
+
+def run(directory: Path, phase: str, name: str, way: str, roots: int, local_servers: int = 1) -> Cluster:
+    """One job; its workers' results lie in the directory."""
+    cluster = Cluster(directory)
+    argv, env = hooked("states.py", phase, name, way)
+    try:
+        cluster.launch(argv, env=env | FEW, roots=roots, local_servers=local_servers)
+        cluster.finish()
+    finally:
+        cluster.stop()
+    return cluster
+
+
+def same(directory: Path, one: str, another: str) -> bool:
+    """Whether two files of arrays are the same to the bit."""
+    first, second = np.load(directory / one), np.load(directory / another)
+    return first.files == second.files and all(first[name].tobytes() == second[name].tobytes() for name in first.files)
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(
+    ("name", "way", "roots", "load"),
+    [("sgd", "hand", (2, 3), "load"), ("adam", "hand", (1, 1), "loads"), ("scheduled", "trainer", (1, 2), "loads")],
+)
+def test_training_goes_on_as_if_nothing_had_been(
+    tmp_path: Path, name: str, way: str, roots: tuple[int, int], load: str
+) -> None:
+    run(tmp_path, "save", name, way, roots[0])
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "no part is left behind"
+    if way == "hand":
+        about = json.loads(np.load(tmp_path / "states")["geomx"].tobytes())
+        assert about["optimizer"] == name and about["keys"]["big"]["dtype"] == "float32"
+        assert (tmp_path / "states-3").read_bytes() and not (tmp_path / "torn.npz").exists()
+        assert "unused/0/step" not in np.load(tmp_path / "states").files
+    run(tmp_path, load, name, way, roots[1], local_servers=2)
+    for rank in range(4):
+        assert same(tmp_path, "save-0.npz", f"{load}-{rank}.npz")
+        assert same(tmp_path, "save-0.npz", f"save-{rank}.npz")
+
+
+def test_the_state_is_that_of_numpy(tmp_path: Path) -> None:
+    """What a file holds after three rounds is what the same optimizer keeps in one process."""
+    run(tmp_path, "save", "sgd", "hand", 2)
+    params = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01, "rescale_grad": 0.25}
+    alone, weights = optimizers.create("sgd", params), np.random.RandomState(7)
+    big = weights.randn(700, 50).astype(np.float32)
+    for number in range(3):
+        given = [np.random.RandomState(1000 * number + 10 * rank).randn(700, 50).astype(np.float32) for rank in range(4)]
+        big = alone.update((0, 0), big, (given[0] + given[1]) + (given[2] + given[3]))
+    state = state_file.read(tmp_path / "states")
+    assert state.params["momentum"] == 0.9 and len(state.slices["big"]) > 4
+    found = state.cut("big", (0, 35_000))
+    assert found["step"] == 3 and np.array_equal(found["momentum"], alone.export_state()["0/0/momentum"])
+    assert state.slices["half"][0, 120]["master"].dtype == np.float32
+
+
+def state_of(cuts: list[tuple[int, int]]) -> SavedState:
+    numbers = np.arange(10, dtype=np.float32)
+    kept = {
+        (at, size): {"step": np.array([3 + at]), "mean": numbers[at : at + size], "variance": -numbers[at : at + size]}
+        for at, size in cuts
+    }
+    return SavedState("adam", {"learning_rate": 0.1, "centered": True}, {"a/b": "float32"}, {"a/b": kept}, {3: 4, "k": 1})
+
+
+@pytest.mark.parametrize("cuts", [[(0, 10)], [(0, 4), (4, 3), (7, 3)], [(0, 5), (5, 5)]])
+def test_a_file_fits_slices_of_any_cut(tmp_path: Path, cuts: list[tuple[int, int]]) -> None:
+    state_file.write(tmp_path / "x", state_of(cuts))
+    state = state_file.read(tmp_path / "x")
+    assert (state.optimizer, state.params, state.counts) == ("adam", {"learning_rate": 0.1, "centered": True}, {3: 4, "k": 1})
+    for start, size in ((0, 10), (0, 4), (3, 4), (6, 4), (9, 1)):
+        found = state.cut("a/b", (start, size))
+        assert found["mean"].tolist() == list(range(start, start + size)) and (found["variance"] == -found["mean"]).all()
+        assert found["step"].shape == (1,)
+    with pytest.raises(InvalidSettings, match="does not fit"):
+        state.cut("a/b", (8, 5))
+
+
+def test_a_key_of_which_a_part_was_updated_fits_its_own_cuts_alone() -> None:
+    state = state_of([(0, 5), (5, 5)])
+    state.slices["a/b"][0, 5] = {}
+    assert state.cut("a/b", (0, 5)) == {} and len(state.cut("a/b", (5, 5))) == 3
+    with pytest.raises(InvalidSettings, match="does not fit"):
+        state.cut("a/b", (0, 10))
+
+
+def test_the_file_is_read_without_pickle(tmp_path: Path) -> None:
+    with (tmp_path / "object").open("wb") as file:
+        np.savez(file, geomx=np.array([{}], dtype=object))
+    (tmp_path / "empty").touch()
+    (tmp_path / "text").write_text("momentum")
+    for name in ("empty", "text", "object"):
+        with pytest.raises(InvalidSettings, match="no whole file"):
+            state_file.read(tmp_path / name)
+    with pytest.raises(InvalidSettings, match="cannot read"):
+        state_file.read(tmp_path / "missing")
+
+
+def test_arrays_travel_in_pieces() -> None:
+    named = {"0/0/step": np.array([7]), "0/0/momentum": np.arange(1_000_003, dtype=np.float32), "1/2/master": np.ones(5)}
+    packed = Packed(named)
+    pieces = [piece for _, piece in packed.pieces()]
+    assert all(0 < len(piece) <= PIECE for piece in pieces) and sum(map(len, pieces)) == packed.size
+    run = b"".join(pieces)
+    assert digest(run) == packed.digest()
+    for name, array in unpack(run).items():
+        assert np.array_equal(array, named[name]) and array.dtype == named[name].dtype
+    assert unpack(b"".join(piece for _, piece in Packed({}).pieces())) == {}
+
+
+@pytest.mark.parametrize("wrong", [b"", b"\xff" * 30, b"\x02" + b"\0" * 9, Packed({"a": np.ones(3)}).piece(0)[:-1]])
+def test_a_malformed_run_is_refused(wrong: bytes) -> None:
+    with pytest.raises(InvalidSettings):
+        unpack(wrong)
