@@ -159,6 +159,11 @@ OPTIONS: tuple[Option, ...] = (
         "dc_decay", "float", 0.95, "GEOMX_DC_DECAY",
         "Decay of the mean square of gradients by which dcasgd-a divides.", minimum=0, below=1,
     ),
+    _train(
+        "factor", "text", "", "GEOMX_FACTOR",
+        "Slow workers down, for trials: WHO=N, where WHO is a worker or party, multiplies the time of its steps by N;"
+        " N alone is for the last worker. Several are separated by commas.",
+    ),
     _train("seed", "int", 1, "GEOMX_SEED", "Seed of initial weights and of the order of samples.", minimum=0),
     _train(
         "eval_every", "int", 100, "GEOMX_EVAL_EVERY",

@@ -14,7 +14,8 @@ from geomx_cli.ps.packed import PIECE, Packed, digest, unpack
 from geomx_cli.runtime import state_file
 from geomx_cli.runtime.state_file import SavedState
 
-FEW = {"GEOMX_SLICE_ELEMENTS": "4096"}
+PARAMS = {"learning_rate": 0.1, "centered": True}
+SMALL = {"MXNET_KVSTORE_BIGARRAY_BOUND": "4096"}
 
 
 def run(directory: Path, phase: str, name: str, way: str, roots: int, local_servers: int = 1) -> Cluster:
@@ -22,7 +23,7 @@ def run(directory: Path, phase: str, name: str, way: str, roots: int, local_serv
     cluster = Cluster(directory)
     argv, env = hooked("states.py", phase, name, way)
     try:
-        cluster.launch(argv, env=env | FEW, roots=roots, local_servers=local_servers)
+        cluster.launch(argv, env=env | SMALL, roots=roots, local_servers=local_servers)
         cluster.finish()
     finally:
         cluster.stop()
@@ -56,14 +57,16 @@ def test_training_goes_on_as_if_nothing_had_been(
         assert same(tmp_path, "save-0.npz", f"save-{rank}.npz")
 
 
-def test_the_state_is_that_of_numpy(tmp_path: Path) -> None:
+@pytest.mark.timeout(60)
+def test_the_state_is_that_of_one_process(tmp_path: Path) -> None:
     """What a file holds after three rounds is what the same optimizer keeps in one process."""
     run(tmp_path, "save", "sgd", "hand", 2)
     params = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01, "rescale_grad": 0.25}
     alone, weights = optimizers.create("sgd", params), np.random.RandomState(7)
     big = weights.randn(700, 50).astype(np.float32)
     for number in range(3):
-        given = [np.random.RandomState(1000 * number + 10 * rank).randn(700, 50).astype(np.float32) for rank in range(4)]
+        sources = [np.random.RandomState(1000 * number + 10 * rank) for rank in range(4)]
+        given = [source.randn(700, 50).astype(np.float32) for source in sources]
         big = alone.update((0, 0), big, (given[0] + given[1]) + (given[2] + given[3]))
     state = state_file.read(tmp_path / "states")
     assert state.params["momentum"] == 0.9 and len(state.slices["big"]) > 4
@@ -78,17 +81,18 @@ def state_of(cuts: list[tuple[int, int]]) -> SavedState:
         (at, size): {"step": np.array([3 + at]), "mean": numbers[at : at + size], "variance": -numbers[at : at + size]}
         for at, size in cuts
     }
-    return SavedState("adam", {"learning_rate": 0.1, "centered": True}, {"a/b": "float32"}, {"a/b": kept}, {3: 4, "k": 1})
+    return SavedState("adam", PARAMS, {"a/b": "float32"}, {"a/b": kept}, {3: 4, "k": 1})
 
 
 @pytest.mark.parametrize("cuts", [[(0, 10)], [(0, 4), (4, 3), (7, 3)], [(0, 5), (5, 5)]])
 def test_a_file_fits_slices_of_any_cut(tmp_path: Path, cuts: list[tuple[int, int]]) -> None:
     state_file.write(tmp_path / "x", state_of(cuts))
     state = state_file.read(tmp_path / "x")
-    assert (state.optimizer, state.params, state.counts) == ("adam", {"learning_rate": 0.1, "centered": True}, {3: 4, "k": 1})
+    assert (state.optimizer, state.params, state.counts) == ("adam", PARAMS, {3: 4, "k": 1})
     for start, size in ((0, 10), (0, 4), (3, 4), (6, 4), (9, 1)):
         found = state.cut("a/b", (start, size))
-        assert found["mean"].tolist() == list(range(start, start + size)) and (found["variance"] == -found["mean"]).all()
+        assert found["mean"].tolist() == list(range(start, start + size))
+        assert (found["variance"] == -found["mean"]).all()
         assert found["step"].shape == (1,)
     with pytest.raises(InvalidSettings, match="does not fit"):
         state.cut("a/b", (8, 5))
@@ -102,7 +106,7 @@ def test_a_key_of_which_a_part_was_updated_fits_its_own_cuts_alone() -> None:
         state.cut("a/b", (0, 10))
 
 
-def test_the_file_is_read_without_pickle(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     with (tmp_path / "object").open("wb") as file:
         np.savez(file, geomx=np.array([{}], dtype=object))
     (tmp_path / "empty").touch()
@@ -115,7 +119,8 @@ def test_the_file_is_read_without_pickle(tmp_path: Path) -> None:
 
 
 def test_arrays_travel_in_pieces() -> None:
-    named = {"0/0/step": np.array([7]), "0/0/momentum": np.arange(1_000_003, dtype=np.float32), "1/2/master": np.ones(5)}
+    long = np.arange(1_000_003, dtype=np.float32)
+    named = {"0/0/step": np.array([7]), "0/0/momentum": long, "1/2/master": np.ones(5)}
     packed = Packed(named)
     pieces = [piece for _, piece in packed.pieces()]
     assert all(0 < len(piece) <= PIECE for piece in pieces) and sum(map(len, pieces)) == packed.size

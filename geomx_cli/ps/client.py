@@ -166,6 +166,10 @@ class Client:
         answer: Body = self._wait(self._ask(topic, body, server, limit), limit, f"an answer to {topic!r}")
         return answer
 
+    def ask(self, topic: str, body: Body) -> "Future[Body]":
+        """As `control`, but returns at once; a failure of the job is set on the future."""
+        return self._ask(topic, body, 0)
+
     # Telemetry.
 
     @property

@@ -16,8 +16,8 @@ class Exchange:
     """`sent`: the source may be reused. `done`: the result is complete, in `out` if there was one.
 
     Both are futures of any thread; a failure of the job is set on both. Without `out` the result's slices are kept as
-    they came, and `copy_to` copies them later. `lowest` and `highest`: versions at the roots that the slices are of; they
-    differ where parties train asynchronously.
+    they came, and `copy_to` copies them later. `lowest` and `highest`: versions at the roots that the slices are
+    of; they differ where parties train asynchronously.
     """
 
     out: Array | None

@@ -1,11 +1,11 @@
-"""A worker of two parties that trains, saves the optimizer's state, and goes on; or loads it in another job and goes on.
+"""A worker of two parties that trains, saves the optimizer's state, and goes on; or in another job loads it and goes on.
 
-Arguments: "save", "load" or "loads" (only global rank 0 loads, or every worker does), the optimizer, and how it trains:
-"hand" or "trainer".
-Writes the weights after both halves to saved-RANK.npz and PHASE-RANK.npz.
+Arguments: "save", "load" (global rank 0 alone does) or "loads" (every worker); the optimizer; "hand" or "trainer", which
+trains. Writes the weights at the end to PHASE-RANK.npz, and those that were saved to saved-RANK.npz.
 """
 
 import sys
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -56,8 +56,7 @@ def check_refusals(kv, weights):
     refused("cannot read nowhere", kv.load_optimizer_states, "nowhere")
     np.savez("others.npz", weights=np.zeros(3))
     refused("no whole file of optimizer states", kv.load_optimizer_states, "others.npz")
-    with open("torn", "wb") as file, open("states", "rb") as whole:
-        file.write(whole.read()[:-100])
+    Path("torn").write_bytes(Path("states").read_bytes()[:-100])
     refused("no whole file of optimizer states", kv.load_optimizer_states, "torn")
 
 

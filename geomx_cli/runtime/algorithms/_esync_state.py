@@ -66,6 +66,7 @@ class StateServer:
         self._epsilon: float | None = None
         self._min_steps = 1
         self._round = 1
+        self._slowest: _Record | None = None
 
     def init(self, num_workers: int, epsilon: float | None, min_steps: int = 1) -> None:
         """Begin with round 1 of so many workers, of which nothing is known; whatever was known before is forgotten.
@@ -79,6 +80,7 @@ class StateServer:
             _seconds("epsilon", epsilon)
         self._records = [_Record(rank) for rank in range(num_workers)]
         self._epsilon, self._min_steps, self._round = epsilon, min_steps, 1
+        self._slowest = None
 
     def apply(self, now: float, r: int, k: int, c: float, te: float) -> bool:
         """Whether worker r is to synchronise now. What it tells is kept in any case."""
@@ -105,10 +107,11 @@ class StateServer:
     def leave(self, r: int) -> None:
         """Worker r has ended or was lost: nobody waits for its steps any more. Leaving twice changes nothing."""
         self._find(r).left = True
+        self._slowest = self._search()
 
     def home(self) -> dict[str, Any]:
         """All that is known: num_workers, t, epsilon (seconds), records, one [r, k, c, te, ready, round] each."""
-        slowest = self._slowest()
+        slowest = self._slowest
         return {
             "num_workers": len(self._records),
             "t": self._round,
@@ -120,8 +123,8 @@ class StateServer:
         worker = self._present(r)
         _whole("k, the number of steps,", k, 0, MAX_COUNT)
         _seconds("c, the time of a step,", c)
-        worker.steps, worker.step_time, worker.ended = k, c, te
-        slowest = self._slowest()
+        self._note(worker, k, c, te)
+        slowest = self._slowest
         if slowest is None or slowest.round != self._round:
             # Where nobody has measured a step, another one costs little and makes known who is slowest.
             return Decision(ready=False, slowest=worker is slowest, rest=math.inf)
@@ -146,7 +149,17 @@ class StateServer:
                 record.steps, record.ready = 0, False
         worker.round, worker.ended = t, te
 
-    def _slowest(self) -> _Record | None:
+    def _note(self, worker: _Record, k: int, c: float, te: float) -> None:
+        """Keep what was told, and who is slowest: all are looked at only when that one has become faster."""
+        faster = c < worker.step_time
+        worker.steps, worker.step_time, worker.ended = k, c, te
+        slowest = self._slowest
+        if worker is slowest and faster:
+            self._slowest = self._search()
+        elif c > 0 and (slowest is None or (c, -worker.rank) > (slowest.step_time, -slowest.rank)):
+            self._slowest = worker
+
+    def _search(self) -> _Record | None:
         """The lowest rank of those with the longest steps; None while nobody has measured one."""
         known = (record for record in self._records if record.step_time > 0 and not record.left)
         return max(known, key=lambda record: record.step_time, default=None)

@@ -2,18 +2,19 @@
 
 A worker takes H steps with its inner optimizer, then pushes the difference D = (where it began) - (where it is).
 The roots take the mean of all workers' differences for a gradient and apply the outer optimizer, SGD with Nesterov
-momentum: v = mu * v + D, w = w - lr * (D + mu * v). Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language
-Models", 2023, arXiv 2311.08105.
+momentum: v = mu * v + D, w = w - lr * (D + mu * v). Douillard et al., "DiLoCo: Distributed Low-Communication Training
+of Language Models", 2023, arXiv 2311.08105.
 
 With `--fragments F` the tensors are dealt out to F fragments, and every H / F steps one of them is exchanged, so
-that the wire is used evenly; with `--overlap` the inner steps go on meanwhile, and the result is mixed in that many steps later:
-w = alpha * (own) + (1 - alpha) * (global). Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
+that the wire is used evenly; with `--overlap` the inner steps go on meanwhile, and the result is mixed in that many
+steps later: w = alpha * (own) + (1 - alpha) * (global). Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
 arXiv 2501.18512.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.options import Option
+from geomx_cli.runtime.algorithms._differences import Differences
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 
 if TYPE_CHECKING:
@@ -101,33 +102,29 @@ def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
 
 def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> "DilocoWorker":
     """The part in a worker. `store` is an MXNet KVStore."""
-    return DilocoWorker(store, replica, recipe)
+    return DilocoWorker(Differences(store, replica, recipe), len(replica.names), recipe)
 
 
 class DilocoWorker:
     """Inner steps, and every so many of them the exchange of a fragment; plain DiLoCo has a single one.
 
-    `_origin` are the global weights as this worker last had them, which its differences are to.
+    `_wait`: steps until the result of the exchange under way is taken; -1 when there is none.
     """
 
-    def __init__(self, store: Any, replica: "Replica", recipe: "Recipe") -> None:
-        from geomx_cli.runtime.training.local_steps import LocalSteps
-
+    def __init__(self, differences: Differences, tensors: int, recipe: "Recipe") -> None:
         self.rounds = 0
         self.gradient_scale = 1.0
-        self._count = int(recipe.number("fragments"))
-        self.steps_per_round = int(recipe.number("inner_steps")) // self._count
+        self._differences = differences
+        self._tensors = tensors
+        self._fragments = int(recipe.number("fragments"))
         self._overlap = int(recipe.number("overlap"))
         self._mix = recipe.number("mix") if self._overlap else 0.0
         self._by_samples = recipe.text("weight") == "samples"
-        self._usual = self.steps_per_round * self._count * recipe.batch_size
-        self._store = store
-        self._replica = replica
-        self._steps = LocalSteps(replica, recipe)
-        self._origin: list[Array] = []
-        self._results = [item.copy() for item in replica.weights]
-        self._samples = [0] * self._count
-        self._fragment = 0
+        inner_steps = int(recipe.number("inner_steps"))
+        self.steps_per_round = inner_steps // self._fragments
+        self._usual = inner_steps * recipe.batch_size
+        self._samples = [0] * self._fragments
+        self._turn = 0
         self._wait = -1
 
     @property
@@ -142,45 +139,34 @@ class DilocoWorker:
 
     def start(self) -> None:
         """Take the initial weights from the servers."""
-        for index, key in enumerate(self._replica.names):
-            self._store.pull(key, out=self._replica.weights[index], priority=-index)
-        self._replica.wait_for_weights()
-        self._steps.begin()
-        self._origin = [weight.copy() for weight in self._steps.weights]
+        self._differences.start()
 
     def after_step(self, samples: int) -> bool:
         """A step, and perhaps the beginning of a round; one that is under way comes a step nearer."""
-        self._steps.step(samples)
+        steps = self._differences.steps
+        steps.step(samples)
         self._samples = [count + samples for count in self._samples]
         self._wait -= int(self._wait > 0)
-        return self._steps.count % self.steps_per_round == 0 and self._exchange(self._overlap)
+        return steps.count % self.steps_per_round == 0 and self._exchange()
 
     def finish(self) -> bool:
         """Bring in the steps since the last exchange of each fragment, one after the other."""
-        return any(self._samples) and self._exchange(0)
+        return any(self._samples) and self._exchange()
 
-    def _exchange(self, wait: int) -> bool:
-        weight = max(1, self._samples[self._fragment]) / self._usual if self._by_samples else 1.0
-        for index in self._tensors():
-            difference = self._origin[index] - self._steps.weights[index]
-            key = self._replica.names[index]
-            self._store.push(key, self._replica.array(difference * weight), priority=-index, weight=weight)
-            self._store.pull(key, out=self._results[index], priority=-index)
-        self._samples[self._fragment] = 0
-        self._wait = wait
+    def _exchange(self) -> bool:
+        weight = max(1, self._samples[self._turn]) / self._usual if self._by_samples else 1.0
+        self._differences.push(self._fragment(), weight)
+        self._samples[self._turn] = 0
+        self._wait = self._overlap
         return True
 
-    def _tensors(self) -> range:
-        """Those of the fragment in turn: every so many-th, so that each fragment has some of all depths."""
-        return range(self._fragment, len(self._replica.names), self._count)
+    def _fragment(self) -> range:
+        """The tensors in turn: every so many-th, so that each fragment has some of all depths."""
+        return range(self._turn, self._tensors, self._fragments)
 
     def synchronise(self) -> None:
         """Take the result, mixed with what the steps since have come to."""
-        for index in self._tensors():
-            self._origin[index] = self._results[index].asnumpy()
-            own = self._steps.weights[index]
-            self._steps.put(index, self._origin[index] + self._mix * (own - self._origin[index]))
-        self._replica.wait_for_weights()
-        self._fragment = (self._fragment + 1) % self._count
+        self._differences.take(self._fragment(), self._mix)
+        self._turn = (self._turn + 1) % self._fragments
         self._wait = -1
         self.rounds += 1

@@ -1,0 +1,242 @@
+"""ESync: the slowest worker takes one step in a round, the others as many as fit in that time.
+
+After each step of its own a worker asks the state server whether to take another or to synchronise; it is ready once it
+could not end one more before the slowest does. Then, as in DiLoCo, it pushes the difference to where it began, and the
+roots add the mean of all workers' differences, times the global learning rate, to the weights. Li et al., "ESync:
+Accelerating Intra-Domain Federated Learning in Heterogeneous Data Centers", IEEE Transactions on Services Computing
+15(4), 2020.
+
+The state server is a part of a server that is there anyway: the rank-0 root for all workers of the job, or with
+`--esync-scope party` the first local server for those of its party. Workers tell ages, never times of day. With
+`--esync-query overlapped` a worker goes on with the next step while it asks, as long as it is not the slowest itself:
+that one's next step would keep everybody waiting.
+"""
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from geomx_cli.options import Option
+from geomx_cli.runtime.algorithms._differences import Differences
+from geomx_cli.runtime.algorithms._esync_state import StateServer
+from geomx_cli.runtime.algorithms.diloco import MeanServer
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from geomx_cli.plugins import Spec
+    from geomx_cli.ps.client import Client
+    from geomx_cli.ps.config import NodeSettings
+    from geomx_cli.runtime.training.recipe import Recipe
+    from geomx_cli.runtime.training.replica import Replica
+
+name = "esync"
+options = (
+    Option(
+        "esync_scope", "text", "global", "GEOMX_ESYNC_SCOPE",
+        "Whose slowest worker sets the pace: of all workers, or of the party (esync).", "synchronisation",
+        choices=("global", "party"),
+    ),
+    Option(
+        "esync_query", "text", "overlapped", "GEOMX_ESYNC_QUERY",
+        "Whether a worker that asks the state server waits for the answer or goes on meanwhile (esync).",
+        "synchronisation", choices=("overlapped", "blocking"),
+    ),
+    Option(
+        "esync_epsilon", "duration", 0.0, "GEOMX_ESYNC_EPSILON",
+        "Time that a step must leave before the slowest worker's ends (esync); 0 is 5 % of that one's step, at most"
+        " 0.5s.", "synchronisation", minimum=0, maximum=3600,
+    ),
+    Option(
+        "min_local_steps", "int", 1, "GEOMX_MIN_LOCAL_STEPS",
+        "Steps that even the slowest worker takes in a round (esync).", "synchronisation",
+        minimum=1, maximum=1_000_000,
+    ),
+    Option(
+        "local_lr", "float", 0.0, "GEOMX_LOCAL_LR", "Learning rate of the workers' steps (esync); 0 is that of --lr.",
+        "synchronisation", minimum=0, maximum=1e6,
+    ),
+    Option(
+        "global_lr", "float", 1.0, "GEOMX_GLOBAL_LR", "What the mean difference is multiplied by (esync).",
+        "synchronisation", minimum=0, maximum=100,
+    ),
+    Option(
+        "esync_http", "text", "", "GEOMX_ESYNC_HTTP",
+        "HOST:PORT where a state server answers over HTTP, for workers of ESync's own (esync); none if empty.",
+        "synchronisation",
+    ),
+)  # fmt: skip
+
+
+def refuses(spec: "Spec") -> str | None:
+    """The steps between two rounds are the workers' own."""
+    if str(spec.options["optimizer"]).startswith("dcasgd"):
+        return "its optimizer runs on the workers, where no delay is to be compensated for"
+    _, colon, port = str(spec.options["esync_http"]).rpartition(":")
+    if spec.options["esync_http"] and not (colon and port.isdecimal() and 0 < int(port) < 65536):
+        return f"--esync-http {spec.options['esync_http']} is not HOST:PORT"
+    return None
+
+
+def server(settings: "NodeSettings") -> "EsyncServer":
+    """The part in a server; that of the first root has the HTTP interface, if there is one."""
+    epsilon = settings.number("esync_epsilon") or None
+    steps = int(settings.number("min_local_steps"))
+    part = EsyncServer(settings.text("esync_scope"), epsilon, steps)
+    is_root = settings.role == "global_server" or settings.upper is None
+    if settings.text("esync_http") and is_root and not settings.rank:
+        part.open_http(settings.text("esync_http"))
+    return part
+
+
+class EsyncServer(MeanServer):
+    """Adds the mean of the differences, and answers what workers ask of the state server.
+
+    A request names the worker by its rank in the scope, and how many workers that has; the first one, or one of another
+    number, begins anew.
+    """
+
+    def __init__(self, scope: str, epsilon: float | None, min_steps: int) -> None:
+        super().__init__()
+        self._scope = scope
+        self._epsilon = epsilon
+        self._min_steps = min_steps
+        self._state = StateServer()
+        self._workers = 0
+
+    def open_http(self, place: str) -> None:
+        """Answer workers that are none of this job's on HOST:PORT, with a state server of theirs.
+
+        Raises InvalidSettings where that cannot be listened on.
+        """
+        from geomx_cli.runtime.algorithms._esync_http import Call, serve
+
+        def call(do: Any) -> Any:
+            with lock:
+                return do()
+
+        lock, (host, _, port) = threading.Lock(), place.rpartition(":")
+        guarded: Call = call
+        self._http = serve(StateServer(), host.strip("[]"), int(port), guarded)
+
+    def on_request(self, topic: str, body: dict[str, Any], is_root: bool) -> dict[str, Any] | None:
+        """What the workers' part asks; see EsyncWorker."""
+        if topic != "esync" or (self._scope == "global" and not is_root):
+            return None
+        return self._answer(time.monotonic(), int(body["r"]), body)
+
+    def _answer(self, now: float, rank: int, body: dict[str, Any]) -> dict[str, Any]:
+        state, workers = self._state, int(body["workers"])
+        if workers != self._workers:
+            state.init(workers, self._epsilon, self._min_steps)
+            self._workers = workers
+        if body["do"] == "leave":
+            state.leave(rank)
+        elif body["do"] == "enter":
+            state.entered(now, rank, int(body["t"]))
+        else:
+            decision = state.query(now, rank, int(body["k"]), float(body["c"]), float(body["age"]))
+            return {"ready": decision.ready, "slowest": decision.slowest}
+        return {}
+
+
+# The part in a worker of the bundled training job.
+
+
+def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
+    """The global update: the mean difference times the global learning rate."""
+    return "sgd", {"learning_rate": recipe.number("global_lr")}
+
+
+def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> "EsyncWorker":
+    """The part in a worker. `store` is an MXNet KVStore."""
+    from dataclasses import replace
+
+    rate = recipe.number("local_lr")
+    if rate:
+        recipe = replace(recipe, optimizer_params={**recipe.optimizer_params, "learning_rate": rate})
+    return EsyncWorker(client, Differences(store, replica, recipe), len(replica.names), recipe)
+
+
+class EsyncWorker:
+    """Steps until the state server says that it is time; then a round.
+
+    It tells the state server its steps in this round (k), how long the last one took (c, in seconds, with the making of
+    the batch), and how long ago that ended.
+    """
+
+    steps_per_round = 10  # nobody knows before
+
+    def __init__(self, client: "Client", differences: Differences, tensors: int, recipe: "Recipe") -> None:
+        self.rounds = 0
+        self.gradient_scale = 1.0
+        self._client = client
+        self._differences = differences
+        self._tensors = range(tensors)
+        party = recipe.text("esync_scope") == "party"
+        self._rank = client.rank if party else client.global_rank
+        self._workers = client.num_workers if party else client.num_all_workers
+        self._waits = recipe.text("esync_query") == "blocking"
+        self._slowest = True  # until it is known
+        self._asked: Future[dict[str, Any]] | None = None
+        self._ended = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Always: who is ready waits."""
+        return True
+
+    @property
+    def everywhere(self) -> bool:
+        """Always: the roots take part in every round."""
+        return True
+
+    def start(self) -> None:
+        """Take the initial weights from the servers."""
+        self._differences.start()
+        self._ended = time.monotonic()
+
+    def after_step(self, samples: int) -> bool:
+        """A step, and the question whether to synchronise."""
+        self._differences.steps.step(samples)
+        now = time.monotonic()
+        spent, self._ended = now - self._ended, now
+        ready = self._answer(wait=False)
+        if not ready:
+            if self._asked is None:
+                self._asked = self._tell("query", k=self._differences.steps.count, c=spent, age=0.0)
+            ready = self._answer(wait=self._waits or self._slowest)
+        if ready:
+            self._exchange()
+        return ready
+
+    def _answer(self, *, wait: bool) -> bool:
+        """Whether the answer, if it is here, says that this worker is ready."""
+        if self._asked is None or not (wait or self._asked.done()):
+            return False
+        answer = self._asked.result(self._client.settings.number("timeout") + 5)
+        self._asked = None
+        self._slowest = bool(answer["slowest"])
+        return bool(answer["ready"])
+
+    def _exchange(self) -> None:
+        self._differences.push(self._tensors)
+
+    def synchronise(self) -> None:
+        """Take the new weights; a new round begins."""
+        self._differences.take(self._tensors)
+        self._differences.steps.count = 0
+        self.rounds += 1
+        self._tell("enter", t=self.rounds + 1)
+        self._ended = time.monotonic()
+
+    def finish(self) -> bool:
+        """Bring in the last steps; then the others need not reckon with this worker."""
+        if self._differences.steps.count:
+            self._exchange()
+            return True
+        self._tell("leave")
+        return False
+
+    def _tell(self, do: str, **fields: float) -> "Future[dict[str, Any]]":
+        return self._client.ask("esync", {"do": do, "r": self._rank, "workers": self._workers, **fields})
