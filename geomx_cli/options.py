@@ -126,7 +126,7 @@ OPTIONS: tuple[Option, ...] = (
         "patience", "duration", 600.0, "GEOMX_PATIENCE",
         "Longest wait for a round or a barrier while every process lives.", minimum=1, maximum=86400 * 7,
     ),
-    _train("network", "text", "cnn", "GEOMX_NETWORK", "Network to train.", choices=("cnn",)),
+    _train("network", "text", "cnn", "GEOMX_NETWORK", "Network to train.", choices=("cnn", "cnn-bn")),
     _train("data", "text", "fashion-mnist", "GEOMX_DATA", "Data set.", choices=("fashion-mnist",)),
     _train("data_dir", "text", "", "GEOMX_DATA_DIR", "Where the data set lies; searched for when not given."),
     _train("batch_size", "int", 64, "GEOMX_BATCH_SIZE", "Samples in one worker's batch.", minimum=1, maximum=65536),

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = ["MxnetStore", "from_mxnet", "load_mxnet", "register", "restore_aliases"]
 
+KINDS = (
+    "dist", "dist_sync", "dist_async", "dist_device", "dist_sync_device", "dist_async_device", "dist_device_sync",
+    "dist_device_async",
+)  # fmt: skip
 _ALIASES = {"bool": bool, "int": int, "float": float, "object": object, "complex": complex, "str": str}
 
 
@@ -40,17 +44,19 @@ def load_mxnet() -> Any:
 
 
 def register(mx: Any, client_factory: "Callable[[], Client]") -> None:
-    """Have `mx.kv.create` give our store for every type with "dist" in its name, one and the same per process.
+    """Have `mx.kv.create` give our store for each of KINDS, one and the same per process.
 
     The client is made at the first call. The master's type decides: without "_sync", as in "dist_async", it makes a
-    job that is to train with FSA one of MixedSync; "device" in it means nothing. "local", "device" and others stay
-    MXNet's own. Registering again replaces the factory.
+    job that is to train with FSA one of MixedSync; "device" in it means nothing. Any other type with "dist" in it is
+    refused; "local", "device" and others stay MXNet's own. Registering again replaces the factory.
     """
     base = mx.kvstore.KVStoreBase
     own = {name: made for name, made in base.kv_registry.items() if "dist" not in name}
     made: list[Any] = []
 
     def create(kind: str) -> Any:
+        if kind not in KINDS:
+            raise mx.base.MXNetError(f"there is no kvstore type {kind!r} (choose one of {', '.join(KINDS)})")
         if not made:
             made.append(_make(mx, client_factory, kind))
         return made[0]

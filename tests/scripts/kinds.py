@@ -23,8 +23,9 @@ def check_standing(kv, mine):
     assert all(mx.kv.create(kind) is kv for kind in (*KINDS, "DIST_SYNC"))
     assert kv.num_all_workers == 2 and kv.global_rank in (0, 1) and 0 <= kv.rank < kv.num_workers
     try:
-        mx.kv.create("nonsense")
-    except MXNetError:
+        mx.kv.create("dist_snyc")
+    except MXNetError as error:
+        assert "dist_sync_device" in str(error), error
         return
     raise AssertionError("not refused")
 
@@ -65,9 +66,11 @@ def by_trainer(kv):
             pass
         else:
             raise AssertionError("MXNet refuses it")
-        if kv.global_rank == 1:
-            kv.barrier("all")
     trainer = gluon.Trainer([weight], "sgd", {"learning_rate": RATE}, kvstore=kv)
+    trainer._init_kvstore()
+    trainer._init_params()
+    if ALONE and kv.global_rank == 1:
+        kv.barrier("all")
     for _ in range(ROUNDS):
         with mx.autograd.record():
             loss = (weight.data() * (1 + kv.global_rank)).sum()

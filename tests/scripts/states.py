@@ -1,7 +1,7 @@
-"""A worker of two parties that trains, saves the optimizer's state, and goes on; or in another job loads it and goes on.
+"""A worker of two parties that trains, saves the optimizer's state and goes on, or in another job loads it and goes on.
 
-Arguments: "save", "load" (global rank 0 alone does) or "loads" (every worker); the optimizer; "hand" or "trainer", which
-trains. Writes the weights at the end to PHASE-RANK.npz, and those that were saved to saved-RANK.npz.
+Arguments: "save", "load" (global rank 0 alone does) or "loads" (every worker); the optimizer; "hand" or "trainer".
+Writes the weights at the end to PHASE-RANK.npz, and those that were saved to saved-RANK.npz.
 """
 
 import sys

@@ -41,6 +41,10 @@ options = (
         "What counts alike in a mean of weights: every party (and in it every worker), or every sample (hfa, diloco).",
         "synchronisation", choices=("parties", "samples"),
     ),
+    Option(
+        "sync_stats", "bool", False, "GEOMX_SYNC_STATS",
+        "Average the running means and variances of batch normalisation as well (hfa).", "synchronisation",
+    ),
 )  # fmt: skip
 two_tiers = True
 
@@ -156,6 +160,7 @@ class HfaWorker:
         self._replica = replica
         self._steps = LocalSteps(replica, recipe)
         self._results = [item.copy() for item in replica.weights]
+        self._statistics = replica.statistics if recipe.options["sync_stats"] else {}
 
     @property
     def due(self) -> bool:
@@ -189,12 +194,17 @@ class HfaWorker:
             share = self._replica.array(self._steps.weights[index] * (self._scale * weight))
             self._store.push(key, share, priority=-index, weight=weight)
             self._store.pull(key, out=self._results[index], priority=-index)
+        for key, running in self._statistics.items():
+            self._store.push(key, running * (self._scale * weight), weight=weight)
+            self._store.pull(key, out=running)
         return True
 
     def synchronise(self) -> None:
         """Go on from the mean."""
         for index, result in enumerate(self._results):
             self._steps.put(index, result.asnumpy())
+        for running in self._statistics.values():
+            running.wait_to_read()
         self._steps.count = self._steps.samples = 0
         self._replica.wait_for_weights()
         self.rounds += 1

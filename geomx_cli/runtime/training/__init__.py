@@ -42,7 +42,8 @@ def _values(recipe: "Recipe") -> "dict[str, Array]":
     from geomx_cli.runtime.training import models
     from geomx_cli.runtime.training.agreement import STOP
 
-    return {**models.initial_weights(recipe.network, recipe.seed), STOP: np.zeros(1, np.float32)}
+    values = {**models.initial_weights(recipe.network, recipe.seed), STOP: np.zeros(1, np.float32)}
+    return values | (models.initial_statistics(recipe.network) if recipe.options["sync_stats"] else {})
 
 
 def _initialise(client: "Client", recipe: "Recipe") -> None:

@@ -14,9 +14,9 @@ __all__ = ["Replica"]
 
 class Replica:
     """`names`, `weights` and `gradients` run in parallel, from the input to the output; weights start at
-    zero.
+    zero. `statistics` are the running means and variances of batch normalisation, by name, which no gradient changes.
 
-    weights, gradients: float32 NDArrays, the same objects for the replica's whole life. For the training
+    weights, statistics, gradients: float32 NDArrays, the same objects for the replica's whole life. For the training
     thread only. MXNet's engine does the work behind its back: what a method calls queued is done later, in
     the order of the calls.
     """
@@ -24,9 +24,13 @@ class Replica:
     def __init__(self, mx: Any, network: str) -> None:
         self.names = tuple(parameter.name for parameter in models.parameters(network))
         self._mx = mx
-        self._block, parameters = models.build(mx, network)
+        self._block, parameters, running = models.build(mx, network)
         self._loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
         self.weights: list[Any] = [parameter.list_data()[0] for parameter in parameters]
+        self.statistics: dict[str, Any] = {
+            item.name: parameter.list_data()[0]
+            for item, parameter in zip(models.statistics(network), running, strict=True)
+        }
         self.gradients: list[Any] = [parameter.list_grad()[0] for parameter in parameters]
 
     def forward_backward(self, batch: Batch, scale: float) -> Any:
@@ -62,6 +66,8 @@ class Replica:
         """Queue a copy of the other's weights as they are now."""
         for source, target in zip(other.weights, self.weights, strict=True):
             source.copyto(target)
+        for name, running in other.statistics.items():
+            running.copyto(self.statistics[name])
 
     def count_correct(self, batch: Batch) -> int:
         """How many of the batch's samples the network classifies rightly."""
