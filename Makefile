@@ -10,7 +10,7 @@ STAMP = date +%s
 demo: $(VENV)/.demo
 	@start=$$($(STAMP)); $(BIN)/geomx data fetch fashion-mnist || exit $$?; \
 	 echo "data in place in $$(( $$($(STAMP)) - start )) s"
-	@start=$$($(STAMP)); $(BIN)/geomx launch --local || exit $$?; \
+	@start=$$($(STAMP)); $(BIN)/geomx launch --local --algo hfa --k1 20 --k2 10 || exit $$?; \
 	 echo "trained in $$(( $$($(STAMP)) - start )) s"
 	@printf '%s\n' "next:" \
 	 "  . $(BIN)/activate          from now on geomx is a command of this shell" \

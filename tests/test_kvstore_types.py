@@ -23,3 +23,11 @@ def test_in_a_flat_cluster_the_type_of_rank_0_decides(cluster: Cluster, kind: st
     ranks = {f"w{rank}": {"GEOMX_RANK": str(rank)} for rank in range(2)}
     cluster.launch_flat(argv, workers=2, servers=2, env=env, worker_env=ranks)
     cluster.finish()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("place", ["server", "worker"])
+def test_weights_of_fp16_are_updated_in_fp32(cluster: Cluster, place: str) -> None:
+    argv, env = hooked("half.py", place)
+    cluster.launch(argv, env=env, parties=(2, 1))
+    cluster.finish()
