@@ -8,6 +8,7 @@ The `DMLC_*` variables mean what they mean in MXNet and GeoMX, so that a process
       DMLC_ROLE                               scheduler, server or worker (unset: worker)
       DMLC_NODE_HOST, DMLC_INTERFACE, PORT    own address, or the interface that has it, and a port to listen on
       GEOMX_INSECURE=1                        listen beyond this machine without keys
+      MXNET_KVSTORE_USE_HFA=1, _HFA_K1, _K2   the algorithm HFA with these periods, 1 if not set (or GEOMX_ALGO)
     processes of a party (in the central one the global servers are its servers)
       DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT     where the party's scheduler is
       DMLC_NUM_SERVER, DMLC_NUM_WORKER        how many servers and workers the party has
@@ -38,6 +39,9 @@ from geomx_cli.options import Option, decode, encode
 from geomx_cli.ps.config import NodeSettings, PlaneSettings, Role
 
 __all__ = ["PlaneSettings", "Role", "Settings", "none_are_set"]
+
+_USE_HFA = "MXNET_KVSTORE_USE_HFA"
+_HFA = {"MXNET_KVSTORE_HFA_K1": "k1", "MXNET_KVSTORE_HFA_K2": "k2"}
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,14 @@ class Settings(NodeSettings):
             value = self.options.get(option.name, option.default)
             if value != option.default:
                 env[option.env] = encode(option, value)
+        if self.options.get("algo") == "hfa":
+            env |= {_USE_HFA: "1", **{name: str(self.options[key]) for name, key in _HFA.items()}}
         return {name: text for name, text in env.items() if text}
 
     @classmethod
     def from_environment(cls, table: Iterable[Option], env: Mapping[str, str] | None = None) -> "Settings":
         """Read a process's settings. Raises InvalidSettings naming the variable that is missing or wrong."""
-        env = os.environ if env is None else env
+        env = _with_hfa(os.environ if env is None else env)
         role = _role(env)
         return cls(
             role=role,
@@ -112,6 +118,13 @@ class Settings(NodeSettings):
                 for option in table
             },
         )
+
+
+def _with_hfa(env: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables by which scripts of others ask for HFA, where both its periods are 1 unless they say so."""
+    if _int(env, _USE_HFA, 0) != 1 or env.get("GEOMX_ALGO", "hfa") != "hfa":
+        return env
+    return {**dict.fromkeys(_HFA, "1"), **env, "GEOMX_ALGO": "hfa"}
 
 
 def none_are_set(env: Mapping[str, str] | None = None) -> bool:
