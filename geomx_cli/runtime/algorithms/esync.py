@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.options import Option
 from geomx_cli.runtime.algorithms._differences import Differences
+from geomx_cli.runtime.algorithms._esync_pacer import Pacer
 from geomx_cli.runtime.algorithms._esync_state import StateServer
 from geomx_cli.runtime.algorithms.diloco import MeanServer
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from geomx_cli.plugins import Spec
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.config import NodeSettings
@@ -120,7 +119,7 @@ class EsyncServer(MeanServer):
         self._http = serve(StateServer(), host.strip("[]"), int(port), guarded)
 
     def on_request(self, topic: str, body: dict[str, Any], is_root: bool) -> dict[str, Any] | None:
-        """What the workers' part asks; see EsyncWorker."""
+        """What workers ask; see Pacer."""
         if topic != "esync" or (self._scope == "global" and not is_root):
             return None
         return self._answer(time.monotonic(), int(body["r"]), body)
@@ -155,31 +154,20 @@ def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -
     rate = recipe.number("local_lr")
     if rate:
         recipe = replace(recipe, optimizer_params={**recipe.optimizer_params, "learning_rate": rate})
-    return EsyncWorker(client, Differences(store, replica, recipe), len(replica.names), recipe)
+    return EsyncWorker(client, Differences(store, replica, recipe), len(replica.names))
 
 
 class EsyncWorker:
-    """Steps until the state server says that it is time; then a round.
-
-    It tells the state server its steps in this round (k), how long the last one took (c, in seconds, with the making of
-    the batch), and how long ago that ended.
-    """
+    """Steps until the state server says that it is time; then a round."""
 
     steps_per_round = 10  # nobody knows before
 
-    def __init__(self, client: "Client", differences: Differences, tensors: int, recipe: "Recipe") -> None:
+    def __init__(self, client: "Client", differences: Differences, tensors: int) -> None:
         self.rounds = 0
         self.gradient_scale = 1.0
-        self._client = client
+        self._pacer = Pacer(client)
         self._differences = differences
         self._tensors = range(tensors)
-        party = recipe.text("esync_scope") == "party"
-        self._rank = client.rank if party else client.global_rank
-        self._workers = client.num_workers if party else client.num_all_workers
-        self._waits = recipe.text("esync_query") == "blocking"
-        self._slowest = True  # until it is known
-        self._asked: Future[dict[str, Any]] | None = None
-        self._ended = 0.0
 
     @property
     def due(self) -> bool:
@@ -194,49 +182,27 @@ class EsyncWorker:
     def start(self) -> None:
         """Take the initial weights from the servers."""
         self._differences.start()
-        self._ended = time.monotonic()
+        self._pacer.begin()
 
     def after_step(self, samples: int) -> bool:
         """A step, and the question whether to synchronise."""
         self._differences.steps.step(samples)
-        now = time.monotonic()
-        spent, self._ended = now - self._ended, now
-        ready = self._answer(wait=False)
-        if not ready:
-            if self._asked is None:
-                self._asked = self._tell("query", k=self._differences.steps.count, c=spent, age=0.0)
-            ready = self._answer(wait=self._waits or self._slowest)
-        if ready:
-            self._exchange()
-        return ready
-
-    def _answer(self, *, wait: bool) -> bool:
-        """Whether the answer, if it is here, says that this worker is ready."""
-        if self._asked is None or not (wait or self._asked.done()):
+        if not self._pacer.step():
             return False
-        answer = self._asked.result(self._client.settings.number("timeout") + 5)
-        self._asked = None
-        self._slowest = bool(answer["slowest"])
-        return bool(answer["ready"])
-
-    def _exchange(self) -> None:
         self._differences.push(self._tensors)
+        return True
 
     def synchronise(self) -> None:
         """Take the new weights; a new round begins."""
         self._differences.take(self._tensors)
         self._differences.steps.count = 0
         self.rounds += 1
-        self._tell("enter", t=self.rounds + 1)
-        self._ended = time.monotonic()
+        self._pacer.begin()
 
     def finish(self) -> bool:
         """Bring in the last steps; then the others need not reckon with this worker."""
         if self._differences.steps.count:
-            self._exchange()
+            self._differences.push(self._tensors)
             return True
-        self._tell("leave")
+        self._pacer.leave()
         return False
-
-    def _tell(self, do: str, **fields: float) -> "Future[dict[str, Any]]":
-        return self._client.ask("esync", {"do": do, "r": self._rank, "workers": self._workers, **fields})

@@ -1,0 +1,68 @@
+"""ESync in a worker: after each step the question whether to take another, or to synchronise."""
+
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+
+__all__ = ["Pacer"]
+
+
+class Pacer:
+    """Asks the state server of the job, over the connections that are there. For the training thread only.
+
+    It tells the worker's steps in this round (k), how long the last one took (c, in seconds, with whatever came before
+    it in that step), and how long ago that ended. With `--esync-query overlapped` the answer to one step's question may
+    be taken after the next step; a worker that is the slowest waits for it, as its next step would keep all waiting.
+    Raises what the client does when the job has failed.
+    """
+
+    def __init__(self, client: "Client") -> None:
+        settings = client.settings
+        party = settings.text("esync_scope") == "party"
+        self.rounds = 0
+        self._client = client
+        self._rank = client.rank if party else client.global_rank
+        self._workers = client.num_workers if party else client.num_all_workers
+        self._waits = settings.text("esync_query") == "blocking"
+        self._limit = settings.number("timeout") + 5
+        self._slowest = True  # until it is known
+        self._asked: Future[dict[str, Any]] | None = None
+        self._steps = 0
+        self._ended = 0.0
+
+    def begin(self) -> None:
+        """A round begins: this worker has the weights that it goes on from."""
+        self.rounds += 1
+        self._steps = 0
+        if self.rounds > 1:
+            self._tell("enter", t=self.rounds)
+        self._ended = time.monotonic()
+
+    def step(self) -> bool:
+        """A step has ended. True if it is time to synchronise."""
+        now = time.monotonic()
+        spent, self._ended, self._steps = now - self._ended, now, self._steps + 1
+        if self._ready(wait=False):
+            return True
+        if self._asked is None:
+            self._asked = self._tell("query", k=self._steps, c=spent, age=0.0)
+        return self._ready(wait=self._waits or self._slowest)
+
+    def leave(self) -> None:
+        """This worker takes no more steps; nobody needs to reckon with it."""
+        self._tell("leave")
+
+    def _ready(self, *, wait: bool) -> bool:
+        """Whether the answer, if it is here, says that this worker is ready."""
+        if self._asked is None or not (wait or self._asked.done()):
+            return False
+        answer = self._asked.result(self._limit)
+        self._asked = None
+        self._slowest = bool(answer["slowest"])
+        return bool(answer["ready"])
+
+    def _tell(self, do: str, **fields: float) -> "Future[dict[str, Any]]":
+        return self._client.ask("esync", {"do": do, "r": self._rank, "workers": self._workers, **fields})
