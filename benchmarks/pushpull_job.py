@@ -1,6 +1,7 @@
-"""The processes of one push-pull measurement: what to run at which site, ours and MXNet's own."""
+"""The processes of a measured job: what to run at which site, ours and MXNet's own."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from wan import Wan
 
 from geomx_cli import plugins
 from geomx_cli.inventory import Inventory
-from geomx_cli.options import defaults
-from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.options import Value, defaults
+from geomx_cli.plan import JobSpec, Plan, Process, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps import security
 
-__all__ = ["Case", "Command", "letters", "mxnet_commands", "our_commands"]
+__all__ = ["Case", "Command", "letters", "mxnet_cluster", "mxnet_commands", "our_commands", "planned"]
 
 HERE = Path(__file__).parent
 WORKER = HERE / "pushpull_worker.py"
@@ -25,7 +26,7 @@ Command = tuple[str, str, list[str], dict[str, str]]
 
 @dataclass
 class Case:
-    """One measurement. `system` is client, store or mxnet (see pushpull_worker.py)."""
+    """One push-pull measurement. `system` is client, store or mxnet (see pushpull_worker.py)."""
 
     system: str
     topology: str
@@ -48,29 +49,35 @@ def letters(count: int) -> str:
 
 def our_commands(case: Case, directory: Path, wan: Wan | None) -> list[Command]:
     """A planned job, with each party at its site."""
-    options = defaults(plugins.table()) | case.options
-    options |= {
+    options = case.options | {
         "parties": case.parties, "workers": case.workers, "topology": case.topology,
         "global_servers": case.global_servers, "local_servers": case.local_servers,
     }  # fmt: skip
-    inventory = this_machine(options, free_ports(ports_needed(options)), one_host=wan is None, python=sys.executable)
+    script = ("python", str(WORKER), case.system, case.tensors, str(case.warm_up), str(case.iterations))
+    return [
+        ("master" if item.role == "worker" and item.global_rank is None else item.role, site, argv, env)
+        for item, site, argv, env in planned(options, directory, wan, script)
+    ]
+
+
+def planned(
+    options: Mapping[str, Value], directory: Path, wan: Wan | None, script: tuple[str, ...] = ()
+) -> list[tuple[Process, str, list[str], dict[str, str]]]:
+    """Each process of a job, its site, argv and environment; without a script it is the bundled one."""
+    values = defaults(plugins.table()) | dict(options)
+    inventory = this_machine(values, free_ports(ports_needed(values)), one_host=wan is None, python=sys.executable)
     if wan is not None:
         inventory = _placed(inventory, wan)
-    script = ("python", str(WORKER), case.system, case.tensors, str(case.warm_up), str(case.iterations))
-    paths = f"{HERE.parent}:{HERE}"
     spec = JobSpec(
-        job="pushpull", options=options, script=script, job_dir=str(directory), socket_dir=str(directory),
-        key_dir=str(directory) if wan is not None else "", python=sys.executable, env={"PYTHONPATH": paths},
+        job="benchmark", options=values, script=script, job_dir=str(directory), socket_dir=str(directory),
+        key_dir=str(directory) if wan is not None else "", python=sys.executable,
+        env={"PYTHONPATH": f"{HERE.parent}:{HERE}"},
     )  # fmt: skip
     laid = plan(inventory, spec)
     if wan is not None:
         _write_keys(laid, directory)
-    site = {"central": "C", **dict(zip("ABCDEFGH", letters(case.parties), strict=False))}
-    return [
-        ("master" if item.role == "worker" and item.global_rank is None else item.role,
-         site[item.party], list(item.argv), dict(item.env))
-        for item in laid.processes
-    ]  # fmt: skip
+    site = {"central": "C", **dict(zip("ABCDEFGH", letters(len(inventory.parties)), strict=False))}
+    return [(item, site[item.party], list(item.argv), dict(item.env)) for item in laid.processes]
 
 
 def _placed(inventory: Inventory, wan: Wan) -> Inventory:
@@ -89,21 +96,28 @@ def _write_keys(laid: Plan, directory: Path) -> None:
 
 
 def mxnet_commands(case: Case, wan: Wan | None) -> list[Command]:
-    """MXNet's own flat cluster: scheduler and server at C, the workers in their parties."""
+    """MXNet's own cluster, which measures the same."""
+    work = [sys.executable, str(WORKER), "mxnet", case.tensors, str(case.warm_up), str(case.iterations)]
+    return mxnet_cluster(work, case.parties, case.workers, wan, servers=case.global_servers)
+
+
+def mxnet_cluster(
+    work: Sequence[str], parties: int, workers: int, wan: Wan | None, *, servers: int = 1
+) -> list[Command]:
+    """MXNet's own flat cluster: scheduler and servers at C, the workers, which run `work`, in their parties."""
     names = "bool int float object complex"
     prelude = f"import numpy as n\nfor k in {names!r}.split(): setattr(n, k, __builtins__.__dict__[k])\n"
     serve = [sys.executable, "-c", prelude + "import mxnet"]
-    work = [sys.executable, str(WORKER), "mxnet", case.tensors, str(case.warm_up), str(case.iterations)]
     common = {
         "DMLC_PS_ROOT_URI": "127.0.0.1" if wan is None else wan.address("C"),
         "DMLC_PS_ROOT_PORT": str(free_ports(1)[0]),
-        "DMLC_NUM_SERVER": str(case.global_servers),
-        "DMLC_NUM_WORKER": str(case.parties * case.workers),
+        "DMLC_NUM_SERVER": str(servers),
+        "DMLC_NUM_WORKER": str(parties * workers),
         "PYTHONPATH": f"{HERE.parent}:{HERE}",
         "OMP_NUM_THREADS": "1",
     }
-    roles = [("scheduler", "C", serve)] + [("global_server", "C", serve)] * case.global_servers
-    roles += [("worker", letter, work) for letter in letters(case.parties) for _ in range(case.workers)]
+    roles = [("scheduler", "C", serve)] + [("global_server", "C", serve)] * servers
+    roles += [("worker", letter, list(work)) for letter in letters(parties) for _ in range(workers)]
     return [
         (role, site, argv, {
             **common,

@@ -170,6 +170,11 @@ OPTIONS: tuple[Option, ...] = (
         "Steps of a worker between two evaluations; 0: only at the end.", minimum=0,
     ),
     _train(
+        "checkpoint_every", "int", 0, "GEOMX_CHECKPOINT_EVERY",
+        "Steps between two files of weights that global rank 0 writes at a round's end, and one at the end, to"
+        " checkpoints/ in the job's directory; 0 is never.", minimum=0,
+    ),
+    _train(
         "target_accuracy", "float", 0.0, "GEOMX_TARGET_ACCURACY",
         "Stop when the test accuracy reaches this; 0 is never.", minimum=0, maximum=1,
     ),

@@ -2,6 +2,7 @@
 scripts.
 """
 
+import hashlib
 import re
 import signal
 import subprocess
@@ -13,7 +14,10 @@ from conftest import RUNTIME, Cluster, free_ports
 from idx import write_data
 from test_cuts import until
 
+from geomx_cli.errors import InvalidSettings
 from geomx_cli.events import Event, read_events
+from geomx_cli.runtime.training.checkpoint import Checkpoint
+from geomx_cli.runtime.training.models import initial_weights
 
 SAMPLES, BATCH = 512, 32
 QUICK = {"GEOMX_EPOCHS": "1", "GEOMX_BATCH_SIZE": str(BATCH)}
@@ -47,6 +51,32 @@ def test_twelve_processes_train(cluster: Cluster, tmp_path: Path) -> None:
     assert {end["rounds"] for end in ends} == {SAMPLES // 4 // BATCH}
     assert len({end["parameters"] for end in ends}) == 1
     assert not any("rror" in cluster.output(name) or "warning" in cluster.output(name) for name in cluster.processes)
+
+
+@pytest.mark.parametrize(("algorithm", "files"), [("fsa", [2, 4]), ("diloco", [3, 4])])
+@pytest.mark.timeout(60)
+def test_checkpoints(cluster: Cluster, tmp_path: Path, algorithm: str, files: list[int]) -> None:
+    """After every so many steps at the end of a round, and at the end; the last has the final weights."""
+    logs = {name: {"GEOMX_JOB_DIR": str(tmp_path), "GEOMX_PROCESS": name} for name in WORKERS}
+    env = {"GEOMX_CHECKPOINT_EVERY": "2", "GEOMX_ALGO": algorithm, "GEOMX_INNER_STEPS": "3"}
+    start(cluster, tmp_path, worker_env=logs, env=env)
+    cluster.finish()
+    found = [Checkpoint.read(tmp_path / "checkpoints" / f"step-{steps}.npz") for steps in files]
+    assert len(list((tmp_path / "checkpoints").iterdir())) == len(files)
+    assert [item.samples for item in found] == [steps * BATCH for steps in files]
+    assert [item.rounds for item in found] == (files if algorithm == "fsa" else [1, 2])
+    assert 0 < found[0].seconds < found[1].seconds
+    digest = hashlib.sha256()
+    for name in initial_weights("cnn", 1):
+        digest.update(name.encode() + found[-1].weights[name].tobytes())
+    ends = [event for event in events_of(tmp_path, "Aw0") if event["event"] == "finished"]
+    assert ends[0]["parameters"] == digest.hexdigest()
+
+
+def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:
+    (tmp_path / "step-1.npz").write_bytes(b"PK")
+    with pytest.raises(InvalidSettings, match=r"step-1\.npz is no checkpoint"):
+        Checkpoint.read(tmp_path / "step-1.npz")
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_a_failing_script_ends_the_job(cluster: Cluster, how: str, status: int, 
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("how", ["early", "caught"])
+@pytest.mark.parametrize("how", ["early", "caught", "pending"])
 def test_a_script_leaves_cleanly(cluster: Cluster, how: str) -> None:
     statuses = launch_ends(cluster, how, by_hook=True)
     assert not any(statuses.values()), cluster.outputs()

@@ -318,6 +318,16 @@ def test_a_repeat_is_not_worked_on_but_answered_as_before() -> None:
     assert talk.receive(Wire(), 7, "join", {}) is not None, "another peer's number"
 
 
+def test_what_is_not_kept_is_answered_anew() -> None:
+    talk, link = Talk(Loop(), 1.0), Wire()
+    for _ in range(2):
+        request = talk.receive(link, 7, "state_read", {})
+        assert request is not None
+        assert talk.receive(link, 7, "state_read", {}) is None, "it is being worked on"
+        request.answer({"piece": b"x"}, keep=False)
+    assert link.sent == [("answer", 7)] * 2
+
+
 def test_a_peer_is_remembered_within_bounds() -> None:
     talk, link = Talk(Loop(), 1.0), Wire()
     for number in range(1, 2 * KEPT):

@@ -46,12 +46,18 @@ class KeptDelivery:
 class Bench:
     """A root with two members, of ranks 0 and 1."""
 
-    def __init__(self, optimizer: str = "", owing: Callable[[], Any] = lambda: [0, 1], dtype: int = 0) -> None:
+    def __init__(
+        self,
+        optimizer: str = "",
+        owing: Callable[[], Any] = lambda: [0, 1],
+        dtype: int = 0,
+        algorithm: FsaServer | None = None,
+    ) -> None:
         self.links = [KeptLink(), KeptLink()]
         self.delivery = KeptDelivery()
         self.dtype = dtype
         self.rounds = Rounds(
-            algorithm=FsaServer(),
+            algorithm=algorithm or FsaServer(),
             delivery=self.delivery,
             uplink=None,
             own_rank=lambda: 0,
@@ -69,7 +75,8 @@ class Bench:
         self.delivery.downs.clear()
 
     def push(self, rank: int, number: int, array: Array, **fields: Any) -> None:
-        header = self.header(Kind.EXCHANGE, round=number, contributors=(rank,), request=10 * number + rank, **fields)
+        fields = {"weight": 1.0, "contributors": (rank,), "request": 10 * number + rank, **fields}
+        header = self.header(Kind.EXCHANGE, round=number, **fields)
         self.rounds.on_exchange(self.links[rank], header, array.data.cast("B"))
 
     def results(self) -> list[tuple[int, int, Array]]:
@@ -129,6 +136,8 @@ def test_what_does_not_fit_is_refused() -> None:
     bench.init(np.zeros(SIZE, np.float32))
     with pytest.raises(BadMessage, match="round 66"):
         bench.push(0, 66, np.zeros(SIZE, np.float32))
+    with pytest.raises(BadMessage, match="weight 0"):
+        bench.push(0, 1, np.zeros(SIZE, np.float32), weight=0.0)
     with pytest.raises(BadMessage, match="for a slice of 1000"):
         bench.push(0, 1, np.zeros(SIZE - 1, np.float32), length=SIZE - 1)
     with pytest.raises(BadMessage, match="bytes of payload"):
@@ -190,7 +199,7 @@ def test_a_repeat_is_answered_from_the_last_result_and_counts_once() -> None:
     seen: list[float] = []
 
     def exchange(number: int) -> None:
-        header = bench.header(Kind.EXCHANGE, round=number, contributors=(0,))
+        header = bench.header(Kind.EXCHANGE, round=number, contributors=(0,), weight=1.0)
         payload = np.ones(SIZE, np.float32).data.cast("B")
         uplink.send(0, header, payload, lambda _, array: seen.append(float(array[0])))
 

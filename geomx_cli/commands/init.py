@@ -5,21 +5,33 @@ from pathlib import Path
 
 import click
 
+from geomx_cli.errors import UsageError
+
 __all__ = ["init"]
 
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False), default=Path())
-def init(directory: Path) -> None:
+@click.option("--template", metavar="NAME", help="Write a script for an algorithm in their place: cnn, cnn-hfa, ...")
+@click.option("--force", is_flag=True, help="Write over a script that is there already.")
+def init(directory: Path, template: str | None, force: bool) -> None:
     """Write an inventory and a training script to begin with.
 
     hosts.toml and train.py go to DIRECTORY, by default the working directory; what is there already is left as it is.
     """
     from geomx_cli.inventory_file import starter
 
+    enter = "" if directory == Path() else f"  cd {shlex.quote(str(directory))}\n"
+    if template is not None:
+        path, command = starter.write_template(directory, template, force=force)
+        click.echo(
+            f"wrote {path}\nnext:\n{enter}  geomx data fetch fashion-mnist    on every machine that trains\n  {command}"
+        )
+        return
+    if force:
+        raise UsageError("--force goes with --template", "hosts.toml and train.py are never written over")
     for path, new in starter.write(directory):
         click.echo(f"{'wrote' if new else 'kept '} {path}")
-    enter = "" if directory == Path() else f"  cd {shlex.quote(str(directory))}\n"
     click.echo(
         f"next:\n{enter}"
         "  edit hosts.toml\n"

@@ -1,11 +1,12 @@
 """The files that a person begins with: copies of those in templates/."""
 
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from geomx_cli.errors import CheckFailed
+from geomx_cli.errors import CheckFailed, UsageError
 
-__all__ = ["FILES", "write"]
+__all__ = ["FILES", "templates", "write", "write_template"]
 
 FILES = ("hosts.toml", "train.py")
 
@@ -15,19 +16,44 @@ def write(directory: Path) -> list[tuple[Path, bool]]:
 
     A file that is there already is never touched. Raises CheckFailed where nothing can be written.
     """
-    found = []
+    return [(directory / name, _copy(directory, name, force=False)) for name in FILES]
+
+
+def templates() -> Mapping[str, str]:
+    """The scripts to begin with: what a person calls each, as in "cnn-hfa", and its file."""
+    names = (item.name for item in resources.files("geomx_cli").joinpath("templates").iterdir())
+    scripts = sorted(name for name in names if name.endswith(".py") and name not in FILES)
+    return {name.removesuffix(".py").replace("_", "-"): name for name in scripts}
+
+
+def write_template(directory: Path, name: str, *, force: bool) -> tuple[Path, str]:
+    """Copy one of `templates` to `directory`, which is made if need be; the file, and the command that runs it there.
+
+    Raises UsageError for an unknown name, and CheckFailed where nothing can be written, or the file is there already
+    and there is no `force`.
+    """
+    known = templates()
+    if name not in known:
+        raise UsageError(f"there is no template {name!r}", f"choose one of {', '.join(known)}")
+    path = directory / known[name]
+    if not _copy(directory, known[name], force=force):
+        raise CheckFailed(f"{path} is there already", "--force writes over it")
+    # The first line of each says what it does, and how it is run.
+    return path, path.read_text().splitlines()[0].partition(": ")[2]
+
+
+def _copy(directory: Path, name: str, *, force: bool) -> bool:
+    """Whether the file has been written: not where it is there already, unless with `force`."""
+    content = resources.files("geomx_cli").joinpath("templates", name).read_bytes()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            path = directory / name
-            content = resources.files("geomx_cli").joinpath("templates", name).read_bytes()
-            try:
-                with path.open("xb") as file:
-                    file.write(content)
-                found.append((path, True))
-            except FileExistsError:
-                found.append((path, False))
+        with (directory / name).open("wb" if force else "xb") as file:
+            file.write(content)
+    except FileExistsError:
+        if directory.is_dir():
+            return False
+        raise CheckFailed(f"{directory} is no directory", "name another one") from None
     except OSError as error:
         hint = "name another directory, or let it be written to"
         raise CheckFailed(f"cannot write to {directory}: {error.strerror}", hint) from None
-    return found
+    return True

@@ -34,7 +34,8 @@ class Round:
 class Pace:
     """The rounds of members who go through them together: all of a server's, or one party's where each goes alone.
 
-    closed: the last round that is decided. finished: the last one whose result is there. result: who is in that.
+    closed: the last round that is decided. finished: the last one that is answered. result: who is in that.
+    held: who is in a root's round that is in the value and not yet answered, because others are too far behind.
     """
 
     member: int
@@ -42,6 +43,7 @@ class Pace:
     closed: int = 0
     finished: int = 0
     result: Header = field(default_factory=Header)
+    held: Gathering | None = None
 
 
 @dataclass(slots=True)

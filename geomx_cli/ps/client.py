@@ -5,6 +5,7 @@ waits for ever: a round or barrier has the option `patience` as its limit, every
 any process of the job ends all waits with PeerLost, which every later call raises again.
 """
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -96,10 +97,12 @@ class Client:
         """Contribute `src` to this key's next round; its result goes to `out`, or is kept for `pull`. Returns at once.
 
         src, out: 1-D, contiguous, of the declared size and dtype. `src` must not change before `.sent`. A higher
-        priority goes first. `weight` travels with the contribution; `hyper` holds hyper-parameters for the optimizer.
-        Raises InvalidSettings for a worker that does not train, or has left.
+        priority goes first. `weight`, above 0, travels with the contribution; `hyper` holds hyper-parameters for the
+        optimizer. Raises InvalidSettings for a worker that does not train, or has left.
         """
         self._check()
+        if not 0 < weight < math.inf:
+            raise InvalidSettings(f"a contribution of weight {weight}", "give a finite number above 0")
         if self._left or not self.trains:
             what = "has left the job" if self._left else "is the master, which does not train"
             raise InvalidSettings(f"this worker {what}: it cannot contribute")

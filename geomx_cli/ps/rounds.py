@@ -101,6 +101,8 @@ class Rounds:
             return
         if not 0 < header.round <= pace.finished + MAX_ROUNDS_AHEAD:
             raise BadMessage(f"round {header.round} while round {pace.finished + 1} is open")
+        if header.weight <= 0:
+            raise BadMessage(f"a contribution of weight {header.weight:g}")
         round_ = self._round(book, pace, header)
         round_.askers[id(link)] = asker
         done = partial(link.consumed, array.nbytes)
@@ -203,7 +205,7 @@ class Rounds:
         return round_.gathering.missing(self._members(pace))
 
     def _too_far_behind(self, book: Book, pace: Pace) -> set[int]:
-        """The ranks that this pace must wait for, because it would be more than the bound ahead of them."""
+        """The ranks that are more than the bound behind this pace, whose next result waits for them."""
         bound = self.algorithm.max_staleness
         if not self.algorithm.asynchronous or bound < 0 or self._uplink is not None:
             return set()
@@ -212,19 +214,27 @@ class Rounds:
         }
 
     def _advance(self, book: Book) -> None:
-        """Close the rounds of this slice that are complete, in order."""
-        while self._owing() is not None and any(self._close_next(book, item) for item in list(book.paces.values())):
+        """Close the rounds of this slice that are complete, in order, and answer those that have waited for others."""
+        while self._owing() is not None and any(self._go_on(book, item) for item in list(book.paces.values())):
             pass
+
+    def _go_on(self, book: Book, pace: Pace) -> bool:
+        if pace.held is None:
+            return self._close_next(book, pace)
+        if self._too_far_behind(book, pace):
+            return False
+        gathering, pace.held = pace.held, None
+        self._finish(book, pace, gathering)
+        return True
 
     def _close_next(self, book: Book, pace: Pace) -> bool:
         round_ = pace.rounds.get(pace.closed + 1)
         if round_ is None or pace.closed > pace.finished or self._lacks_value(book):
             return False
         gathering = round_.gathering
-        if self._too_far_behind(book, pace) or not gathering.merge(self._members(pace)) or gathering.total is None:
+        if not gathering.merge(self._members(pace)) or gathering.total is None:
             return False
         pace.closed += 1
-        self._open.pop((book.slot.key, book.slot.index, pace.member, pace.closed), None)
         self._close(book, pace, gathering, gathering.total)
         return True
 
@@ -242,14 +252,16 @@ class Rounds:
         total = Total(array, gathering.weight, pace.member)
         if self._uplink is None:
             self._tune(book, gathering.hyper)
-            value = self.algorithm.at_root(book.slot, total, self.optimizer)
+            book.slot.value = _cast(self.algorithm.at_root(book.slot, total, self.optimizer), book.dtype)
             book.slot.version += 1
-            self._finish(book, pace, value, gathering)
+            pace.held, gathering.total = gathering, None
             return
         decision = self.algorithm.at_party(book.slot, total)
         if isinstance(decision, Answer):
-            self._finish(book, pace, decision.array, gathering)
+            book.slot.value = _cast(decision.array, book.dtype)
+            self._finish(book, pace, gathering)
             return
+        self._waits_no_more(book, pace)
         book.forwarded += 1
         header = Header(
             kind=Kind.EXCHANGE, key=book.slot.key, slice=book.slot.index, root=book.root, offset=book.offset,
@@ -262,10 +274,15 @@ class Rounds:
             gathering.weight = result.weight
             gathering.total = None
             book.slot.version = result.value
-            self._finish(book, pace, self.algorithm.from_root(book.slot, array), gathering)
+            book.slot.value = _cast(self.algorithm.from_root(book.slot, array), book.dtype)
+            self._finish(book, pace, gathering)
             self._advance(book)
 
         self._uplink.send(book.root, header, as_payload(decision.array, book.dtype), on_result)
+
+    def _waits_no_more(self, book: Book, pace: Pace) -> None:
+        """The round that is decided waits for no member."""
+        self._open.pop((book.slot.key, book.slot.index, pace.member, pace.closed), None)
 
     def _tune(self, book: Book, news: dict[str, float]) -> None:
         """Set the optimizer to what holds for this slice: not all slices are in the same round when a rate changes."""
@@ -277,10 +294,10 @@ class Rounds:
         if self._initial:
             self.optimizer.set(**{**self._initial, **book.hyper})
 
-    def _finish(self, book: Book, pace: Pace, value: Array, gathering: Gathering) -> None:
-        """Store a round's result and answer all who wait for it."""
-        book.slot.value = _cast(value, book.dtype)
+    def _finish(self, book: Book, pace: Pace, gathering: Gathering) -> None:
+        """The value is the result of a round, or newer: answer all who wait for it."""
         pace.finished = pace.closed
+        self._waits_no_more(book, pace)
         self.last_round = max(self.last_round, pace.finished)
         self.versions[pace.member] = max(self.versions.get(pace.member, 0), pace.finished)
         pace.result = Header(contributors=tuple(sorted(gathering.ranks))[:4096], weight=gathering.weight)

@@ -17,17 +17,19 @@ Books = dict[tuple[int, int], Book]
 def export_state(books: Books, optimizer: Optimizer | None) -> dict[str, Array]:
     """Values and versions of all slices, what the algorithm keeps of them, and the optimizer's state.
 
-    Names: "value/KEY/SLICE", "book/KEY/SLICE" (int64: version, root, length, dtype, offset, forwarded),
-    "paces/KEY/SLICE" (int64, a row for each: member, rounds), "kept/KEY/SLICE/NAME", "optimizer/...".
+    Names: "value/KEY/SLICE", "book/KEY/SLICE" (int64: version, root, length, dtype, offset, rounds that the root has
+    answered), "paces/KEY/SLICE" (int64, a row for each: member, rounds in the value), "kept/KEY/SLICE/NAME",
+    "optimizer/...".
     """
     state: dict[str, Array] = {}
     for (key, index), book in books.items():
         if book.slot.value is None:
             continue
-        where = [book.slot.version, book.root, book.length, book.dtype, book.offset, book.forwarded]
+        answered = book.forwarded - sum(pace.closed > pace.finished and not pace.held for pace in book.paces.values())
+        where = [book.slot.version, book.root, book.length, book.dtype, book.offset, answered]
         state[f"value/{key}/{index}"] = book.slot.value
         state[f"book/{key}/{index}"] = np.array(where, np.int64)
-        paces = [[pace.member, pace.finished] for pace in book.paces.values()]
+        paces = [[pace.member, pace.closed if pace.held else pace.finished] for pace in book.paces.values()]
         state[f"paces/{key}/{index}"] = np.array(paces, np.int64).reshape(-1, 2)
         state |= {f"kept/{key}/{index}/{name}": array for name, array in book.slot.kept.items()}
     if optimizer is not None:

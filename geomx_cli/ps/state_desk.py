@@ -71,7 +71,7 @@ class StateDesk:
                 return {}
             case "state_begin":
                 return self._begin(by, str(body["optimizer"]), str(body["digest"]), _natural(body["size"]))
-        return self._write(by, _natural(body["at"]), bytes(body["piece"]))
+        return self._write(by, _natural(body["at"]), memoryview(body["piece"]))
 
     def _optimizer(self) -> Optimizer:
         if self._rounds.optimizer is None:
@@ -108,7 +108,7 @@ class StateDesk:
         self._upload = _Upload(by, wanted, size, now)
         return {"go": "on"}
 
-    def _write(self, by: str, at: int, piece: bytes) -> Body:
+    def _write(self, by: str, at: int, piece: memoryview) -> Body:
         upload = self._upload
         if upload is None or (upload.by, len(upload.run)) != (by, at) or not 0 < len(piece) <= PIECE:
             raise InvalidSettings(f"a piece of state at {at} that nobody waits for")

@@ -214,8 +214,7 @@ class Store:
             raise SystemExit(0)
 
     def _check(self, key: Key, arrays: Sequence[Array]) -> str:
-        names = {self.lookup(key, array.size, str(array.dtype)) for array in arrays}
-        return names.pop()
+        return {self.lookup(key, array.size, str(array.dtype)) for array in arrays}.pop()
 
     def send(self, name: str, arrays: Sequence[Array], priority: int, hyper: Hyper) -> Exchange:
         """Begin the next round of one key with the sum of `arrays`, which are copied; fp16 is summed in fp32."""

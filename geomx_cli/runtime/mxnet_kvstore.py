@@ -224,7 +224,7 @@ class MxnetStore(MxnetStanding):
         kind = compression_params.get("type") if isinstance(compression_params, Mapping) else None
         known = ("none", *plugins.codecs())
         if kind not in known:
-            hint = f"""set {{"type": ...}} to {' or '.join(f'"{name}"' for name in known)}"""
+            hint = f"""set {{"type": ...}} to {" or ".join(f'"{name}"' for name in known)}"""
             raise InvalidSettings(f"there is no gradient compression {kind!r}", hint)
 
     @_guarded

@@ -42,6 +42,9 @@ class Session:
 
     def attach(self, mx: Any) -> None:
         """Put our store into MXNet, and be there when the script ends."""
+        # What is registered last runs first at exit: the sockets must not be closed before our last rounds are over.
+        import zmq.utils.garbage  # noqa: F401
+
         from geomx_cli.runtime import mxnet_store
 
         self._mx = mx

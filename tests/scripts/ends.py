@@ -7,6 +7,13 @@ import mxnet as mx
 kv = mx.kv.create("dist_sync")
 weight = mx.nd.ones((64, 64))
 kv.init(0, weight)
+if sys.argv[1] == "pending":  # much is still under way when the script is over, even to be sent
+    many = [mx.nd.ones((700, 300)) for _ in range(24)]
+    kv.init(list(range(1, 25)), many)
+    for _ in range(2):
+        kv.push(list(range(1, 25)), many)
+        kv.pull(list(range(1, 25)), out=many)
+    sys.exit(0)
 for step in range(3 if sys.argv[1] in ("early", "caught") else 1000):
     if kv.rank == 0 and step == 2:
         if sys.argv[1] == "raise":

@@ -1,4 +1,4 @@
-"""gluon.Trainer with a weight of fp16 and multi_precision, against numpy with fp32 throughout. Argument: where to update.
+"""gluon.Trainer with a weight of fp16 and multi_precision, against numpy in fp32. Argument: where to update.
 
 Each step is smaller than what fp16 can tell from the weight, so that only fp32 weights get anywhere.
 """

@@ -42,6 +42,12 @@ class Differences:
             self._store.push(key, self._replica.array(difference), priority=-index, weight=weight)
             self._store.pull(key, out=self._results[index], priority=-index)
 
+    def end(self) -> None:
+        """Give up what is this worker's own for the global weights."""
+        for index, origin in enumerate(self._origin):
+            self.steps.put(index, origin)
+        self._replica.wait_for_weights()
+
     def take(self, tensors: Iterable[int], mix: float = 0.0) -> None:
         """Wait for the round's new weights and go on from them; `mix` is the part of this worker's own in that."""
         for index in tensors:

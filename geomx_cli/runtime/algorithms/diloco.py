@@ -7,8 +7,8 @@ of Language Models", 2023, arXiv 2311.08105.
 
 With `--fragments F` the tensors are dealt out to F fragments, and every H / F steps one of them is exchanged, so
 that the wire is used evenly; with `--overlap` the inner steps go on meanwhile, and the result is mixed in that many
-steps later: w = alpha * (own) + (1 - alpha) * (global). Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
-arXiv 2501.18512.
+steps later: w = alpha * (own) + (1 - alpha) * (global). Douillard et al., "Streaming DiLoCo with overlapping
+communication", 2025, arXiv 2501.18512. Training ends with the global weights.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -150,8 +150,12 @@ class DilocoWorker:
         return steps.count % self.steps_per_round == 0 and self._exchange()
 
     def finish(self) -> bool:
-        """Bring in the steps since the last exchange of each fragment, one after the other."""
-        return any(self._samples) and self._exchange()
+        """Bring in the steps since the last exchange of each fragment, one after the other; end with one model."""
+        if any(self._samples):
+            return self._exchange()
+        if self._mix:
+            self._differences.end()
+        return False
 
     def _exchange(self) -> bool:
         weight = max(1, self._samples[self._turn]) / self._usual if self._by_samples else 1.0

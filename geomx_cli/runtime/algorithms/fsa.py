@@ -29,8 +29,8 @@ def refuses(spec: object) -> str | None:
 
 
 def server(settings: "NodeSettings") -> "ServerPart":
-    """The part in a server."""
-    return FsaServer()
+    """The part in a server; a script may make it asynchronous."""
+    return FsaServer(max_staleness=int(settings.number("max_staleness")))
 
 
 class FsaServer:

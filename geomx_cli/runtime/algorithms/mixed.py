@@ -2,8 +2,9 @@
 
 Workers push gradients; a local server sums its party's and exchanges the sum with the roots. A root lets its
 optimizer apply each party's sum at once and answers that party alone, with weights that may hold others' newer updates
-too. Without a bound the parties' rounds drift apart freely; `--max-staleness` holds the fastest back. The optimizers
-called dcasgd compensate for what has changed meanwhile.
+too. Without a bound the parties' rounds drift apart freely; with `--max-staleness` the result of a round waits as long
+as its party would be further ahead of the slowest (Ho et al., "More Effective Distributed ML via a Stale Synchronous
+Parallel Parameter Server", NIPS 2013). The optimizers called dcasgd compensate for what has changed meanwhile.
 """
 
 from typing import TYPE_CHECKING

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.runtime.training.agreement import Agreement
+from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
 from geomx_cli.runtime.training.data import Batch, Samples
 from geomx_cli.runtime.training.doubt import doubt
 from geomx_cli.runtime.training.evaluation import Evaluation
@@ -52,6 +53,8 @@ class Loop:
         is_last = self._rank == client.num_all_workers - 1
         process = client.settings.process
         self._factor = factor_of(recipe.text("factor"), process, client.settings.party, is_last)
+        every = recipe.checkpoint_every if self._rank == 0 else 0
+        self._checkpoints = Checkpoints(client.settings.job_dir, every) if every else None
         self._agreement = Agreement(mx, store, priority=-len(replica.names))
         self._watch = Stopwatch()
         self._round = _Round()
@@ -84,11 +87,12 @@ class Loop:
             batch = self._next(batches)
             if self._begun is not None and self._part.due:
                 self._synchronise()
-        while not self.stopped and (self._begun is not None or self._part.finish()):
+        while self._begun is not None or self._part.finish():
             if self._begun is None:
                 self._begin()
             self._synchronise()
         self.stopped = self.stopped or "epochs"
+        self._keep(at_end=True)
 
     def evaluate(self) -> float | None:
         """The accuracy of the weights as they are at the end; None where this worker does not evaluate."""
@@ -148,10 +152,20 @@ class Loop:
             accuracy=current.accuracy,
         )  # fmt: skip
         self._round, self._begun = _Round(), None
+        self._keep()
         self._begin_evaluation()
         if stop and self._part.everywhere:
             self.stopped = self._reason or "asked"
         self._reason = self._reason or self._reason_to_stop()
+
+    def _keep(self, *, at_end: bool = False) -> None:
+        """Write a checkpoint if one is due."""
+        if self._checkpoints is None or not (at_end or self._checkpoints.due(self._steps)):
+            return
+        weights = {
+            name: weight.asnumpy() for name, weight in zip(self._replica.names, self._replica.weights, strict=True)
+        } | {name: running.asnumpy() for name, running in self._replica.statistics.items()}
+        self._checkpoints.write(Checkpoint(self._steps, self.samples, self._part.rounds, self.seconds, weights))
 
     def _begin_evaluation(self) -> None:
         every = self._recipe.eval_every

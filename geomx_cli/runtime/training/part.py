@@ -12,9 +12,9 @@ class WorkerPart(Protocol):
     """Made by an algorithm's `worker(client, store, replica, recipe)`. Used by the training thread only.
 
     The loop calls `start` once, then for every batch one forward and backward pass and `after_step`. Where that began a
-    round, and `due` says so, `synchronise` follows before the next batch. When no batch is left, it goes on with
-    `finish` and `synchronise` until `finish` has nothing more. A failure of the job comes out of any of them as a
-    GeomxError.
+    round, and `due` says so, `synchronise` follows before the next batch. When no batch is left, or all stop, it goes
+    on with `finish` and `synchronise` until `finish` has nothing more. A failure of the job comes out of any of them as
+    a GeomxError.
     """
 
     rounds: int
@@ -44,7 +44,9 @@ class WorkerPart(Protocol):
         """Wait for the result of the round that has begun and put it into the replica's weights."""
 
     def finish(self) -> bool:
-        """No batch is left. True if the exchange of a round has begun that the last steps still need."""
+        """Training ends. True if the exchange of a round has begun that the last steps still need; False when the
+        replica's weights are the final ones.
+        """
 
 
 class Algorithm(Protocol):

@@ -19,7 +19,7 @@ class Recipe:
     """See the options of the same names. `optimizer_params` are the hyper-parameters that go with
     `optimizer`, `options` all options by name.
 
-    time_limit: seconds. eval_every: steps. For both, and for target_accuracy, 0 is never.
+    time_limit: seconds. eval_every, checkpoint_every: steps. For all, and for target_accuracy, 0 is never.
     """
 
     algorithm: str
@@ -30,6 +30,7 @@ class Recipe:
     epochs: int
     seed: int
     eval_every: int
+    checkpoint_every: int
     time_limit: float
     target_accuracy: float
     optimizer: str
@@ -57,6 +58,7 @@ class Recipe:
             epochs=int(options["epochs"]),
             seed=int(options["seed"]),
             eval_every=int(options["eval_every"]),
+            checkpoint_every=int(options["checkpoint_every"]),
             time_limit=float(options["time_limit"]),
             target_accuracy=float(options["target_accuracy"]),
             optimizer=str(options["optimizer"]),

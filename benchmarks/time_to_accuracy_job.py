@@ -1,0 +1,161 @@
+"""One training job of time_to_accuracy.py: its processes at their sites, what it leaves behind, how good that is."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pushpull_job import Command, letters, mxnet_cluster, planned
+from wan import Wan
+
+from geomx_cli import plugins
+from geomx_cli.errors import CheckFailed, TrainingFailed
+from geomx_cli.events import Event, read_events
+from geomx_cli.names import file_name
+from geomx_cli.options import Value, defaults
+from geomx_cli.runtime.training.checkpoint import Checkpoint
+
+__all__ = ["Job", "Judge", "Mark"]
+
+WORKER = Path(__file__).with_name("time_to_accuracy_mxnet.py")
+MXNET = "mxnet"
+SAMPLING = 0.5
+PIECE = 500
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a job had come to at a checkpoint. Seconds of training; `wan_bytes`, both ways on all parties' links."""
+
+    seconds: float
+    steps: int
+    rounds: int
+    wan_bytes: float
+    accuracy: float
+
+
+class Job:
+    """Runs with `options` of geomx launch; `algo` may also be "mxnet", its own dist_sync. Without `wan` over loopback.
+
+    `run` blocks; afterwards `ended` says whether the job came to its end. Files go to `directory`.
+    """
+
+    def __init__(self, options: Mapping[str, Value], directory: Path, wan: Wan | None) -> None:
+        fixes = {} if options["algo"] == MXNET else plugins.fixes(str(options["algo"]))
+        self._options = {**options, **fixes}
+        self._directory = directory
+        self._wan = wan
+        self._traffic: list[tuple[float, float]] = []
+        self.ended = False
+
+    def run(self, limit: float) -> None:
+        """Train to the end, or for `limit` seconds. Raises TrainingFailed where a process fails."""
+        with contextlib.ExitStack() as stack:
+            processes = [self._start(command, stack) for command in self._commands()]
+            workers = [popen for role, popen in processes if role == "worker"]
+            end = time.monotonic() + limit
+            while time.monotonic() < end and not self.ended:
+                self._sample()
+                self._fail_if_any(popen for _, popen in processes)
+                time.sleep(SAMPLING)
+                self.ended = all(popen.poll() is not None for popen in workers)
+            self._fail_if_any(workers)
+
+    def checkpoints(self) -> list[Path]:
+        """The files of weights, oldest first."""
+        found = (self._directory / "checkpoints").glob("step-*.npz")
+        return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")))
+
+    def rounds(self, process: str) -> list[Event]:
+        """The events "round" of a worker, by its name in the plan."""
+        path = self._directory / "events" / f"{file_name(process)}.jsonl"
+        return [event for event, _ in read_events(path) if event["event"] == "round"]
+
+    def mark(self, path: Path, checkpoint: Checkpoint, accuracy: float) -> Mark:
+        """What the job had come to then. HFA's rounds are counted where they cross the WAN."""
+        rounds = checkpoint.rounds // (int(self._options["k2"]) if self._options["algo"] == "hfa" else 1)
+        now = path.stat().st_mtime
+        sent = 0.0
+        if self._traffic:
+            times, counts = zip(*self._traffic, strict=True)
+            sent = float(np.interp(now, times, counts) - np.interp(now - checkpoint.seconds, times, counts))
+        return Mark(checkpoint.seconds, checkpoint.steps, rounds, sent, accuracy)
+
+    def _commands(self) -> list[Command]:
+        if self._options["algo"] != MXNET:
+            laid = planned(self._options, self._directory, self._wan)
+            return [(item.role if item.global_rank is not None else "", site, argv, env)
+                    for item, site, argv, env in laid]  # fmt: skip
+        values = defaults(plugins.table()) | self._options
+        work = [sys.executable, str(WORKER), str(self._directory), json.dumps(values)]
+        return mxnet_cluster(work, int(values["parties"]), int(values["workers"]), self._wan)
+
+    def _start(self, command: Command, stack: contextlib.ExitStack) -> tuple[str, subprocess.Popen[bytes]]:
+        role, site, argv, env = command
+        clean = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
+        with (self._directory / "output").open("ab") as out:
+            popen = subprocess.Popen(
+                self._wan.command(site, argv) if self._wan is not None else argv, env={**clean, **env},
+                stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=self._directory,
+            )  # fmt: skip
+        stack.callback(_end, popen)
+        return role, popen
+
+    def _sample(self) -> None:
+        if self._wan is not None:
+            links = self._wan.bytes()
+            parties = letters(len(links) - 1)
+            total = sum(links[site][way] for site in parties for way in ("sent", "received"))
+            self._traffic.append((time.time(), float(total)))
+
+    def _fail_if_any(self, processes: Any) -> None:
+        if any(popen.poll() for popen in processes):
+            tail = (self._directory / "output").read_text(errors="replace")[-3000:]
+            raise TrainingFailed(f"a job with {self._options} failed:\n{tail}")
+
+
+def _end(popen: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(popen.pid, 9)
+    popen.wait()
+
+
+class Judge:
+    """Evaluates checkpoints on the test set, when the job is over."""
+
+    def __init__(self, network: str = "cnn") -> None:
+        from geomx_cli.runtime.mxnet_store import load_mxnet
+        from geomx_cli.runtime.training import data
+        from geomx_cli.runtime.training.replica import Replica
+
+        directory = data.find("fashion-mnist")
+        if directory is None:
+            raise CheckFailed("Fashion-MNIST is not here", "geomx data fetch fashion-mnist")
+        self._test = data.load(directory, "test")
+        self._replica = Replica(load_mxnet(), network)
+
+    def marks(self, job: Job, target: float) -> tuple[Mark | None, Mark | None]:
+        """The first checkpoint that reaches the target accuracy, if one does, and the last, if there is any."""
+        reached: Mark | None = None
+        last: Mark | None = None
+        paths = job.checkpoints()
+        for path in paths:
+            if reached is None or path is paths[-1]:
+                last = self._mark(job, path)
+                reached = reached or (last if last.accuracy >= target else None)
+        return reached, last
+
+    def _mark(self, job: Job, path: Path) -> Mark:
+        checkpoint = Checkpoint.read(path)
+        for index, name in enumerate(self._replica.names):
+            self._replica.set_weight(index, checkpoint.weights[name])
+        pieces = range(0, len(self._test), PIECE)
+        correct = sum(self._replica.count_correct(self._test.take(slice(at, at + PIECE))) for at in pieces)
+        return job.mark(path, checkpoint, correct / len(self._test))

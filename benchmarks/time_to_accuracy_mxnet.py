@@ -1,0 +1,64 @@
+"""One worker of MXNet's own dist_sync for time_to_accuracy.py: the bundled network, data, order and initial weights.
+
+Started with the environment of its role; argv: the job's directory, and the options of geomx launch as a JSON object.
+The optimizer runs on MXNet's servers, with gradients divided by the number of workers. Rank 0 writes checkpoints, as
+global rank 0 does with geomx.
+"""
+
+import json
+import sys
+import time
+from typing import Any
+
+from geomx_cli.runtime.mxnet_store import load_mxnet
+from geomx_cli.runtime.training import data, models
+from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
+from geomx_cli.runtime.training.recipe import Recipe
+from geomx_cli.runtime.training.replica import Replica
+
+
+def main(job_dir: str, options: dict[str, Any]) -> None:
+    recipe = Recipe.from_options(options)
+    mx = load_mxnet()
+    store, replica = mx.kv.create("dist_sync"), Replica(mx, recipe.network)
+    directory = data.find(recipe.data, recipe.data_dir)
+    assert directory is not None, "geomx data fetch"
+    shard = data.load(directory, "train").shard(store.rank, store.num_workers)
+    _begin(mx, store, replica, recipe)
+    checkpoints = Checkpoints(job_dir, recipe.checkpoint_every)
+    started, steps, samples = time.monotonic(), 0, 0
+
+    def keep() -> None:
+        weights = {name: item.asnumpy() for name, item in zip(replica.names, replica.weights, strict=True)}
+        checkpoints.write(Checkpoint(steps, samples, steps, time.monotonic() - started, weights))
+
+    for epoch in range(recipe.epochs):
+        for batch in shard.batches(recipe.batch_size, seed=recipe.seed, epoch=epoch, rank=store.rank):
+            replica.forward_backward(batch, 1.0)
+            for key, (gradient, weight) in enumerate(zip(replica.gradients, replica.weights, strict=True)):
+                store.push(key, gradient, priority=-key)
+                store.pull(key, weight, priority=-key)
+            replica.wait_for_weights()
+            steps, samples = steps + 1, samples + len(batch[1])
+            if store.rank == 0 and checkpoints.due(steps):
+                keep()
+    if store.rank == 0:
+        keep()
+
+
+def _begin(mx: Any, store: Any, replica: Replica, recipe: Recipe) -> None:
+    """The optimizer and the initial weights to the servers, and from them the weights."""
+    optimizer = mx.optimizer.create(
+        recipe.optimizer, rescale_grad=1.0 / store.num_workers, wd=0.0, **recipe.optimizer_params
+    )
+    store.set_optimizer(optimizer)
+    values = models.initial_weights(recipe.network, recipe.seed)
+    for key, weight in enumerate(replica.weights):
+        store.init(key, mx.nd.array(values[replica.names[key]]))
+        store.pull(key, weight, priority=-key)
+    replica.wait_for_weights()
+    store._barrier()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]))

@@ -1,0 +1,74 @@
+"""Weights written to files while training goes on, to evaluate or to go on from later."""
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from geomx_cli.errors import InvalidSettings, TrainingFailed
+
+__all__ = ["Checkpoint", "Checkpoints"]
+
+_ABOUT = ("seconds", "samples", "rounds")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The weights of one worker, float32 arrays by name, after so many of its steps, samples and rounds.
+
+    seconds: since its training began.
+    """
+
+    steps: int
+    samples: int
+    rounds: int
+    seconds: float
+    weights: Mapping[str, npt.NDArray[np.float32]]
+
+    @classmethod
+    def read(cls, path: Path) -> "Checkpoint":
+        """Read a file that `Checkpoints` has written. Raises InvalidSettings where it is none."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                about = {name: file[name].item() for name in _ABOUT}
+                weights = {name: file[name] for name in file.files if name not in _ABOUT}
+            return cls(steps=int(path.stem.removeprefix("step-")), weights=weights, **about)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise InvalidSettings(f"{path} is no checkpoint: {error}", "give a step-N.npz of a job") from None
+
+
+class Checkpoints:
+    """Writes `{job_dir}/checkpoints/step-N.npz` once every so many steps. A file is there whole or not at all.
+
+    Each is a plain npz file: the weights by name and, as scalars, `seconds`, `samples` and `rounds`. For the training
+    thread only. Raises InvalidSettings where the process knows no directory of its job.
+    """
+
+    def __init__(self, job_dir: str, every: int) -> None:
+        if not job_dir:
+            raise InvalidSettings("there is no directory for the checkpoints", "set GEOMX_JOB_DIR to one")
+        self._directory = Path(job_dir, "checkpoints")
+        self._every = every
+        self._written = 0
+
+    def due(self, steps: int) -> bool:
+        """Whether so many steps have passed since the last one that it is time for another."""
+        return steps - self._written >= self._every
+
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Write one, in the place of an earlier one of this step. Raises TrainingFailed where that is not possible."""
+        self._written = checkpoint.steps
+        path = self._directory / f"step-{checkpoint.steps}.npz"
+        part = path.with_suffix(".part")
+        about = {name: np.array(getattr(checkpoint, name)) for name in _ABOUT}
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as file:
+                np.savez(file, **about, **checkpoint.weights)
+            part.replace(path)
+        except OSError as error:
+            hint = "make room there, or leave out --checkpoint-every"
+            raise TrainingFailed(f"cannot write {path}: {error.strerror}", hint) from None

@@ -1,0 +1,90 @@
+"""A worker without MXNet that takes steps of its own and exchanges what they have come to, and saves every result.
+
+Environment: OUT (a .npz file; {rank} is the global rank): for each tensor its results by round, and `versions`, the
+lowest and highest of each round; ROUNDS ("3,5": by rank in the party); STEPS (between two rounds); PUSH ("weights",
+divided by kv.num_workers as a script for HFA does, "differences", or "ranks": 1 + its global rank); WEIGHTS ("1,3": by
+global rank, what a contribution counts); OPTIMIZER (JSON: what the roots run); SIZES, DTYPE; OPENS ("3=GATE": make the
+file GATE when its third round has begun), WAITS (for this file, before its first round), MEET (all, before the rounds).
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from geomx_cli import plugins
+from geomx_cli.events import EventLog
+from geomx_cli.ps.client import Client
+from geomx_cli.ps.partition import Tensor
+from geomx_cli.runtime.settings import Settings
+
+
+def own_steps(weight, rank, number, index):
+    """Towards a point of this worker's and round's own."""
+    goal = np.random.default_rng([rank, number, index]).standard_normal(weight.size).astype(weight.dtype)
+    for _ in range(int(os.environ.get("STEPS", "2"))):
+        weight = weight - weight.dtype.type(0.25) * (weight - goal)
+    return weight
+
+
+def contribution(client, weight, number, index, counted):
+    if os.environ["PUSH"] == "ranks":
+        return np.full_like(weight, 1 + client.global_rank)
+    own = own_steps(weight, client.global_rank, number, index)
+    if os.environ["PUSH"] == "weights":
+        return own * own.dtype.type(counted / client.num_workers)
+    return (weight - own) * own.dtype.type(counted)
+
+
+def main():
+    settings = Settings.from_environment(plugins.table())
+    client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
+    sizes = [int(size) for size in os.environ.get("SIZES", "5000,10,3").split(",")]
+    tensors = [Tensor(f"t{index}", size, os.environ.get("DTYPE", "float32")) for index, size in enumerate(sizes)]
+    client.declare(tensors)
+    if client.is_master and "OPTIMIZER" in os.environ:
+        client.set_optimizer(*json.loads(os.environ["OPTIMIZER"]))
+    for index, tensor in enumerate(tensors):
+        start = np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(tensor.dtype)
+        client.init(tensor.name, start if client.is_master else start * 0 + 5)
+    if client.trains:
+        train(client, tensors)
+        client.leave()
+        client.barrier("all")
+    else:
+        client.leave()
+    client.close()
+
+
+def train(client, tensors):
+    weights = [np.zeros(tensor.size, tensor.dtype) for tensor in tensors]
+    for tensor, weight in zip(tensors, weights, strict=True):
+        client.pull(tensor.name, weight).result(30)
+    rounds = [int(count) for count in os.environ.get("ROUNDS", "4").split(",")]
+    counts = [float(count) for count in os.environ.get("WEIGHTS", "1").split(",")]
+    counted = counts[client.global_rank % len(counts)]
+    if "MEET" in os.environ:
+        client.barrier("all")
+    history, versions = [[weight.copy()] for weight in weights], []
+    opening, _, gate = os.environ.get("OPENS", "").partition("=")
+    while "WAITS" in os.environ and not Path(os.environ["WAITS"]).exists():
+        time.sleep(0.002)
+    for number in range(rounds[client.rank % len(rounds)]):
+        given = [contribution(client, weight, number, index, counted) for index, weight in enumerate(weights)]
+        exchanges = [
+            client.exchange(tensor.name, *pair, priority=-index, weight=counted)
+            for index, (tensor, *pair) in enumerate(zip(tensors, given, weights, strict=True))
+        ]
+        if opening == str(number + 1):
+            Path(gate).touch()
+        for exchange, weight, past in zip(exchanges, weights, history, strict=True):
+            exchange.done.result(40)
+            past.append(weight.copy())
+        versions.append([client.versions(tensor.name) for tensor in tensors])
+    arrays = {tensor.name: np.array(past) for tensor, past in zip(tensors, history, strict=True)}
+    np.savez(os.environ["OUT"].format(rank=client.global_rank), versions=np.array(versions), **arrays)
+
+
+main()

@@ -1,0 +1,69 @@
+"""The bundled job with one worker, once for each way to train it, beside MXNet's own SGD on the same batches.
+
+Arguments: the data's folder, a folder for the results, and ways as "NAME:VARIABLE=VALUE,VARIABLE=VALUE...". Writes the
+final weights to NAME.npz, those of MXNet to mxnet.npz.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from geomx_cli import plugins
+from geomx_cli.events import EventLog
+from geomx_cli.ps.client import Client
+from geomx_cli.runtime import alone, mxnet_store, training
+from geomx_cli.runtime.settings import Settings
+from geomx_cli.runtime.training import data, models
+from geomx_cli.runtime.training.checkpoint import Checkpoint
+from geomx_cli.runtime.training.replica import Replica
+
+BATCH, EPOCHS, RATE, MOMENTUM = 24, 2, 0.05, 0.9
+
+
+def by_mxnet(mx, folder):
+    """Its optimizer, and no kvstore."""
+    update = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=RATE, momentum=MOMENTUM))
+    replica, samples = Replica(mx, "cnn"), data.load(folder, "train")
+    for index, value in enumerate(models.initial_weights("cnn", 1).values()):
+        replica.set_weight(index, value)
+    for epoch in range(EPOCHS):
+        for batch in samples.batches(BATCH, seed=1, epoch=epoch, rank=0):
+            replica.forward_backward(batch, 1.0)
+            for index, (weight, gradient) in enumerate(zip(replica.weights, replica.gradients, strict=True)):
+                update(index, gradient, weight)
+    return {name: weight.asnumpy() for name, weight in zip(replica.names, replica.weights, strict=True)}
+
+
+def by_geomx(folder, variables):
+    before = dict(os.environ)
+    os.environ |= variables
+    alone.begin()
+    settings = Settings.from_environment(plugins.table())
+    client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
+    training.main(client)
+    client.leave()
+    client.close()
+    os.environ.clear()
+    os.environ |= before
+    (last,) = Path(folder, "checkpoints").iterdir()
+    return Checkpoint.read(last).weights
+
+
+def main():
+    source, results, *ways = sys.argv[1:]
+    np.savez(Path(results, "mxnet.npz"), **by_mxnet(mxnet_store.load_mxnet(), Path(source)))
+    for way in ways:
+        name, _, more = way.partition(":")
+        folder = Path(results, name)
+        variables = {
+            "GEOMX_DATA_DIR": source, "GEOMX_BATCH_SIZE": str(BATCH), "GEOMX_EPOCHS": str(EPOCHS),
+            "GEOMX_LR": str(RATE), "GEOMX_MOMENTUM": str(MOMENTUM), "GEOMX_JOB_DIR": str(folder),
+            "GEOMX_CHECKPOINT_EVERY": "1000", "GEOMX_EVAL_EVERY": "0",
+        }  # fmt: skip
+        variables |= dict(item.split("=") for item in more.split(","))
+        np.savez(Path(results, f"{name}.npz"), **by_geomx(folder, variables))
+
+
+main()

@@ -1,0 +1,256 @@
+"""All algorithms in the bundled job: with one worker each is plain SGD, with four they train, stop and leave nothing.
+
+And what their plug-ins say of options.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ROOT, _clean_environment
+from idx import write_data
+from test_faults import Job
+
+from geomx_cli import plugins
+from geomx_cli.cli import main
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.runtime.training.slowness import factor_of
+
+WAYS = {
+    "fsa": "GEOMX_ALGO=fsa",
+    "fsa, optimizer on the worker": "GEOMX_ALGO=fsa,GEOMX_OPTIMIZER_ON=worker",
+    "sync": "GEOMX_ALGO=sync",
+    "async": "GEOMX_ALGO=async",
+    "mixed": "GEOMX_ALGO=mixed,GEOMX_MAX_STALENESS=0",
+    "mixed, dcasgd": "GEOMX_ALGO=mixed,GEOMX_OPTIMIZER=dcasgd",
+    "mixed, dcasgd-a": "GEOMX_ALGO=mixed,GEOMX_OPTIMIZER=dcasgd-a",
+    "hfa": "GEOMX_ALGO=hfa,MXNET_KVSTORE_HFA_K1=1,MXNET_KVSTORE_HFA_K2=1",
+    "hfa, samples": "GEOMX_ALGO=hfa,MXNET_KVSTORE_HFA_K1=3,MXNET_KVSTORE_HFA_K2=2,GEOMX_WEIGHT=samples",
+    "diloco": "GEOMX_ALGO=diloco,GEOMX_INNER_STEPS=1,GEOMX_OUTER_LR=1,GEOMX_OUTER_MOMENTUM=0",
+    "diloco, fragments": "GEOMX_ALGO=diloco,GEOMX_INNER_STEPS=6,GEOMX_FRAGMENTS=2,GEOMX_OVERLAP=1,"
+    "GEOMX_OUTER_LR=1,GEOMX_OUTER_MOMENTUM=0,GEOMX_MIX=1",
+    "esync": "GEOMX_ALGO=esync,GEOMX_ESYNC_QUERY=blocking",
+    "local": "GEOMX_ALGO=local",
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """128 samples; four workers have 32 each."""
+    return write_data(tmp_path_factory.mktemp("data") / "idx", 128, 32)
+
+
+# One worker.
+
+
+@pytest.fixture(scope="module")
+def weights(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The final weights of each way, and MXNet's own."""
+    folder = tmp_path_factory.mktemp("weights")
+    script = [sys.executable, str(ROOT / "tests/scripts/one_worker.py"), str(data), str(folder)]
+    ways = [f"{name}:{variables}" for name, variables in WAYS.items()]
+    done = subprocess.run(
+        [*script, *ways], env=_clean_environment(), capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return {path.stem: dict(np.load(path)) for path in folder.glob("*.npz")}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("way", WAYS)
+def test_with_one_worker_it_is_plain_sgd(weights: dict[str, dict[str, Any]], way: str) -> None:
+    assert weights[way].keys() == weights["mxnet"].keys()
+    for name, wanted in weights["mxnet"].items():
+        np.testing.assert_allclose(weights[way][name], wanted, rtol=0, atol=1e-6, err_msg=name)
+
+
+# Four workers.
+
+Run = Callable[..., Job]
+
+
+@pytest.fixture
+def launch(tmp_path: Path, data: Path) -> Iterator[Run]:
+    """Starts a job of the bundled training on 2 x 2 workers."""
+    jobs: list[Job] = []
+
+    def begin(algo: str, *arguments: str) -> Job:
+        shape = ["--local", "--json", "--algo", algo, "--data-dir", str(data), "--batch-size", "8"]
+        jobs.append(Job(tmp_path, [*shape, *arguments]))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        job.stop()
+        job.temporary.rmdir()
+
+
+def finished(job: Job) -> dict[str, dict[str, Any]]:
+    """Each worker's event at its end."""
+    found = {}
+    for path in job.directory.glob("events/*-worker-*.jsonl"):
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        for event in (event for event in events if event["event"] == "finished"):
+            found[path.stem] = event
+    return found
+
+
+def done(job: Job, workers: int = 4) -> dict[str, dict[str, Any]]:
+    """The workers' last words of a job that has ended well and left nothing."""
+    job.finish()
+    assert job.status == 0, job.errors
+    result = json.loads(job.output)
+    assert (result["status"], result["exit_code"], result["failure"]) == ("done", 0, None)
+    job.assert_clean()
+    found = finished(job)
+    assert len(found) == workers
+    return found
+
+
+@pytest.mark.timeout(90)
+def test_hfa_stops_everybody_at_a_milestone_with_one_model(launch: Run) -> None:
+    target = ("--target-accuracy", "0.05", "--eval-every", "4", "--epochs", "1000")
+    found = done(launch("hfa", "--k1", "2", "--k2", "2", *target))
+    assert {name: event["stopped"] for name, event in found.items()} == {
+        "A-worker-0": "target_accuracy", "A-worker-1": "asked", "B-worker-0": "asked", "B-worker-1": "asked",
+    }  # fmt: skip
+    assert len({event["parameters"] for event in found.values()}) == 1
+    (rounds,) = {event["rounds"] for event in found.values()}
+    assert rounds % 2 == 0
+    assert {event["samples"] for event in found.values()} == {rounds * 2 * 8}
+
+
+@pytest.mark.timeout(90)
+def test_streaming_diloco_stops_everybody_with_one_model(launch: Run) -> None:
+    more = ("--inner-steps", "4", "--fragments", "2", "--overlap", "1", "--time-limit", "0.5s", "--epochs", "10000")
+    found = done(launch("diloco", *more))
+    assert found["A-worker-0"]["stopped"] == "time_limit"
+    assert len({event["parameters"] for event in found.values()}) == 1
+    assert len({event["samples"] for event in found.values()}) == 1
+
+
+@pytest.mark.timeout(90)
+def test_mixed_with_a_slow_party_trains_on_all_samples(launch: Run) -> None:
+    found = done(launch("mixed", "--factor", "B=3", "--max-staleness", "2", "--epochs", "2", "--optimizer", "dcasgd"))
+    assert {event["stopped"] for event in found.values()} == {"epochs"}
+    assert {(event["samples"], event["rounds"]) for event in found.values()} == {(64, 8)}
+
+
+@pytest.mark.timeout(90)
+def test_esync_lets_the_fast_take_more_steps_than_the_slow(launch: Run) -> None:
+    """Everybody's samples are used once; the slow worker needs a round for each of its steps."""
+    job = launch("esync", "--factor", "20", "--epochs", "3")
+    found = done(job)
+    assert {event["samples"] for event in found.values()} == {96}
+    assert found["B-worker-1"]["rounds"] > found["A-worker-0"]["rounds"] > 0
+
+
+@pytest.mark.timeout(90)
+def test_a_killed_worker_is_named(launch: Run) -> None:
+    job = launch("async", "--parties", "2", "--workers", "1", "--epochs", "100000")
+
+    def in_training() -> bool:
+        path = job.directory / "events" / "B-worker-1.jsonl"
+        return path.exists() and '"round"' in path.read_text()
+
+    job.wait_for(in_training, 40)
+    os.kill(job.pid("B/worker:1"), signal.SIGKILL)
+    job.finish().assert_failed("B/worker:1 (worker 1 of party B, on host B) failed first: it was killed by SIGKILL")
+    assert json.loads(job.output)["failure"]["process"] == "B/worker:1"
+
+
+# Options.
+
+
+def test_flat_algorithms_fix_the_topology() -> None:
+    assert plugins.fixes("sync") == plugins.fixes("async") == {"topology": "flat"}
+    assert plugins.fixes("local") == {"topology": "flat", "parties": 1, "workers": 1}
+    assert [name for name in plugins.algorithms() if plugins.in_two_tiers(name)] == ["hfa"]
+    assert list(plugins.algorithms()) == ["async", "diloco", "esync", "fsa", "hfa", "local", "mixed", "sync"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ("sync --topology spread", 2, "--algo sync works with --topology flat only"),
+        ("local --workers 2", 2, "--algo local works with --workers 1 only"),
+        ("mixed --optimizer-on worker", 3, "the global servers need an optimizer"),
+        ("async --optimizer-on worker", 3, "the global servers need an optimizer"),
+        ("mixed --max-staleness -2", 3, "--max-staleness"),
+        ("diloco --inner-steps 10 --fragments 3", 3, "--inner-steps 10 is no multiple of --fragments 3"),
+        ("diloco --inner-steps 10 --fragments 2 --overlap 5", 3, "less than the 5 steps between two exchanges"),
+        ("diloco --outer-momentum 1", 3, "--outer-momentum"),
+        ("hfa --optimizer dcasgd", 3, "no delay is to be compensated for"),
+        ("hfa --k1 0", 3, "--k1"),
+        ("hfa --weight batches", 3, "parties, samples"),
+        ("esync --esync-http nowhere", 3, "--esync-http nowhere is not HOST:PORT"),
+        ("esync --esync-http host:70000", 3, "is not HOST:PORT"),
+        ("esync --optimizer dcasgd-a", 3, "no delay is to be compensated for"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: str, status: int, words: str
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("GEOMX_", "MXNET_KVSTORE"))]:
+        monkeypatch.delenv(name)
+    assert main(["launch", "--local", "--dry-run", "--algo", *arguments.split()]) == status
+    said = capsys.readouterr()
+    assert words in said.err and not said.out and "Traceback" not in said.err
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, str]]:
+    """The environment of each process that a dry run shows."""
+    assert main(["launch", "--local", "--dry-run", "--json", *arguments]) == 0
+    processes = json.loads(capsys.readouterr().out)["processes"]
+    return {process["name"]: process["env"] for process in processes}
+
+
+def test_hfa_gives_the_central_workers_a_local_server(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, "--algo", "hfa", "--central-workers", "2", "--k2", "3")
+    central = {name: env for name, env in found.items() if name.startswith("central/")}
+    assert list(central) == [
+        "central/global_scheduler:0", "central/global_server:0", "central/scheduler:0", "central/server:0",
+        "central/worker:0", "central/worker:1",
+    ]  # fmt: skip
+    assert "DMLC_PS_ROOT_URI" not in central["central/global_server:0"]
+    assert central["central/server:0"]["DMLC_NUM_GLOBAL_WORKER"] == "3"
+    assert central["central/worker:0"]["DMLC_ROLE_MASTER_WORKER"] == "1"
+    assert [env["GEOMX_GLOBAL_RANK"] for name, env in central.items() if "/worker" in name] == ["4", "5"]
+    assert not any("DMLC_ENABLE_CENTRAL_WORKER" in env for env in found.values())
+    mixed = planned(capsys, "--algo", "mixed", "--central-workers", "2")
+    assert "central/server:0" not in mixed
+    assert mixed["central/global_server:0"]["DMLC_ENABLE_CENTRAL_WORKER"] == "1"
+
+
+@pytest.mark.parametrize(("algo", "workers"), [("sync", 4), ("async", 4), ("local", 1)])
+def test_flat_plans(capsys: pytest.CaptureFixture[str], algo: str, workers: int) -> None:
+    roles = [name.partition("/")[2].partition(":")[0] for name in planned(capsys, "--algo", algo)]
+    assert sorted(roles) == ["scheduler", "server", *["worker"] * workers]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", (1, 1, 1, 1)),
+        ("8", (1, 1, 1, 8)),
+        ("A/worker:1=8,B=2", (1, 8, 2, 2)),
+        (" A = 2 , A/worker:0=1.5, 3", (3, 2, 1, 3)),
+    ],
+)
+def test_factor(text: str, wanted: tuple[float, ...]) -> None:
+    workers = [("A/worker:0", "A"), ("A/worker:1", "A"), ("B/worker:0", "B"), ("B/worker:1", "B")]
+    found = [factor_of(text, *worker, is_last=worker == workers[-1]) for worker in workers]
+    assert found == list(wanted)
+
+
+@pytest.mark.parametrize("text", ["0.5", "A=", "A=x", "B=nan", "B=inf", "8x", "A=1,B=0"])
+def test_what_is_no_factor(text: str) -> None:
+    with pytest.raises(InvalidSettings, match="is no factor"):
+        factor_of(text, "A/worker:0", "A", False)

@@ -1,0 +1,138 @@
+"""What a root tells of its optimizer's state, and what it takes up or refuses."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from test_rounds import SIZE, Bench
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps import optimizers
+from geomx_cli.ps.packed import PIECE, Packed, unpack
+from geomx_cli.ps.state_desk import StateDesk
+from geomx_cli.ps.wire import Array
+
+MOMENTUM = {"0/0/step": np.array([5]), "0/0/momentum": np.arange(SIZE, dtype=np.float32)}
+
+
+class Root(Bench):
+    """A root with momentum, whose desk forgets a silent writer after `silence` seconds."""
+
+    def __init__(self, silence: float = 60.0) -> None:
+        super().__init__()
+        self.rounds.use(optimizers.create("sgd", {"learning_rate": 0.1, "momentum": 0.5}))
+        self.init(np.zeros(SIZE, np.float32))
+        self.desk = StateDesk(self.rounds, silence)
+        self.number = 0
+
+    def round(self) -> None:
+        self.number += 1
+        for rank in (0, 1):
+            self.push(rank, self.number, np.ones(SIZE, np.float32))
+
+    def ask(self, topic: str, by: str = "a", **body: Any) -> dict[str, Any]:
+        return self.desk.serve(topic, {"by": by, **body})
+
+    def read(self, by: str = "a") -> dict[str, Array]:
+        run, size = bytearray(), self.ask("state_open", by)["size"]
+        while len(run) < size:
+            run += self.ask("state_read", by, at=len(run))["piece"]
+        self.ask("state_close", by)
+        return unpack(run)
+
+    def begin(self, packed: Packed, by: str = "a", **changes: Any) -> str:
+        body = {"optimizer": "sgd", "digest": packed.digest(), "size": packed.size, **changes}
+        return str(self.ask("state_begin", by, **body)["go"])
+
+    def write(self, named: Mapping[str, Array], by: str = "a", **changes: Any) -> None:
+        packed = Packed(named)
+        assert self.begin(packed, by, **changes) == "on"
+        for at, piece in packed.pieces():
+            self.ask("state_write", by, at=at, piece=piece)
+
+
+def test_what_was_read_can_be_written_back() -> None:
+    root = Root()
+    root.round()
+    saved = root.read()
+    assert saved["0/0/step"] == 1 and np.allclose(saved["0/0/momentum"], -0.2)
+    root.round()
+    root.write(saved)
+    assert root.read()["0/0/step"] == 1
+    root.write({})
+    assert root.read() == {}
+
+
+def test_who_reads_sees_one_moment() -> None:
+    root = Root()
+    root.round()
+    assert [root.ask("state_open", by)["optimizer"] for by in "ab"] == ["sgd"] * 2
+    root.round()
+    root.ask("state_open", "c")
+    steps = [unpack(root.ask("state_read", by, at=0)["piece"])["0/0/step"][0] for by in "abc"]
+    assert steps == [1, 1, 2]
+    root.ask("state_close", "a")
+    assert root.ask("state_read", "b", at=0)["piece"]
+    with pytest.raises(InvalidSettings, match="a has not opened"):
+        root.ask("state_read", "a", at=0)
+
+
+def test_one_writes_and_the_others_bring_the_same() -> None:
+    root = Root()
+    packed = Packed(MOMENTUM)
+    assert [root.begin(packed, by) for by in "abab"] == ["on", "wait", "on", "wait"]
+    root.ask("state_write", at=0, piece=packed.piece(0))
+    assert [root.begin(packed, by) for by in "ab"] == ["known", "known"]
+    root.round()
+    assert root.begin(packed, "b") == "on", "it is not what the servers have any more"
+
+
+def test_a_silent_writer_makes_room() -> None:
+    root = Root(silence=0.0)
+    packed = Packed(MOMENTUM)
+    assert [root.begin(packed, by) for by in "ab"] == ["on", "on"]
+    with pytest.raises(InvalidSettings, match="nobody waits for"):
+        root.ask("state_write", "a", at=0, piece=packed.piece(0))
+
+
+@pytest.mark.parametrize(
+    ("named", "changes", "words"),
+    [
+        (MOMENTUM, {"optimizer": "adam"}, "that of adam, and the servers run sgd"),
+        (MOMENTUM, {"size": 2**40}, "too much"),
+        (MOMENTUM, {"digest": "0"}, "changed on its way"),
+        ({**MOMENTUM, "0/0/momentum": np.zeros(3, np.float32)}, {}, "3 elements"),
+        ({"7/0/step": np.array([1])}, {}, "does not have"),
+        ({"x": np.array([1])}, {}, "does not have"),
+        ({"0/0/momentum": np.zeros(SIZE, np.float32)}, {}, "no state of sgd"),
+    ],
+)
+def test_what_does_not_fit_changes_nothing(named: Mapping[str, Array], changes: dict[str, Any], words: str) -> None:
+    root = Root()
+    root.round()
+    with pytest.raises(InvalidSettings, match=words):
+        root.write(named, **changes)
+    assert root.read()["0/0/step"] == 1
+    root.write(MOMENTUM)
+    assert root.read()["0/0/step"] == 5
+
+
+@pytest.mark.parametrize("piece", [b"", bytes(PIECE + 1)])
+def test_pieces_have_bounds(piece: bytes) -> None:
+    root = Root()
+    assert root.begin(Packed(MOMENTUM)) == "on"
+    with pytest.raises(InvalidSettings, match="nobody waits for"):
+        root.ask("state_write", at=0, piece=piece)
+    with pytest.raises(ValueError, match="is no size"):
+        root.ask("state_write", at=-1, piece=b"x")
+    with pytest.raises(TypeError):
+        root.ask("state_write", at=0, piece=2**50)
+
+
+def test_without_an_optimizer_there_is_no_state() -> None:
+    root = Root()
+    root.rounds.optimizer = None
+    for topic in ("state_open", "state_begin"):
+        with pytest.raises(InvalidSettings, match="no optimizer on the servers"):
+            root.ask(topic, optimizer="sgd", digest="", size=1)

@@ -1,0 +1,184 @@
+"""The servers of a job in one process: the rounds of local servers and roots with what lies between, but no sockets.
+
+Messages arrive in the order in which they were sent, contributions in the order in which a test gives them.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from geomx_cli.ps import optimizers
+from geomx_cli.ps.algorithm import ServerPart
+from geomx_cli.ps.members import CENTRAL
+from geomx_cli.ps.rounds import Rounds
+from geomx_cli.ps.uplink import Uplink
+from geomx_cli.ps.wire import DTYPES, Array, Header, Kind, view
+
+Who = tuple[int, int]
+"""Party and rank in it; party -1 has the central workers, which push to the roots."""
+Slice = tuple[int, int]
+"""Key and index; slices of index 1 belong to root 1, where there is one."""
+Take = Callable[[Header, memoryview | None], None]
+
+
+class Delivery:
+    """Keeps what is sent until `run` carries it to the other ends."""
+
+    def __init__(self) -> None:
+        self._sent: deque[Callable[[], None]] = deque()
+
+    def up(self, link: "Wire", header: Header, payload: memoryview | None) -> None:
+        self._sent.append(partial(link.up, header, payload))
+
+    def down(self, link: "Wire", header: Header, payload: memoryview | None) -> None:
+        self._sent.append(partial(link.down, header, payload))
+
+    def run(self) -> None:
+        while self._sent:
+            self._sent.popleft()()
+
+
+def _nowhere(header: Header, payload: memoryview | None) -> None:
+    pass
+
+
+@dataclass(eq=False)
+class Wire:
+    """A link: what is done with a message at its upper, and at its lower end."""
+
+    up: Take = _nowhere
+    down: Take = _nowhere
+
+    def consumed(self, size: int) -> None:
+        """Windows are not what is tested."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a member has got: the value, with the round, the version at the root and the weight that came with it."""
+
+    value: Array
+    round: int
+    version: int
+    weight: float
+    contributors: tuple[int, ...]
+
+
+@dataclass
+class Node:
+    """A server, the ranks of its members that have not left, and the links of all."""
+
+    rounds: Rounds
+    members: list[int]
+    wires: dict[int, Wire] = field(default_factory=dict)
+
+
+class Tree:
+    """Local servers of `parties` (numbers of workers) below `roots`; `part(workers, is_root)` makes their algorithm.
+
+    Every slice has `size` elements.
+    """
+
+    def __init__(
+        self, parties: Sequence[int], part: Callable[[int, bool], ServerPart], *, central: int = 0, roots: int = 1,
+        size: int = 8, dtype: str = "float32",
+    ) -> None:  # fmt: skip
+        self._shape = {"length": size, "dtype": [str(kind) for kind in DTYPES].index(dtype)}
+        self._delivery = Delivery()
+        self._got: dict[tuple[Who, Slice], list[Result]] = {}
+        ranks = [*range(len(parties)), *(CENTRAL + rank for rank in range(central))]
+        self.roots = [self._node(part(1, True), list(ranks), None) for _ in range(roots)]
+        self.servers = [self._server(party, part(workers, False), workers) for party, workers in enumerate(parties)]
+        for root in self.roots:
+            root.wires |= {CENTRAL + rank: self._worker((-1, rank)) for rank in range(central)}
+
+    def use(self, name: str, **params: float) -> "Tree":
+        """Have the roots run an optimizer."""
+        for root in self.roots:
+            root.rounds.use(optimizers.create(name, params))
+        return self
+
+    def init(self, value: Array, where: Slice = (0, 0)) -> None:
+        """The initial value of a slice, at its root."""
+        self._root(where).rounds.on_push(Wire(), self._header(Kind.PUSH, where), _bytes(value))  # type: ignore[arg-type]
+        self._delivery.run()
+
+    def push(self, who: Who, number: int, value: Array, where: Slice = (0, 0), weight: float = 1.0) -> None:
+        """A worker's contribution to a round."""
+        node, rank = self._above(who, where)
+        header = self._header(Kind.EXCHANGE, where, round=number, contributors=(rank,), weight=weight)
+        node.rounds.on_exchange(node.wires[rank], header, _bytes(value.copy()))  # type: ignore[arg-type]
+        self._delivery.run()
+
+    def pull(self, who: Who, where: Slice = (0, 0)) -> None:
+        """A worker asks for the value."""
+        node, rank = self._above(who, where)
+        node.rounds.on_pull(node.wires[rank], self._header(Kind.PULL, where))  # type: ignore[arg-type]
+        self._delivery.run()
+
+    def leave(self, who: Who) -> None:
+        """A worker owes nothing more; nor does its party, when nobody of it is left."""
+        node, rank = self._above(who, (0, 0))
+        node.members.remove(rank)
+        node.rounds.members_changed()
+        for root in self.roots if not node.members else ():
+            root.members.remove(who[0])
+            root.rounds.members_changed()
+        self._delivery.run()
+
+    def got(self, who: Who, where: Slice = (0, 0)) -> list[Result]:
+        """All that a worker has got of a slice, in order."""
+        return self._got.get((who, where), [])
+
+    def last(self, who: Who, where: Slice = (0, 0)) -> Array:
+        """The newest value that a worker has of a slice."""
+        return self.got(who, where)[-1].value
+
+    def _root(self, where: Slice) -> Node:
+        return self.roots[where[1] % len(self.roots)]
+
+    def _above(self, who: Who, where: Slice) -> tuple[Node, int]:
+        """A worker's server for a slice, and the rank under which the worker contributes there."""
+        party, rank = who
+        return (self._root(where), CENTRAL + rank) if party < 0 else (self.servers[party], rank)
+
+    def _server(self, party: int, part: ServerPart, workers: int) -> Node:
+        uplink = Uplink(self._delivery)  # type: ignore[arg-type]
+        for root in self.roots:
+            wire = root.wires[party] = Wire(up=partial(self._at_root, root, party))
+            wire.down = partial(uplink.on_result, wire)  # type: ignore[arg-type]
+            uplink.links.append(wire)  # type: ignore[arg-type]
+        node = self._node(part, list(range(workers)), uplink, party)
+        node.wires = {rank: self._worker((party, rank)) for rank in range(workers)}
+        return node
+
+    def _node(self, part: ServerPart, members: list[int], uplink: Uplink | None, party: int = 0) -> Node:
+        rounds = Rounds(
+            algorithm=part, delivery=self._delivery, uplink=uplink, own_rank=lambda: party,  # type: ignore[arg-type]
+            owing=lambda: members, links_of=lambda _: [], alone=lambda rank: min(rank, CENTRAL) + 1,
+        )  # fmt: skip
+        return Node(rounds, members)
+
+    def _at_root(self, root: Node, party: int, header: Header, payload: memoryview | None) -> None:
+        wire: Any = root.wires[party]
+        if header.kind == Kind.PULL:
+            root.rounds.on_pull(wire, header)
+        else:
+            root.rounds.on_exchange(wire, header, payload)
+
+    def _worker(self, who: Who) -> Wire:
+        def take(header: Header, payload: memoryview | None) -> None:
+            result = Result(view(header, payload), header.round, header.value, header.weight, header.contributors)
+            self._got.setdefault((who, (header.key, header.slice)), []).append(result)
+
+        return Wire(down=take)
+
+    def _header(self, kind: Kind, where: Slice, **fields: Any) -> Header:
+        key, index = where
+        return Header(kind=kind, key=key, slice=index, root=index % len(self.roots), **self._shape, **fields)
+
+
+def _bytes(value: Array) -> memoryview:
+    return memoryview(value.data).cast("B")
