@@ -136,6 +136,25 @@ def test_central_workers_are_one_member_together() -> None:
         assert (newest.value == -RATE * 7).all() and newest.version == 2 and newest.weight == 2
 
 
+def test_what_comes_before_the_job_is_made_asynchronous_counts_alone_too() -> None:
+    """A script's master says so by its store's type, while others may be faster and have pushed."""
+    job = Tree([1, 1, 1], lambda *_: FsaServer()).use("sgd", learning_rate=RATE)
+    job.push((2, 0), 1, full(4))
+    job.push((1, 0), 1, full(2))
+    job.init(full(0), (1, 0))
+    job.push((1, 0), 1, full(2), (1, 0))
+    assert job.roots[0].rounds.go_alone()
+    job.init(full(0))
+    job.push((0, 0), 1, full(1), (1, 0))
+    for party, where, wanted in ((1, (0, 0), 6), (2, (0, 0), 6), (1, (1, 0), 2), (0, (1, 0), 3)):
+        (result,) = job.got((party, 0), where)
+        assert result.contributors == (party,) and float(result.value[0]) in (-RATE * wanted, -RATE * 2, -RATE * 4)
+    assert not job.got((0, 0)) and job.roots[0].rounds.go_alone()
+    job = Tree([1, 1], lambda *_: FsaServer())
+    job.push((0, 0), 1, full(4))
+    assert not job.roots[0].rounds.go_alone(), "it is the beginning of a sum"
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "dcasgd"])
 def test_each_slice_is_read_at_one_version_wherever_a_writer_comes(optimizer: str) -> None:
     """A read of four slices with an update of all of them at every point of it; answers are read at the very end."""

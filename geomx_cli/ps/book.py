@@ -22,7 +22,9 @@ class Asker:
 
 @dataclass(slots=True)
 class Round:
-    """A round that is not over. `wanted` are the ranks that were asked for their contribution out of turn."""
+    """A round that is not over. `askers` by the rank of whose contribution they sent; `wanted` are the ranks that were
+    asked for theirs out of turn.
+    """
 
     gathering: Gathering = field(default_factory=Gathering)
     askers: dict[int, Asker] = field(default_factory=dict)

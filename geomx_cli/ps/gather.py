@@ -68,6 +68,10 @@ class Gathering:
             self._added.pop()[1]()
         return True
 
+    def parked(self) -> list[Contribution]:
+        """The contributions that are here and not added yet."""
+        return list(self._parked.values())
+
     def missing(self, owing: Iterable[int]) -> set[int]:
         """The ranks that have not come yet."""
         return set(owing).difference(self.ranks, self.without_credit())

@@ -184,11 +184,8 @@ class Requests:
         if self._uplink is not None:
             self._relay_to_all(request, self._uplink)
             return
-        wanted, algorithm = request.body["asynchronous"], self._rounds.algorithm
-        if wanted is not algorithm.asynchronous:
-            if self._rounds.last_round:
-                raise InvalidSettings("the rounds have begun", "create the store before anybody trains")
-            algorithm.asynchronous = bool(wanted)
+        if request.body["asynchronous"] and not self._rounds.go_alone():
+            raise InvalidSettings("the rounds have begun", "create the store before anybody trains")
         request.answer()
 
     def _on_state(self, request: Request) -> None:

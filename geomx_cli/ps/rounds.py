@@ -103,8 +103,8 @@ class Rounds:
             raise BadMessage(f"round {header.round} while round {pace.finished + 1} is open")
         if header.weight <= 0:
             raise BadMessage(f"a contribution of weight {header.weight:g}")
-        round_ = self._round(book, pace, header)
-        round_.askers[id(link)] = asker
+        round_ = self._round(book, pace, header.round, header.priority)
+        round_.askers[header.contributors[0]] = asker
         done = partial(link.consumed, array.nbytes)
         given = Contribution(header.contributors, array, header.weight, header.hyper, done)
         if header.round <= pace.closed or not round_.gathering.offer(given):
@@ -117,6 +117,28 @@ class Rounds:
         self._initial = {}
         for book in self._books.values():
             book.hyper = {}
+
+    def go_alone(self) -> bool:
+        """Have a root take each member's contributions by themselves from now on, also those that wait for others'.
+
+        False if it is too late for that: some have been added up.
+        """
+        if self.algorithm.asynchronous:
+            return True
+        if self.last_round or any(round_.gathering.ranks for _, _, round_ in self._open.values()):
+            return False
+        self.algorithm.asynchronous = True
+        for book in self._books.values():
+            together = book.paces.pop(0, Pace(0))
+            for number, round_ in together.rounds.items():
+                del self._open[book.slot.key, book.slot.index, 0, number]
+                for given in round_.gathering.parked():
+                    rank = given.ranks[0]
+                    own = self._round(book, book.pace(self._member(rank)), number, round_.gathering.priority)
+                    own.askers[rank] = round_.askers[rank]
+                    own.gathering.offer(given)
+            self._advance(book)
+        return True
 
     def lengths(self) -> dict[tuple[int, int], int]:
         """How many elements each slice has, by key and index."""
@@ -189,12 +211,12 @@ class Rounds:
         """0 where all go through rounds together."""
         return self._alone(rank) if self.algorithm.asynchronous and self._uplink is None else 0
 
-    def _round(self, book: Book, pace: Pace, header: Header) -> Round:
-        round_ = pace.rounds.get(header.round)
+    def _round(self, book: Book, pace: Pace, number: int, priority: int) -> Round:
+        round_ = pace.rounds.get(number)
         if round_ is None:
-            round_ = pace.rounds[header.round] = Round()
-            round_.gathering.priority = header.priority
-            self._open[book.slot.key, book.slot.index, pace.member, header.round] = (book, pace, round_)
+            round_ = pace.rounds[number] = Round()
+            round_.gathering.priority = priority
+            self._open[book.slot.key, book.slot.index, pace.member, number] = (book, pace, round_)
         return round_
 
     def _members(self, pace: Pace) -> list[int]:

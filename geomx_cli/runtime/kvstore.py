@@ -21,6 +21,7 @@ from geomx_cli.runtime import state_file, state_transfer
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
+    from geomx_cli.runtime.algorithms._esync_pacer import Pacer
 
 __all__ = ["Hyper", "Key", "Params", "Store", "pairs"]
 
@@ -271,6 +272,19 @@ class Store:
         if (value := self._client.settings.options.get(name)) is None:
             raise InvalidSettings(f"there is no option {name!r}", "geomx launch --help names them, with - for _")
         return value
+
+    def versions(self, key: Key) -> tuple[int, int]:
+        """See Client.versions."""
+        return self._client.versions(self._name(key))
+
+    def pacer(self) -> "Pacer":
+        """Asks ESync's state server for this worker. Raises InvalidSettings in a job of another algorithm."""
+        from geomx_cli.runtime.algorithms._esync_pacer import Pacer
+
+        algorithm = self._client.settings.text("algo")
+        if algorithm != "esync":
+            raise InvalidSettings(f"there is no state server in a job of {algorithm}", "launch it with --algo esync")
+        return Pacer(self._client)
 
     def barrier(self, scope: Literal["party", "all"] = "party") -> None:
         """Wait until all workers of the party, or of the job, have come here."""

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.kvstore import Store
+    from geomx_cli.runtime.algorithms._esync_pacer import Pacer
+    from geomx_cli.runtime.kvstore import Key, Store
 
 __all__ = ["MxnetStanding"]
 
@@ -48,3 +49,11 @@ class MxnetStanding:
     def global_rank(self) -> int:
         """This worker's rank among all training workers; -1 for a master worker that does not train."""
         return self._store.global_rank
+
+    def versions(self, key: "Key") -> tuple[int, int]:
+        """Lowest and highest version of the weights at the global servers that the latest pull of the key has got."""
+        return self._store.versions(key)
+
+    def pacer(self) -> "Pacer":
+        """What asks ESync's state server for this worker; for a job with `--algo esync`."""
+        return self._store.pacer()

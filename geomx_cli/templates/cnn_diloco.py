@@ -1,0 +1,96 @@
+"""Train a CNN, one outer step for many inner ones: geomx launch --algo diloco -- python cnn_diloco.py
+
+Every worker runs this file, with an optimizer of its own. After so many steps it pushes how far it has come, old
+weights minus new ones; the servers take the mean of all workers for a gradient, and everybody goes on from theirs.
+"""
+
+import argparse
+import os
+import sys
+from typing import Any
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+from geomx_cli.runtime.training import data
+
+
+def network() -> Any:
+    """Two convolutions and two dense layers for pictures of 28 x 28."""
+    net = gluon.nn.HybridSequential()
+    net.add(
+        gluon.nn.Conv2D(16, 5, in_channels=1, activation="relu"),
+        gluon.nn.MaxPool2D(),
+        gluon.nn.Conv2D(32, 5, in_channels=16, activation="relu"),
+        gluon.nn.MaxPool2D(),
+        gluon.nn.Dense(128, in_units=512, activation="relu"),
+        gluon.nn.Dense(10, in_units=128),
+    )
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    return net
+
+
+def samples(folder: str, split: data.Split) -> data.Samples:
+    """Fashion-MNIST, wherever it lies on this machine."""
+    found = data.find("fashion-mnist", folder)
+    if found is None:
+        sys.exit("there is no Fashion-MNIST here; geomx data fetch fashion-mnist fetches it")
+    return data.load(found, split)
+
+
+def accuracy(net: Any, test: data.Samples) -> float:
+    """The part of the pictures that the network knows."""
+    right = 0
+    for first in range(0, len(test), 500):
+        images, labels = test.take(slice(first, first + 500))
+        right += int((net(mx.nd.array(images)).asnumpy().argmax(axis=1) == labels).sum())
+    return right / len(test)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=64, help="samples in the batch of each worker")
+    parser.add_argument("--lr", type=float, default=0.001)
+    parser.add_argument("--inner-steps", type=int, default=50, help="steps between two pushes")
+    parser.add_argument("--data-dir", default="", help="where Fashion-MNIST lies, if not where geomx looks for it")
+    given = parser.parse_args()
+
+    kv = mx.kv.create("dist_sync")
+    if kv.option("algo") != "diloco":
+        sys.exit("start it with: geomx launch --algo diloco -- python cnn_diloco.py")
+    net, loss_of = network(), gluon.loss.SoftmaxCrossEntropyLoss()
+    weights = [parameter.data() for parameter in net.collect_params().values()]
+    keys = list(range(len(weights)))
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": given.lr}, kvstore=None)
+    if kv.is_master_worker:
+        kv.set_optimizer(mx.optimizer.NAG(learning_rate=0.7, momentum=0.9))  # the outer one
+    kv.init(keys, weights)
+    kv.pull(keys, out=weights)  # the master's, in every worker
+    if kv.global_rank < 0:
+        return  # the master worker has set the job up, and does not train
+    before, steps = [weight.copy() for weight in weights], 0
+    # Every worker has a part of the data of its own.
+    mine = samples(given.data_dir, "train").shard(kv.global_rank, kv.num_all_workers)
+    test = samples(given.data_dir, "test")
+    for epoch in range(given.epochs):
+        for images, labels in mine.batches(given.batch_size, seed=1, epoch=epoch, rank=kv.global_rank):
+            with autograd.record():
+                loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
+            loss.backward()
+            trainer.step(len(labels))
+            steps += 1
+            if steps % given.inner_steps == 0:
+                for key, weight in enumerate(weights):
+                    kv.push(key, before[key] - weight, priority=-key)
+                    kv.pull(key, out=weight, priority=-key)
+                before = [weight.copy() for weight in weights]
+        if kv.global_rank == 0:
+            print(f"epoch {epoch}: accuracy {accuracy(net, test):.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    # With devices = ["gpu0"] in the inventory geomx shows each worker its own GPU, as the first.
+    with mx.gpu(0) if os.environ.get("GEOMX_DEVICE") else mx.cpu():
+        main()
