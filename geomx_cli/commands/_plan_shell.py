@@ -40,6 +40,10 @@ def _lines(plan: Plan, working_dirs: Mapping[str, str]) -> Iterator[str]:
         logs = shlex.quote(f"{plan.job_dirs[host]}/logs")
         yield f"{host})"
         yield f"  mkdir -p {logs} && mkdir -p -m 700 {shlex.quote(plan.socket_dirs[host])} || exit 5"
+        if working_dirs[host].startswith(plan.job_dirs[host] + "/"):
+            what = f", and {', '.join(plan.spec.carried)} before the start" if plan.spec.carried else ""
+            yield f"  # what the processes write goes here{what}"
+            yield f"  mkdir -p {shlex.quote(working_dirs[host])} || exit 5"
         yield f"  cd {shlex.quote(working_dirs[host])} || exit 5"
         for process in plan.on_host(host):
             yield from _start(process, plan.job_dirs[host])

@@ -86,7 +86,9 @@ def _findings(checks: "Sequence[Check]") -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table("check", "problem", "how to fix", show_lines=True)
+    shown = Table(show_lines=True)
+    for name in ("check", "problem", "how to fix"):
+        shown.add_column(name, overflow="fold")  # a fingerprint must be whole
     for check in checks:
         style = "red" if check.level == "problem" else "yellow"
         head = Text(f"{check.subject}\n{check.name}: ").append(check.level, style=style)
