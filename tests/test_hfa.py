@@ -210,6 +210,19 @@ def test_by_samples_every_sample_counts_alike() -> None:
     assert (job.last((1, 0)) == (2 * 8 + 10 * 8) / 16).all()
 
 
+def test_in_a_flat_cluster_the_root_averages_weights() -> None:
+    """Also those that are left when a worker has gone."""
+    job = Tree([], lambda *_: HfaServer(1, 3, False, is_flat=True), central=3)
+    job.init(full(5))
+    for rank, value in enumerate((1, 2, 6)):
+        job.push((-1, rank), 1, full(value / 3))
+    np.testing.assert_allclose(job.last((-1, 0)), 3, rtol=1e-6)
+    job.leave((-1, 1))
+    for rank, value in ((0, 2), (2, 8)):
+        job.push((-1, rank), 2, full(value / 3))
+    np.testing.assert_allclose(job.last((-1, 2)), 5, rtol=1e-6)
+
+
 def test_state_goes_on_bit_for_bit() -> None:
     """A party's server that takes up another's state in the middle of two milestones."""
 
@@ -249,18 +262,15 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("roots", "k2", "each"), [(1, 1, "4"), (3, 2, "3,5")])
-def test_a_cluster_by_hand(cluster: Cluster, tmp_path: Path, roots: int, k2: int, each: str) -> None:
-    """Also with slices of several roots, and workers of a party with 3 and 5 rounds."""
-    more = {"MXNET_KVSTORE_HFA_K2": str(k2), "ROUNDS": each, "MXNET_KVSTORE_BIGARRAY_BOUND": "1024"}
+def test_a_cluster_by_hand(cluster: Cluster, tmp_path: Path) -> None:
+    """Slices of three roots, milestones every second round, and parties whose workers have 3 and 5 rounds."""
+    more = {"MXNET_KVSTORE_HFA_K2": "2", "ROUNDS": "3,5", "MXNET_KVSTORE_BIGARRAY_BOUND": "1024"}
     cluster.environment = environment(tmp_path, **more)
-    cluster.launch(SCRIPT, roots=roots, parties=(2, 2) if roots > 1 else (1, 1))
+    cluster.launch(SCRIPT, roots=3)
     cluster.finish()
-    parties = [[0, 1], [2, 3]] if roots > 1 else [[0], [1]]
-    counts = [int(count) for count in each.split(",")]
-    rounds = {rank: counts[own % len(counts)] for party in parties for own, rank in enumerate(party)}
+    parties, rounds = [[0, 1], [2, 3]], {0: 3, 1: 5, 2: 3, 3: 5}
     for index, size in enumerate(SIZES):
-        wanted = expected(parties, rounds, k2, index=index, size=size)
+        wanted = expected(parties, rounds, 2, index=index, size=size)
         found = found_in(tmp_path, f"t{index}")
         assert sorted(found) == sorted(rounds)
         for rank, history in found.items():

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import pty
+import resource
 import signal
 import subprocess
 import sys
@@ -277,6 +278,18 @@ def test_interrupt_stops_everything(start: Start) -> None:
     ended = launch.finish()
     assert ended.status == 130
     assert ended.result["status"] == "interrupted"
+    ended.assert_clean()
+
+
+def test_interrupt_when_nothing_can_be_written_any_more(start: Start) -> None:
+    launch = start(FOREVER)
+    launch.wait_until_running()
+    resource.prlimit(launch.process.pid, resource.RLIMIT_FSIZE, (0, 0))  # to launch it is as a full disk
+    launch.process.send_signal(signal.SIGINT)
+    ended = launch.finish()
+    assert ended.status == 130, ended.errors
+    assert ended.result["status"] == "interrupted"
+    assert "warning" in ended.errors and "state.json cannot be written" in ended.errors
     ended.assert_clean()
 
 

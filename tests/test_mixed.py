@@ -146,9 +146,9 @@ def test_what_comes_before_the_job_is_made_asynchronous_counts_alone_too() -> No
     assert job.roots[0].rounds.go_alone()
     job.init(full(0))
     job.push((0, 0), 1, full(1), (1, 0))
-    for party, where, wanted in ((1, (0, 0), 6), (2, (0, 0), 6), (1, (1, 0), 2), (0, (1, 0), 3)):
+    for party, where, wanted in ((2, (0, 0), 4), (1, (0, 0), 6), (1, (1, 0), 2), (0, (1, 0), 3)):
         (result,) = job.got((party, 0), where)
-        assert result.contributors == (party,) and float(result.value[0]) in (-RATE * wanted, -RATE * 2, -RATE * 4)
+        assert result.contributors == (party,) and (result.value == -RATE * wanted).all()
     assert not job.got((0, 0)) and job.roots[0].rounds.go_alone()
     job = Tree([1, 1], lambda *_: FsaServer())
     job.push((0, 0), 1, full(4))
@@ -242,7 +242,7 @@ def test_a_cluster_whose_second_party_comes_late(cluster: Cluster, tmp_path: Pat
         assert versions.shape == (rounds, 2, 2)
         assert (versions[..., 0] <= versions[..., 1]).all() and (np.diff(versions, axis=0) > 0).all()
         assert (versions[:, 1, 0] == versions[:, 1, 1]).all(), "a single slice is of one version"
-    assert found[2]["t0"].tobytes() == found[3]["t0"].tobytes(), "central workers have the same results"
+    assert np.array_equal(found[2]["t0"][1:], found[3]["t0"][1:]), "central workers have the same results"
     assert found[1]["versions"][0].min() >= 5, "the first party has made four rounds without the second"
     newest = max(found.values(), key=lambda one: one["versions"][-1, 1, 1])
     assert newest["versions"][-1, 1, 1] == 13

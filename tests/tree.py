@@ -120,12 +120,15 @@ class Tree:
 
     def leave(self, who: Who) -> None:
         """A worker owes nothing more; nor does its party, when nobody of it is left."""
-        node, rank = self._above(who, (0, 0))
-        node.members.remove(rank)
-        node.rounds.members_changed()
-        for root in self.roots if not node.members else ():
-            root.members.remove(who[0])
-            root.rounds.members_changed()
+        party, rank = who
+        if party < 0:
+            left = [(root, CENTRAL + rank) for root in self.roots]
+        else:
+            left = [(self.servers[party], rank)]
+            left += [(root, party) for root in self.roots if self.servers[party].members == [rank]]
+        for node, member in left:
+            node.members.remove(member)
+            node.rounds.members_changed()
         self._delivery.run()
 
     def got(self, who: Who, where: Slice = (0, 0)) -> list[Result]:

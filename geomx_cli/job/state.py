@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,7 +12,7 @@ from typing import Any
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.processes import Identity
-from geomx_cli.errors import GeomxError, Interrupted
+from geomx_cli.errors import CheckFailed, GeomxError, Interrupted
 
 __all__ = ["FILE_NAME", "STATE_VERSION", "JobState", "begin", "detach", "fail", "finish"]
 
@@ -76,25 +77,36 @@ class JobState:
 
 
 def begin(directory: Path) -> None:
-    """This process follows the job from now on; a job that was followed before keeps its start."""
+    """This process follows the job from now on; a job that was followed before keeps its start.
+
+    Raises CheckFailed where the state of a new job cannot be written; that of one which runs is no reason to end it.
+    """
     me, before = processes.identify(os.getpid()), JobState.read(directory)
     assert me is not None
     started = before.started if before else time.time()
-    JobState("running", me.pid, me.started, processes.boot_id(), started).write(directory)
+    state = JobState("running", me.pid, me.started, processes.boot_id(), started)
+    if before is not None:
+        _keep(state, directory)
+        return
+    try:
+        state.write(directory)
+    except OSError as error:
+        hint = "choose another --job-dir, or make room there"
+        raise CheckFailed(f"cannot write to {directory}: {error.strerror}", hint) from None
 
 
 def detach(directory: Path) -> None:
     """The job goes on alone, unless another process than this one has begun to follow it."""
     state = JobState.read(directory)
     if state is not None and state.followed and state.pid == os.getpid():
-        replace(state, state="detached").write(directory)
+        _keep(replace(state, state="detached"), directory)
 
 
 def finish(directory: Path, result: Mapping[str, Any]) -> None:
     """The job has ended, as `result` says."""
     state = JobState.read(directory)
     if state is not None:
-        replace(state, state=str(result["status"]), ended=time.time(), result=result).write(directory)
+        _keep(replace(state, state=str(result["status"]), ended=time.time(), result=result), directory)
 
 
 def fail(directory: Path, error: GeomxError) -> None:
@@ -104,3 +116,12 @@ def fail(directory: Path, error: GeomxError) -> None:
         words = {"message": error.message, "hint": error.hint}
         status = "interrupted" if isinstance(error, Interrupted) else "failed"
         finish(directory, {"status": status, "exit_code": error.exit_code, "error": words})
+
+
+def _keep(state: JobState, directory: Path) -> None:
+    """Write it; where that fails (a full disk) the job's result is worth more: say so on stderr, and go on."""
+    try:
+        state.write(directory)
+    except OSError as error:
+        what = f"{directory / FILE_NAME} cannot be written ({error.strerror}): it does not say that the job is"
+        print(f"warning: {what} {state.state}", file=sys.stderr)
