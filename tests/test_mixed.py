@@ -107,13 +107,13 @@ def test_who_waits_is_told_as_soon_as_the_slow_one_comes_or_leaves() -> None:
     job.push((0, 0), 2, full(1))
     job.push((0, 0), 2, full(1))
     assert len(job.got((0, 0))) == 1, "a repeat changes nothing"
-    waits = job.roots[0].rounds.oldest()
+    waits = job.roots[0].rounds.ledger.oldest()
     assert waits is not None and (waits[0], waits[2]) == (2, {1, 2})
     job.push((1, 0), 1, full(2))
-    waits = job.roots[0].rounds.oldest()
+    waits = job.roots[0].rounds.ledger.oldest()
     assert waits is not None and waits[2] == {2}
     job.leave((2, 0))
-    assert job.roots[0].rounds.oldest() is None
+    assert job.roots[0].rounds.ledger.oldest() is None
     assert (job.last((0, 0)) == -RATE * 4).all(), "what has come meanwhile is in it"
     job.push((0, 0), 3, full(1))
     assert len(job.got((0, 0))) == 2

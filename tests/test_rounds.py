@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from geomx_cli.ps import optimizers
+from geomx_cli.ps.ledger import Ledger
 from geomx_cli.ps.rounds import Rounds
 from geomx_cli.ps.uplink import Uplink
 from geomx_cli.ps.wire import Array, BadMessage, Header, Kind, view
@@ -57,12 +58,15 @@ class Bench:
         self.delivery = KeptDelivery()
         self.dtype = dtype
         self.rounds = Rounds(
-            algorithm=algorithm or FsaServer(),
             delivery=self.delivery,
             uplink=None,
             own_rank=lambda: 0,
-            owing=owing,
-            links_of=lambda rank: [self.links[rank]],
+            ledger=Ledger(
+                algorithm=algorithm or FsaServer(),
+                roots=None,
+                owing=owing,
+                links_of=lambda rank: [self.links[rank]],
+            ),
         )
         if optimizer:
             self.rounds.optimizer = optimizers.create(optimizer, {"learning_rate": 0.1})
@@ -175,14 +179,14 @@ def test_a_round_goes_on_without_who_has_left() -> None:
 def test_a_member_whose_window_is_filled_by_what_waits_is_asked_for_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("geomx_cli.ps.rounds.STALL", 0.0)
+    monkeypatch.setattr("geomx_cli.ps.ledger.STALL", 0.0)
     bench, ones = Bench(), np.ones(SIZE, np.float32)
     bench.push(0, 1, ones, key=1)
-    bench.rounds.unstall()
+    bench.rounds.ledger.unstall()
     assert bench.links[1].asked == [], "it is late, and nothing of it is held up here"
     bench.push(1, 1, ones, key=2)
-    bench.rounds.unstall()
-    bench.rounds.unstall()
+    bench.rounds.ledger.unstall()
+    bench.rounds.ledger.unstall()
     assert bench.links[1].asked == [(1, 0, 1)], "once"
     assert bench.links[0].asked == [(2, 0, 1)], "each has something that waits for the other"
 

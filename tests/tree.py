@@ -11,6 +11,7 @@ from typing import Any
 
 from geomx_cli.ps import optimizers
 from geomx_cli.ps.algorithm import ServerPart
+from geomx_cli.ps.ledger import Ledger
 from geomx_cli.ps.members import CENTRAL
 from geomx_cli.ps.rounds import Rounds
 from geomx_cli.ps.uplink import Uplink
@@ -159,8 +160,11 @@ class Tree:
 
     def _node(self, part: ServerPart, members: list[int], uplink: Uplink | None, party: int = 0) -> Node:
         rounds = Rounds(
-            algorithm=part, delivery=self._delivery, uplink=uplink, own_rank=lambda: party,  # type: ignore[arg-type]
-            owing=lambda: members, links_of=lambda _: [], alone=lambda rank: min(rank, CENTRAL) + 1,
+            delivery=self._delivery, uplink=uplink, own_rank=lambda: party,  # type: ignore[arg-type]
+            ledger=Ledger(
+                algorithm=part, roots=None if uplink is None else lambda: len(uplink.links), owing=lambda: members,
+                links_of=lambda _: [], alone=lambda rank: min(rank, CENTRAL) + 1,
+            ),
         )  # fmt: skip
         return Node(rounds, members)
 

@@ -89,7 +89,7 @@ class Requests:
 
     def _relay(self, request: Request) -> None:
         """A topic of the algorithm's, or one that only the roots know."""
-        answer = self._rounds.algorithm.on_request(request.topic, request.body, self._uplink is None)
+        answer = self._rounds.ledger.algorithm.on_request(request.topic, request.body, self._uplink is None)
         if answer is not None:
             request.answer(answer)
             return

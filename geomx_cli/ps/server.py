@@ -14,13 +14,14 @@ from geomx_cli.events import EventLog
 from geomx_cli.ps.algorithm import ServerPart
 from geomx_cli.ps.config import NodeSettings
 from geomx_cli.ps.heap import share_one_heap
+from geomx_cli.ps.ledger import STALL, Ledger
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.node import Node
 from geomx_cli.ps.patience import Patience, Wait
 from geomx_cli.ps.requests import Requests
-from geomx_cli.ps.rounds import STALL, Rounds
+from geomx_cli.ps.rounds import Rounds
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.uplink import Delivery, Uplink
 from geomx_cli.ps.wire import BadMessage, Header, Kind
@@ -42,14 +43,16 @@ class Server:
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive,
             on_reconnect=self._uplink.repeat if self._uplink is not None else lambda _: None,
         )  # fmt: skip
-        self.rounds = Rounds(
+        uplink = self._uplink
+        self._ledger = Ledger(
             algorithm=algorithm,
-            delivery=delivery,
-            uplink=self._uplink,
-            own_rank=lambda: self._party_index,
+            roots=None if uplink is None else lambda: len(uplink.links),
             owing=self._members.owing,
             links_of=self._members.links,
             alone=self._members.alone,
+        )
+        self.rounds = Rounds(
+            delivery=delivery, uplink=uplink, own_rank=lambda: self._party_index, ledger=self._ledger
         )
         self._party_index = 0
         self._requests = Requests(self.node, self._members, self._uplink, self.rounds, lambda: self._party_index)
@@ -59,7 +62,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until all members have said farewell."""
-        self.node.loop.every(STALL, self.rounds.unstall)
+        self.node.loop.every(STALL, self._ledger.unstall)
         self.node.loop.every(self._settings.number("heartbeat"), self._report)
         self._patience.begin()
         try:
@@ -187,7 +190,7 @@ class Server:
 
     def _waits(self) -> Iterator[Wait]:
         """Whom the members wait for here, and whether that is a round or a barrier."""
-        missing = self.rounds.oldest()
+        missing = self._ledger.oldest()
         masters = frozenset(self._members.setting_up()) if self._members.complete else frozenset()
         if missing is not None and masters:
             yield Wait("set an optimizer, pulled or left", missing[1], masters, "and the first round waits for that")
@@ -198,5 +201,5 @@ class Server:
 
     def _report(self) -> None:
         self.node.telemetry["round"] = self.rounds.last_round
-        if self._is_root and self.rounds.algorithm.asynchronous:
+        if self._is_root and self._ledger.algorithm.asynchronous:
             self.node.telemetry["versions"] = self._members.by_party(self.rounds.versions)

@@ -97,7 +97,7 @@ class StateDesk:
         optimizer, now = self._optimizer(), time.monotonic()
         if optimizer.name != name:
             raise InvalidSettings(f"the state is that of {name}, and the servers run {optimizer.name}")
-        most = 8 * MAX_ARRAYS * sum(self._rounds.lengths().values()) + 2**20
+        most = 8 * MAX_ARRAYS * sum(self._rounds.ledger.lengths().values()) + 2**20
         if size > most:
             raise InvalidSettings(f"state of {size} bytes is too much: these keys have {most} at the most")
         if self._taken == (optimizer, wanted, optimizer.updates):
@@ -129,7 +129,7 @@ class StateDesk:
         self._taken = (optimizer, upload.digest, optimizer.updates)
 
     def _check(self, named: Mapping[str, Array]) -> None:
-        lengths = self._rounds.lengths()
+        lengths = self._rounds.ledger.lengths()
         for name, array in named.items():
             key, index, what = (*name.split("/", 2), "", "")[:3]
             if not (key.isdecimal() and index.isdecimal()) or (int(key), int(index)) not in lengths:
