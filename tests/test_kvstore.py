@@ -7,7 +7,7 @@ import pytest
 from conftest import Cluster
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.runtime.kvstore import pairs
+from geomx_cli.runtime.keys import pairs
 
 SCRIPT = Path(__file__).parent / "scripts" / "kv_numpy.py"
 

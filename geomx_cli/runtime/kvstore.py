@@ -6,9 +6,8 @@ Values are numpy arrays of float32, float64 or float16, of any shape; results go
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -18,44 +17,20 @@ from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.partition import Tensor
 from geomx_cli.ps.wire import Array
 from geomx_cli.runtime import state_file, state_transfer
+from geomx_cli.runtime.keys import Key, pairs, plain
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime.algorithms._esync_pacer import Pacer
 
-__all__ = ["Hyper", "Key", "Params", "Store", "pairs"]
+__all__ = ["Hyper", "Params", "Store"]
 
-Key = int | str
 Params = Mapping[str, float | int | bool]
 Hyper = dict[str, float]
 DTYPES = ("float32", "float64", "float16")
 _MASTER_ENDS = (
     "the master worker has set the job up; it does not train, and ends here; global_rank 0 is the one to save a model"
 )
-
-T = TypeVar("T")
-
-
-def pairs(keys: Key | Sequence[Key], values: T | Sequence[T] | Sequence[Sequence[T]]) -> list[tuple[Key, list[T]]]:
-    """Each distinct key with its values, in the order of the keys.
-
-    One key goes with a value or a list of them (one per device); a list of keys with as many of either. A key
-    that is named twice has all the values that go with it. Raises InvalidSettings when the lengths differ.
-    """
-    many = isinstance(keys, (list, tuple))
-    listed: Sequence[Key] = keys if many else [keys]  # type: ignore[assignment, list-item]
-    given = values if many else [values]
-    if not isinstance(given, (list, tuple)) or len(given) != len(listed):
-        count = len(given) if isinstance(given, (list, tuple)) else 1
-        raise InvalidSettings(f"{len(listed)} keys come with {count} values", "give one value, or list, for each key")
-    grouped: dict[Key, list[T]] = {}
-    for key, value in zip(listed, given, strict=True):
-        found = grouped.setdefault(key, [])
-        found += value if isinstance(value, (list, tuple)) else [value]
-        if not found:
-            raise InvalidSettings(f"key {key!r} comes with an empty list of values")
-    return list(grouped.items())
-
 
 class Store:
     """One worker's key-value store.
@@ -129,7 +104,7 @@ class Store:
         for tensor, array in found:
             self._client.init(tensor.name, np.ascontiguousarray(array).reshape(-1))
         self._tensors |= {tensor.name: tensor for tensor, _ in found}
-        self._key_type = type(_plain(listed[0])) if listed else self._key_type
+        self._key_type = type(plain(listed[0])) if listed else self._key_type
         self._client.barrier("party")
 
     def _new_tensor(self, key: Key, value: Array) -> Tensor:
@@ -143,7 +118,7 @@ class Store:
         return Tensor(name, value.size, str(value.dtype))
 
     def _name(self, key: Key) -> str:
-        key = _plain(key)
+        key = plain(key)
         if self._key_type is not None and type(key) is not self._key_type:
             raise InvalidSettings(f"key {key!r} among keys of {self._key_type.__name__}", "use either int or str keys")
         return str(key)
@@ -256,7 +231,7 @@ class Store:
     def save_states(self, path: Path, counts: Mapping[Key, int] | None = None) -> None:
         """Write what the servers' optimizer keeps, not the weights, to a file; blocks. `counts`: see SavedState."""
         state = state_transfer.fetch(self._client)
-        state.counts = None if counts is None else {_plain(key): number for key, number in counts.items()}
+        state.counts = None if counts is None else {plain(key): number for key, number in counts.items()}
         state_file.write(path, state)
 
     def load_states(self, path: Path) -> state_file.SavedState:
@@ -289,15 +264,6 @@ class Store:
     def barrier(self, scope: Literal["party", "all"] = "party") -> None:
         """Wait until all workers of the party, or of the job, have come here."""
         self._client.barrier(scope)
-
-
-def _plain(key: Key) -> Key:
-    """The key as int or str; numpy's integers count as int. Raises InvalidSettings for anything else."""
-    if isinstance(key, str):
-        return key
-    if isinstance(key, Integral) and not isinstance(key, bool):
-        return int(key)
-    raise InvalidSettings(f"{key!r} is no key", "a key is an int or a str")
 
 
 def _sum(arrays: Sequence[Array], out: Array) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, InvalidSettings
 from geomx_cli.runtime.engine import Completion, Engine
-from geomx_cli.runtime.kvstore import Key, Store, pairs
+from geomx_cli.runtime.keys import Key, pairs
+from geomx_cli.runtime.kvstore import Store
 from geomx_cli.runtime.mxnet_arrays import Arrays, is_sparse, size_of
 from geomx_cli.runtime.mxnet_optimizer import from_mxnet, take_up
 from geomx_cli.runtime.mxnet_standing import MxnetStanding

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.algorithms._esync_pacer import Pacer
-    from geomx_cli.runtime.kvstore import Key, Store
+    from geomx_cli.runtime.keys import Key
+    from geomx_cli.runtime.kvstore import Store
 
 __all__ = ["MxnetStanding"]
 
