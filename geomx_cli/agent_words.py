@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -25,6 +25,7 @@ __all__ = [
     "Started",
     "Stopping",
     "Told",
+    "Warned",
     "failure_of",
     "failures_of",
     "said",
@@ -55,11 +56,14 @@ class ProcessStatus(TypedDict):
 
 
 class AgentStatus(TypedDict):
-    """All that an agent knows. Times are Unix seconds of its host; `uptime` counts since that was booted."""
+    """All that an agent knows. Times are Unix seconds of its host; `uptime` counts since that was booted; `agent` is
+    its pid and when it started, in the kernel's ticks.
+    """
 
     time: float
     uptime: float
     boot: str
+    agent: NotRequired[tuple[int, int]]
     stage: str
     why: str
     asked: str
@@ -92,6 +96,12 @@ class Told(Said, frozen=True):
     process: str
     event: dict[str, Any]
     age: float
+
+
+class Warned(Said, frozen=True):
+    """Something is wrong on the host, and the job goes on."""
+
+    message: str
 
 
 class Ended(Said, frozen=True):
@@ -132,9 +142,10 @@ class Gone(Said, frozen=True):
 
 
 class Broken(Said, frozen=True):
-    """The connection broke."""
+    """The connection broke; for `limit` seconds it is tried to mend it, 0: for as long as it takes."""
 
     why: str
+    limit: float = 0.0
 
 
 class Mended(Said, frozen=True):
@@ -151,6 +162,7 @@ class Interrupt(Said, frozen=True):
 
 _KINDS: Mapping[str, type[Said]] = {
     "hello": Hello, "started": Started, "event": Told, "ended": Ended, "failure": Failed, "stopping": Stopping,
+    "warning": Warned,
     "done": Done, "gone": Gone, "broken": Broken, "mended": Mended, "replaced": Replaced, "interrupt": Interrupt,
 }  # fmt: skip
 
@@ -171,7 +183,7 @@ def said(message: Mapping[str, Any], host: str, places: Mapping[str, str]) -> Sa
             own = places.get(failure["process"]) == host
         case _:
             own = True
-    if not own or not all(math.isfinite(getattr(found, name, 0.0)) for name in ("age", "late", "patience")):
+    if not own or not all(math.isfinite(getattr(found, name, 0.0)) for name in ("age", "late", "limit", "patience")):
         raise ValueError(f"a message {message['type']!r} that cannot be its own")
     return found
 
@@ -186,5 +198,5 @@ def failures_of(status: AgentStatus, late: float, host: str, places: Mapping[str
 
 def failure_of(fields: FailureWords, host: str, when: float) -> Failure:
     """What a host says of a process of its own that failed."""
-    told = {name: fields[name] for name in ("process", "cause", "hint", "peer")}
-    return Failure(host=host, when=when, tail=fields["tail"], **told)
+    process, cause, hint, peer = fields["process"], fields["cause"], fields["hint"], fields["peer"]
+    return Failure(process, host, cause, when, hint, peer, fields["tail"])

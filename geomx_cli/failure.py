@@ -1,11 +1,13 @@
 """Why a process failed, and which failure of a job came first."""
 
+import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+_SILENT = re.compile(r"(?P<peer>\S+) has been silent for (?P<limit>\d+ s)")  # what ps/ says of a member
 
 __all__ = ["Failure", "describe_status", "exception_line", "first_cause"]
 
@@ -16,7 +18,8 @@ class Failure:
 
     `cause` is a phrase that follows its name: "exited with status 1: ValueError: ...". `peer` is the process
     that it blames, "" for itself. `when` is in seconds of the reader's clock. `tail` has the last lines of
-    its log.
+    its log. `fault`: what failed where that need not be it: the way to its "host", or the "link" between it and
+    another host.
     """
 
     process: str
@@ -26,6 +29,7 @@ class Failure:
     hint: str = ""
     peer: str = ""
     tail: Sequence[str] = field(default=())
+    fault: Literal["", "host", "link"] = ""
 
     def to_message(self) -> dict[str, Any]:
         """Its fields, as JSON can carry them."""
@@ -65,19 +69,35 @@ def first_cause(
 
     One that failed by itself outranks those that blame another process, whatever came first: a process often
     sees a dead peer before that peer's agent sees it. Where all blame others, it is the process at the end of
-    the chain of blame, even if that one has said nothing at all: then it fell silent, or is stuck.
+    the chain of blame, even if that one has said nothing at all: then it fell silent, or is stuck. If its host
+    cannot be reached from here either, that is the cause; if only another host heard nothing of it, their link.
     """
-    own = [failure for failure in failures if not failure.peer]
+    own = [failure for failure in failures if not failure.peer and failure.fault != "host"]
     if own:
-        return min(own, key=lambda failure: failure.when)
-    if not failures:
-        return None
-    blamers = {failure.process: failure for failure in reversed(failures)}
-    failure, seen = min(failures, key=lambda failure: failure.when), set[str]()
+        return min(own, key=_when)
+    cut = {failure.host: failure for failure in failures if failure.fault == "host"}
+    blames = [failure for failure in failures if failure.peer]
+    if not blames:
+        return min(cut.values(), key=_when, default=None)
+    found = _end_of_blame(blames, hosts, done)
+    return cut.get(found.host, found)
+
+
+def _when(failure: Failure) -> float:
+    return failure.when
+
+
+def _end_of_blame(blames: Sequence[Failure], hosts: Mapping[str, str], done: Collection[str]) -> Failure:
+    blamers = {failure.process: failure for failure in reversed(blames)}
+    failure, seen = min(blames, key=_when), set[str]()
     while failure.peer in blamers and failure.process not in seen:
         seen.add(failure.process)
         failure = blamers[failure.peer]
-    if failure.peer in seen or failure.peer not in hosts:
+    if failure.peer not in hosts:
+        return failure
+    if failure.peer not in done and (link := _broken_link(failure, blames, hosts)) is not None:
+        return link
+    if failure.peer in seen:
         return failure
     cause, hint = f"was given up by {failure.process}, which {failure.cause}", failure.hint
     if failure.peer in done:
@@ -85,3 +105,20 @@ def first_cause(
         if "/worker:" in failure.peer:
             hint = "let Python run to its end: os._exit and exec skip what leaves the job"
     return Failure(failure.peer, hosts[failure.peer], cause, failure.when, hint)
+
+
+def _broken_link(blame: Failure, blames: Sequence[Failure], hosts: Mapping[str, str]) -> Failure | None:
+    """The failure of the link between two hosts, if `blame` is for silence, and nobody on the silent one's own host
+    missed it: its agent would know if it had ended.
+    """
+    peer, silent = blame.peer, _SILENT.search(blame.cause)
+    here = hosts[peer]
+    missed_there = any(other.peer == peer and other.host == here for other in blames)
+    if silent is None or silent["peer"] != peer or blame.host == here or missed_there:
+        return None
+    cause = (
+        f"was not heard by {blame.process} on host {blame.host} for {silent['limit']}, though it ran: "
+        f"the link between hosts {here} and {blame.host} is broken, or the process hangs"
+    )
+    hint = "geomx doctor looks at the link; if that is well, see the log of the process"
+    return Failure(peer, here, cause, blame.when, hint, fault="link")

@@ -200,6 +200,15 @@ def test_end_is_told_where_nothing_can_be_written_any_more(agents: Any, tmp_path
     agent.assert_clean()
 
 
+def test_status_that_cannot_be_written_is_told_once(agents: Any, tmp_path: Path) -> None:
+    (tmp_path / "status.json.part").mkdir()
+    agent = agents(one="pass")
+    agent.send(type="start")
+    warnings = [message for message in agent.until("done") if message["type"] == "warning"]
+    assert len(warnings) == 1
+    assert "status.json cannot be written" in warnings[0]["message"]
+
+
 def test_what_a_finished_process_leaves_behind_is_ended(agents: Any) -> None:
     agent = agents(one=DAEMON)
     agent.send(type="start")
@@ -310,6 +319,15 @@ def test_file_that_is_not_what_was_put_is_refused(agents: Any, tmp_path: Path) -
         assert agent.process.wait(20) == 1
         assert words in agent.process.stderr.read().decode()
         agent.close()
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[]", b'{"tasks": 3}', b'{"half', b"[" * 100_000])
+def test_assignment_that_no_launch_has_written_is_refused_in_words(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "agent.json").write_bytes(content)
+    host = LocalHost()
+    done = host.run([host.python, "-m", "geomx_cli.agent", "run", str(tmp_path)], limit=20)
+    assert done.status == 1
+    assert done.errors.decode().startswith(f"error: {tmp_path}/agent.json is damaged")
 
 
 def test_socket_is_private(agents: Any) -> None:

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,20 @@ def test_running_job_and_again(desk: Desk, job: Launch) -> None:
     second = desk.json("logs", "collect", job.id, "--to", str(folder))
     check(folder, second)
     assert (folder / "logs" / "A-worker-1.log").read_bytes() == log.read_bytes()
+
+
+def test_what_is_no_plain_file_is_left_out_and_named(desk: Desk, job: Launch) -> None:
+    events = job.directory / "events" / "A-worker-1.jsonl"
+    events.unlink()
+    os.mkfifo(events)
+    folder = desk.folder / "here"
+    done = desk.geomx("logs", "collect", "--json", "--to", str(folder), limit=20)
+    assert done.returncode == 7
+    manifest = json.loads(done.stdout)
+    check(folder, manifest)
+    assert len(manifest["files"]) == FILES - 1
+    assert [problem["host"] for problem in manifest["problems"]] == ["A"]
+    assert f"{events} is a pipe" in manifest["problems"][0]["problem"]
 
 
 def test_folder_with_something_else(desk: Desk, job: Launch) -> None:

@@ -1,6 +1,7 @@
 """The inventory file: what it gives, where its lines are, and what is said about each mistake."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -306,6 +307,33 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'central = "hub"\nuser = "Jos\xe9"\n')
     with pytest.raises(InvalidSettings, match=r"latin\.toml:2: this is not UTF-8"):
         inventory_file.read(tmp_path / "latin.toml")
+
+
+STRANGE = {
+    "digits": ("central = 'hub'\nx = " + "9" * 5000, "hosts.toml:2: a number has too many digits"),
+    "sixteen": ("[[host]]\nports = [0x" + "f" * 9000 + "]", "hosts.toml: a number has too many digits"),
+    "nested": ("a = " + "[" * 5000 + "]" * 5000, "hosts.toml is nested too deeply"),
+    "dotted": ("[[host]]\nports = [{" + "a." * 5000 + "a = 1}]", "hosts.toml"),
+    "long name": ("[[host]]\nname = '" + "x" * (1 << 20) + "'", "is no name"),
+    "long key": ("x" * (1 << 20) + " = 1", "there is no key"),
+    "twice": (f"{'x' * (1 << 20)} = 1\n" * 2, "this is no TOML"),
+    "many keys": ("".join(f"x{number} = 1\n" for number in range(10_000)), "hosts.toml has 10001 mistakes"),
+    "large": ("#" * ((4 << 20) + 1), "has more than 4 MiB"),
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+def test_strange_text_gets_one_short_message(tmp_path: Path, case: str) -> None:
+    text, words = STRANGE[case]
+    message, hint = complaint(tmp_path, text)
+    assert words in message and len(message) + len(hint) < 20_000
+
+
+def test_an_inventory_is_a_plain_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path in (tmp_path / "pipe.toml", Path("/dev/zero")):
+        with pytest.raises(InvalidSettings, match="is no plain file"):
+            inventory_file.read(path)
 
 
 LINES = '''# a comment with [brackets] and = signs

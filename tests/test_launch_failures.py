@@ -330,8 +330,15 @@ def test_stopped_process_is_named(scenarios: Scenarios, name: str) -> None:
 HOSTS = {"A/worker:0": "A", "A/server:0": "A", "B/worker:0": "B"}
 
 
-def _failure(process: str, when: float, peer: str = "") -> Failure:
-    return Failure(process, HOSTS.get(process, "A"), "exited with status 1", when, peer=peer)
+CUT = Failure("", "A", "cannot be reached", 9, fault="host")
+
+
+def _failure(process: str, when: float, peer: str = "", why: str = "") -> Failure:
+    return Failure(process, HOSTS.get(process, "A"), f"exited with status 1{why}", when, peer=peer)
+
+
+def _missed(process: str, peer: str) -> Failure:
+    return _failure(process, 1, peer, f": {peer} has been silent for 6 s")
 
 
 @pytest.mark.parametrize(
@@ -345,9 +352,31 @@ def _failure(process: str, when: float, peer: str = "") -> Failure:
         ([_failure("A/worker:0", 1, "A/server:0"), _failure("A/server:0", 2, "A/worker:0")], "A/worker:0"),
         ([_failure("A/worker:0", 1, "somebody")], "A/worker:0"),
         ([_failure("", 3), _failure("A/worker:0", 1, "A/server:0")], ""),
+        ([CUT, _failure("B/worker:0", 1, "A/server:0")], ""),
+        ([CUT, _failure("A/worker:0", 1, "B/worker:0")], "B/worker:0"),
+        ([CUT, _failure("B/worker:0", 10)], "B/worker:0"),
+        ([CUT], ""),
     ],
 )
 def test_first_cause(failures: list[Failure], expected: str) -> None:
     found = first_cause(failures, HOSTS)
     assert found is not None
     assert found.process == expected
+
+
+@pytest.mark.parametrize(
+    ("failures", "fault"),
+    [
+        ([_missed("B/worker:0", "A/server:0")], "link"),
+        ([_missed("B/worker:0", "A/server:0"), _missed("A/server:0", "B/worker:0")], "link"),
+        ([_missed("B/worker:0", "A/server:0"), _missed("A/worker:0", "A/server:0")], ""),
+        ([_missed("A/worker:0", "A/server:0")], ""),
+        ([_failure("B/worker:0", 1, "A/server:0")], ""),
+        ([CUT, _missed("B/worker:0", "A/server:0")], "host"),
+    ],
+)
+def test_the_link_is_blamed_where_only_another_host_misses_a_process(failures: list[Failure], fault: str) -> None:
+    found = first_cause(failures, HOSTS)
+    assert found is not None and found.fault == fault
+    if fault == "link":
+        assert "the link between hosts" in found.cause and "geomx doctor" in found.hint

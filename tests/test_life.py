@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from desk import Desk, Launch
 from sshd import Person, Sshd
 
+from geomx_cli.agent import processes
 from geomx_cli.job.known import KnownJob
 from geomx_cli.status.overview import Overview
 
@@ -137,8 +139,12 @@ def test_status_of_hosts_that_say_nothing_useful(desk: Desk) -> None:
         host = Overview.of(job, job.open_hosts()).to_json()["hosts"][1]
         return host["agent"], host["problem"]
 
-    silent = problem({**content, "uptime": content["uptime"] - 60})
-    assert silent[0] == "silent" and "has written nothing for" in silent[1]
+    gone = problem({**content, "uptime": content["uptime"] - 60})
+    assert gone[0] == "gone" and "has written nothing for" in gone[1]
+    me = processes.identify(os.getpid())
+    silent = problem({**content, "uptime": content["uptime"] - 60, "agent": me})
+    assert silent[0] == "silent" and "its agent runs, but has not written its status for" in silent[1]
+    assert "failure" not in desk.geomx("status").stdout and desk.json("status")["failure"] is None
     assert problem({**content, "boot": "another"})[0] == "rebooted"
     assert problem(b'{"half": ')[0] == "damaged"
     assert problem({"stage": "running"})[0] == "damaged"
@@ -171,6 +177,25 @@ def test_logs(desk: Desk) -> None:
     assert done.returncode == 2 and "no process matches" in done.stderr and "A/worker:1" in done.stderr
 
 
+def test_logs_that_are_no_plain_files_or_have_no_lines(desk: Desk) -> None:
+    launch = detached(desk)
+    logs = launch.directory / "logs"
+    (logs / "A-worker-0.log").unlink()
+    (logs / "A-worker-0.log").symlink_to("/dev/zero")
+    (logs / "A-server-0.log").unlink()
+    os.mkfifo(logs / "A-server-0.log")
+    (logs / "A-scheduler-0.log").unlink()
+    (logs / "A-scheduler-0.log").mkdir()
+    with (logs / "A-worker-1.log").open("ab") as log:
+        log.truncate(300 << 20)
+    for arguments in ((), ("-n", "2")):
+        done = desk.geomx("logs", "--party", "A", *arguments, limit=20)
+        assert done.returncode == 7
+        for what in ("A-worker-0.log is a link", "A-server-0.log is a pipe", "A-scheduler-0.log is a folder"):
+            assert what in done.stderr
+    assert "A/worker:1 | A/worker:1 begins" in desk.geomx("logs").stdout
+
+
 def test_logs_follow_to_the_end_of_the_job_or_ctrl_c(desk: Desk) -> None:
     launch = detached(desk)
     following = desk.start("logs", "-f", "-n", "0", "--role", "worker")
@@ -187,6 +212,37 @@ def test_logs_follow_to_the_end_of_the_job_or_ctrl_c(desk: Desk) -> None:
     assert following.returncode == 0, errors
     lines = output.splitlines()
     assert lines[-1] == "A/worker:0 | the end" and "begins" not in output
+
+
+def test_logs_go_on_where_they_were_when_a_host_was_lost(desk: Desk) -> None:
+    launch = detached(desk)
+    following = desk.start("logs", "-f", "-n", "1", "--role", "worker", "--party", "A")
+    log = launch.directory / "logs" / "A-worker-0.log"
+    launch.wait_for(lambda: readable(following))
+    assert following.stderr is not None and launch.id in following.stderr.readline()
+    for number in range(3):
+        tails = processes.descendants(following.pid)
+        with log.open("a") as file:
+            print(f"line {number}", file=file)
+        processes.tell(tails, signal.SIGKILL)
+        assert "host A: the connection broke; trying again" in following.stderr.readline()
+        assert "host A is connected again" in following.stderr.readline()
+    (launch.directory / "go").touch()
+    output, errors = following.communicate(timeout=20)
+    assert following.returncode == 0, errors
+    told = [line for line in output.splitlines() if line.startswith("A/worker:0 | ")]
+    assert told[1:] == [f"A/worker:0 | line {number}" for number in range(3)], output
+
+
+def test_launch_that_slept_gives_its_agents_a_fresh_chance(desk: Desk) -> None:
+    launch = desk.launch("--lease", "30s", story=WAIT).wait_until_running()
+    for pause in (6.5, 3.5):
+        launch.process.send_signal(signal.SIGSTOP)
+        time.sleep(pause)
+        launch.process.send_signal(signal.SIGCONT)
+        time.sleep(0.5)
+    (launch.directory / "go").touch()
+    assert launch.finish() == 0, launch.errors
 
 
 def readable(process: "subprocess.Popen[str]") -> bool:

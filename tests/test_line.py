@@ -20,7 +20,7 @@ from geomx_cli.agent.assignment import AgentState, Assignment, Task
 from geomx_cli.control.fleet import Fleet
 from geomx_cli.control.interrupts import interrupts_to
 from geomx_cli.control.line import Inbox, Line
-from geomx_cli.errors import CheckFailed, Interrupted, InvalidSettings
+from geomx_cli.errors import CheckFailed, Interrupted, InvalidSettings, TimedOut
 from geomx_cli.hosts import Channel, File, Host
 from geomx_cli.hosts.local import LocalHost
 from geomx_cli.hosts.ssh import SshHost
@@ -279,6 +279,24 @@ def test_agent_that_does_not_start_says_why(tmp_path: Path) -> None:
         site.start()
     assert site.fleet.close() == []
     assert json.loads(Path(site.assignment.directory, "agent.json").read_text())["job"] == site.mark["GEOMX_JOB"]
+    site.close()
+
+
+def test_agent_that_says_nothing_is_waited_for_aloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("geomx_cli.control.line.ANSWER_LIMIT", 1.0)
+    monkeypatch.setattr("geomx_cli.control.fleet._PATIENCE", 0.2)
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ncase "$*" in *reap*) exit 0;; esac; exec sleep 100\n')
+    python.chmod(0o700)
+    site = Site(tmp_path, LocalHost("alpha", str(python)), SLEEP, 6)
+    notes: list[str] = []
+    job = Job.of(JobSpec("", job_dir=str(site.folder)))
+    fleet = Fleet(job, {"alpha": site.host}, {"alpha": site.assignment}, notes.append)
+    with pytest.raises(TimedOut, match="agent on host alpha did not answer within 1 s") as caught:
+        fleet.start({})
+    assert "agent.log" in caught.value.hint
+    assert notes == ["waiting for the agent on alpha to answer, for 20 s at most"]
+    fleet.close()
     site.close()
 
 

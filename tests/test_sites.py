@@ -177,6 +177,29 @@ def test_a_followed_job_ends_when_the_control_machine_is_gone(world: World) -> N
     assert stopped.returncode == 0, stopped.stderr
 
 
+def complete(world: World) -> int:
+    """How many schedulers have seen all their members join."""
+    paths = [path for machine in world.machines.values() for path in machine.home.rglob("*scheduler-0.jsonl")]
+    return sum('"roster"' in path.read_text() for path in paths)
+
+
+@pytest.mark.parametrize("wholly", [True, False])
+def test_a_host_that_is_cut_off_while_training_is_told_from_a_broken_link(world: World, wholly: bool) -> None:
+    launch = world.start("launch", *rounds(world, 10_000, slow=0.03))
+    wait_for(lambda: complete(world) >= 4)  # of the global plane, and of each party
+    others = "10.99.0.0/24" if wholly else world.network.address("hub")
+    with world.network.filtered("alpha", f"ip saddr {others} drop"):
+        _, errors = launch.communicate(timeout=60)
+    assert launch.returncode == 1
+    error = errors[errors.rindex("error: ") :]
+    if wholly:
+        assert error.startswith("error: host alpha cannot be reached since "), errors
+        assert "lease" in error and "host alpha cannot be reached; waiting for it to stop" in errors
+    else:
+        assert "the link between hosts " in error and "geomx doctor" in error, errors
+        assert "hub" in error and "alpha" in error
+
+
 def test_a_firewall_that_drops_one_port_is_named_before_the_start(world: World) -> None:
     command = rounds(world, 1)
     with world.network.filtered("hub", "tcp dport 9101 drop"):

@@ -387,6 +387,28 @@ def test_dropped_connection_ends_what_waits_for_it(machines: Machines, person: P
     host.close()
 
 
+def test_cut_while_a_file_is_put(machines: Machines, person: Person, tmp_path: Path) -> None:
+    machine = machines()
+    person.knows(machine)
+    host = machine.host()
+    host.run(["true"], limit=20)
+    folder = tmp_path / "there"
+    folder.mkdir()
+
+    def cut_soon() -> None:
+        while not list(folder.iterdir()):
+            time.sleep(0.002)
+        machine.cut()
+
+    waiting = threading.Thread(target=cut_soon)
+    waiting.start()
+    with pytest.raises(HostUnreachable, match="the connection broke") as caught:
+        host.put(str(folder / "large"), bytes(256 << 20))
+    waiting.join()
+    assert not caught.value.message.endswith(": ")
+    host.close()
+
+
 def _cut_soon(machine: Sshd) -> None:
     while "sleep" not in str(_commands(machine)):
         time.sleep(0.02)

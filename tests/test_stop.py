@@ -8,8 +8,10 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,7 +64,7 @@ def trial(folder: Path, seed: int) -> str:
             launch.process.wait(moment)
         os.kill(launch.pid(victim), signal.SIGKILL)
         done = desk.geomx("stop", "--json")
-        if not launch.directory.exists() and victim == "launch":  # before it had begun anything
+        if not (launch.directory / "plan.json").exists() and victim == "launch":  # before it had begun anything
             assert (done.returncode, json.loads(done.stdout)["error"]["exit_code"]) == (3, 3), done.stderr
         else:
             assert done.returncode == 0, done.stderr
@@ -104,6 +106,7 @@ def test_launch_that_follows_sees_that_the_job_was_stopped(desk: Desk) -> None:
     assert json.loads(launch.output)["status"] == "interrupted"
     assert_clean(launch)
     assert set(fates(desk.json("stop")).values()) == {"had ended"}
+    assert "nothing is running" in desk.geomx("stop").stderr
     assert desk.json("jobs")["jobs"][0]["state"] == "interrupted"
 
 
@@ -115,6 +118,41 @@ def test_launch_that_has_only_begun_is_stopped_as_well(desk: Desk) -> None:
     assert launch.process.poll() is not None
     launch.finish()
     assert_clean(launch)
+
+
+@pytest.fixture
+def silent_site(desk: Desk) -> Iterator[Path]:
+    """An inventory with a machine that takes connections and never says anything."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        path = desk.folder / "silent.toml"
+        path.write_text(
+            'central = "hub"\n[[host]]\nname = "h1"\nparty = "hub"\nssh = "127.0.0.1"\n'
+            f'ssh_port = {listener.getsockname()[1]}\n[[host]]\nname = "a1"\nparty = "a"\ndevices = ["cpu"]\n'
+        )
+        yield path
+
+
+def test_launch_that_is_still_checking_is_ended(desk: Desk, silent_site: Path) -> None:
+    folder = desk.state / "geomx" / "jobs"
+    launch = desk.start("launch", "--hosts", str(silent_site))
+    deadline = time.monotonic() + 20
+    while len(list(folder.glob("*/state.json"))) < 1:
+        assert time.monotonic() < deadline and launch.poll() is None, launch.communicate()
+        time.sleep(0.02)
+    done = desk.geomx("stop")
+    assert done.returncode == 0 and "is still being prepared; ending its launch" in done.stderr, done.stderr
+    assert launch.wait(5) == 130
+    assert list(folder.iterdir()) == []
+
+
+def test_used_directory_is_refused_before_the_checks(desk: Desk, silent_site: Path) -> None:
+    used = desk.folder / "used"
+    used.mkdir()
+    (used / "plan.json").touch()
+    done = desk.geomx("launch", "--hosts", str(silent_site), "--job-dir", str(used))
+    assert done.returncode == 3 and "has a job already" in done.stderr, done.stderr
 
 
 def test_deaf_process_is_killed_after_the_grace(desk: Desk) -> None:

@@ -106,6 +106,13 @@ def test_an_explanation_says_nothing_twice(planned: Plan, job: Job) -> None:
     assert lines[1:] == [f"  its log is {job.logs}/A-worker-1.log", "fetch it again"]
 
 
+def test_an_explanation_of_a_cut_does_not_say_that_an_agent_or_a_process_failed(planned: Plan, job: Job) -> None:
+    lines = told(planned, job, {"process": "", "cause": "cannot be reached", "fault": "host"})
+    assert lines[0] == "host A cannot be reached" and "agent.log" in lines[1]
+    lines = told(planned, job, {"cause": "was not heard", "fault": "link"})
+    assert lines[0] == "A/worker:1 (worker 1 of party A, on host A) was not heard"
+
+
 def test_an_empty_log_is_not_to_be_corrected(planned: Plan, job: Job) -> None:
     assert told(planned, job, {})[-1].startswith("its log is empty")
     assert "may be executed" in told(planned, job, {"cause": "could not be started: No such file"})[-1]

@@ -83,18 +83,23 @@ class Assignment:
 
     @classmethod
     def read(cls, directory: Path) -> "Assignment":
-        """Read agent.json. Raises OSError, ValueError, KeyError or TypeError for one that no launch has
-        written.
-        """
-        return cls.decode((directory / "agent.json").read_bytes())
+        """Read agent.json. Raises OSError where it cannot be read, CheckFailed for one that no launch has written."""
+        path = directory / "agent.json"
+        try:
+            return cls.decode(path.read_bytes())
+        except ValueError:
+            raise CheckFailed(f"{path} is damaged", "somebody else writes there, or the disk is full") from None
 
     @classmethod
     def decode(cls, data: bytes) -> "Assignment":
-        """What `encode` made. Raises ValueError, KeyError or TypeError for anything else."""
-        fields = json.loads(data)
-        tasks = tuple(Task(task["name"], tuple(task["argv"]), task["env"]) for task in fields.pop("tasks"))
-        files = {path: Seal(**seal) for path, seal in fields.pop("files").items()}
-        return cls(**{**fields, "clear": tuple(fields["clear"]), "tasks": tasks, "files": files})
+        """What `encode` made. Raises ValueError for anything else."""
+        try:
+            fields = json.loads(data)
+            tasks = tuple(Task(task["name"], tuple(task["argv"]), task["env"]) for task in fields.pop("tasks"))
+            files = {path: Seal(**seal) for path, seal in fields.pop("files").items()}
+            return cls(**{**fields, "clear": tuple(fields["clear"]), "tasks": tasks, "files": files})
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"no assignment: {error!r}") from None
 
     def check_files(self) -> None:
         """Raises CheckFailed when a file of the job is missing or not what was put there."""

@@ -13,6 +13,8 @@ from typing import Any
 from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import Task
 from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.records import open_record
+from geomx_cli.errors import CheckFailed
 from geomx_cli.events import Event, read_events
 from geomx_cli.failure import Failure, describe_status, exception_line
 
@@ -92,7 +94,7 @@ class Child:
 
         A round gets the field "samples": those of all rounds so far.
         """
-        if not self._events.exists():
+        if not self._events.is_file():  # not yet; or a script has put a pipe there
             return []
         events: list[Event] = []
         newest: Event | None = None
@@ -145,10 +147,10 @@ class Child:
     def tail(self) -> list[str]:
         """The last lines of its log."""
         try:
-            with self._log.open("rb") as log:
+            with open_record(self._log) as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
                 return log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
-        except OSError:
+        except (OSError, CheckFailed):
             return []
 
     def _disk_is_full(self) -> bool:

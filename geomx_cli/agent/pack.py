@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from geomx_cli.agent.assignment import Assignment
+from geomx_cli.agent.records import open_record
 from geomx_cli.agent.status import FILE_NAME
+from geomx_cli.errors import CheckFailed
 
 __all__ = ["MANIFEST", "main"]
 
@@ -23,18 +25,22 @@ _CHUNK = 1 << 16
 
 
 def main(directory: Path, arguments: Sequence[str]) -> int:
-    """Write the tar. Of files that grow meanwhile it has what they are now; event logs end with a whole line."""
+    """Write the tar. Of files that grow meanwhile it has what they are now; event logs end with a whole line.
+    What is no plain file is left out, and named in the manifest.
+    """
     assignment = Assignment.read(directory)
-    files = []
+    files, left_out = [], []
     stream = gzip.GzipFile(fileobj=sys.stdout.buffer, mode="wb", compresslevel=_LEVEL)
     with stream, tarfile.open(fileobj=stream, mode="w|") as tar:
         for name, process, path in _sources(directory, assignment):
             try:
-                with path.open("rb") as file:
+                with open_record(path) as file:
                     files.append({"file": name, "process": process, **_add(tar, name, file)})
             except FileNotFoundError:  # not written yet
                 continue
-        content = json.dumps({"host": assignment.host, "files": files}).encode()
+            except CheckFailed as error:
+                left_out.append(error.message)
+        content = json.dumps({"host": assignment.host, "files": files, "left_out": left_out}).encode()
         tar.addfile(_entry(MANIFEST, len(content)), io.BytesIO(content))
     return 0
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import AgentState, Assignment
 from geomx_cli.agent.processes import Identity
+from geomx_cli.errors import CheckFailed
 
 __all__ = ["assignment_of", "main", "reap", "remains"]
 
@@ -60,7 +61,7 @@ def assignment_of(directory: Path) -> Assignment | None:
     """What agent.json says; None where there is none, or one that is damaged."""
     try:
         return Assignment.read(directory)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, CheckFailed):
         return None
 
 

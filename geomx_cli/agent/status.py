@@ -7,8 +7,7 @@ looks at /proc/uptime in the same breath sees how old the file is, whatever the 
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +38,12 @@ class StatusFile:
     """Keeps the newest of each process and writes it once a second, and soon after `change`. Used by one thread.
 
     Its size is bounded by the number of processes. A disk that is full is no reason to end a job: then the file
-    grows old, and its reader sees that.
+    grows old, its reader sees that, and the control machine gets one "warning" through `tell`.
     """
 
-    def __init__(self, directory: Path, assignment: Assignment) -> None:
+    def __init__(self, directory: Path, assignment: Assignment, tell: Callable[[dict[str, Any]], None]) -> None:
+        self._tell = tell
+        self._warned = False
         self._path = directory / FILE_NAME
         self._assignment = assignment
         self._newest: dict[str, dict[str, Event]] = {task.name: {} for task in assignment.tasks}
@@ -81,7 +82,7 @@ class StatusFile:
             "time": time.time(),
             "uptime": processes.uptime(),
             "boot": processes.boot_id(),
-            "agent": os.getpid(),
+            "agent": processes.identify(os.getpid()),
             "stage": stage,
             **facts,
             "processes": {child.name: _describe(child, self._newest[child.name]) for child in children},
@@ -96,9 +97,14 @@ class StatusFile:
         """Replace status.json at once."""
         self._next = time.monotonic() + _EVERY
         part = self._path.with_name(f"{FILE_NAME}.part")
-        with suppress(OSError):
+        try:
             part.write_text(json.dumps(content) + "\n")
             part.replace(self._path)
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                what = f"{self._path} cannot be written ({error.strerror}): geomx status sees only what was before"
+                self._tell({"type": "warning", "message": what})
 
 
 def _describe(child: Child, newest: Mapping[str, Event]) -> dict[str, Any]:

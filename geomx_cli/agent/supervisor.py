@@ -64,7 +64,7 @@ class Supervisor:
         self._asked_by = ""  # the person's way of asking for the end of the job, if that is why
         self._ordered = False  # the control machine asked, for reasons of its own
         self._patience = _TERMINATE
-        self._status = StatusFile(directory, assignment)
+        self._status = StatusFile(directory, assignment, self._control.tell)
         self._ending = Ending()
         self._memory = Memory()
         self._wakeup, self._signals = socket.socketpair()

@@ -1,4 +1,7 @@
-"""Prints what processes have written: JSON lines {"process", "line"}, and {"end": true} when there is no more."""
+"""Prints what processes have written: JSON lines {"process", "line"}, and {"end": true} when there is no more.
+
+{"process", "next"} says where in its log the line begins that comes next: whoever was cut off goes on there.
+"""
 
 import argparse
 import json
@@ -7,9 +10,12 @@ import select
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import AgentState, Assignment
+from geomx_cli.agent.records import open_record
+from geomx_cli.errors import CheckFailed
 
 __all__ = ["main"]
 
@@ -23,12 +29,14 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m geomx_cli.agent tail DIRECTORY")
     parser.add_argument("--follow", action="store_true", help="go on until the job has ended")
     parser.add_argument("--lines", type=int, default=-1, help="begin with the last so many of each; -1: all")
+    parser.add_argument("--begin", action="append", default=[], metavar="NAME=PLACE", help="begin there in that log")
     parser.add_argument("names", nargs="+", metavar="NAME")
     given = parser.parse_args(arguments)
     assignment = Assignment.read(directory)
     logs = Path(assignment.job_dir, "logs")
+    places = dict(words.rsplit("=", 1) for words in given.begin)
     tails = [
-        _Tail(task.name, logs / f"{task.file_name}.log", given.lines)
+        _Tail(task.name, logs / f"{task.file_name}.log", given.lines, int(places.get(task.name, -1)))
         for task in assignment.tasks
         if task.name in given.names
     ]
@@ -51,52 +59,76 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
 class _Tail:
     """One log and how far it was printed."""
 
-    def __init__(self, name: str, path: Path, lines: int) -> None:
+    def __init__(self, name: str, path: Path, lines: int, begin: int) -> None:
         self._name = name
         self._path = path
         self._rest = b""
-        self._offset = _start(path, lines)
+        self._lines = lines
+        self._offset = begin  # -1: not known yet
+        self._left_out = False
 
     def print_new(self, *, last: bool) -> None:
         """Print the lines that are whole by now; with `last` also one without an end."""
+        if self._left_out:
+            return
         try:
-            with self._path.open("rb") as log:
-                log.seek(self._offset)
-                while data := log.read(_CHUNK):
-                    self._offset += len(data)
-                    *lines, self._rest = (self._rest + data).split(b"\n")
-                    self._print(lines)
-                    if len(self._rest) > _LONGEST:
-                        self._print([self._rest])
-                        self._rest = b""
+            with open_record(self._path) as log:
+                self._print_from(log)
         except FileNotFoundError:  # not started yet
-            pass
+            self._begin(0)
+        except CheckFailed as error:
+            self._left_out = True
+            print(json.dumps({"problem": error.message}))
         if last and self._rest:
             self._print([self._rest])
+
+    def _print_from(self, log: BinaryIO) -> None:
+        if self._offset < 0:
+            self._begin(_start(log, self._lines))
+        log.seek(self._offset)
+        while data := log.read(_CHUNK):
+            self._offset += len(data)
+            behind = len(data) - 1 - data.rfind(b"\n") if b"\n" in data else -1
+            data = data.replace(b"\0", b"")  # no terminal shows them, and holes in a file are full of them
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._print(lines)
+            if len(self._rest) > _LONGEST:
+                self._print([self._rest])
+                self._rest, behind = b"", 0
+            if behind >= 0:
+                self._tell_next(self._offset - behind)
+
+    def _begin(self, place: int) -> None:
+        if self._offset < 0:
+            self._offset = place
+            self._tell_next(place)
+
+    def _tell_next(self, place: int) -> None:
+        print(json.dumps({"process": self._name, "next": place}))
 
     def _print(self, lines: Sequence[bytes]) -> None:
         for line in lines:
             print(json.dumps({"process": self._name, "line": line.decode(errors="replace").rstrip("\r")}))
 
 
-def _start(path: Path, lines: int) -> int:
-    """Where the last `lines` lines begin; a last line without an end counts."""
-    if lines < 0 or not path.exists():
+def _start(log: BinaryIO, lines: int) -> int:
+    """Where the last `lines` lines begin, the longest of them cut; a last line without an end counts."""
+    if lines < 0:
         return 0
-    with path.open("rb") as log:
-        offset = end = log.seek(0, os.SEEK_END)
-        found = 0
-        while offset > 0:
-            size = min(_CHUNK, offset)
-            offset -= size
-            log.seek(offset)
-            data = log.read(size)
-            for index in range(size - 1, -1, -1):
-                if data[index] == 0x0A and offset + index + 1 < end:
-                    found += 1
-                    if found == lines:
-                        return offset + index + 1
-    return 0 if lines else end
+    offset = end = log.seek(0, os.SEEK_END)
+    furthest = max(0, end - lines * _LONGEST)
+    found = 0
+    while offset > furthest:
+        size = min(_CHUNK, offset - furthest)
+        offset -= size
+        log.seek(offset)
+        data = log.read(size)
+        stop = len(data) - (offset + size == end)  # the end of the last line begins none
+        while (newline := data.rfind(b"\n", 0, stop)) >= 0:
+            found, stop = found + 1, newline
+            if found == lines:
+                return offset + newline + 1
+    return furthest
 
 
 def _runs(directory: Path) -> bool:

@@ -30,7 +30,8 @@ def stop(name: str, party: str, grace: float, json: bool) -> None:
     It may be repeated, and it tidies up after a launch or an agent that was killed: no process, key file or socket
     of the job is left, and no process of another job is touched. Each process is asked to end (SIGTERM), and killed
     when it takes longer than the grace. The other parties of a job notice that one is gone, and end as after a
-    failure. Exit code 7: a host could not be reached, or something could not be ended.
+    failure. A launch that is still at its checks is the newest job, and is ended. Exit code 7: a host could not be
+    reached, or something could not be ended.
 
     \b
     Examples:
@@ -38,9 +39,18 @@ def stop(name: str, party: str, grace: float, json: bool) -> None:
       geomx stop 20260729-17 --grace 1m
       geomx stop --party B             what B has of it; the others notice
     """
+    from geomx_cli.control.stop import end_launch
     from geomx_cli.control.stop import stop as stopping
+    from geomx_cli.job.known import prepared
 
-    report = stopping(chosen(name), party=party, grace=grace)
+    if not party and (found := prepared(name)) is not None:
+        click.echo(f"job {found[0]} is still being prepared; ending its launch", err=True)
+        report = end_launch(*found)
+    else:
+        job = chosen(name)
+        if not name and job.state is not None and job.state.over:
+            click.echo("nothing is running: this job had ended", err=True)
+        report = stopping(job, party=party, grace=grace)
     if json:
         click.echo(json_module.dumps(report.to_json()))
     else:

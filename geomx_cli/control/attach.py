@@ -78,7 +78,7 @@ def _follow(
     """To the job's end, or until the person detaches; what went wrong with ending it is among the problems."""
     assignments = dict(everywhere(lambda host: (host.name, _assignment(job, host)), hosts.values()))
     progress, view = Progress.of(job.plan, overview.progress.began), view_for()
-    fleet = Fleet(job.job(), hosts, assignments)
+    fleet = Fleet(job.job(), hosts, assignments, view.note)
     outcome = Outcome(left="it could not be followed")
     try:
         with interrupts_to(fleet.inbox):
@@ -128,6 +128,6 @@ def _assignment(job: KnownJob, host: Host) -> Assignment:
     path = f"{job.directory_on(host.name)}/agent.json"
     try:
         return Assignment.decode(host.get(path))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         hint = f"geomx stop {job.id} ends what runs there"
         raise CheckFailed(f"{path} on host {host.name} is missing or damaged", hint) from None

@@ -42,6 +42,7 @@ class _Sent(msgspec.Struct):
 
 class _Told(msgspec.Struct):
     files: list[_Sent]
+    left_out: list[str] = []
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
 
     def fetch(host: Host) -> list[_Entry]:
         try:
-            return _fetch(job, host, folder)
+            entries, left_out = _fetch(job, host, folder)
+            problems.extend({"host": host.name, "problem": what} for what in left_out)
+            return entries
         except (GeomxError, OSError, ValueError) as error:
             problems.append({"host": host.name, "problem": first_line(error)})
             return [entry for entry in kept if entry.host == host.name]
@@ -113,8 +116,8 @@ def _write(
     return manifest
 
 
-def _fetch(job: KnownJob, host: Host, folder: Path) -> list[_Entry]:
-    """One host's files, verified and in place."""
+def _fetch(job: KnownJob, host: Host, folder: Path) -> tuple[list[_Entry], list[str]]:
+    """One host's files, verified and in place; and what it left out, in words."""
     channel = host.open([host.python, "-m", "geomx_cli.agent", "pack", job.directory_on(host.name)])
     expected = _expected(job, host.name)
     try:
@@ -122,7 +125,9 @@ def _fetch(job: KnownJob, host: Host, folder: Path) -> list[_Entry]:
             received, told = _unpack(_Stream(channel), expected, folder)
         except (tarfile.TarError, EOFError, zlib.error) as error:
             raise CheckFailed(last_line(channel.errors(), f"it sent no whole archive: {error}")) from None
-        return _settle(folder, host.name, received, told)
+        if told is None:
+            raise CheckFailed("the connection broke before the end")
+        return _settle(folder, host.name, received, told), told.left_out[:_MOST_FILES]
     finally:
         channel.close()
         for name in expected:
@@ -152,10 +157,8 @@ def _unpack(
     return received, told
 
 
-def _settle(folder: Path, host: str, received: Mapping[str, tuple[int, str]], told: _Told | None) -> list[_Entry]:
+def _settle(folder: Path, host: str, received: Mapping[str, tuple[int, str]], told: _Told) -> list[_Entry]:
     """Compare what came with what was sent, and put it in its place."""
-    if told is None:
-        raise CheckFailed("the connection broke before the end")
     if {entry.file: (entry.size, entry.sha256) for entry in told.files} != received:
         raise CheckFailed("what came is not what was sent")
     when = time.time()

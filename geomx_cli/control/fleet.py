@@ -2,13 +2,13 @@
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
 
 from geomx_cli.agent.assignment import Assignment, Seal
-from geomx_cli.control.line import Inbox, Line, Message
+from geomx_cli.control.line import ANSWER_LIMIT, Inbox, Line, Message
 from geomx_cli.errors import CheckFailed, GeomxError, Interrupted
 from geomx_cli.hosts import File, Host, everywhere
 from geomx_cli.job import Job
@@ -18,6 +18,7 @@ __all__ = ["Fleet", "Inbox", "Message"]
 _HEARTBEAT = 1.0
 _ENDING = 2.0
 _AGAIN = 0.5
+_PATIENCE = 3.0  # before we say for what we wait
 
 
 class Fleet:
@@ -25,12 +26,19 @@ class Fleet:
 
     A thread for each agent reads, and one sends heartbeats, so that a blocked terminal does not end the job.
     `close` leaves no process, key file or socket on any host that can be reached; it is safe after any
-    failure.
+    failure. `note` hears for what `start` and `close` wait when that takes long; a thread calls it then.
     """
 
-    def __init__(self, job: Job, hosts: Mapping[str, Host], assignments: Mapping[str, Assignment]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        hosts: Mapping[str, Host],
+        assignments: Mapping[str, Assignment],
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.inbox: Inbox = SimpleQueue()
         self._job = job
+        self._note = note
         self._lines = {name: Line(hosts[name], given, self.inbox) for name, given in assignments.items()}
         self._begun: set[str] = set()  # files may lie on these hosts
         self._interrupted = False
@@ -55,7 +63,8 @@ class Fleet:
         with self._interruptible():
             everywhere(put, self._lines.values())
         self._heart.start()  # agents whose hosts are quick wait for the others
-        everywhere(Line.start, self._lines.values())
+        with self._telling(self._unanswered):
+            everywhere(Line.start, self._lines.values())
         self.broadcast({"type": "start"})
 
     def interrupt(self) -> None:
@@ -88,6 +97,10 @@ class Fleet:
         """Seconds since the agent of `host` was last heard; those in which its line may be mended do not count."""
         return self._lines[host].silence()
 
+    def absence(self, host: str) -> float:
+        """Seconds since the line to the agent of `host` broke; 0 while it is whole."""
+        return self._lines[host].absence()
+
     def give_up(self, host: str) -> None:
         """Begin to end the agent of `host`, which died or hangs, and what it has left; `close` waits for that."""
         if host not in self._ending:
@@ -104,8 +117,9 @@ class Fleet:
         self._closing.set()
         for host in self._begun:
             self.give_up(host)
-        for ending in self._ending.values():
-            ending.join()
+        with self._telling(self._unended):
+            for ending in self._ending.values():
+                ending.join()
         everywhere(Line.close, self._lines.values())
         if self._heart.is_alive():
             self._heart.join(_ENDING)
@@ -123,6 +137,25 @@ class Fleet:
                 line.over = True
         except (GeomxError, OSError) as error:
             self._problems.append(str(error))
+
+    def _unanswered(self) -> str:
+        names = ", ".join(name for name, line in self._lines.items() if not line.answered)
+        return f"waiting for the agent on {names} to answer, for {ANSWER_LIMIT:g} s at most"
+
+    def _unended(self) -> str:
+        names = ", ".join(name for name, ending in self._ending.items() if ending.is_alive())
+        return f"waiting for {names}, to end what is left there"
+
+    @contextmanager
+    def _telling(self, what: Callable[[], str]) -> Iterator[None]:
+        """Say for `what` we wait, once that takes long."""
+        timer = threading.Timer(_PATIENCE, lambda: self._note(what()))
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from geomx_cli import doctor, hosts
 from geomx_cli.control.fleet import Fleet
 from geomx_cli.control.interrupts import interrupts_to
 from geomx_cli.control.watch import Watch
-from geomx_cli.errors import GeomxError, Interrupted, InvalidSettings
+from geomx_cli.errors import Interrupted, InvalidSettings
 from geomx_cli.hosts import File, Host, SshOptions
 from geomx_cli.hosts.local import python_path
 from geomx_cli.inventory import Inventory
@@ -71,22 +71,19 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> int:
     reached = {host.name: hosts.open_host(host, spec.python, manner.ssh) for host in inventory.hosts}
     view = view_for()
     try:
-        inventory = _checked(reached, inventory, spec, view)
-        planned = plan(inventory, spec)
-        provide(planned, reached, remote, view.note, manner.told)
-        job.write_plan(planned, inventory)
-        job_state.begin(job.directory)
-        view.note(f"job {job.id}: {_count(planned)}; {whereabouts(job, planned)}")
-        if spec.script:
-            view.note(f"what the script prints: geomx logs {job.id} -f")
-        dirs = working_dirs(inventory, planned)
-        fleet = Fleet(job, reached, job.assignments(planned, dirs, lease))
-        progress = Progress.of(planned, began)
-        watch = Watch(planned, fleet, progress, view)
-        outcome = _carry_out(watch, fleet, _files(job, planned, remote, luggage), view, detach=manner.detach)
-    except GeomxError as before_start:
-        job_state.fail(job.directory, before_start)
-        raise
+        with job.claimed():
+            inventory = _checked(reached, inventory, spec, view)
+            planned = plan(inventory, spec)
+            provide(planned, reached, remote, view.note, manner.told)
+            job.write_plan(planned, inventory)
+            view.note(f"job {job.id}: {_count(planned)}; {whereabouts(job, planned)}")
+            if spec.script:
+                view.note(f"what the script prints: geomx logs {job.id} -f")
+            dirs = working_dirs(inventory, planned)
+            fleet = Fleet(job, reached, job.assignments(planned, dirs, lease), view.note)
+            progress = Progress.of(planned, began)
+            watch = Watch(planned, fleet, progress, view)
+            outcome = _carry_out(watch, fleet, _files(job, planned, remote, luggage), view, detach=manner.detach)
     finally:
         view.close()
         for host in reached.values():

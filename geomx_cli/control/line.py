@@ -13,12 +13,12 @@ from geomx_cli.host_words import last_line
 from geomx_cli.hosts import Channel, Host
 from geomx_cli.lines import lines
 
-__all__ = ["Inbox", "Line", "Message"]
+__all__ = ["ANSWER_LIMIT", "Inbox", "Line", "Message"]
 
 Message = dict[str, Any]
 Inbox = SimpleQueue[tuple[str, Message]]
 
-_ANSWER_LIMIT = 20.0
+ANSWER_LIMIT = 20.0  # seconds for an agent to say its first word
 _AGAIN = 1.0
 _ENDING = 1.0  # for a relay to end with its input: that of an agent which is stopped does not
 
@@ -28,7 +28,7 @@ class Line:
 
     When the stream ends, the thread tries at once and then each second to attach again, for as long as the
     agent's lease (a lease without end: as long as it takes). Besides the agent's words the inbox gets "broken"
-    (why) and "mended" for that, and "gone" (how) when there is no agent any more or the lease is over. An agent
+    (why, limit) and "mended" for that, and "gone" (how) when there is no agent any more or the lease is over. An agent
     that says "replaced" follows another control machine: its line is over. Messages that make no sense are counted in
     `ignored`; a line of more than 16 MiB ends it all with "gone". `send` may be called by any thread.
     """
@@ -60,6 +60,11 @@ class Line:
         """Connect to an agent that runs; one that is over says its last words. Raises as `start` does."""
         self._begin("attach")
 
+    @property
+    def answered(self) -> bool:
+        """Whether the agent has said its first word, or has ended without one."""
+        return self._answered.is_set()
+
     def send(self, message: Message) -> None:
         """Tell the agent; what cannot be sent is dropped."""
         data = json.dumps(message).encode() + b"\n"
@@ -75,6 +80,10 @@ class Line:
         lease = self.assignment.lease
         return max(0.0, time.monotonic() - self._broken - lease) if lease else 0.0
 
+    def absence(self) -> float:
+        """Seconds since the line broke; 0 while it is whole."""
+        return time.monotonic() - self._broken if self._broken else 0.0
+
     def close(self) -> None:
         """End the line, not the agent."""
         self._closing.set()
@@ -87,8 +96,10 @@ class Line:
         self._connect(verb)
         self._reader = threading.Thread(target=self._follow, name=f"agent {self.host.name}", daemon=True)
         self._reader.start()
-        if not self._answered.wait(_ANSWER_LIMIT):
-            raise TimedOut(f"the agent on {self.host.name} did not answer within {_ANSWER_LIMIT:g} s")
+        if not self._answered.wait(ANSWER_LIMIT):
+            what = f"the agent on host {self.host.name} did not answer within {ANSWER_LIMIT:g} s"
+            log = f"{self.assignment.directory}/agent.log"
+            raise TimedOut(what, f"see {log} there, and whether that machine is overloaded or its disk hangs")
         if not self._heard:
             if words := self._errors():
                 hint = f"its log is {self.assignment.directory}/agent.log"
@@ -120,14 +131,14 @@ class Line:
         while not self._is_over():
             if not self._broken:
                 self._broken = time.monotonic()
-                self._put({"type": "broken", "why": self._errors()})
-            elif self.silence() > 0:
-                how = f"cannot be reached: its connection broke, for more than {self.assignment.lease:g} s"
-                self._put({"type": "gone", "how": how, "reachable": False})
-                return
+                self._put({"type": "broken", "why": self._errors(), "limit": self.assignment.lease})
             if self._connected_again():
                 self._read()
             if self._broken and not self._is_over():
+                if self.silence() > 0:  # not before trying: we may have slept
+                    how = f"cannot be reached: its connection broke, for more than {self.assignment.lease:g} s"
+                    self._put({"type": "gone", "how": how, "reachable": False})
+                    return
                 self._closing.wait(_AGAIN)
         if self._absent:
             self._put({"type": "gone", "how": "died: its connection ended"})

@@ -19,12 +19,13 @@ from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.overview import Overview
 from geomx_cli.status.summary import error_of, result
 
-__all__ = ["HostStop", "StopReport", "stop"]
+__all__ = ["HostStop", "StopReport", "end_launch", "stop"]
 
 STOP_VERSION = 1
 _MARGIN = 20.0  # seconds for a host beyond the grace
 _DID = ("stopped", "killed")
 _FOLLOWER = (3.0, 10.0)  # seconds for a launch to end by itself, and once it was told
+_LAUNCH = 10.0  # seconds for one that has started nothing
 _POLL = 0.03
 
 
@@ -104,6 +105,23 @@ def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
         return report
 
 
+def end_launch(job: str, who: Identity) -> StopReport:
+    """End the launch `who`, which has started nothing of `job` yet. Raises DoneInPart where it goes on."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        processes.tell([who], number)
+        if not _lasts(who, _LAUNCH):
+            return StopReport(job, ())
+    raise DoneInPart(f"launch (process {who.pid}), which prepares job {job}, does not end", "stop it again")
+
+
+def _lasts(who: Identity, limit: float) -> bool:
+    """Whether it still runs after so many seconds."""
+    deadline = time.monotonic() + limit
+    while processes.exists(who) and time.monotonic() < deadline:
+        time.sleep(_POLL)
+    return processes.exists(who)
+
+
 def _stop_all(job: KnownJob, hosts: Mapping[str, Host], party: str, grace: float) -> StopReport:
     return StopReport(job.id, tuple(everywhere(lambda host: _stop(job, host, party, grace), hosts.values())))
 
@@ -121,10 +139,8 @@ def _end(who: Identity | None) -> bool:
     if who is None:
         return False
     for limit in _FOLLOWER:
-        deadline = time.monotonic() + limit
-        while processes.exists(who) and time.monotonic() < deadline:
-            time.sleep(_POLL)
-        processes.tell([who], signal.SIGTERM)
+        if _lasts(who, limit):
+            processes.tell([who], signal.SIGTERM)
     return True
 
 

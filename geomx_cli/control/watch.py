@@ -20,13 +20,14 @@ from geomx_cli.agent_words import (
     Started,
     Stopping,
     Told,
+    Warned,
     failure_of,
     failures_of,
     said,
 )
 from geomx_cli.control.fleet import Fleet, Message
 from geomx_cli.failure import Failure, first_cause
-from geomx_cli.plan import Plan, Process
+from geomx_cli.plan import Plan
 from geomx_cli.status.follow import View
 from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.progress import Progress
@@ -35,6 +36,7 @@ __all__ = ["Watch"]
 
 _TURN = 0.25
 _AGENT_SILENCE = 6.0
+_ASLEEP = 1.5  # a turn that takes longer: we slept ourselves (a laptop's sleep, SIGSTOP)
 _GRACE = 2.0  # for processes to end by themselves after one has failed
 _LINGER = 10.0  # for servers and schedulers to end after the last worker
 _ABSENT = 3.0  # after the end of a worker, for its scheduler to say that it need not wait for it
@@ -67,7 +69,8 @@ class Watch:
         self._stop_limit = _STOP_LIMIT
         self._pass_on: Message = {}  # a stop that somebody else began
         self._trained_since: float | None = None
-        self._last_turn = time.monotonic()
+        self._last_turn = self._awake_since = time.monotonic()
+        self._awaited: set[str] = set()  # hosts that cannot be reached while the job stops
         self._outcome = Outcome()
 
     def run_until_started(self) -> Outcome | None:
@@ -118,6 +121,8 @@ class Watch:
                 self._progress.add(process, event, age)
                 if event.get("event") == "warning":
                     self._view.note(f"{process}: {event.get('message', '')}")
+            case Warned(text):
+                self._view.note(f"warning: host {host}: {text}")
             case Hello(status, late):
                 self._restore(host, status, late)
             case Started(process):
@@ -133,9 +138,10 @@ class Watch:
                     self._be_stopped(asked, 0)
                 self._end(host, why, left)
             case Gone(how, reachable) if host in self._running:
-                self._lose(host, how, reachable=reachable)
-            case Broken(why):
-                self._view.note(f"the connection to host {host} broke{f': {why}' if why else ''}; trying again")
+                self._lose(host, how) if reachable else self._lose_sight(host)
+            case Broken(why, limit):
+                how = f"{f': {why}' if why else ''}; trying again{f', for {limit:g} s at most' if limit else ''}"
+                self._view.note(f"the connection to host {host} broke{how}")
             case Mended():
                 self._view.note(f"host {host} is connected again")
             case Replaced():
@@ -146,24 +152,37 @@ class Watch:
                 self._interrupt()
 
     def _check(self, now: float) -> None:
-        # After a sleep of our own (a laptop's, SIGSTOP) what agents have said meanwhile is yet to be read.
-        slept = now - self._last_turn > _AGENT_SILENCE / 2
+        if now - self._last_turn > _ASLEEP:  # what agents have said meanwhile is yet to be read
+            self._awake_since = now
         self._last_turn = now
+        awake = now - self._awake_since
         for host in sorted(self._running):
-            if self._fleet.silence(host) > _AGENT_SILENCE and not slept:
-                self._lose(host, f"hangs: it has not answered for {_AGENT_SILENCE:g} s")
-            elif self._stopping_since is not None and now - self._stopping_since > self._stop_limit:
-                self._lose(host, f"did not stop within {self._stop_limit:g} s")
+            self._check_host(host, now, awake)
         if self._pass_on and self._stopping_since is not None and now - self._stopping_since > _PASS_ON:
             self._fleet.broadcast(self._pass_on)
             self._pass_on = {}
-        if self._stopping_since is None and (found := self._progress.absentee(_ABSENT)) is not None:
-            self._fail_absent(*(row.process for row in found))
+        if self._stopping_since is None and awake > _ABSENT:
+            self._check_absentee()
         rows = self._progress.training_rows
         if self._stopping_since is None and all(row.status == 0 or row.asked for row in rows):
             self._trained_since = self._trained_since or now
-            if now - self._trained_since > _LINGER:
+            if min(now - self._trained_since, awake) > _LINGER:
                 self._stop_lingering()
+
+    def _check_host(self, host: str, now: float, awake: float) -> None:
+        """Lose one that is silent, or does not stop; each has its full time from when we are `awake`."""
+        stopping = 0.0 if self._stopping_since is None else min(now - self._stopping_since, awake)
+        absence, silent = self._fleet.absence(host), min(self._fleet.silence(host), awake) > _AGENT_SILENCE
+        if absence and (silent or stopping > self._stop_limit):
+            self._lose_sight(host)
+        elif absence and self._stopping_since is not None and host not in self._awaited:
+            self._awaited.add(host)
+            left = self._stop_limit - stopping
+            self._view.note(f"host {host} cannot be reached; waiting for it to stop, for {left:.0f} s at most")
+        elif silent:
+            self._lose(host, f"hangs: it has not answered for {_AGENT_SILENCE:g} s")
+        elif stopping > self._stop_limit:
+            self._lose(host, f"did not stop within {self._stop_limit:g} s")
 
     def _restore(self, host: str, status: AgentStatus, late: float) -> None:
         """An agent that is connected, perhaps again, says all that it knows, or knew `late` seconds ago."""
@@ -187,14 +206,17 @@ class Watch:
 
     def _fail(self, failure: Failure) -> None:
         if not self._failures:
-            who = failure.process or f"the agent on {failure.host}"
+            who = failure.process or f"{'' if failure.fault else 'the agent on '}host {failure.host}"
             cause = f"blames {failure.peer}" if failure.peer else failure.cause
             self._view.note(f"{who} {cause}; stopping the job, and looking what failed first")
         self._failures.append(failure)
         self._stop(0 if not failure.process else _GRACE)
 
-    def _fail_absent(self, worker: Process, scheduler: Process) -> None:
+    def _check_absentee(self) -> None:
         """A worker's script ended before the cluster was complete: it never will be."""
+        if (found := self._progress.absentee(_ABSENT)) is None:
+            return
+        worker, scheduler = (row.process for row in found)
         cause = f"ended with status 0 while {scheduler.name} still waits for workers to join"
         hint = 'every worker must create the store, kv.create("dist_sync"), and use it'
         self._fail(Failure(worker.name, worker.host, cause, time.monotonic(), hint))
@@ -207,13 +229,21 @@ class Watch:
             cause = f"ended its processes: {why}"
             self._fail(Failure("", host, cause, time.monotonic(), "launch again"))
 
-    def _lose(self, host: str, how: str, *, reachable: bool = True) -> None:
+    def _lose(self, host: str, how: str) -> None:
         """Do the work of an agent that cannot do it any more."""
         self._running.discard(host)
         hint = "its processes were ended; look for what killed or stopped it (agent.log, out of memory)"
-        if not reachable:
-            hint = f"its agent ends its processes when its lease is over; geomx stop {self._plan.job} sees to it later"
         self._fail(Failure("", host, how, time.monotonic(), hint))
+        self._fleet.give_up(host)
+
+    def _lose_sight(self, host: str) -> None:
+        """Give up an agent whose line is broken; it lives, perhaps."""
+        self._running.discard(host)
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._fleet.absence(host)))
+        cause = f"cannot be reached since {since}: its connection broke"
+        hint = "its agent ends its processes when its lease is over"
+        hint += f"; geomx stop {self._plan.job} sees to it later, geomx doctor looks at the machine"
+        self._fail(Failure("", host, cause, time.monotonic(), hint, fault="host"))
         self._fleet.give_up(host)
 
     def _stop(self, grace: float, who: str = "") -> None:

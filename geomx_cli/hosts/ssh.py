@@ -205,7 +205,8 @@ class SshHost:
                 raise TimedOut(what) from None
             if isinstance(error, HostUnreachable) or (isinstance(error, OSError) and self._active()):
                 raise
-            raise HostUnreachable(f"host {self.name}: the connection broke: {error}", "launch again") from None
+            words = f": {error}" if str(error) else ""
+            raise HostUnreachable(f"host {self.name}: the connection broke{words}", "launch again") from None
         finally:
             timer.cancel()
         if expired.is_set():

@@ -13,13 +13,15 @@ from geomx_cli.inventory import Host, Inventory, is_ip
 from geomx_cli.inventory_file.checks import build, cross_check
 from geomx_cli.inventory_file.keys import HOST_KEYS, TOP_KEYS, Key
 from geomx_cli.inventory_file.lines import Lines
-from geomx_cli.inventory_file.mistakes import Mistakes
+from geomx_cli.inventory_file.mistakes import Mistakes, shortened
 from geomx_cli.inventory_file.values import kind_of, nearest
 from geomx_cli.options import Kind, Option, Value, check, decode
 
 __all__ = ["InventoryFile", "read"]
 
 _TABLES = ("host", "defaults", "job")
+_LARGEST = 4 << 20  # bytes of an inventory
+_DIGITS = re.compile(r"[0-9_]{4300}")  # of a number; Python reads no more
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,13 @@ def read(path: Path) -> InventoryFile:
     Raises InvalidSettings that names every mistake with its line and what to write instead.
     """
     text = _text(path)
+    try:
+        return _read(path, text)
+    except RecursionError:
+        raise InvalidSettings(f"{path.name} is nested too deeply", "see docs/inventory.md for an example") from None
+
+
+def _read(path: Path, text: str) -> InventoryFile:
     data = _parsed(path.name, text)
     mistakes = Mistakes(path.name, Lines.of(text))
     top = _entries(data, TOP_KEYS, (), mistakes, beside=_TABLES)
@@ -63,7 +72,13 @@ def _with_address(host: Host) -> Host:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_bytes().decode()
+        if not path.is_dir() and path.exists() and not path.is_file():  # a pipe, which nobody may write to, or a device
+            raise InvalidSettings(f"{path} is no plain file", "write the inventory into one")
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
+        if len(data) > _LARGEST:
+            raise InvalidSettings(f"{path} has more than {_LARGEST >> 20} MiB: it is no inventory", "name another file")
+        return data.decode()
     except FileNotFoundError:
         raise InvalidSettings(
             f"there is no inventory {path}", "geomx init writes one to begin with, or name another with --hosts"
@@ -89,13 +104,30 @@ _SYNTAX = (
 
 def _parsed(name: str, text: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        data = tomllib.loads(text)
+        _refuse_long(data)
+        return data
     except tomllib.TOMLDecodeError as error:
         what, _, place = str(error).rpartition(" (at ")
         found = re.match(r"line ([0-9]+)", place)
         line = int(found[1]) if found else max(1, len(text.rstrip().splitlines()))
         hint = next((hint for start, hint in _SYNTAX if what.startswith(start)), "see docs/inventory.md for an example")
-        raise InvalidSettings(f"{name}:{line}: this is no TOML: {what}", hint) from None
+        raise InvalidSettings(f"{name}:{line}: this is no TOML: {shortened(what)}", hint) from None
+    except ValueError:
+        number = _DIGITS.search(text)
+        place = f"{name}:{text.count(chr(10), 0, number.start()) + 1}" if number else name
+        raise InvalidSettings(f"{place}: a number has too many digits", "write one of at most 64 bits") from None
+
+
+def _refuse_long(data: Any) -> None:
+    """Raises ValueError for a number that is longer than TOML allows; Python may be unable to print it."""
+    waiting = [data]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            waiting.extend(value.values() if isinstance(value, dict) else value)
+        elif isinstance(value, int) and value.bit_length() > 64:
+            raise ValueError
 
 
 def _entries(

@@ -33,12 +33,12 @@ class Lines:
         found: dict[Path, int] = {}
         table: Path = ()
         counts: dict[Path, int] = {}
-        position = 0
+        position, line, counted = 0, 1, 0
         while position < len(text):
             if blank := _BLANK.match(text, position):
                 position = blank.end()
                 continue
-            line = text.count("\n", 0, position) + 1
+            line, counted = line + text.count("\n", counted, position), position
             if header := _HEADER.match(text, position):
                 table = _table(_keys(header[2]), counts, another=bool(header[1]))
                 found.setdefault(table, line)

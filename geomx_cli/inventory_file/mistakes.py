@@ -6,7 +6,10 @@ from typing import NoReturn
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory_file.lines import Lines, Path
 
-__all__ = ["Mistakes"]
+__all__ = ["Mistakes", "shortened"]
+
+_LONGEST = 1000  # characters of a message or hint: it may quote what the file has
+_MOST = 50  # that are told at once
 
 
 @dataclass
@@ -16,7 +19,7 @@ class Mistakes:
     name: str
     lines: Lines
     keys: set[str] = field(default_factory=set)
-    _found: list[tuple[int, str, str]] = field(default_factory=list)
+    _found: set[tuple[int, str, str]] = field(default_factory=set)
 
     def add(self, path: Path, message: str, hint: str) -> None:
         """At the line of a key or table."""
@@ -26,8 +29,7 @@ class Mistakes:
 
     def add_at(self, line: int, message: str, hint: str) -> None:
         """At a line."""
-        if (line, message, hint) not in self._found:
-            self._found.append((line, message, hint))
+        self._found.add((line, shortened(message), shortened(hint)))
 
     def raise_if_any(self) -> None:
         """Raise InvalidSettings if there is a mistake."""
@@ -35,8 +37,14 @@ class Mistakes:
             self._raise()
 
     def _raise(self) -> NoReturn:
-        entries = [(f"{self.name}:{line}: {message}", hint) for line, message, hint in sorted(self._found)]
+        entries = [(f"{self.name}:{line}: {message}", hint) for line, message, hint in sorted(self._found)[:_MOST]]
         if len(entries) == 1:
             raise InvalidSettings(*entries[0])
         text = "".join(f"\n  {message}\n    {hint}" for message, hint in entries)
-        raise InvalidSettings(f"{self.name} has {len(entries)} mistakes:{text}")
+        more = f"\n  and {len(self._found) - _MOST} more" if len(self._found) > _MOST else ""
+        raise InvalidSettings(f"{self.name} has {len(self._found)} mistakes:{text}{more}")
+
+
+def shortened(text: str) -> str:
+    """`text` with something left out in its middle if it is very long."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-100:]}"

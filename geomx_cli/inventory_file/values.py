@@ -20,6 +20,7 @@ __all__ = [
 
 Parse = Callable[[Any], Any]
 
+_WORD = 100  # characters that are compared
 _USER = r"[A-Za-z_][A-Za-z0-9_.-]*\$?"
 _HOSTNAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})?)*\.?")
 _JUMP = re.compile(rf"({_USER}@)?([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{{1,5}})?")
@@ -35,7 +36,7 @@ def kind_of(value: Any) -> str:
 
 def nearest(word: str, known: Collection[str]) -> str:
     """What to write in place of an unknown word."""
-    close = difflib.get_close_matches(word.lower(), known, n=1)
+    close = difflib.get_close_matches(word[:_WORD].lower(), known, n=1)
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
 
 

@@ -15,16 +15,17 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from geomx_cli import plugins
 from geomx_cli.agent.assignment import Assignment, Task
-from geomx_cli.errors import CheckFailed, DoneInPart, InvalidSettings
+from geomx_cli.errors import CheckFailed, DoneInPart, GeomxError, InvalidSettings
 from geomx_cli.hosts import File, Host
 from geomx_cli.inventory import Inventory
+from geomx_cli.job import state
 from geomx_cli.plan import JobSpec, Plan
 from geomx_cli.ps import security
 
@@ -100,27 +101,55 @@ class Job:
             for host in plan.hosts
         }
 
-    def write_plan(self, plan: Plan, inventory: Inventory) -> None:
-        """Write plan.json and inventory.json on the control machine; the first thing that a job writes.
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Within, the directory on the control machine is this job's, which this process follows; where it comes to
+        nothing before there is a plan, nothing is left of it. A GeomxError is written into state.json.
 
         Raises InvalidSettings where the directory has another job already or anything else, CheckFailed where it
         cannot be written.
         """
+        made = not self.directory.exists()
+        with self._writing():
+            self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+            self._refuse_others()
+        self._remember()
         try:
+            state.begin(self.directory)
+            yield
+        except GeomxError as error:
+            state.fail(self.directory, error)
+            raise
+        finally:
+            if not (self.directory / "plan.json").exists():
+                self._forget(folder=made)
+
+    def write_plan(self, plan: Plan, inventory: Inventory) -> None:
+        """Write plan.json and inventory.json on the control machine. Raises as `claimed`."""
+        with self._writing():
             self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
             self._refuse_others()
             _write_new(self.directory / "plan.json", json.dumps(plan.to_json(), indent=1))
             _write_new(self.directory / "inventory.json", inventory.model_dump_json(indent=1))
+        self._remember()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except FileExistsError:
             hint = "choose a new --job-dir, or an empty one"
             raise InvalidSettings(f"{self.directory} has a job already", hint) from None
         except OSError as error:
             hint = "choose another --job-dir, or make room there"
             raise CheckFailed(f"cannot write to {self.directory}: {error.strerror}", hint) from None
-        self._remember()
 
     def _refuse_others(self) -> None:
-        entry = next(self.directory.iterdir(), None)
+        """A state without a plan is left by a launch that was killed, or our own."""
+        entry = next((entry for entry in self.directory.iterdir() if entry.name != state.FILE_NAME), None)
+        before = state.JobState.read(self.directory)
+        if before is not None and before.followed and before.pid != os.getpid():
+            raise InvalidSettings(f"{self.directory} has a job already", "choose a new --job-dir, or an empty one")
         if entry is not None:
             has_plan = (self.directory / "plan.json").exists()
             what = "has a job already" if has_plan else f"is not empty: it has {entry.name}"
@@ -133,6 +162,15 @@ class Job:
             with suppress(OSError):
                 entry.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
                 entry.symlink_to(self.directory)
+
+    def _forget(self, *, folder: bool) -> None:
+        entry = jobs_folder() / self.id
+        with suppress(OSError):
+            (self.directory / state.FILE_NAME).unlink(missing_ok=True)
+            if entry.is_symlink():
+                entry.unlink()
+            if folder:
+                self.directory.rmdir()
 
     @staticmethod
     def reap(host: Host, directory: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli import hosts as ways
+from geomx_cli.agent.processes import Identity
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.hosts import Host, SshOptions
 from geomx_cli.inventory import Inventory, validated
@@ -17,7 +18,7 @@ from geomx_cli.job.state import JobState
 from geomx_cli.plan import JobSpec, Plan, Process
 from geomx_cli.plan.endpoints import Endpoint
 
-__all__ = ["KnownJob", "all_jobs", "find"]
+__all__ = ["KnownJob", "all_jobs", "find", "prepared"]
 
 _DAMAGED = "without this file the job cannot be reached"
 
@@ -113,6 +114,16 @@ def all_jobs() -> list[KnownJob]:
         if (job := KnownJob.at(entry.resolve())) is not None:
             found.append(KnownJob(entry.name, job.directory, job.started))
     return sorted(found, key=lambda job: (job.started, job.id), reverse=True)
+
+
+def prepared(name: str = "") -> tuple[str, Identity] | None:
+    """The newest job that a launch on this machine prepares, of those whose id begins with `name`, and that launch."""
+    folder, found = jobs_folder(), []
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        state = None if (entry / "plan.json").exists() else JobState.read(entry)
+        if state is not None and state.followed and entry.name.startswith(name):
+            found.append((state.started, entry.name, Identity(state.pid, state.pid_started)))
+    return max(found)[1:] if found else None
 
 
 def find(name: str = "") -> KnownJob:

@@ -61,17 +61,29 @@ def _read(host: Host, directory: str) -> HostStatus:
     try:
         content = decode(found, AgentStatus)
         late = max(0.0, float(lines[-2].split()[0]) - content["uptime"])
-        return _judge(host.name, content, late, lines[-1])
+        alive = late > _SILENT and lines[-1] == content["boot"] and _lives(host, content)
+        return _judge(host.name, content, late, lines[-1], alive=alive)
     except (ValueError, IndexError):
         return HostStatus(host.name, agent="damaged", problem=f"{directory}/{FILE_NAME} is damaged")
 
 
-def _judge(host: str, content: AgentStatus, late: float, boot: str) -> HostStatus:
+def _lives(host: Host, content: AgentStatus) -> bool:
+    """Whether the agent that wrote this still runs."""
+    pid, started = content.get("agent", (0, 0))
+    done = host.run(["cat", f"/proc/{pid}/stat"], limit=_LIMIT)
+    fields = done.output.decode(errors="replace").rpartition(")")[2].split()
+    return len(fields) > 19 and fields[0] not in "ZX" and fields[19] == str(started)
+
+
+def _judge(host: str, content: AgentStatus, late: float, boot: str, *, alive: bool) -> HostStatus:
     if content["stage"] == "over":
         return HostStatus(host, content, late, "over")
     if content["boot"] != boot:
         return HostStatus(host, content, 0.0, "rebooted", "it was booted again since; nothing of the job runs there")
-    if late > _SILENT:
-        problem = f"its agent has written nothing for {late:.0f} s: it was killed, hangs, or the disk is full"
+    if late > _SILENT and alive:
+        problem = f"its agent runs, but has not written its status for {late:.0f} s (is the disk full, does it hang?)"
         return HostStatus(host, content, late, "silent", problem)
+    if late > _SILENT:
+        problem = f"its agent was killed: it has written nothing for {late:.0f} s and runs no more"
+        return HostStatus(host, content, late, "gone", problem)
     return HostStatus(host, content, late, "running")

@@ -133,7 +133,7 @@ def _take(progress: Progress, status: HostStatus, places: Mapping[str, str]) -> 
     progress.restore(host, content, status.late)
     now = time.monotonic() - status.late
     failures = list(failures_of(content, status.late, host, places))
-    if status.agent in ("silent", "rebooted"):
+    if status.agent in ("gone", "rebooted"):
         failures.append(Failure("", host, f"is gone: {status.problem}", now, "geomx stop ends what is left"))
     elif content["why"] and not content["asked"] and not content["ordered"] and not failures:
         failures.append(Failure("", host, f"ended its processes: {content['why']}", now, "launch again"))

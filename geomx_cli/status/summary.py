@@ -47,11 +47,13 @@ def explain(failure: Failure, plan: Plan, job: Job) -> TrainingFailed:
     there, job_dir = _there(failure.host, plan, job), plan.job_dirs[failure.host]
     if not failure.process:
         agent_log = f"{job_dir}/hosts/{failure.host}/agent.log"
-        message = f"the agent on host {failure.host} {failure.cause}\n  its log is {agent_log}{there}"
+        who = f"host {failure.host}" if failure.fault == "host" else f"the agent on host {failure.host}"
+        message = f"{who} {failure.cause}\n  the agent's log is {agent_log}{there}"
         return TrainingFailed(message, failure.hint)
     process = plan.process(failure.process)
     who = f"{process.name} ({process.role.replace('_', ' ')} {process.rank} of party {process.party}"
-    message = f"{who}, on host {failure.host}) failed first: it {failure.cause}"
+    first = "" if failure.fault == "link" else "failed first: it "
+    message = f"{who}, on host {failure.host}) {first}{failure.cause}"
     log = f"{job_dir}/logs/{process.file_name}.log{there}"
     if tail := _news(failure):
         message += f"\n  the end of its log, {log}:\n" + "\n".join(f"    {line}" for line in tail)
