@@ -28,8 +28,9 @@ from typing import Any
 from time_to_accuracy_job import Job, Judge, Mark
 from wan import Wan
 
+from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, UsageError
-from geomx_cli.options import Value
+from geomx_cli.options import Value, decode
 
 ALGORITHMS: Mapping[str, Mapping[str, Value]] = {
     "fsa": {"algo": "fsa"},
@@ -43,17 +44,17 @@ ALGORITHMS: Mapping[str, Mapping[str, Value]] = {
     "async": {"algo": "async", "momentum": 0.0},
     "mxnet": {"algo": "mxnet"},
 }
-OURS: Mapping[str, Value] = {"topology": "spread", "slice_elements": 16384}
-"""What all but MXNet have, where the algorithm does not fix the topology: no party's link carries the other's share too,
-and a model of 0.7 MB is cut finely enough that both directions of a link are busy at once."""
+OURS: dict[str, Value] = {"topology": "spread", "slice_elements": 16384}
+"""What all but MXNet have, where the algorithm does not fix the topology: no party's link carries the other's share
+too, and a model of 0.7 MB is cut finely enough that both directions of a link are busy at once."""
 
 GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 RATES: Mapping[str, float] = {
     "fsa": 0.05, "mixed": 0.5, "mixed-dcasgd": 0.2, "hfa": 0.05, "esync": 0.05, "diloco": 0.05,
     "diloco-streaming": 0.05, "sync": 0.05, "async": 0.5, "mxnet": 0.05,
 }  # fmt: skip
-"""The learning rate of each: the one of GRID with the best accuracy in --sweep --seeds 1 --epochs 1; fsa, sync and mxnet
-do the same sums and share one. Momentum is 0.9, or 0 for asynchronous ones."""
+"""The learning rate of each: the one of GRID with the best accuracy in --sweep --seeds 1 --epochs 1; fsa, sync and
+mxnet do the same sums and share one. Momentum is 0.9, or 0 for asynchronous ones."""
 
 TARGET = 0.80
 CHECKPOINT_EVERY = 20
@@ -76,8 +77,8 @@ class Bench:
             "parties": 2, "workers": 2, "epochs": self.arguments.epochs, "eval_every": 0, "lr": RATES[name],
             "checkpoint_every": CHECKPOINT_EVERY,
         }  # fmt: skip
-        ours = {} if name == "mxnet" else OURS
-        return Job({**common, **ours, **ALGORITHMS[name], **options}, Path(directory), self._wan)
+        ours = {} if name == "mxnet" else OURS | self.arguments.options
+        return Job({**common, **ALGORITHMS[name], **ours, **options}, Path(directory), self._wan)
 
     def train(self, name: str, **options: Value) -> dict[str, Any]:
         """Train once; the figures of it."""
@@ -147,13 +148,15 @@ def heterogeneous(bench: Bench) -> list[dict[str, Any]]:
 
 
 def straggling_party(bench: Bench) -> list[dict[str, Any]]:
-    """Steps a second of party B with MixedSync: beside a party A that is slow, and of a party alone."""
+    """Steps a second of party B with MixedSync: beside a party A that is slow, and of a party alone. The global server
+    is in a central party: spread over the parties, a party that is alone would have no WAN to cross.
+    """
     rows = []
     for title, watched, options in (
         ("beside a slow party", "B", {"factor": SLOW_PARTY}), ("alone", "A", {"parties": 1}),
     ):  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="gxt") as directory:
-            job = bench.job("mixed", directory, epochs=1000, **options)
+            job = bench.job("mixed", directory, epochs=1000, topology="central", **options)
             job.run(PACE_SECONDS)
             pace = statistics.fmean(_pace(job, f"{watched}/worker:{rank}") for rank in range(2))
         rows.append({"name": title, "steps_per_s": pace})
@@ -204,20 +207,34 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rate", default="50mbit", help="of each party's link; '' is no limit")
     parser.add_argument("--rtt", default="30ms", help="round trip between parties; '' is no delay")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which a job is stopped")
+    parser.add_argument(
+        "--set", dest="options", nargs="+", type=_option, default=[], metavar="OPTION=VALUE",
+        help="of geomx launch, for all but mxnet",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one object")
     which = parser.add_mutually_exclusive_group()
     for what in (heterogeneous, straggling_party, sweep):
         flag = "--" + what.__name__.replace("_", "-")
         which.add_argument(flag, dest="what", action="store_const", const=what, help=what.__doc__)
     parser.set_defaults(what=compare)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.options = dict(arguments.options)
+    return arguments
+
+
+def _option(text: str) -> tuple[str, Value]:
+    name, _, value = text.partition("=")
+    table = {option.name: option for option in plugins.table()}
+    if name not in table:
+        raise argparse.ArgumentTypeError(f"there is no option {name!r}")
+    return name, decode(table[name], value)
 
 
 def main() -> int:
     """Run what is asked for."""
-    arguments = _arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # either way no process of a job is left behind
     try:
+        arguments = _arguments()
         if arguments.seeds < 1 or arguments.epochs < 1:
             raise UsageError("--seeds and --epochs count from 1")
         with contextlib.ExitStack() as stack:
