@@ -249,6 +249,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return 130
     if arguments.json:
         print(json.dumps({"schema_version": 1, "results": rows}))
