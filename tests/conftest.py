@@ -23,6 +23,8 @@ from sshd import Person, Sshd
 ROOT = Path(__file__).parent.parent
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="geomx-tests-")  # jobs of tests are not the person's own
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+# One thread for each process that computes: those that share a core wait for one another by spinning.
+os.environ["OMP_NUM_THREADS"] = "1"
 # Who starts the tests in the background of a shell has them ignore Ctrl-C, and so whatever they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 RUNTIME = [sys.executable, "-m", "geomx_cli.runtime"]
@@ -181,7 +183,7 @@ class Cluster:
 def _clean_environment() -> dict[str, str]:
     own = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_", "PS_"))}
     paths = [str(ROOT), *filter(None, [own.get("PYTHONPATH", "")])]
-    return {**own, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    return {**own, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 @pytest.fixture

@@ -303,7 +303,7 @@ def test_emulated_links_carry_everything_to_the_end(start: Start, topology: str)
 def test_job_directory_that_cannot_be_written(start: Start) -> None:
     job = start("--job-dir", "/proc/job", *ROUNDS).finish()
     assert job.status == 5
-    assert "nothing can be written to /proc" in job.errors
+    assert "cannot write to /proc/job: No such file or directory" in job.errors
     assert "another --job-dir" in job.errors
 
 
