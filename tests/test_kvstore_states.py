@@ -23,7 +23,7 @@ def run(directory: Path, phase: str, name: str, way: str, roots: int, local_serv
     cluster = Cluster(directory)
     argv, env = hooked("states.py", phase, name, way)
     try:
-        cluster.launch(argv, env=env | SMALL, roots=roots, local_servers=local_servers)
+        cluster.launch(argv, env=env | SMALL, parties=(1, 1), roots=roots, local_servers=local_servers)
         cluster.finish()
     finally:
         cluster.stop()
@@ -49,10 +49,10 @@ def test_training_goes_on_as_if_nothing_had_been(
     if way == "hand":
         about = json.loads(np.load(tmp_path / "states")["geomx"].tobytes())
         assert about["optimizer"] == name and about["keys"]["big"]["dtype"] == "float32"
-        assert (tmp_path / "states-3").read_bytes() and not (tmp_path / "torn.npz").exists()
+        assert (tmp_path / "states-last").read_bytes() and not (tmp_path / "torn.npz").exists()
         assert "unused/0/step" not in np.load(tmp_path / "states").files
     run(tmp_path, load, name, way, roots[1], local_servers=2)
-    for rank in range(4):
+    for rank in range(2):
         assert same(tmp_path, "save-0.npz", f"{load}-{rank}.npz")
         assert same(tmp_path, "save-0.npz", f"save-{rank}.npz")
 
@@ -65,9 +65,9 @@ def test_the_state_is_that_of_one_process(tmp_path: Path) -> None:
     alone, weights = optimizers.create("sgd", params), np.random.RandomState(7)
     big = weights.randn(700, 50).astype(np.float32)
     for number in range(3):
-        sources = [np.random.RandomState(1000 * number + 10 * rank) for rank in range(4)]
+        sources = [np.random.RandomState(1000 * number + 10 * rank) for rank in range(2)]
         given = [source.randn(700, 50).astype(np.float32) for source in sources]
-        big = alone.update((0, 0), big, (given[0] + given[1]) + (given[2] + given[3]))
+        big = alone.update((0, 0), big, given[0] + given[1])
     state = state_file.read(tmp_path / "states")
     assert state.params["momentum"] == 0.9 and len(state.slices["big"]) > 4
     found = state.cut("big", (0, 35_000))

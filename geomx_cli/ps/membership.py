@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Member", "Membership"]
 
+QUIET = 5.0
+"""Seconds after which a node says that its scheduler has said nothing at all."""
+UNREACHED = 0.9
+"""Part of the option `timeout` after which it gives such a scheduler up: before that one misses it, as the node knows
+which link it is."""
+
 
 @dataclass(frozen=True)
 class Member:
@@ -57,7 +63,8 @@ class Membership:
         self._node = node
         self._on_roster = on_roster
         self._plane = plane
-        self._missing = f"an answer of its scheduler at {plane.endpoint}"
+        self._missing = "the others"
+        self._heard, self._began = False, time.monotonic()
         self._last_heard = time.monotonic()
         self._silence = node.settings.number("silence")
         settings = node.settings
@@ -74,6 +81,9 @@ class Membership:
             **facts,
         }
         self._deadline = node.loop.call_later(node.timeout, self._expire)
+        if UNREACHED * node.timeout > QUIET:
+            node.loop.call_later(QUIET, self._warn)
+        node.loop.call_later(UNREACHED * node.timeout, self._give_up)
         node.talk.ask(self.link, "join", body, self._joined, self._refused, limit=node.timeout + 5)
 
     def servers(self) -> list[Member]:
@@ -93,7 +103,7 @@ class Membership:
     def on_request(self, request: Request) -> None:
         """Handle what the scheduler says beside answers."""
         topic, body = request.topic, request.body
-        self._last_heard = time.monotonic()
+        self._hear()
         if topic == "pending":
             self._missing = str(body.get("missing"))
             self._node.telemetry["state"] = "waiting"
@@ -108,7 +118,7 @@ class Membership:
 
     def _joined(self, body: dict[str, Any]) -> None:
         self._deadline.cancel()
-        self._last_heard = time.monotonic()
+        self._hear()
         self.rank = int(body["rank"])
         self.link.name = str(body["scheduler"])
         self.members = [Member(**{**item, "endpoints": tuple(item["endpoints"])}) for item in body["members"]]
@@ -116,15 +126,30 @@ class Membership:
 
     def _refused(self, error: GeomxError) -> None:
         self._deadline.cancel()
+        self._hear()
         self.over = True
         self._node.fail(InvalidSettings(f"{self.link.name} refused this process: {error.message}", error.hint))
 
+    def _hear(self) -> None:
+        self._heard, self._last_heard = True, time.monotonic()
+
+    def _warn(self) -> None:
+        if not self._heard:
+            message = f"its scheduler at {self._plane.endpoint} has not answered for {QUIET:g} s"
+            self._node.events.write("warning", message=message)
+
+    def _give_up(self) -> None:
+        if not self._heard:
+            hint = "has it been started, with the same address and port, and does a firewall let them through?"
+            self._fail(f"an answer of its scheduler at {self._plane.endpoint}", hint)
+
     def _expire(self) -> None:
         plane = self._plane
-        self._node.fail(
-            TimedOut(
-                f"waited {self._node.timeout:g} s for {self._missing}",
-                f"check that {counted(plane.servers, 'server')} and {counted(plane.workers, 'worker')} of this plane"
-                f" have been started, that all were told the same counts, and that {plane.endpoint} can be reached",
-            )
+        self._fail(
+            self._missing,
+            f"check that {counted(plane.servers, 'server')} and {counted(plane.workers, 'worker')} of this plane"
+            f" have been started, that all were told the same counts, and that {plane.endpoint} can be reached",
         )
+
+    def _fail(self, missing: str, hint: str) -> None:
+        self._node.fail(TimedOut(f"waited {time.monotonic() - self._began:.0f} s for {missing}", hint))

@@ -82,8 +82,8 @@ def by_hand():
     else:
         for number in range(HALF):
             step(kv, weights, number)
-        if kv.global_rank in (0, 3):
-            kv.save_optimizer_states("states" if kv.global_rank == 0 else "states-3", dump_optimizer=True)
+        if kv.global_rank in (0, kv.num_all_workers - 1):
+            kv.save_optimizer_states("states" if kv.global_rank == 0 else "states-last", dump_optimizer=True)
         if kv.global_rank == 0:
             check_refusals(kv, weights)
         np.savez(f"saved-{kv.global_rank}.npz", **{name: weight.asnumpy() for name, weight in weights.items()})
