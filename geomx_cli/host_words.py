@@ -31,9 +31,12 @@ def plain_all(value: Any) -> Any:
     return value
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's words, or its class where it has none."""
-    return next(iter(plain(str(error)).splitlines()), type(error).__name__)
+def first_line(error: BaseException, host: str = "") -> str:
+    """The first line of an error's words, or its class where it has none; without the name of the host that leads it,
+    for where that stands before it anyway.
+    """
+    line: str = next(iter(plain(str(error)).splitlines()), type(error).__name__)
+    return line.removeprefix(f"host {host}: ").removeprefix(f"host {host} ")
 
 
 def last_line(text: str, otherwise: str) -> str:

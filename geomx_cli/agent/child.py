@@ -129,6 +129,11 @@ class Child:
         when = float(when) if isinstance(when, int | float) else time.time()
         return Failure(self.name, self._host, cause, when, hint, "" if peer == self.name else peer, tail)
 
+    def failed_before(self, when: float) -> bool:
+        """Whether it had said that it fails by that time (time.time()), though it may have ended much later."""
+        written = (self._own_words or {}).get("time")
+        return isinstance(written, int | float) and written < when
+
     def check_stopped(self) -> Failure | None:
         """A failure, once, when somebody has stopped (as with SIGSTOP) the process and not continued it in
         time.

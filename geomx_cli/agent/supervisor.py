@@ -62,6 +62,7 @@ class Supervisor:
         self._gave_up = False
         self._why = ""
         self._asked_by = ""  # the person's way of asking for the end of the job, if that is why
+        self._told = 0.0  # when its processes got SIGTERM
         self._ordered = False  # the control machine asked, for reasons of its own
         self._patience = _TERMINATE
         self._status = StatusFile(directory, assignment, self._control.tell)
@@ -202,7 +203,7 @@ class Supervisor:
         self._selector.unregister(child.pidfd)
         self._forward(child)
         failure = child.failure(memory=self._memory.ran_out())
-        if failure is not None and self._stage <= _Stage.GRACE and not child.asked:
+        if failure is not None and not child.asked and (self._stage <= _Stage.GRACE or child.failed_before(self._told)):
             self._fail(child, failure)
         ended = {"process": child.name, "status": child.status, "asked": child.asked}
         self._control.tell({"type": "ended", **ended})
@@ -236,6 +237,7 @@ class Supervisor:
             case _Stage.WAITING:
                 self._stop(f"the control machine did not say start for {_CONNECT:g} s", 0)
             case _Stage.GRACE:
+                self._told = time.time()
                 self._signal(signal.SIGTERM)
                 self._enter(_Stage.TERMINATING, self._patience)
             case _Stage.TERMINATING:

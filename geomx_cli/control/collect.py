@@ -73,7 +73,7 @@ def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
             problems.extend({"host": host.name, "problem": what} for what in left_out)
             return entries
         except (GeomxError, OSError, ValueError) as error:
-            problems.append({"host": host.name, "problem": first_line(error)})
+            problems.append({"host": host.name, "problem": first_line(error, host.name)})
             return [entry for entry in kept if entry.host == host.name]
 
     with closing(job.open_hosts()) as hosts:

@@ -164,7 +164,7 @@ class _Source:
         try:
             self._channel = self.host.open([*self._argv, *options, *begin, *self._names])
         except (GeomxError, OSError) as error:
-            self._lost = first_line(error)
+            self._lost = first_line(error, self.host.name)
             return False
         return True
 

@@ -151,7 +151,7 @@ def _stop(job: KnownJob, host: Host, party: str, grace: float) -> HostStop:
     try:
         done = host.run(argv, limit=grace + _MARGIN)
     except (GeomxError, OSError) as error:
-        return HostStop(host.name, problem=first_line(error))
+        return HostStop(host.name, problem=first_line(error, host.name))
     try:
         said = decode(_report(done.output), _Said)
     except ValueError:

@@ -11,7 +11,8 @@ __all__ = ["Dial", "Dialled", "dials", "place"]
 @dataclass(frozen=True)
 class Dial:
     """One host is to dial one port of another. `dialler` and `listener` are hosts, `processes` a link of the plan
-    that does so (of perhaps many), and `wide_area` whether one of them joins two parties."""
+    that does so (of perhaps many), and `wide_area` whether one of them joins two parties. `bound` is the address at
+    which that port is listened on."""
 
     dialler: str
     listener: str
@@ -19,6 +20,7 @@ class Dial:
     port: int
     processes: tuple[str, str]
     wide_area: bool
+    bound: str
 
     @property
     def subject(self) -> str:
@@ -49,7 +51,7 @@ def dials(inventory: Inventory, planned: Plan) -> list[Dial]:
         address, port = inventory.host(listener.host).address_for(inventory.host(dialler.host)), ends[0].port
         wide = dialler.party != listener.party
         before = found.get((dialler.host, address, port))
-        dial = Dial(dialler.host, listener.host, address, port, (names[0], names[1]), wide)
+        dial = Dial(dialler.host, listener.host, address, port, (names[0], names[1]), wide, place(ends[0])[0])
         if before is None or (wide and not before.wide_area):
             found[dialler.host, address, port] = dial
     return list(found.values())

@@ -105,6 +105,9 @@ class _Words:
                 return f"no answer; {self._dropped()}", let if self._reached else either
             case "refused" if is_loopback(self._first.ip or self._dial.address):
                 return "with that address it dials itself", address
+            case "refused" if self._elsewhere():
+                why = f"it listens at {self._dial.bound} only, and this is another of its addresses"
+                return why, f'set listen = "0.0.0.0" for {self._to} in the inventory, or leave listen out'
             case "refused":
                 return f"the connection is refused though {self._to} listens; {self._rejected()}", either
             case "route":
@@ -135,6 +138,10 @@ class _Words:
         if self._answered or not self._foreign():
             return "a firewall rejects it"
         return f"the address is another machine's (it is none of those that {self._to} itself has)"
+
+    def _elsewhere(self) -> bool:
+        """Whether the listener has this address, but was told to listen at another."""
+        return self._dial.bound not in ("0.0.0.0", "::", self._first.ip) and not self._foreign()
 
     def _foreign(self) -> bool:
         """Whether the listener has told its addresses, and this is none of them."""

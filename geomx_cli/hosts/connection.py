@@ -79,16 +79,18 @@ class Connection:
         """Connect. Raises HostUnreachable with the host's name and what went wrong where."""
         self._transports: list[paramiko.Transport] = []
         self._closed = threading.Event()
+        way = ""
         try:
             with _ssh_agent() as agent:
                 credentials = [options.credentials.of(hop, agent) for hop in hops]
                 for hop, known in zip(hops, credentials, strict=True):
+                    way = "" if hop is hops[-1] else "on the way there, "
                     stream = self._advance(hop, known, options)
             stream.watched = True
             threading.Thread(target=self._ask, name=f"answers of {host}", daemon=True).start()
         except HostUnreachable as error:
             self.close()
-            raise HostUnreachable(f"host {host}: {error.message}", error.hint) from None
+            raise HostUnreachable(f"host {host}: {way}{error.message}", error.hint) from None
         except BaseException:
             self.close()
             raise

@@ -233,10 +233,10 @@ def ports(value: Any) -> tuple[int, ...]:
     """A range as "9100-9119", a list of ports, or one."""
     example = 'write "9100-9119", or a list such as [9100, 9101]'
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9]{1,5})\s*-\s*([0-9]{1,5})\s*", value)
+        match = re.fullmatch(r"\s*([0-9]{1,5})(?:\s*-\s*([0-9]{1,5}))?\s*", value)
         if match is None:
             raise InvalidSettings(f"{value!r} is no range of ports", example)
-        first, last = int(match[1]), int(match[2])
+        first, last = int(match[1]), int(match[2] or match[1])
         if first > last:
             raise InvalidSettings(f"{value!r} runs backwards", f'write "{last}-{first}"')
         value = range(first, last + 1) if last < 65536 else [last]

@@ -47,7 +47,7 @@ def read_all(job: KnownJob, hosts: Mapping[str, Host]) -> dict[str, HostStatus]:
         try:
             return _read(host, job.directory_on(host.name))
         except (GeomxError, OSError) as error:
-            return HostStatus(host.name, agent="unreachable", problem=first_line(error))
+            return HostStatus(host.name, agent="unreachable", problem=first_line(error, host.name))
 
     return {status.host: status for status in everywhere(read, hosts.values())}
 
