@@ -76,6 +76,16 @@ class Network:
         finally:
             call(nft, lines=["flush ruleset", ""])
 
+    @contextmanager
+    def address_beside(self, machine: str, address: str) -> Iterator[None]:
+        """Give the machine one more address."""
+        ip = ["ip", "address", "add", f"{address}/24", "dev", "net0"]
+        call(self.spaces.command(machine, ip))
+        try:
+            yield
+        finally:
+            call(self.spaces.command(machine, [*ip[:2], "del", *ip[3:]]))
+
     def shape(self, machine: str, rate: str) -> None:
         """Bound what the machine sends; `rate` as tc(8) has it."""
         bucket = ["tbf", "rate", rate, "burst", "32kb", "latency", "100ms"]

@@ -167,6 +167,19 @@ def test_failure_carries_cause_and_end_of_log(agents: Any) -> None:
     agent.assert_clean()
 
 
+def test_one_that_failed_and_does_not_end_still_says_why(agents: Any) -> None:
+    said = "{'time': time.time(), 'event': 'failed', 'message': 'no such label', 'hint': 'look', 'peer': PEER}"
+    write = f"import json, os, time; os.makedirs('events', exist_ok=True); MARK = {said}; PATH = 'events/NAME.jsonl'\n"
+    write += "open(PATH, 'a').write(json.dumps(MARK) + chr(10))\n"
+    slow = write.replace("PEER", "''").replace("NAME", "slow") + "time.sleep(100)"
+    blames = write.replace("PEER", "'slow'").replace("NAME", "blames") + "time.sleep(1); exit(1)"
+    agent = agents(slow=slow, blames=blames)
+    agent.send(type="start")
+    failures = {m["failure"]["process"]: m["failure"] for m in agent.until("done") if m["type"] == "failure"}
+    assert failures["blames"]["peer"] == "slow" and failures["slow"]["peer"] == ""
+    assert (failures["slow"]["cause"], failures["slow"]["hint"]) == ("failed: no such label", "look")
+
+
 def test_program_that_is_not_there_is_reported(agents: Any) -> None:
     agent = agents(one="/no/such/python", two=SLEEP)
     agent.send(type="start")

@@ -91,7 +91,7 @@ def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:
             "root0", "was told 1 server and 3 workers, its scheduler 1 and 2", "waited 5 s for 1 of 1 servers", 3,
         ),
         (
-            {"worker_env": {"Bw1": {"DMLC_PS_ROOT_PORT": "{nobody}"}}},
+            {"worker_env": {"Bw1": {"DMLC_PS_ROOT_PORT": "{nobody}", "GEOMX_JOB_DIR": ".", "GEOMX_PROCESS": "Bw1"}}},
             "Bw1", "s for an answer of its scheduler at tcp://127.0.0.1:{nobody}",
             "waited 5 s for 1 of 2 workers", 6,
         ),
@@ -114,6 +114,8 @@ def test_wrong_variable_is_told(
     outputs = {name: re.sub(r"\s+", " ", cluster.output(name)) for name in statuses}
     assert says.format(nobody=nobody) in outputs[culprit]
     assert outputs[culprit].count("error:") == 1
+    warned = [event["message"] for event in events_of(tmp_path, culprit) if event["event"] == "warning"]
+    assert warned == [f"its scheduler at tcp://127.0.0.1:{nobody} has not answered for 0.5 s"] * (culprit == "Bw1")
     for name in {"gs", "As", "Bs", "Asrv0", "Bsrv0"} - {culprit}:
         assert waiting in outputs[name]
 

@@ -164,6 +164,15 @@ def test_a_wrong_address(check: Callable[..., doctor.Report], address: str, look
     assert "correct the address of hub in the inventory (it has 10.99.0.1 on net0)" in found.fix
 
 
+def test_an_address_of_its_own_at_which_it_does_not_listen(
+    network: Network, check: Callable[..., doctor.Report]
+) -> None:
+    with network.address_beside("hub", "10.99.0.201"):
+        found = only(check(hub={"wan_address": "10.99.0.201", "listen": "10.99.0.1"}))
+    assert "it listens at 10.99.0.1 only, and this is another of its addresses" in found.what
+    assert 'set listen = "0.0.0.0" for hub' in found.fix
+
+
 def test_an_address_that_is_not_the_hosts_own_cannot_be_listened_at(check: Callable[..., doctor.Report]) -> None:
     found = only(check(hub={"address": "10.99.0.77"}))
     assert (found.subject, found.name) == ("hub", "address")

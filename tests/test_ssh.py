@@ -447,6 +447,9 @@ def test_jump_that_leads_nowhere(sites: list[Sshd], person: Person) -> None:
     sites[2].stop()
     said = _error(SshHost("A", Ssh(address="gamma", jump="alpha"), "python3", options=person.options()))
     assert "cannot be reached: the machine before it gets no connection" in said
+    sites[0].stop()
+    said = _error(SshHost("A", Ssh(address="gamma", jump="alpha"), "python3", options=person.options()))
+    assert said.startswith("host A: on the way there, ") and "refuses the connection" in said
 
 
 def test_inventory_wins_over_ssh_config(sites: list[Sshd], person: Person, tmp_path: Path) -> None:

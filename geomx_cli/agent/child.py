@@ -119,7 +119,8 @@ class Child:
         tail = self.tail()
         words = self._own_words or {}
         what = str(words.get("message") or "") or exception_line(tail)
-        cause = describe_status(self.status, memory=memory) + (f": {what[:_TELLING]}" if what else "")
+        how = "failed" if words and self.status < 0 else describe_status(self.status, memory=memory)  # it said so first
+        cause = how + (f": {what[:_TELLING]}" if what else "")
         hint = str(words.get("hint") or "")
         if self._disk_is_full():  # then what it wrote last is lost, and may be all there was to say
             cause += f"; the disk of {self._job_dir} is full"

@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Member", "Membership"]
 
-QUIET = 5.0
-"""Seconds after which a node says that its scheduler has said nothing at all."""
-UNREACHED = 0.9
-"""Part of the option `timeout` after which it gives such a scheduler up: before that one misses it, as the node knows
-which link it is."""
+QUIET, UNREACHED = 0.1, 0.9
+"""Parts of the option `timeout` after which a node says that its scheduler has said nothing at all, and gives it up:
+before that one misses the node, for the node knows which link it is."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,7 @@ class Membership:
             **facts,
         }
         self._deadline = node.loop.call_later(node.timeout, self._expire)
-        if UNREACHED * node.timeout > QUIET:
-            node.loop.call_later(QUIET, self._warn)
+        node.loop.call_later(QUIET * node.timeout, self._warn)
         node.loop.call_later(UNREACHED * node.timeout, self._give_up)
         node.talk.ask(self.link, "join", body, self._joined, self._refused, limit=node.timeout + 5)
 
@@ -135,7 +132,7 @@ class Membership:
 
     def _warn(self) -> None:
         if not self._heard:
-            message = f"its scheduler at {self._plane.endpoint} has not answered for {QUIET:g} s"
+            message = f"its scheduler at {self._plane.endpoint} has not answered for {QUIET * self._node.timeout:g} s"
             self._node.events.write("warning", message=message)
 
     def _give_up(self) -> None:
