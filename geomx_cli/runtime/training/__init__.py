@@ -74,6 +74,7 @@ def _run(
     from geomx_cli.runtime.training.replica import Replica
 
     store, replica = mx.kv.create("dist_sync"), Replica(mx, recipe.network)
+    replica.warm_up(recipe.batch_size)
     values = _values(recipe)
     store.init(list(values), [mx.nd.array(value) for value in values.values()])
     part = algorithm.worker(client, store, replica, recipe)

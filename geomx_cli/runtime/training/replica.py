@@ -1,5 +1,6 @@
 """One copy of the network on this process's device, with its weights and gradients."""
 
+import functools
 import hashlib
 from typing import Any
 
@@ -33,6 +34,16 @@ class Replica:
         }
         self.gradients: list[Any] = [parameter.list_grad()[0] for parameter in parameters]
 
+    def warm_up(self, samples: int) -> None:
+        """Go through both passes once, with a batch of zeros and while the weights are yet to come: MXNet builds its
+        kernels the first time, which takes longer than many steps.
+        """
+        before = {name: running.copy() for name, running in self.statistics.items()}
+        self.forward_backward((np.zeros((samples, 1, 28, 28), np.float32), np.zeros(samples, np.float32)), 1.0)
+        self.wait_for_gradients()
+        for name, running in before.items():
+            running.copyto(self.statistics[name])
+
     def forward_backward(self, batch: Batch, scale: float) -> Any:
         """Queue both passes: `gradients` become `scale` times those of the batch's mean loss, which is
         returned.
@@ -57,6 +68,25 @@ class Replica:
     def set_weight(self, index: int, value: npt.NDArray[np.float32]) -> None:
         """Queue new values, of the weight's shape, for one tensor."""
         self._mx.nd.array(value).copyto(self.weights[index])
+
+    def set_weights(self, vector: npt.NDArray[np.float32]) -> None:
+        """Queue new values for all tensors: float32 of shape (n,), one tensor after the other.
+
+        They cross to MXNet at once: a crossing of each tensor would take longer than the step that they come from.
+        """
+        staged, parts = self._staging
+        staged._sync_copyfrom(vector)
+        for part, weight in zip(parts, self.weights, strict=True):
+            part.copyto(weight)
+
+    @functools.cached_property
+    def _staging(self) -> tuple[Any, list[Any]]:
+        """An array of all tensors' elements, and its parts in their shapes."""
+        staged, parts, start = self._mx.nd.empty(sum(weight.size for weight in self.weights)), [], 0
+        for weight in self.weights:
+            parts.append(staged[start : start + weight.size].reshape(weight.shape))
+            start += weight.size
+        return staged, parts
 
     def array(self, value: npt.NDArray[np.float32]) -> Any:
         """A new NDArray with these values, on the replica's device."""
