@@ -37,7 +37,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Value]] = {
     "mixed": {"algo": "mixed", "momentum": 0.0},
     "mixed-dcasgd": {"algo": "mixed", "momentum": 0.0, "optimizer": "dcasgd"},
     "hfa": {"algo": "hfa", "k1": 20, "k2": 10},
-    "esync": {"algo": "esync"},
+    "esync": {"algo": "esync", "min_local_steps": 8},
     "diloco": {"algo": "diloco", "inner_steps": 30, "outer_momentum": 0.5},
     "diloco-streaming": {"algo": "diloco", "inner_steps": 40, "outer_momentum": 0.5, "fragments": 2, "overlap": 10},
     "sync": {"algo": "sync"},
@@ -104,10 +104,12 @@ class Bench:
 
 
 def _waiting(job: Job, process: str) -> float:
-    """The part of its training that a worker spends waiting for results."""
+    """The part of a round that a worker waits for its result: the median over its rounds."""
     with contextlib.suppress(FileNotFoundError):
-        events = job.rounds(process)
-        return float(sum(event["wait"] for event in events) / events[-1]["total_time"]) if events else 0.0
+        events = list(job.rounds(process))
+        begun = [0.0, *(event["total_time"] for event in events)]
+        parts = [event["wait"] / (event["total_time"] - start) for event, start in zip(events, begun, strict=False)]
+        return float(statistics.median(parts)) if parts else 0.0
     return 0.0
 
 

@@ -3,7 +3,7 @@
 `launch` starts what the plan says and `--dry-run` prints it; nothing here looks at the machine.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -14,7 +14,8 @@ from geomx_cli.options import Value, check, defaults
 from geomx_cli.plan.endpoints import Endpoint
 from geomx_cli.plan.job_spec import JobSpec
 from geomx_cli.plan.layout import Layout, Process
-from geomx_cli.plan.topology import arrange
+from geomx_cli.plan.topology import Node, arrange
+from geomx_cli.runtime.training.slowness import factors
 
 __all__ = ["SCHEMA_VERSION", "Endpoint", "JobSpec", "Plan", "Process", "plan"]
 
@@ -90,6 +91,7 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
     spec = replace(spec, options=_complete(inventory, spec))
     _check(inventory, spec)
     nodes = arrange(inventory)
+    _check_factor(spec, nodes)
     layout = Layout.of(nodes, spec)
     return Plan(
         job=spec.job,
@@ -136,3 +138,13 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
         if reason:
             hint = f"change --{option} or what it cannot work with"
             raise InvalidSettings(f"--{option} {name}: {reason}", hint)
+
+
+def _check_factor(spec: JobSpec, nodes: Sequence[Node]) -> None:
+    """Refuse to slow down whom there is not."""
+    workers = [node for node in nodes if node.role == "worker"]
+    known = {node.name for node in workers} | {node.party for node in workers}
+    for who, _ in factors(str(spec.options["factor"])):
+        if who and who not in known:
+            hint = f"name a party or a worker, like {workers[-1].party} or {workers[-1].name}"
+            raise InvalidSettings(f"--factor: there is no worker or party {who!r}", hint)

@@ -1,6 +1,8 @@
 """ESync in a worker: after each step the question whether to take another, or to synchronise."""
 
+import statistics
 import time
+from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +11,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Pacer"]
 
+REMEMBERED = 5
+
 
 class Pacer:
     """Asks the state server of the job, over the connections that are there. For the training thread only.
 
-    It tells the worker's steps in this round (k), how long the last one took (c, in seconds, with whatever came before
-    it in that step), and how long ago that ended. With `--esync-query overlapped` the answer to one step's question may
+    It tells the worker's steps in this round (k), how long one takes (c, in seconds, with whatever came before it in
+    that step), and how long ago the last one ended. c is the median of the last ones: a single one in which the system
+    paused would make a fast worker the slowest, or the slowest's end seem far. With `--esync-query overlapped` the answer to one step's question may
     be taken after the next step; a worker that is the slowest waits for it, as its next step would keep all waiting.
     Raises what the client does when the job has failed.
     """
@@ -32,6 +37,7 @@ class Pacer:
         self._asked: Future[dict[str, Any]] | None = None
         self._steps = 0
         self._ended = 0.0
+        self._times: deque[float] = deque(maxlen=REMEMBERED)
 
     def begin(self) -> None:
         """A round begins: this worker has the weights that it goes on from."""
@@ -44,11 +50,12 @@ class Pacer:
     def step(self) -> bool:
         """A step has ended. True if it is time to synchronise."""
         now = time.monotonic()
-        spent, self._ended, self._steps = now - self._ended, now, self._steps + 1
+        self._times.append(now - self._ended)
+        self._ended, self._steps = now, self._steps + 1
         if self._ready(wait=False):
             return True
         if self._asked is None:
-            self._asked = self._tell("query", k=self._steps, c=spent, age=0.0)
+            self._asked = self._tell("query", k=self._steps, c=statistics.median(self._times), age=0.0)
         return self._ready(wait=self._waits or self._slowest)
 
     def leave(self) -> None:

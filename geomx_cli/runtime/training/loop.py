@@ -14,7 +14,7 @@ from geomx_cli.runtime.training.part import WorkerPart
 from geomx_cli.runtime.training.recipe import Recipe
 from geomx_cli.runtime.training.record import Record, Stopwatch
 from geomx_cli.runtime.training.replica import Replica
-from geomx_cli.runtime.training.slowness import factor_of, slow_down
+from geomx_cli.runtime.training.slowness import Slowness, factor_of
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -52,7 +52,8 @@ class Loop:
         self._rank = client.global_rank
         is_last = self._rank == client.num_all_workers - 1
         process = client.settings.process
-        self._factor = factor_of(recipe.text("factor"), process, client.settings.party, is_last)
+        factor = factor_of(recipe.text("factor"), process, client.settings.party, is_last)
+        self._slowness = Slowness(factor) if factor > 1 else None
         every = recipe.checkpoint_every if self._rank == 0 else 0
         self._checkpoints = Checkpoints(client.settings.job_dir, every) if every else None
         self._agreement = Agreement(mx, store, priority=-len(replica.names))
@@ -117,9 +118,9 @@ class Loop:
         begun, current = time.monotonic(), self._round
         with self._watch("forward and backward"):
             current.losses.append(self._replica.forward_backward(batch, self._part.gradient_scale))
-            if self._factor > 1:
+            if self._slowness is not None:
                 self._replica.wait_for_gradients()
-                slow_down(self._factor, time.monotonic() - begun)
+                self._slowness.after(time.monotonic() - begun)
             exchanging = self._part.after_step(len(batch[1]))
             self._replica.wait_for_gradients()
         current.compute += time.monotonic() - begun

@@ -1,18 +1,22 @@
 """Workers that are slowed down on purpose, to see how an algorithm copes with unequal machines."""
 
+import statistics
 import time
+from collections import deque
 
 from geomx_cli.errors import InvalidSettings
 
-__all__ = ["factor_of", "slow_down"]
+__all__ = ["Slowness", "factor_of", "factors"]
+
+REMEMBERED = 15
 
 
-def factor_of(text: str, process: str, party: str, is_last: bool) -> float:
-    """By what the steps of a worker take longer: the value of the option `factor`, as in "A/worker:1=8,B=2" or "8".
+def factors(text: str) -> list[tuple[str, float]]:
+    """Who is slowed down and by how much: the value of the option `factor`, as in "A/worker:1=8,B=2" or "8".
 
-    `process` is its name in the plan. Raises InvalidSettings for what makes no sense.
+    Who is a process of the plan or a party, "" the last worker. Raises InvalidSettings for what makes no sense.
     """
-    found = 1.0
+    found = []
     for part in filter(None, text.split(",")):
         who, _, number = part.rpartition("=")
         try:
@@ -21,12 +25,31 @@ def factor_of(text: str, process: str, party: str, is_last: bool) -> float:
             factor = 0.0
         if not 1 <= factor <= 10_000:
             raise InvalidSettings(f"--factor {text}: {number!r} is no factor", "write one from 1, as in A/worker:1=8")
-        if who.strip() in (process, party) or (not who and is_last):
+        found.append((who.strip(), factor))
+    return found
+
+
+def factor_of(text: str, process: str, party: str, is_last: bool) -> float:
+    """By what the steps of this worker take longer; `process` is its name in the plan."""
+    found = 1.0
+    for who, factor in factors(text):
+        if who in (process, party) or (not who and is_last):
             found *= factor
     return found
 
 
-def slow_down(factor: float, seconds: float) -> None:
-    """Sleep so long that a step of `seconds` takes `factor` times that."""
-    if factor > 1:
-        time.sleep((factor - 1) * seconds)
+class Slowness:
+    """A machine that is `factor` times as slow.
+
+    Each step is prolonged by the time that one usually takes, the median of the last ones: a pause that the system made
+    in one step is not multiplied, as a slow machine would not do that either.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._steps: deque[float] = deque(maxlen=REMEMBERED)
+
+    def after(self, seconds: float) -> None:
+        """Sleep, after a step of so many seconds."""
+        self._steps.append(seconds)
+        time.sleep((self._factor - 1) * statistics.median(self._steps))
