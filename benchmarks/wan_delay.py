@@ -34,6 +34,7 @@ VNET_HDR_BYTES = 10
 FRAME_BYTES = 1 << 17
 QUEUE_BYTES = 256 << 20
 BATCH = 64
+EARLY = 0.0015
 _STAMP = struct.Struct("@qq")
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_STAMP.size)
 
@@ -91,6 +92,13 @@ def _send(frame: Frame, ports: list[Port]) -> None:
             pass  # ENOBUFS and EAGAIN: the shaper's queue is full and the frame is lost, as on a real link
 
 
+def _wait(ns: int) -> float:
+    """How many seconds to wait before a frame is due in `ns`. A processor that has slept long may be late by 1 ms when it
+    wakes up, so a long wait ends before its time and leaves the rest to a short one."""
+    seconds = max(0.0, ns / 1e9)
+    return seconds - EARLY if seconds > 2 * EARLY else seconds
+
+
 def forward(ports: list[Port], delay: int, control: int) -> None:
     """Hold every frame for `delay` ns and pass it on, until the file descriptor `control` ends."""
     queue: deque[Frame] = deque()
@@ -98,7 +106,7 @@ def forward(ports: list[Port], delay: int, control: int) -> None:
     while True:
         while queue and queue[0].due <= time.time_ns():
             _send(queue.popleft(), ports)
-        wait = max(0.0, (queue[0].due - time.time_ns()) / 1e9) if queue else None
+        wait = _wait(queue[0].due - time.time_ns()) if queue else None
         for ready in select.select(readers, [], [], wait)[0]:
             if isinstance(ready, socket.socket):
                 _receive(ready, delay, queue)

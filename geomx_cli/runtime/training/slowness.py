@@ -1,6 +1,5 @@
 """Workers that are slowed down on purpose, to see how an algorithm copes with unequal machines."""
 
-import statistics
 import time
 from collections import deque
 
@@ -41,8 +40,8 @@ def factor_of(text: str, process: str, party: str, is_last: bool) -> float:
 class Slowness:
     """A machine that is `factor` times as slow.
 
-    Each step is prolonged by the time that one usually takes, the median of the last ones: a pause that the system made
-    in one step is not multiplied, as a slow machine would not do that either.
+    Each step is prolonged by the time that one needs, the least of the last ones: what a step had to wait for a processor
+    that others used is not multiplied, as a slow machine would not do that either.
     """
 
     def __init__(self, factor: float) -> None:
@@ -52,4 +51,4 @@ class Slowness:
     def after(self, seconds: float) -> None:
         """Sleep, after a step of so many seconds."""
         self._steps.append(seconds)
-        time.sleep((self._factor - 1) * statistics.median(self._steps))
+        time.sleep((self._factor - 1) * min(self._steps))
