@@ -30,6 +30,7 @@ from wan import Wan
 
 from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, UsageError
+from geomx_cli.events import Event
 from geomx_cli.options import Value, decode
 
 ALGORITHMS: Mapping[str, Mapping[str, Value]] = {
@@ -59,7 +60,7 @@ mxnet do the same sums and share one. Momentum is 0.9, or 0 for asynchronous one
 TARGET = 0.80
 CHECKPOINT_EVERY = 20
 SITES = ("C", "A", "B")
-SLOW_WORKER = "B/worker:1=8"
+SLOW_LAST = "8"
 PACE_SECONDS = 40.0
 
 
@@ -86,7 +87,7 @@ class Bench:
             job = self.job(name, directory, **options)
             job.run(self.arguments.limit)
             reached, last = self._judge.marks(job, self.arguments.target)
-            waiting = [_waiting(job, f"{party}/worker:{rank}") for party in "AB" for rank in range(2)]
+            waiting = [_waiting(job.rounds(worker)) for worker in job.workers]
         _tell(name, options, reached, last, job.ended)
         nowhere = Mark(math.inf, 0, 0, math.inf, 0.0)
         figures = {f"{when}_{key}": value for when, mark in (("reached", reached), ("last", last))
@@ -103,14 +104,11 @@ class Bench:
         return {"name": name, "ended": ended, "waiting": waiting, "all_seconds": times, **figures}
 
 
-def _waiting(job: Job, process: str) -> float:
+def _waiting(rounds: Sequence[Event]) -> float:
     """The part of a round that a worker waits for its result: the median over its rounds."""
-    with contextlib.suppress(FileNotFoundError):
-        events = list(job.rounds(process))
-        begun = [0.0, *(event["total_time"] for event in events)]
-        parts = [event["wait"] / (event["total_time"] - start) for event, start in zip(events, begun, strict=False)]
-        return float(statistics.median(parts)) if parts else 0.0
-    return 0.0
+    begun = [0.0, *(event["total_time"] for event in rounds)]
+    parts = [event["wait"] / (event["total_time"] - start) for event, start in zip(rounds, begun, strict=False)]
+    return float(statistics.median(parts)) if parts else 0.0
 
 
 def _tell(name: str, options: Mapping[str, Value], reached: Mark | None, last: Mark | None, ended: bool) -> None:
@@ -137,7 +135,7 @@ def compare(bench: Bench) -> list[dict[str, Any]]:
 
 def heterogeneous(bench: Bench) -> list[dict[str, Any]]:
     """ESync against sync with one slow worker. The slow one waits for the exchange alone, the others for it too."""
-    rows = [bench.median(name, factor=SLOW_WORKER) for name in ("sync", "esync")]
+    rows = [bench.median(name, factor=SLOW_LAST) for name in ("sync", "esync")]
     lines = []
     for row in rows:
         *fast, slow = row["waiting"]
@@ -161,16 +159,16 @@ def straggling_party(bench: Bench) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="gxt") as directory:
             job = bench.job("mixed", directory, epochs=1000, topology="central", **options)
             job.run(PACE_SECONDS)
-            pace = statistics.fmean(_pace(job, f"{watched}/worker:{rank}") for rank in range(2))
+            pace = statistics.fmean(_pace(job.rounds(name)) for name in job.workers if name.startswith(watched))
         rows.append({"name": title, "steps_per_s": pace})
     lines = [[str(row["name"]), f"{row['steps_per_s']:.2f}"] for row in rows]
     _table(["party", "steps/s"], lines, bench)
     return rows
 
 
-def _pace(job: Job, process: str) -> float:
+def _pace(rounds: Sequence[Event]) -> float:
     """Steps a second, from round to round; MixedSync has one in each."""
-    times = [event["total_time"] for event in job.rounds(process)]
+    times = [event["total_time"] for event in rounds]
     return float((len(times) - 1) / (times[-1] - times[0]))
 
 

@@ -44,7 +44,8 @@ class Mark:
 class Job:
     """Runs with `options` of geomx launch; `algo` may also be "mxnet", its own dist_sync. Without `wan` over loopback.
 
-    `run` blocks; afterwards `ended` says whether the job came to its end. Files go to `directory`.
+    `run` blocks; afterwards `ended` says whether the job came to its end, and `workers` has the plan's names of those
+    train, by global rank. Files go to `directory`.
     """
 
     def __init__(self, options: Mapping[str, Value], directory: Path, wan: Wan | None) -> None:
@@ -54,6 +55,7 @@ class Job:
         self._wan = wan
         self._traffic: list[tuple[float, float]] = []
         self.ended = False
+        self.workers: list[str] = []
 
     def run(self, limit: float) -> None:
         """Train to the end, or for `limit` seconds. Raises TrainingFailed where a process fails."""
@@ -74,7 +76,7 @@ class Job:
         return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")))
 
     def rounds(self, process: str) -> list[Event]:
-        """The events "round" of a worker, by its name in the plan."""
+        """The events "round" of one of `workers`."""
         path = self._directory / "events" / f"{file_name(process)}.jsonl"
         return [event for event, _ in read_events(path) if event["event"] == "round"]
 
@@ -91,6 +93,8 @@ class Job:
     def _commands(self) -> list[Command]:
         if self._options["algo"] != MXNET:
             laid = planned(self._options, self._directory, self._wan)
+            ranks = {item.name: item.global_rank for item, *_ in laid if item.global_rank is not None}
+            self.workers = sorted(ranks, key=ranks.__getitem__)
             return [(item.role if item.global_rank is not None else "", site, argv, env)
                     for item, site, argv, env in laid]  # fmt: skip
         values = defaults(plugins.table()) | self._options

@@ -93,8 +93,10 @@ def _send(frame: Frame, ports: list[Port]) -> None:
 
 
 def _wait(ns: int) -> float:
-    """How many seconds to wait before a frame is due in `ns`. A processor that has slept long may be late by 1 ms when it
-    wakes up, so a long wait ends before its time and leaves the rest to a short one."""
+    """How many seconds to wait before a frame is due in `ns`.
+
+    A processor that has slept long may wake up 1 ms late, so a long wait ends early and leaves the rest to a short one.
+    """
     seconds = max(0.0, ns / 1e9)
     return seconds - EARLY if seconds > 2 * EARLY else seconds
 

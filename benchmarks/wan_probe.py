@@ -73,8 +73,10 @@ def source(address: str, port: str) -> None:
 
 
 def _receive_awake(link: socket.socket) -> bytes:
-    """What comes next, b"" at the end; polls, as waking up a processor that has slept takes up to 1 ms on some machines,
-    which is none of the link's doing."""
+    """What comes next, b"" at the end.
+
+    Polls: a processor that has slept may wake up 1 ms late, which is none of the link's doing.
+    """
     link.setblocking(False)
     try:
         give_up = time.monotonic() + LIMIT

@@ -19,8 +19,9 @@ class Pacer:
 
     It tells the worker's steps in this round (k), how long one takes (c, in seconds, with whatever came before it in
     that step), and how long ago the last one ended. c is the median of the last ones: a single one in which the system
-    paused would make a fast worker the slowest, or the slowest's end seem far. With `--esync-query overlapped` the answer to one step's question may
-    be taken after the next step; a worker that is the slowest waits for it, as its next step would keep all waiting.
+    paused would make a fast worker the slowest, or the slowest's end seem far. With `--esync-query overlapped` the
+    answer to one step's question may be taken after the next step; a worker that is the slowest waits for it, as its
+    next step would keep all waiting.
     Raises what the client does when the job has failed.
     """
 

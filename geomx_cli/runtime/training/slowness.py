@@ -40,8 +40,8 @@ def factor_of(text: str, process: str, party: str, is_last: bool) -> float:
 class Slowness:
     """A machine that is `factor` times as slow.
 
-    Each step is prolonged by the time that one needs, the least of the last ones: what a step had to wait for a processor
-    that others used is not multiplied, as a slow machine would not do that either.
+    Each step is prolonged by the time that one needs, the least of the last ones: what a step waited for a processor
+    that others used is not multiplied, as it would not be on a slow machine.
     """
 
     def __init__(self, factor: float) -> None:
