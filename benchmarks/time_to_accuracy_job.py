@@ -45,7 +45,7 @@ class Job:
     """Runs with `options` of geomx launch; `algo` may also be "mxnet", its own dist_sync. Without `wan` over loopback.
 
     `run` blocks; afterwards `ended` says whether the job came to its end, and `workers` has the plan's names of those
-    train, by global rank. Files go to `directory`.
+    that train, by global rank. Files go to `directory`.
     """
 
     def __init__(self, options: Mapping[str, Value], directory: Path, wan: Wan | None) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conftest import free_ports
+from cluster import free_ports
 from sshd import Sshd
 
 from geomx_cli.agent import processes

@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from conftest import RUNTIME, Cluster, free_ports
+from cluster import RUNTIME, Cluster, free_ports
 from test_exact import assert_equal, expected, run
 
 from geomx_cli.errors import InvalidSettings

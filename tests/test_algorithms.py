@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, _clean_environment
+from cluster import ROOT, clean_environment
 from idx import write_data
 from test_faults import Job
 
@@ -57,7 +57,7 @@ def weights(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
     script = [sys.executable, str(ROOT / "tests/scripts/one_worker.py"), str(data), str(folder)]
     ways = [f"{name}:{variables}" for name, variables in WAYS.items()]
     done = subprocess.run(
-        [*script, *ways], env=_clean_environment(), capture_output=True, text=True, timeout=100, check=False
+        [*script, *ways], env=clean_environment(), capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
     return {path.stem: dict(np.load(path)) for path in folder.glob("*.npz")}

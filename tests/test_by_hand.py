@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RUNTIME, Cluster, free_ports
+from cluster import RUNTIME, Cluster, free_ports
 from idx import write_data
 from test_cuts import until
 

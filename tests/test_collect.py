@@ -21,14 +21,6 @@ FILES = 8 * 2 + 2 * 2  # a log and an event log for each process; agent.log and 
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    """A desk; what was started at it is ended with the test."""
-    made = Desk(tmp_path)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def job(desk: Desk) -> Launch:
     """A job that goes on alone; nobody stops it before the end of the test."""
     launch = desk.launch("--detach")

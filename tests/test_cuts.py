@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, Cluster, free_ports
+from cluster import ROOT, Cluster, free_ports
 from test_exact import assert_equal, expected
 
 from geomx_cli.errors import GeomxError

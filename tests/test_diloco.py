@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, Cluster
+from cluster import ROOT, Cluster
 from tree import Tree
 
 from geomx_cli.ps.wire import Array

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, free_ports
+from cluster import ROOT, free_ports
 from networks import Network, PrefixedHost, bare_python, star
 from sshd import Person, Sshd
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Cluster
+from cluster import ROOT, Cluster
 from test_exact import assert_equal, expected, run
 
 from geomx_cli.events import EventLog, read_events

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, Cluster
+from cluster import ROOT, Cluster
 
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 SIZES = (70_000, 10, 3)

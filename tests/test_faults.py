@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from cluster import ROOT
 
 GEOMX = [sys.executable, "-c", "import sys; from geomx_cli.cli import main; sys.exit(main())", "launch"]
 ROUNDS = ["--", "python", str(ROOT / "tests" / "scripts" / "rounds.py")]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, RUNTIME, Cluster, _clean_environment, free_ports
+from cluster import ROOT, RUNTIME, Cluster, clean_environment, free_ports
 from tree import Tree
 
 from geomx_cli.options import defaults
@@ -311,7 +311,7 @@ def test_central_workers_by_hand_are_refused() -> None:
         "DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": "2", "GEOMX_ALGO": "hfa",
     }  # fmt: skip
     done = subprocess.run(
-        RUNTIME, env=_clean_environment() | env, capture_output=True, text=True, timeout=20, check=False
+        RUNTIME, env=clean_environment() | env, capture_output=True, text=True, timeout=20, check=False
     )
     assert done.returncode == 3
     assert "error: central workers need a local server of their own in HFA" in done.stderr

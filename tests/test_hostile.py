@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
-from conftest import ROOT, Cluster, free_ports
+from cluster import ROOT, Cluster, free_ports
 from test_exact import assert_equal, expected
 
 from geomx_cli.events import EventLog

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from conftest import ROOT
+from cluster import ROOT
 
 PACKAGE = ROOT / "geomx_cli"
 BENEATH = {

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Cluster
+from cluster import Cluster
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.runtime.keys import pairs

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import Cluster
+from cluster import Cluster
 from test_mxnet_store import SCRIPTS, check_parameters, hooked
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Cluster
+from cluster import Cluster
 from test_mxnet_store import hooked
 
 from geomx_cli.errors import InvalidSettings

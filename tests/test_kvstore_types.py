@@ -1,7 +1,7 @@
 """The types of stores: which are ours, and which make a job asynchronous. Keys by the dozen on several servers."""
 
 import pytest
-from conftest import Cluster
+from cluster import Cluster
 from test_mxnet_store import hooked
 
 

@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,6 @@ NAMES = [
     "A/scheduler:0", "A/server:0", "A/worker:0", "A/worker:1",
 ]  # fmt: skip
 WAIT = {"*": "wait"}
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    """A desk; what was started at it is ended with the test."""
-    made = Desk(tmp_path)
-    yield made
-    made.close()
 
 
 def detached(desk: Desk, **story: str) -> Launch:

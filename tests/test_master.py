@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, RUNTIME, Cluster
+from cluster import ROOT, RUNTIME, Cluster
 from test_mxnet_store import SCRIPTS, check_parameters, hooked
 
 ENDS = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, Cluster
+from cluster import ROOT, Cluster
 from test_exact import assert_equal, expected
 
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]

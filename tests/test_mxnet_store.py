@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, RUNTIME, Cluster
+from cluster import ROOT, RUNTIME, Cluster
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps import optimizers

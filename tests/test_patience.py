@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Cluster
+from cluster import ROOT, Cluster
 from test_cuts import until
 from test_mxnet_store import hooked
 

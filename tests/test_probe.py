@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import free_ports
+from cluster import free_ports
 from networks import bare_python
 
 import geomx_cli

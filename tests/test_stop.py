@@ -28,14 +28,6 @@ VICTIMS = ("launch", "agent central", "agent A", "central/worker:0", "A/worker:1
 FAMILIES = {"*": "family"}
 
 
-@pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    """A desk; what was started at it is ended with the test."""
-    made = Desk(tmp_path)
-    yield made
-    made.close()
-
-
 def assert_clean(launch: Launch) -> None:
     """No process, key file or socket of the job is left."""
     assert not launch.pids(), launch.errors

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, Cluster
+from cluster import ROOT, Cluster
 from test_exact import assert_equal, expected
 
 from geomx_cli.options import Value, defaults

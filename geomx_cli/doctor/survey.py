@@ -18,11 +18,15 @@ OLDEST_PYTHON = (3, 11)
 
 _START_LIMIT = 10.0
 _FACTS_LIMIT = 8.0
-# Works in every Python 3: its version, and whether geomx is there.
-_PYTHON = (
-    "import sys; from importlib.util import find_spec; "
-    "print('.'.join(map(str, sys.version_info[:3])), find_spec('geomx_cli') is not None)"
-)
+# Works in every Python, also 2: its version, and whether geomx is there.
+_PYTHON = """
+import sys
+try:
+    from importlib.util import find_spec as find
+except ImportError:
+    from pkgutil import find_loader as find
+print('.'.join(map(str, sys.version_info[:3])) + ' ' + str(find('geomx_cli') is not None))
+"""
 _Result = TypeVar("_Result")
 
 

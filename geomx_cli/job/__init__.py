@@ -23,6 +23,8 @@ from pathlib import Path
 from geomx_cli import plugins
 from geomx_cli.agent.assignment import Assignment, Task
 from geomx_cli.errors import CheckFailed, DoneInPart, GeomxError, InvalidSettings
+from geomx_cli.failure import describe_status
+from geomx_cli.host_words import last_line
 from geomx_cli.hosts import File, Host
 from geomx_cli.inventory import Inventory
 from geomx_cli.job import state
@@ -181,9 +183,14 @@ class Job:
         answer.
         """
         done = host.run([host.python, "-m", "geomx_cli.agent", "reap", directory], limit=_REAP_LIMIT)
-        if done.status != 0:
-            what = (done.errors or done.output).decode(errors="replace").strip()
-            raise DoneInPart(f"processes are left on {host.name}: {what}", "end them by hand")
+        if done.status == 0:
+            return
+        pids = done.output.decode(errors="replace").strip()
+        if done.status == 1 and pids.replace(" ", "").isdecimal():
+            raise DoneInPart(f"processes are left on {host.name}: {pids}", "end them by hand")
+        words = last_line(done.errors.decode(errors="replace"), describe_status(done.status))
+        hint = f"see that {host.python} -m geomx_cli.agent works there, then run geomx stop"
+        raise DoneInPart(f"nobody could look on {host.name} whether processes are left: {words}", hint)
 
 
 def _write_new(path: Path, text: str) -> None:

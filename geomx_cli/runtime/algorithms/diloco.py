@@ -36,7 +36,7 @@ options = (
     ),
     Option(
         "outer_lr", "float", 0.7, "GEOMX_OUTER_LR", "Learning rate of the outer step (diloco).", "synchronisation",
-        minimum=0, maximum=100,
+        minimum=1e-6, maximum=100,
     ),
     Option(
         "outer_momentum", "float", 0.9, "GEOMX_OUTER_MOMENTUM", "Nesterov momentum of the outer step (diloco).",

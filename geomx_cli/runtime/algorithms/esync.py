@@ -57,7 +57,7 @@ options = (
     ),
     Option(
         "global_lr", "float", 1.0, "GEOMX_GLOBAL_LR", "What the mean difference is multiplied by (esync).",
-        "synchronisation", minimum=0, maximum=100,
+        "synchronisation", minimum=1e-6, maximum=100,
     ),
     Option(
         "esync_http", "text", "", "GEOMX_ESYNC_HTTP",

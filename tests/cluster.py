@@ -1,0 +1,175 @@
+"""Clusters of real processes for tests: started by hand, with only the DMLC variables that old start scripts set."""
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RUNTIME = [sys.executable, "-m", "geomx_cli.runtime"]
+
+# Above what Linux gives to outgoing connections, and below it are those that geomx chooses by itself. Each process
+# that runs tests has a share.
+_RUNNER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_SHARE = range(61_000 + 500 * (_RUNNER % 9), 61_500 + 500 * (_RUNNER % 9))
+_next_port = itertools.cycle(random.sample(_SHARE, len(_SHARE)))
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now, and that no other test uses."""
+    return [next(port for port in _next_port if _is_free(port)) for _ in range(count)]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+@dataclass
+class Cluster:
+    """Processes by name; each writes its output to a file. `wait` returns exit statuses, or fails after the limit.
+
+    environment: variables of all processes; each: of single ones, by name. uri: where all schedulers are.
+    """
+
+    directory: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    each: dict[str, dict[str, str]] = field(default_factory=dict)
+    uri: str = "127.0.0.1"
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start one process in a session of its own."""
+        with (self.directory / f"{name}.out").open("wb") as out:
+            self.processes[name] = subprocess.Popen(
+                list(argv),
+                env={**clean_environment(), **self.environment, **env, **self.each.get(name, {})},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self.directory,
+            )
+
+    def output(self, name: str) -> str:
+        """What the process has printed so far."""
+        return (self.directory / f"{name}.out").read_text(errors="replace")
+
+    def outputs(self) -> str:
+        """Everything, for the message of a failed assertion."""
+        return "\n".join(f"--- {name} ({p.poll()})\n{self.output(name)}" for name, p in self.processes.items())
+
+    def wait(self, limit: float = 40.0) -> dict[str, int]:
+        """Exit statuses of all processes."""
+        end = time.monotonic() + limit
+        for process in self.processes.values():
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"still running after {limit} s:\n{self.outputs()}")
+        return {name: process.returncode for name, process in self.processes.items()}
+
+    def finish(self, limit: float = 40.0) -> None:
+        """Wait for a clean end of everybody."""
+        statuses = self.wait(limit)
+        assert not any(statuses.values()), f"{statuses}\n{self.outputs()}"
+
+    def stop(self) -> None:
+        """Kill what is left."""
+        for process in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def launch(
+        self,
+        worker: Sequence[str],
+        *,
+        parties: Sequence[int] = (2, 2),
+        roots: int = 1,
+        local_servers: int = 1,
+        central_workers: int = 0,
+        env: Mapping[str, str] = {},
+        worker_env: Mapping[str, Mapping[str, str]] = {},
+        root_env: Mapping[str, str] = {},
+        ports: Sequence[int] = (),
+    ) -> None:
+        """Two planes: the central party with `roots` and the master worker, and `parties` of so many workers.
+
+        Processes are called gs, root0, cs, master, central1..., and for each party A, B, ...: As, Asrv0, Aw0, Aw1, ...
+        `ports` are where the schedulers are dialled: gs, cs, As, Bs, ...
+        """
+        ports = ports or free_ports(2 + len(parties))
+        upper = {
+            **self._plane("GLOBAL_", ports[0], roots, len(parties) * local_servers),
+            **env,
+        }
+        central = {**self._plane("", ports[1], roots, max(1, central_workers)), **env}
+        if central_workers:
+            central["DMLC_ENABLE_CENTRAL_WORKER"] = "1"
+        self.start("gs", RUNTIME, {**upper, "DMLC_ROLE_GLOBAL": "global_scheduler"})
+        self.start("cs", RUNTIME, {**central, "DMLC_ROLE": "scheduler"})
+        for rank in range(roots):
+            roles = {"DMLC_ROLE_GLOBAL": "global_server", "DMLC_ROLE": "server"}
+            self.start(f"root{rank}", RUNTIME, {**upper, **central, **roles, **root_env})
+        extra = worker_env.get("master", {})
+        master = {**central, "DMLC_ROLE": "worker", "DMLC_ROLE_MASTER_WORKER": "1", **extra}
+        self.start("master", worker, master)
+        for rank in range(1, central_workers):
+            name = f"central{rank}"
+            self.start(name, worker, {**central, "DMLC_ROLE": "worker", **worker_env.get(name, {})})
+        for letter, count, port in zip("ABCDEFGH", parties, ports[2:], strict=False):
+            local = {**self._plane("", port, local_servers, count), **env}
+            self.start(f"{letter}s", RUNTIME, {**local, "DMLC_ROLE": "scheduler"})
+            for rank in range(local_servers):
+                self.start(f"{letter}srv{rank}", RUNTIME, {**upper, **local, "DMLC_ROLE": "server"})
+            for rank in range(count):
+                name = f"{letter}w{rank}"
+                self.start(name, worker, {**local, "DMLC_ROLE": "worker", **worker_env.get(name, {})})
+
+    def launch_flat(
+        self,
+        worker: Sequence[str],
+        *,
+        workers: int = 4,
+        servers: int = 1,
+        env: Mapping[str, str] = {},
+        worker_env: Mapping[str, Mapping[str, str]] = {},
+    ) -> None:
+        """One plane, as MXNet's own dist_sync: s, srv0..., w0, w1, ..."""
+        plane = {**self._plane("", free_ports(1)[0], servers, workers), **env}
+        self.start("s", RUNTIME, {**plane, "DMLC_ROLE": "scheduler"})
+        for rank in range(servers):
+            self.start(f"srv{rank}", RUNTIME, {**plane, "DMLC_ROLE": "server"})
+        for rank in range(workers):
+            self.start(f"w{rank}", worker, {**plane, "DMLC_ROLE": "worker", **worker_env.get(f"w{rank}", {})})
+
+    def _plane(self, infix: str, port: int, servers: int, workers: int) -> dict[str, str]:
+        return {
+            f"DMLC_PS_{infix}ROOT_URI": self.uri,
+            f"DMLC_PS_{infix}ROOT_PORT": str(port),
+            f"DMLC_NUM_{infix}SERVER": str(servers),
+            f"DMLC_NUM_{infix}WORKER": str(workers),
+        }
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what would tell a role what to be; geomx is the tested one."""
+    own = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_", "PS_"))}
+    paths = [str(ROOT), *filter(None, [own.get("PYTHONPATH", "")])]
+    return {**own, "PYTHONPATH": os.pathsep.join(paths)}
