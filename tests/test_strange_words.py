@@ -33,11 +33,11 @@ from geomx_cli.options import defaults
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
+from geomx_cli.status.explanation import explain
 from geomx_cli.status.follow import PlainView
 from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.overview import Overview
 from geomx_cli.status.progress import Progress
-from geomx_cli.status.summary import explain
 
 NASTY = "\x1b]0;title\x07red \x1b[31;1mtext\x1b[0m\x9b2J\x08\r\u202eend"
 
@@ -178,8 +178,8 @@ def test_clock_of_a_host_that_is_wrong_does_not_count(known: KnownJob) -> None:
     again = follower_is_gone(known)
     for host in known.plan.hosts:
         write_status(known, host, time=time.time() + 3600)
-    found, error = Overview.of(again, again.open_hosts()).conclude()
-    assert error is None and 99 < found["total_s"] < 1000
+    end = Overview.of(again, again.open_hosts()).conclude()
+    assert end.error is None and 99 < end.result["total_s"] < 1000
 
 
 def test_host_speaks_for_its_own_processes_only(known: KnownJob) -> None:

@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from geomx_cli.failure import Failure
+from geomx_cli.failure import Failure, describe_status
 from geomx_cli.job import Job
 from geomx_cli.options import defaults
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
+from geomx_cli.status.explanation import explain
 from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.progress import Progress
-from geomx_cli.status.summary import explain, print_result, result, whereabouts
+from geomx_cli.status.result import in_words, result
 from geomx_cli.status.table import ProcessTable
+from geomx_cli.status.whereabouts import whereabouts
 
 
 @pytest.fixture
@@ -118,15 +120,17 @@ def test_an_empty_log_is_not_to_be_corrected(planned: Plan, job: Job) -> None:
     assert "may be executed" in told(planned, job, {"cause": "could not be started: No such file"})[-1]
 
 
-def test_logs_on_other_hosts_have_no_folder_here(
-    planned: Plan, job: Job, progress: Progress, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_want_of_memory_is_not_somebodys_signal(planned: Plan, job: Job) -> None:
+    assert "fewer workers" in told(planned, job, {"cause": describe_status(-9, memory=True)})[-1]
+    assert "find out who killed it" in told(planned, job, {"cause": describe_status(-9)})[-1]
+
+
+def test_logs_on_other_hosts_have_no_folder_here(planned: Plan, job: Job, progress: Progress) -> None:
     found = result(job, planned, Outcome(), None, progress.totals(), 1.0)
     assert found["logs"] == str(job.logs)
     planned.job_dirs["B"] = "/data/geomx/jobs/j"  # type: ignore[index]
     found = result(job, planned, Outcome(), None, progress.totals(), 1.0)
     assert found["logs"] is None
-    print_result(found, json=False)
-    last = capsys.readouterr().out.splitlines()[-1]
+    last = in_words(found).splitlines()[-1]
     assert last.split(maxsplit=1) == ["logs", "on the hosts: geomx logs j, or geomx logs collect j --to DIR"]
     assert whereabouts(job, planned) == f"logs lie {last.split(maxsplit=1)[1]}"

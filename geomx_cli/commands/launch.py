@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from geomx_cli.commands._end import tell
 from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
 from geomx_cli.commands._job import Duration
 from geomx_cli.commands._options import add_options, values
@@ -109,13 +110,12 @@ def launch(
 
     manner = launching.Manner(
         told=Progress(),
-        json=json,
         detach=detach,
         lease=lease,
         sync=sync,
         ssh=ssh_options(accept_new_host_keys),
     )
-    return launching.launch(inventory, spec, manner)
+    return tell(launching.launch(inventory, spec, manner), json=json)
 
 
 def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, json: bool, shell: bool) -> int:

@@ -84,7 +84,7 @@ def _watch(job: "KnownJob") -> "Overview":
 def _print(overview: "Overview") -> None:
     from rich.console import Console
 
-    from geomx_cli.status.summary import explain
+    from geomx_cli.status.explanation import explain
     from geomx_cli.status.table import ProcessTable
     from geomx_cli.units import counted, format_duration
 

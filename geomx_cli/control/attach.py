@@ -19,20 +19,20 @@ from geomx_cli.errors import (
 from geomx_cli.hosts import Host, closing, everywhere
 from geomx_cli.job import state as job_state
 from geomx_cli.job.known import KnownJob
+from geomx_cli.status.end import End
 from geomx_cli.status.follow import View, view_for
 from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.overview import Overview
 from geomx_cli.status.progress import Progress
-from geomx_cli.status.summary import error_of, print_result, result
 
 __all__ = ["attach"]
 
 _ERRORS = (TrainingFailed, InvalidSettings, HostUnreachable, CheckFailed, TimedOut, DoneInPart, Interrupted)
 
 
-def attach(job: KnownJob, *, json: bool) -> int:
-    """Follow `job` to its end as launch does, with the same result, errors and exit status; 0 also when the person
-    detaches again. Call it from the main thread.
+def attach(job: KnownJob) -> End:
+    """Follow `job` to its end as launch does, with the same result and errors; with neither when the person detaches
+    again. Call it from the main thread.
 
     Ctrl-C lets go of a detached job, which goes on; any other job is stopped by it. A job that has ended meanwhile
     is summed up. Raises InvalidSettings while another geomx follows the job, HostUnreachable when a host cannot be
@@ -43,33 +43,26 @@ def attach(job: KnownJob, *, json: bool) -> int:
         hint = f"look at it with geomx status --watch {job.id}, or end that process"
         raise InvalidSettings(f"job {job.id} is followed by process {state.pid} already", hint)
     if state is not None and state.over:
-        return _tell_again(state, json=json)
+        return _again(state)
     with closing(job.open_hosts()) as hosts:
         overview = Overview.of(job, hosts)
         if overview.over:
-            found, error = overview.conclude()
-        else:
-            outcome, progress = _follow(job, hosts, overview, detaches=state is not None and state.state == "detached")
-            if outcome.left:
-                return 0
-            error = error_of(outcome, job.plan, job.job())
-            found = result(job.job(), job.plan, outcome, error, progress.totals(), time.monotonic() - progress.began)
-            job_state.finish(job.directory, found)
-    print_result(found, json=json)
-    if error is not None:
-        raise error
-    return 0
+            return overview.conclude()
+        outcome, progress = _follow(job, hosts, overview, detaches=state is not None and state.state == "detached")
+        if outcome.left:
+            return End()
+        end = End.of(job.job(), job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
+        job_state.finish(job.directory, end.result)
+        return end
 
 
-def _tell_again(state: job_state.JobState, *, json: bool) -> int:
+def _again(state: job_state.JobState) -> End:
     """What launch said at the end of a job."""
-    found = state.result or {}
-    if "total_s" in found:
-        print_result(found, json=json)
+    found, error = state.result or {}, None
     if words := found.get("error"):
         kind = next(kind for kind in _ERRORS if kind.exit_code == found["exit_code"])
-        raise kind(words["message"], words["hint"])
-    return 0
+        error = kind(words["message"], words["hint"])
+    return End(found if "total_s" in found else {}, error)
 
 
 def _follow(

@@ -20,10 +20,12 @@ from geomx_cli.job.baggage import Baggage
 from geomx_cli.job.data import provide
 from geomx_cli.job.script import check_script
 from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.status.end import End
 from geomx_cli.status.follow import View, view_for
 from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.progress import Progress
-from geomx_cli.status.summary import error_of, print_detached, print_result, result, whereabouts
+from geomx_cli.status.result import detached
+from geomx_cli.status.whereabouts import whereabouts
 from geomx_cli.units import counted, format_duration
 
 if TYPE_CHECKING:
@@ -45,22 +47,21 @@ class Manner:
     """
 
     told: "Told"
-    json: bool = False
     detach: bool = False
     lease: float | None = None
     sync: tuple[Path, ...] = ()
     ssh: SshOptions = field(default_factory=SshOptions)
 
 
-def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> int:
-    """Run the job `spec` on the machines of `inventory`; 0 when the training is done, or goes on alone. Call it
-    from the main thread.
+def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> End:
+    """Run the job `spec` on the machines of `inventory` until the training is done, or goes on alone. Call it from the
+    main thread.
 
-    The result goes to stdout: a summary, or with `manner.json` one object; everything else goes to stderr.
+    Its end has a TrainingFailed, Interrupted (Ctrl-C, or SIGTERM or SIGHUP to this process), or DoneInPart when servers
+    did not end after the training or something could not be cleaned up. What there is to tell meanwhile goes to stderr.
     Whatever happens, no process, key file or socket of the job is left on a host that can be reached, unless it
-    was detached; logs and event logs stay. Raises TrainingFailed, Interrupted (Ctrl-C, or SIGTERM or SIGHUP to
-    this process), DoneInPart when servers did not end after the training or something could not be cleaned up,
-    InvalidSettings, CheckFailed and HostUnreachable before the start.
+    was detached; logs and event logs stay. Raises InvalidSettings, CheckFailed, HostUnreachable and TimedOut before the
+    start, and Interrupted when the job was let go of.
     """
     began, job = time.monotonic(), Job.of(spec)
     check_script(spec.script, inventory)
@@ -90,17 +91,12 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> int:
             host.close()
     if outcome is None:
         job_state.detach(job.directory)
-        print_detached(job, json=manner.json)
-        return 0
+        return End(detached(job))
     if outcome.left:
         raise Interrupted(outcome.left, f"geomx status {job.id} shows how it goes")
-    error = error_of(outcome, planned, job)
-    found = result(job, planned, outcome, error, progress.totals(), time.monotonic() - began)
-    job_state.finish(job.directory, found)
-    print_result(found, json=manner.json)
-    if error is not None:
-        raise error
-    return 0
+    end = End.of(job, planned, outcome, progress.totals(), time.monotonic() - began)
+    job_state.finish(job.directory, end.result)
+    return end
 
 
 def prepared(job: Job, spec: JobSpec) -> JobSpec:

@@ -15,9 +15,9 @@ from geomx_cli.host_words import decode, first_line, last_line
 from geomx_cli.hosts import Host, closing, everywhere
 from geomx_cli.job import state as job_state
 from geomx_cli.job.known import KnownJob
+from geomx_cli.status.end import End
 from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.overview import Overview
-from geomx_cli.status.summary import error_of, result
 
 __all__ = ["HostStop", "StopReport", "end_launch", "stop"]
 
@@ -177,5 +177,5 @@ def _mark(job: KnownJob, hosts: Mapping[str, Host], report: StopReport) -> None:
         overview.conclude()  # it had ended by itself
         return
     outcome, seconds = Outcome(interrupted=True, stopped_by="geomx stop"), max(0.0, time.time() - job.started)
-    error = error_of(outcome, job.plan, job.job())
-    job_state.finish(job.directory, result(job.job(), job.plan, outcome, error, overview.progress.totals(), seconds))
+    end = End.of(job.job(), job.plan, outcome, overview.progress.totals(), seconds)
+    job_state.finish(job.directory, end.result)

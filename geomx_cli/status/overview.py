@@ -6,16 +6,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from geomx_cli.agent_words import failures_of
-from geomx_cli.errors import GeomxError
 from geomx_cli.failure import Failure, first_cause
 from geomx_cli.hosts import Host
 from geomx_cli.job import state as job_state
 from geomx_cli.job.known import KnownJob
 from geomx_cli.job.state import JobState
+from geomx_cli.status.end import End
+from geomx_cli.status.explanation import failure_fields
 from geomx_cli.status.host import HostStatus, read_all
 from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.progress import Progress, Row
-from geomx_cli.status.summary import error_of, failure_fields, result
 
 __all__ = ["Overview"]
 
@@ -81,16 +81,13 @@ class Overview:
         """How it went; only for one that is over."""
         return Outcome(failure=self.failure, interrupted=bool(self.stopped_by), stopped_by=self.stopped_by)
 
-    def conclude(self) -> tuple[dict[str, Any], GeomxError | None]:
-        """The result of a job that is over, as launch would give it, and the error that it would raise; kept in
-        state.json where nobody has written one.
-        """
-        outcome, job, state = self.outcome(), self.job.job(), JobState.read(self.job.directory)
-        error = error_of(outcome, self.job.plan, job)
-        found = result(job, self.job.plan, outcome, error, self.progress.totals(), self._seconds())
+    def conclude(self) -> End:
+        """The end of a job that is over; kept in state.json where nobody has written one."""
+        job, state = self.job.job(), JobState.read(self.job.directory)
+        end = End.of(job, self.job.plan, self.outcome(), self.progress.totals(), self._seconds())
         if state is not None and not state.over and not state.followed:
-            job_state.finish(self.job.directory, found)
-        return found, error
+            job_state.finish(self.job.directory, end.result)
+        return end
 
     def to_json(self) -> dict[str, Any]:
         """All of it as one object."""
