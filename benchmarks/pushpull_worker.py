@@ -50,8 +50,7 @@ class Client:
         self._client.declare(tensors)
         self._src = [np.ones(size, np.float32) for size in sizes]
         self._out = [np.empty(size, np.float32) for size in sizes]
-        for name, value in zip(self._names, self._src, strict=True):
-            self._client.init(name, value)
+        self._client.init(dict(zip(self._names, self._src, strict=True)))
 
     def iterate(self) -> None:
         exchanges = [

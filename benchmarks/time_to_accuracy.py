@@ -38,7 +38,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Value]] = {
     "mixed": {"algo": "mixed", "momentum": 0.0},
     "mixed-dcasgd": {"algo": "mixed", "momentum": 0.0, "optimizer": "dcasgd"},
     "hfa": {"algo": "hfa", "k1": 20, "k2": 10},
-    "esync": {"algo": "esync", "min_local_steps": 8},
+    "esync": {"algo": "esync", "min_local_steps": 12},
     "diloco": {"algo": "diloco", "inner_steps": 30, "outer_momentum": 0.5},
     "diloco-streaming": {"algo": "diloco", "inner_steps": 40, "outer_momentum": 0.5, "fragments": 2, "overlap": 10},
     "sync": {"algo": "sync"},

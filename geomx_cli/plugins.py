@@ -30,6 +30,7 @@ __all__ = [
     "merge",
     "scan",
     "table",
+    "users",
 ]
 
 Kind = Literal["algorithm", "codec", "delivery"]
@@ -128,6 +129,17 @@ def fixes(algorithm: str) -> Mapping[str, Value]:
 def in_two_tiers(algorithm: str) -> bool:
     """Whether every worker needs a local server above it, the central party's too: its module's `two_tiers`."""
     return bool(getattr(find("algorithm", algorithm), "two_tiers", False))
+
+
+def users(option: str) -> list[str]:
+    """The algorithms that have a use for an option of one of them: it is theirs, or among their module's `shares`.
+    Empty for an option that is no algorithm's.
+    """
+    return [
+        name
+        for name, plugin in algorithms().items()
+        if option in getattr(plugin, "shares", ()) or any(option == own.name for own in plugin.options)
+    ]
 
 
 def merge(base: Iterable[Option], plugins: Iterable[Plugin]) -> tuple[Option, ...]:

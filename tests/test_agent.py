@@ -244,6 +244,18 @@ def test_control_machine_that_leaves_or_talks_nonsense_ends_the_job(
     assert "the control machine went away and did not come back for 0.5 s" in (tmp_path / "agent.log").read_text()
 
 
+def test_agent_that_fails_ends_its_processes_and_says_why(agents: Any, tmp_path: Path) -> None:
+    agent = agents(one=SLEEP)
+    agent.until("hello")
+    (tmp_path / "agent-state.json").unlink()
+    (tmp_path / "agent-state.json" / "in the way").mkdir(parents=True)
+    agent.send(type="start")
+    done = agent.until("done")[-1]
+    assert "its agent failed: " in done["why"] and "agent-state.json" in done["why"] and done["left"] == []
+    agent.process.wait(10)
+    assert processes.marked(MARK) == []
+
+
 HURRIED = (
     "import sys; from geomx_cli.agent import __main__, supervisor; supervisor._CONNECT = 1.5;"
     "sys.exit(__main__.main(sys.argv[1:]))"

@@ -1,6 +1,7 @@
 """The command line as a process: exit statuses, help, and the plan that a dry run prints."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from geomx_cli import cli, errors, variables
+from geomx_cli.commands._json import print_json
 from geomx_cli.plugins import table
 
 ROOT = Path(__file__).parent.parent
+STAND_IN = Path(__file__).with_name("stand_in.py")
 
 
 def geomx(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -174,6 +177,34 @@ def test_a_mistyped_variable_is_told() -> None:
     done = geomx("launch", "--dry-run", GEOMX_TOPOLOGIE="flat", GEOMX_INSECURE="1", GEOMX_WORKERS="1")
     assert done.returncode == 0
     assert done.stderr == "warning: GEOMX_TOPOLOGIE means nothing to geomx; did you mean GEOMX_TOPOLOGY?\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warning"),
+    [
+        (["--k1", "40"], "--k1 is for --algo hfa, and this job runs fsa"),
+        (["--algo", "diloco", "--weight", "samples", "--k2=4"], "--k2 is for --algo hfa, and this job runs diloco"),
+        (["--algo", "async", "--max-staleness", "3"], ""),
+        (["--epochs=9", "--lr=1", "--", "python3", str(STAND_IN)],
+         "--epochs, --lr: these are for the bundled training; a script knows them only if it asks kv.option"),
+        (["--k1", "40", "--algo", "hfa", "--", "python3", str(STAND_IN)], ""),
+    ],
+)  # fmt: skip
+def test_an_option_that_the_job_has_no_use_for_is_told(arguments: list[str], warning: str) -> None:
+    done = geomx("launch", "--dry-run", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == (f"warning: {warning}\n" if warning else "")
+
+
+@pytest.mark.parametrize("words", [["stop", "--grace", "99999999d"], ["launch", "--lease", "1s"]])
+def test_a_duration_out_of_range(words: list[str]) -> None:
+    done = geomx(*words)
+    assert done.returncode == 2 and " is not from " in done.stderr and "Traceback" not in done.stderr
+
+
+def test_json_is_what_every_parser_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"loss": math.nan, "left": [math.inf, 1.5], "name": "NaN"})
+    assert capsys.readouterr().out == '{"loss": null, "left": [null, 1.5], "name": "NaN"}\n'
 
 
 def test_every_variable_of_a_process_is_known() -> None:

@@ -19,6 +19,7 @@ from geomx_cli.ps.loop import Loop
 from geomx_cli.runtime.algorithms import _esync_http
 from geomx_cli.runtime.algorithms._esync_http import Reply, serve
 from geomx_cli.runtime.algorithms._esync_state import StateServer
+from geomx_cli.runtime.algorithms.esync import EsyncServer
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -310,3 +311,9 @@ def test_ipv6(owner: Owner) -> None:
     with urllib.request.urlopen(f"http://[::1]:{server.port}/", timeout=10) as answer:
         assert json.loads(answer.read())["t"] == 1
     server.close()
+
+
+@pytest.mark.parametrize("place", ["0.0.0.0:8000", "[::]:8000", "192.168.0.1:8000", "localhost:8000"])
+def test_beyond_loopback_it_is_opened_in_a_trusted_network_only(place: str) -> None:
+    with pytest.raises(InvalidSettings, match=r"HTTP has no password.*GEOMX_INSECURE=1"):
+        EsyncServer("global", None, 1).open_http(place, insecure=False)

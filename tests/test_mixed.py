@@ -124,6 +124,23 @@ def test_who_waits_is_told_as_soon_as_the_slow_one_comes_or_leaves() -> None:
     assert len(job.got((0, 0))) == 8, "alone it may go as far as it likes"
 
 
+def test_a_result_that_was_held_back_is_what_its_party_has_seen() -> None:
+    """DC-ASGD compensates for changes since the weights that a party was given, which may have come after its own."""
+    lamda = np.float32(0.5)
+    job = tree([1, 1], 0).use("dcasgd", learning_rate=RATE, lamda=float(lamda))
+    weight = np.ones(8, np.float32)
+    job.init(weight)
+    seen = [weight, weight]
+    for number in range(1, 6):
+        for party in ((0, 1), (1, 0))[number % 2]:
+            g = gradient(party, number)
+            job.push((party, 0), number, g)
+            weight = weight - np.float32(RATE) * (g + lamda * g * g * (weight - seen[party]))
+        seen = [weight, weight]
+        for party in (0, 1):
+            np.testing.assert_allclose(job.last((party, 0)), weight, rtol=1e-6, atol=1e-6)
+
+
 def test_central_workers_are_one_member_together() -> None:
     job = tree([1], central=2)
     job.init(full(0))

@@ -189,6 +189,10 @@ def test_a_member_whose_window_is_filled_by_what_waits_is_asked_for_what_is_miss
     bench.rounds.ledger.unstall()
     assert bench.links[1].asked == [(1, 0, 1)], "once"
     assert bench.links[0].asked == [(2, 0, 1)], "each has something that waits for the other"
+    bench.rounds.ledger.forget_asked(1)
+    bench.rounds.ledger.unstall()
+    assert bench.links[1].asked == 2 * [(1, 0, 1)], "its connection was cut, and the question with it"
+    assert bench.links[0].asked == [(2, 0, 1)]
 
 
 # The uplink.

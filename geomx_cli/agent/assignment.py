@@ -53,7 +53,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Assignment:
-    """One host's part of a job. Holds no secrets, only the paths of the key files.
+    """One host's part of a job. Holds no keys, only the paths of their files.
 
     `job_dir` has events/ and logs/; `sockets` is a short folder that the agents of the machine share;
     `socket` is where this agent listens, inside it. `clear` names variables that a task does not inherit.

@@ -80,6 +80,9 @@ class Supervisor:
                 for key, mask in self._selector.select(_TICK):
                     self._handle(key.fileobj, key.data, mask)
                 self._tick(time.monotonic())
+        except Exception as error:
+            self._why = self._why or f"its agent failed: {error}"
+            raise
         finally:
             left = self._sweep()
             self._assignment.remove_secrets()

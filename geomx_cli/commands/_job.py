@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.units import parse_duration
+from geomx_cli.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from geomx_cli.job.known import KnownJob
@@ -15,16 +15,23 @@ __all__ = ["Duration", "chosen", "job_argument"]
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
-    """Seconds, written as "10s" or "2m"."""
+    """Seconds, written as "10s" or "2m", from `least` to `most`."""
 
     name = "duration"
+
+    def __init__(self, least: float, most: float) -> None:
+        self._least, self._most = least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """See click.ParamType.convert."""
         try:
-            return value if isinstance(value, float) else parse_duration(value)
+            seconds = value if isinstance(value, float) else parse_duration(value)
         except InvalidSettings as error:
             self.fail(f"{error.message}; {error.hint}", param, ctx)
+        if not self._least <= seconds <= self._most:
+            least, most = format_duration(self._least), format_duration(self._most)
+            self.fail(f"{value} is not from {least} to {most}", param, ctx)
+        return seconds
 
 
 def job_argument(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,14 +1,15 @@
 """Command-line options from the table of options: flag first, then environment variable, then default."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from geomx_cli import units
+from geomx_cli import plugins, units
 from geomx_cli.options import Option, Value, decode, encode
 
-__all__ = ["GroupedCommand", "add_options", "values"]
+__all__ = ["GroupedCommand", "add_options", "unused", "values"]
 
 _METAVARS = {"int": "NUMBER", "float": "NUMBER", "text": "TEXT", "wan": "RATE[,RTT]"}
 
@@ -97,6 +98,18 @@ def add_options(table: Iterable[Option]) -> Callable[[click.Command], click.Comm
 def values(table: Iterable[Option], parameters: Mapping[str, Any]) -> dict[str, Value]:
     """The values of the table's options among a command's `parameters`."""
     return {option.name: parameters[option.name] for option in table}
+
+
+def unused(ctx: click.Context, table: Iterable[Option], algorithm: str, *, script: bool) -> Iterator[str]:
+    """A sentence for each option on the command line that the job has no use for."""
+    written = [item for item in table if ctx.get_parameter_source(item.name) is ParameterSource.COMMANDLINE]
+    for option in written:
+        having = plugins.users(option.name)
+        if having and algorithm not in having:
+            yield f"{option.flag} is for --algo {' or '.join(having)}, and this job runs {algorithm}"
+    training = ", ".join(option.flag for option in written if option.group == "training")
+    if script and training:
+        yield f"{training}: these are for the bundled training; a script knows them only if it asks kv.option"
 
 
 def default_text(option: Option) -> str:

@@ -1,10 +1,10 @@
 """`geomx data`: the data sets of the bundled training job."""
 
-import json
 import sys
 
 import click
 
+from geomx_cli.commands._json import print_json
 from geomx_cli.runtime.training import fetch as fetching
 
 __all__ = ["Progress", "data"]
@@ -24,7 +24,7 @@ def fetch(name: str, data_dir: str, existing: bool, as_json: bool) -> None:
     """Fetch a data set, if it is not there yet, and print its directory."""
     directory = (fetching.ensure if existing else fetching.fetch)(name, data_dir, Progress())
     found = {"schema_version": 1, "data": name, "directory": str(directory)}
-    click.echo(json.dumps(found) if as_json else str(directory))
+    print_json(found) if as_json else str(directory)
 
 
 class Progress:

@@ -1,6 +1,5 @@
 """`geomx doctor`: check the hosts and the network before a job."""
 
-import json as json_module
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
+from geomx_cli.commands._json import print_json
 from geomx_cli.commands._options import add_options, values
 from geomx_cli.commands._script import ScriptCommand
 from geomx_cli.plugins import table
@@ -58,7 +58,7 @@ def doctor(
         say=lambda text: click.echo(text, err=True),
     )
     if json:
-        click.echo(json_module.dumps(report.to_json(), indent=2))
+        print_json(report.to_json(), indent=2)
     else:
         _show(report)
     return report.exit_code

@@ -1,6 +1,5 @@
 """`geomx hosts`: the inventory file."""
 
-import json as json_module
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geomx_cli.commands._inventory import DEFAULT_FILE
+from geomx_cli.commands._json import print_json
 from geomx_cli.units import counted
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def check(file: Path, json: bool) -> None:
 
     read = inventory_file.read(file)
     places = standing(read.inventory)
-    click.echo(json_module.dumps(_object(read, places), indent=2) if json else "\n".join(_lines(read, places)))
+    print_json(_object(read, places), indent=2) if json else "\n".join(_lines(read, places))
 
 
 def _object(read: "InventoryFile", places: "tuple[Standing, ...]") -> dict[str, object]:

@@ -1,11 +1,12 @@
 """`geomx jobs`: the jobs that were launched from here."""
 
-import json as json_module
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import click
+
+from geomx_cli.commands._json import print_json
 
 __all__ = ["jobs"]
 
@@ -40,7 +41,7 @@ def jobs(json: bool) -> None:
         what = f"{len(damaged)} more cannot be read, the newest: " if len(damaged) > 1 else ""
         click.echo(f"warning: {what}{damaged[0]}", err=True)
     if json:
-        click.echo(json_module.dumps({"schema_version": JOBS_VERSION, "jobs": known}))
+        print_json({"schema_version": JOBS_VERSION, "jobs": known})
     else:
         _print(known)
 

@@ -1,6 +1,5 @@
 """`geomx launch`: start a training job, watch it and wait for its end."""
 
-import json as json_module
 import os
 import sys
 from dataclasses import replace
@@ -12,7 +11,8 @@ import click
 from geomx_cli.commands._end import tell
 from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
 from geomx_cli.commands._job import Duration
-from geomx_cli.commands._options import add_options, values
+from geomx_cli.commands._json import print_json
+from geomx_cli.commands._options import add_options, unused, values
 from geomx_cli.commands._script import ScriptCommand
 from geomx_cli.errors import UsageError
 from geomx_cli.plugins import table
@@ -36,7 +36,7 @@ _PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS")
 @click.option("--detach", is_flag=True, help="Return when all processes run; the job goes on alone.")
 @click.option(
     "--lease",
-    type=Duration(),
+    type=Duration(2.0, 30 * 86_400.0),
     metavar="DURATION",
     help="How long the job goes on when this machine is gone, as a laptop that is closed; at least 2s.  "
     "[default: 6s, or 30s with hosts behind SSH]",
@@ -94,6 +94,9 @@ def launch(
     for sentence in strangers(os.environ):
         click.echo(f"warning: {sentence}", err=True)
     inventory, options = machines(hosts, local, values(table(), parameters))
+    idle = unused(click.get_current_context(), table(), str(options["algo"]), script=bool(script))
+    for sentence in idle:
+        click.echo(f"warning: {sentence}", err=True)
     from geomx_cli.plan import JobSpec
 
     spec = JobSpec(
@@ -132,5 +135,5 @@ def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, js
     if shell:
         click.echo(plan_shell(found, working_dirs(inventory, found)))
     else:
-        click.echo(json_module.dumps(found.to_json(), indent=2) if json else plan_text(found))
+        print_json(found.to_json(), indent=2) if json else plan_text(found)
     return 0

@@ -1,6 +1,5 @@
 """`geomx logs`: what a job's processes write, and `geomx logs collect`: all of it in one folder."""
 
-import json as json_module
 import os
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import click
 
 from geomx_cli.commands._job import chosen, job_argument
+from geomx_cli.commands._json import print_json
 from geomx_cli.errors import DoneInPart
 
 __all__ = ["logs"]
@@ -97,7 +97,7 @@ def collect(name: str, folder: Path, json: bool) -> None:
 
     manifest = collecting(chosen(name), folder.absolute())
     if json:
-        click.echo(json_module.dumps(manifest))
+        print_json(manifest)
     else:
         size = sum(entry["size"] for entry in manifest["files"])
         click.echo(f"{len(manifest['files'])} files, {size} bytes in {folder}")

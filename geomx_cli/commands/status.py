@@ -1,6 +1,5 @@
 """`geomx status`: how a job goes, process by process."""
 
-import json as json_module
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geomx_cli.commands._job import chosen, job_argument
+from geomx_cli.commands._json import print_json
 
 if TYPE_CHECKING:
     from geomx_cli.job.known import KnownJob
@@ -44,7 +44,7 @@ def status(name: str, watch: bool, json: bool) -> None:
     if overview.over:
         overview.conclude()
     if json:
-        click.echo(json_module.dumps(overview.to_json()))
+        print_json(overview.to_json())
     else:
         _print(overview)
     if overview.unreachable:

@@ -1,11 +1,11 @@
 """`geomx stop`: end a job, or one party of it, and whatever is left of it."""
 
-import json as json_module
 from typing import TYPE_CHECKING
 
 import click
 
 from geomx_cli.commands._job import Duration, chosen, job_argument
+from geomx_cli.commands._json import print_json
 
 if TYPE_CHECKING:
     from geomx_cli.control.stop import HostStop
@@ -18,7 +18,7 @@ __all__ = ["stop"]
 @click.option("--party", default="", metavar="NAME", help="End only this party's processes.")
 @click.option(
     "--grace",
-    type=Duration(),
+    type=Duration(0.0, 86_400.0),
     default=10.0,
     metavar="DURATION",
     help="How long processes may take to end before they are killed.  [default: 10s]",
@@ -52,7 +52,7 @@ def stop(name: str, party: str, grace: float, json: bool) -> None:
             click.echo("nothing is running: this job had ended", err=True)
         report = stopping(job, party=party, grace=grace)
     if json:
-        click.echo(json_module.dumps(report.to_json()))
+        print_json(report.to_json())
     else:
         for host in report.hosts:
             _print(host)

@@ -10,7 +10,7 @@ from geomx_cli import doctor, hosts
 from geomx_cli.control.fleet import Fleet
 from geomx_cli.control.interrupts import interrupts_to
 from geomx_cli.control.watch import Watch
-from geomx_cli.errors import Interrupted, InvalidSettings
+from geomx_cli.errors import Interrupted
 from geomx_cli.hosts import File, Host, SshOptions
 from geomx_cli.hosts.local import python_path
 from geomx_cli.inventory import Inventory
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Manner", "launch", "prepared", "working_dirs"]
 
-_NEAR_LEASE, _FAR_LEASE, _LEAST_LEASE = 6.0, 30.0, 2.0
+_NEAR_LEASE, _FAR_LEASE = 6.0, 30.0
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,6 @@ def _lease(manner: Manner, far: bool) -> float:
         return 0.0
     if manner.lease is None:
         return _FAR_LEASE if far else _NEAR_LEASE
-    if manner.lease < _LEAST_LEASE:
-        raise InvalidSettings(f"a lease of {manner.lease:g} s is too short", f"give at least {_LEAST_LEASE:g}s")
     return manner.lease
 
 

@@ -33,7 +33,8 @@ class LocalHost:
                 argv, input=data, capture_output=True, timeout=limit, env=_environment(), check=False
             )
         except subprocess.TimeoutExpired:
-            raise TimedOut(f"{argv[0]} on {self.name} did not end within {limit:g} s") from None
+            what = f"{argv[0]} on {self.name} did not end within {limit:g} s"
+            raise TimedOut(what, "see whether this machine is overloaded, or its disk hangs") from None
         return Completed(done.returncode, done.stdout, done.stderr)
 
     def open(self, argv: Sequence[str]) -> Channel:

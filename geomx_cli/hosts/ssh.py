@@ -24,6 +24,7 @@ _PIECE = 1 << 20
 _BEGIN = 10.0  # seconds for a command to be started
 _FILES = 20.0  # for files to be dealt with, besides
 _SLOWEST = 1 << 16  # bytes/s
+_SLOW = "see whether that machine is overloaded, or its disk hangs; geomx doctor looks at the link to it"
 _Result = TypeVar("_Result")
 
 
@@ -202,7 +203,7 @@ class SshHost:
             yield
         except (paramiko.SSHException, EOFError, OSError, HostUnreachable) as error:
             if expired.is_set():
-                raise TimedOut(what) from None
+                raise TimedOut(what, _SLOW) from None
             if isinstance(error, HostUnreachable) or (isinstance(error, OSError) and self._active()):
                 raise
             words = f": {error}" if str(error) else ""
@@ -210,7 +211,7 @@ class SshHost:
         finally:
             timer.cancel()
         if expired.is_set():
-            raise TimedOut(what)
+            raise TimedOut(what, _SLOW)
 
     def _with_files(self, do: Callable[[paramiko.SFTPClient], _Result], what: str, size: int) -> _Result:
         limit = _FILES + size / _SLOWEST

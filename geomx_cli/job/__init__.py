@@ -1,6 +1,6 @@
 """A job's directory: the same layout, at the same path, on the control machine and on each host.
 
-    plan.json, inventory.json what is to run, without secrets, and on which machines (control machine)
+    plan.json, inventory.json what is to run, without keys, and on which machines (control machine)
     state.json                how it goes, as far as the control machine knows (job_state.py)
     hosts/HOST/agent.json     one host's part of it
     hosts/HOST/agent-state.json, agent.log      what its agent has started and said

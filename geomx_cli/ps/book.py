@@ -38,6 +38,7 @@ class Pace:
 
     closed: the last round that is decided. finished: the last one that is answered. result: who is in that.
     held: who is in a root's round that is in the value and not yet answered, because others are too far behind.
+    version: that of the value which the last round has led to, or which its members were given since.
     """
 
     member: int
@@ -46,6 +47,7 @@ class Pace:
     finished: int = 0
     result: Header = field(default_factory=Header)
     held: Gathering | None = None
+    version: int = 0
 
 
 @dataclass(slots=True)

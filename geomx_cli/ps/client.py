@@ -73,16 +73,19 @@ class Client:
         """Where the tensors lie that this worker has declared, by name."""
         return self._placements
 
-    def init(self, name: str, value: Array) -> None:
-        """Give the initial value of a declared tensor; blocks. For everybody but the master this does nothing.
+    def init(self, values: Mapping[str, Array]) -> None:
+        """Give the initial values of declared tensors; blocks. For everybody but the master this does nothing.
 
-        value: 1-D, contiguous, of the declared size and dtype.
+        values: 1-D, contiguous, of the declared size and dtype. They travel together: that takes as long as the links
+        need for them, and fails after the option `patience`.
         """
         if not self.is_master:
             return
         self._check()
-        exchange = self._start(None, Errand(Kind.PUSH, self._placement(name, value), value))
-        self._wait(exchange.done, self.settings.number("timeout"), f"the servers to take the initial value of {name!r}")
+        errands = [Errand(Kind.PUSH, self._placement(name, value), value) for name, value in values.items()]
+        limit = self.settings.number("patience")
+        for exchange in [self._start(None, errand) for errand in errands]:
+            self._wait(exchange.done, limit, "the servers to take the initial values (--patience)")
 
     def exchange(
         self,
@@ -105,7 +108,8 @@ class Client:
             raise InvalidSettings(f"a contribution of weight {weight}", "give a finite number above 0")
         if self._left or not self.trains:
             what = "has left the job" if self._left else "is the master, which does not train"
-            raise InvalidSettings(f"this worker {what}: it cannot contribute")
+            hint = "is_master_worker and global_rank tell who is to push, and nobody pushes after leave"
+            raise InvalidSettings(f"this worker {what}: it cannot contribute", hint)
         placement = self._placement(name, src)
         number = self._rounds[name] = self._rounds.get(name, 0) + 1
         errand = Errand(Kind.EXCHANGE, placement, src, number, weight, priority, dict(hyper or {}))
@@ -123,12 +127,12 @@ class Client:
         done: Future[None] = Future()
 
         def copy(finished: "Future[None]") -> None:
-            error = finished.exception()
-            if error is not None:
-                done.set_exception(error)
-            else:
+            try:
+                finished.result()
                 latest.copy_to(out)
                 done.set_result(None)
+            except Exception as error:
+                done.set_exception(error)
 
         latest.done.add_done_callback(copy)
         return done
@@ -221,7 +225,8 @@ class Client:
     def _known(self, tensor: Tensor) -> Placement | None:
         placement = self._placements.get(tensor.name)
         if placement is not None and placement.tensor != tensor:
-            raise InvalidSettings(f"key {tensor.name!r} was declared as {placement.tensor}, now as {tensor}")
+            what = f"key {tensor.name!r} was declared as {placement.tensor}, now as {tensor}"
+            raise InvalidSettings(what, "size and dtype of a key never change")
         return placement
 
     def _placement(self, name: str, array: Array) -> Placement:
@@ -231,7 +236,8 @@ class Client:
         tensor = placement.tensor
         if (array.size, str(array.dtype)) != (tensor.size, tensor.dtype):
             raise InvalidSettings(
-                f"key {name!r} has {tensor.size} elements of {tensor.dtype}, not {array.size} of {array.dtype}"
+                f"key {name!r} has {tensor.size} elements of {tensor.dtype}, not {array.size} of {array.dtype}",
+                "size and dtype of a key never change",
             )
         return placement
 

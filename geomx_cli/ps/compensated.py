@@ -48,15 +48,16 @@ class _Compensated(Optimizer):
 class Dcasgd(_Compensated):
     """DC-ASGD with constant lamda ("-c"): d = w - b, where b is what the contributing member was given last.
 
-    That is the weight after the member's update before this one, and at its first the weight before the slot's very
-    first update, so a server keeps one copy of the weights for each member and one more. Where there is only one
-    member, d is 0 and this is `sgd`.
+    That is the weight after the member's update before this one (or a newer one: see `given`), and at its first the
+    weight before the slot's very first update, so a server keeps one copy of the weights for each member and one more.
+    Where there is only one member, d is 0 and this is `sgd`.
     """
 
     name = "dcasgd"
     fields = fields_of(0.01, momentum=rate_field(0.0), lamda=Field(0.04, low=0.0))
     required = ("initial",)
     by_member: ClassVar[tuple[str, ...]] = ("backup",)
+    seen = ("backup",)
 
     def _fresh(self, what: str, weight: Array, arrays: Mapping[str, Array]) -> Array:
         if what == "initial":

@@ -130,6 +130,11 @@ class Ledger:
                 for link in self._links_of(rank):
                     link.ask_for(key, index, number)
 
+    def forget_asked(self, rank: int) -> None:
+        """What this member was asked for may have been lost with its connection; it may be asked again."""
+        for _, _, round_ in self._open.values():
+            round_.wanted.discard(rank)
+
     def oldest(self) -> tuple[int, float, frozenset[int]] | None:
         """Of the rounds that wait for members, the one that was opened first: its number, when (time.monotonic
         seconds), and those members' ranks; none of them for a round that only waits to be decided.

@@ -44,9 +44,13 @@ class Members:
         links.append(link)
         self._arrived.add(link)
 
+    def knows(self, link: Link) -> bool:
+        """Whether this peer has arrived."""
+        return link in self._arrived
+
     def rank_of(self, link: Link) -> int:
         """The rank under which this peer contributes. Raises BadMessage for one that has not arrived."""
-        if link not in self._arrived:
+        if not self.knows(link):
             raise BadMessage("a message from a process that has not arrived")
         return int(link.hello["contributor"])
 

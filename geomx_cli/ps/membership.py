@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
+from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut, silent_peer
 from geomx_cli.ps.config import PlaneSettings
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.wire import BadMessage
@@ -95,7 +95,7 @@ class Membership:
         silent = time.monotonic() - self._last_heard
         if silent > self._silence:
             name, self.over = self.link.name, True
-            self._node.fail(PeerLost(f"{name} has been silent for {silent:.0f} s", peer=name))
+            self._node.fail(silent_peer(name, silent))
 
     def on_request(self, request: Request) -> None:
         """Handle what the scheduler says beside answers."""

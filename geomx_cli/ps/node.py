@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec
 
 from geomx_cli.errors import GeomxError, Interrupted, InvalidSettings, PeerLost
 from geomx_cli.events import EventLog
@@ -26,6 +26,7 @@ from geomx_cli.ps.wire import Header, Kind, decode_body, job_number
 __all__ = ["Node"]
 
 Body = dict[str, Any]
+_Given = ParamSpec("_Given")
 
 LAST_WORDS = 1.0
 """Seconds that a node that fails waits for its schedulers to know why; agents give all that fail two."""
@@ -71,8 +72,8 @@ class Node:
                 "host": settings.host,
             },
             keys=self.keys,
-            on_message=self._on_message,
-            on_link=on_link,
+            on_message=self._failing(self._on_message),
+            on_link=self._failing(on_link),
             on_reconnect=self._repeat,
             events=events,
             slice_bytes=4 * int(settings.number("slice_elements") or NEAR),
@@ -184,16 +185,24 @@ class Node:
         for link in list(waiting):
             self.talk.ask(link, topic, body, partial(heard, link), partial(heard, link), limit)
 
+    def _failing(self, handle: Callable[_Given, None]) -> Callable[_Given, None]:
+        """`handle`, whose errors make the node fail, in order: everybody hears why."""
+
+        def handled(*given: _Given.args, **named: _Given.kwargs) -> None:
+            try:
+                handle(*given, **named)
+            except GeomxError as error:
+                self.fail(error)
+
+        return handled
+
     def _repeat(self, link: Link) -> None:
         self.talk.repeat(link)
         self._on_reconnect(link)
 
     def _on_message(self, link: Link, header: Header, payload: memoryview | None) -> None:
         if header.kind != Kind.CONTROL:
-            try:
-                self._on_tensor(link, header, payload)
-            except GeomxError as error:
-                self.fail(error)
+            self._on_tensor(link, header, payload)
             return
         body = decode_body(payload) if payload is not None else {}
         if header.topic == "answer":

@@ -104,7 +104,8 @@ class Optimizer(ABC):
     """Updates slices. Keeps per slot the moments, the number of updates and, for fp16 weights, an fp32 copy.
 
     Of the arrays, a slot always has the `required` ones, `occasional` ones while the hyper-parameters have a use
-    for them, and those in `by_member` once for each member that has contributed.
+    for them, and those in `by_member` once for each member that has contributed; `seen` are those of these that hold
+    the weight which the member was given last.
 
     Arithmetic is fp32 for fp16 and fp32 weights, fp64 for fp64, element by element: how a tensor is cut into
     slices changes no bit. Infinite and not-a-number gradients go through silently. For one thread at a time.
@@ -116,6 +117,7 @@ class Optimizer(ABC):
     required: ClassVar[tuple[str, ...]] = ()
     occasional: ClassVar[tuple[str, ...]] = ()
     by_member: ClassVar[tuple[str, ...]] = ()
+    seen: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, params: Mapping[str, Value | None]) -> None:
         self._params: dict[str, float | bool] = {name: field.default for name, field in self.fields.items()}
@@ -170,6 +172,16 @@ class Optimizer(ABC):
         call = Call(state.step, lr, wd, params["clip_gradient"])
         self._run(call, state.master, arrays, weight, grad, result)
         return result
+
+    def given(self, slot: Slot, member: int, weight: Array) -> None:
+        """This member was given the slot's present weight, which is newer than the one after its own last update."""
+        state = self._states.get(slot)
+        if state is None:
+            return
+        now = weight.reshape(-1) if state.master is None else state.master
+        for name in [f"{what}.{member}" for what in self.seen]:
+            if name in state.arrays:
+                np.copyto(state.arrays[name], now)
 
     def _run(
         self, call: Call, master: Array | None, arrays: list[Array], weight: Array, grad: Array, result: Array

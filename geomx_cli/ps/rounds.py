@@ -17,11 +17,9 @@ from geomx_cli.ps.link import Link
 from geomx_cli.ps.optimizers import Optimizer
 from geomx_cli.ps.state import export_state, import_state
 from geomx_cli.ps.uplink import Delivery, Uplink
-from geomx_cli.ps.wire import DTYPES, Array, BadMessage, Header, Kind, view
+from geomx_cli.ps.wire import DTYPES, MAX_ROUNDS_AHEAD, Array, BadMessage, Header, Kind, view
 
 __all__ = ["Rounds", "as_payload"]
-
-MAX_ROUNDS_AHEAD = 64
 
 
 class Rounds:
@@ -168,6 +166,7 @@ class Rounds:
             self._tune(book, gathering.hyper)
             book.slot.value = _cast(self.ledger.algorithm.at_root(book.slot, total, self.optimizer), book.dtype)
             book.slot.version += 1
+            pace.version = book.slot.version
             pace.held, gathering.total = gathering, None
             return
         decision = self.ledger.algorithm.at_party(book.slot, total)
@@ -199,8 +198,8 @@ class Rounds:
         book.hyper.update(news)
         if self.optimizer is None:
             return
-        for name in news.keys() - self._initial.keys():
-            self._initial[name] = float(self.optimizer.params.get(name, news[name]))
+        for name in book.hyper.keys() - self._initial.keys():
+            self._initial[name] = float(self.optimizer.params.get(name, book.hyper[name]))
         if self._initial:
             self.optimizer.set(**{**self._initial, **book.hyper})
 
@@ -241,6 +240,10 @@ class Rounds:
         """Send the value: the result of the last round of `pace`, or to somebody who only asks for it."""
         assert book.slot.value is not None
         last = pace or Pace(0)
+        if self._uplink is None and last.version not in (0, book.slot.version):  # it is newer than that round's
+            last.version = book.slot.version
+            if self.optimizer is not None:
+                self.optimizer.given(book.slot.id, last.member, book.slot.value)
         header = Header(
             kind=Kind.RESULT, request=asker.request, key=book.slot.key, slice=book.slot.index, offset=book.offset,
             length=book.length, dtype=book.dtype, round=last.finished, value=book.slot.version,

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
+from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut, silent_peer
 from geomx_cli.events import EventLog
 from geomx_cli.ps.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.link import Link
@@ -181,7 +181,7 @@ class Scheduler:
             if self._complete and not item.gone and silent > self._silence:
                 item.gone = True
                 name = item.member.process
-                self._fail(PeerLost(f"{name} has been silent for {silent:.0f} s", peer=name))
+                self._fail(silent_peer(name, silent))
 
     def _fail(self, error: GeomxError) -> None:
         self.node.fail(error, self._present())

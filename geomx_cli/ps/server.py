@@ -41,7 +41,7 @@ class Server:
         self._uplink = None if self._is_root else Uplink(delivery)
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive,
-            on_reconnect=self._uplink.repeat if self._uplink is not None else lambda _: None,
+            on_reconnect=self._come_back,
         )  # fmt: skip
         uplink = self._uplink
         self._ledger = Ledger(
@@ -131,6 +131,12 @@ class Server:
     def _arrive(self, link: Link) -> None:
         self._members.arrive(link)
         self._serve()
+
+    def _come_back(self, link: Link) -> None:
+        if self._uplink is not None:
+            self._uplink.repeat(link)
+        if self._members.knows(link):
+            self._ledger.forget_asked(self._members.rank_of(link))
 
     def _leave(self, request: Request) -> None:
         self._members.leave(request.link)

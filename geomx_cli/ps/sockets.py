@@ -11,7 +11,7 @@ from functools import partial
 import zmq
 import zmq.utils.monitor
 
-from geomx_cli.errors import GeomxError, InvalidSettings
+from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.security import Doorkeeper, KeyRing
 from geomx_cli.ps.wire import MAX_MESSAGE
@@ -115,7 +115,8 @@ class Sockets:
         if not tcp or self._keys is None:
             return
         if not self._keys.server_secret:
-            raise GeomxError(f"the key file has no server key, yet this process listens on {endpoint}")
+            what = f"the key file has no server key, yet this process listens on {endpoint}"
+            raise InvalidSettings(what, "give it the key file that was made for this process")
         router.set(zmq.CURVE_SECRETKEY, self._keys.server_secret.encode())
         if self._doorkeeper is None:
             self._doorkeeper = Doorkeeper(self._context, self._keys)

@@ -83,7 +83,9 @@ class StateDesk:
         now = (optimizer, optimizer.updates)
         shared = [item for item in self._snapshots.values() if (item.optimizer, item.updates) == now]
         if len(self._snapshots) >= MAX_READERS and by not in self._snapshots:
-            raise InvalidSettings(f"more than {MAX_READERS} workers read the optimizer's state at once")
+            raise InvalidSettings(
+                f"more than {MAX_READERS} workers read the optimizer's state at once", "let one worker save it"
+            )
         snapshot = shared[0] if shared else _Snapshot(Packed(optimizer.export_state()), *now)
         self._snapshots[by] = snapshot
         return {"size": snapshot.packed.size, "optimizer": optimizer.name, "params": optimizer.params}
@@ -96,7 +98,9 @@ class StateDesk:
     def _begin(self, by: str, name: str, wanted: str, size: int) -> Body:
         optimizer, now = self._optimizer(), time.monotonic()
         if optimizer.name != name:
-            raise InvalidSettings(f"the state is that of {name}, and the servers run {optimizer.name}")
+            raise InvalidSettings(
+                f"the state is that of {name}, and the servers run {optimizer.name}", "set the optimizer that it is of"
+            )
         most = 8 * MAX_ARRAYS * sum(self._rounds.ledger.lengths().values()) + 2**20
         if size > most:
             raise InvalidSettings(f"state of {size} bytes is too much: these keys have {most} at the most")

@@ -82,7 +82,8 @@ class Talk:
 
         def expire() -> None:
             del self._asked[number]
-            failed(TimedOut(f"no answer from {link.name} to {topic!r} within {limit:g} s"))
+            hint = "see its log; where it only takes longer, give a longer --timeout"
+            failed(TimedOut(f"no answer from {link.name} to {topic!r} within {limit:g} s", hint))
 
         self._asked[number] = _Asked(link, topic, body, answer, failed, self._loop.call_later(limit, expire))
         link.control(topic, body, number)

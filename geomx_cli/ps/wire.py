@@ -41,6 +41,10 @@ MAX_CONTROL = 16 * 2**20
 DTYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(name) for name in ("float32", "float64", "float16"))
 
 
+MAX_ROUNDS_AHEAD = 64
+"""Rounds of one key that a worker may have begun beyond the last one whose result it has."""
+
+
 class BadMessage(Exception):
     """A message that is malformed, oversized or not for us. Counted and dropped; never ends a process."""
 

@@ -1,5 +1,6 @@
 """A worker in the cluster: its node, its servers and what is under way. The loop's thread only; see client.py."""
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from geomx_cli.ps.node import Node
 from geomx_cli.ps.partition import Placement
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.uplink import Delivery, Uplink
-from geomx_cli.ps.wire import Array, BadMessage, Header, Kind, dtype_code
+from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD, Array, BadMessage, Header, Kind, dtype_code
 
 __all__ = ["Errand", "Standing", "Worker"]
 
@@ -76,6 +77,8 @@ class Worker:
         self._plane = settings.local
         self._rank = -1
         self._voice: tuple[int, ...] = ()
+        self._done: dict[int, int] = {}  # the last round of each key whose result is here
+        self._later: dict[int, deque[tuple[Exchange, Errand]]] = {}  # those of each key that are too far ahead of it
 
     def run(self) -> None:
         """Be a worker until stopped, or until the job fails."""
@@ -94,11 +97,18 @@ class Worker:
             self.node.close()
 
     def start(self, exchange: Exchange, errand: Errand) -> None:
-        """Queue all slices of a tensor."""
+        """Queue all slices of a tensor; those of a round that is far ahead of the results wait for these."""
         if self.error is not None:
             exchange.fail(self.error)
             return
         self.open.add(exchange)
+        key = errand.placement.key
+        if errand.round > self._done.get(key, 0) + MAX_ROUNDS_AHEAD:
+            self._later.setdefault(key, deque()).append((exchange, errand))
+        else:
+            self._send(exchange, errand)
+
+    def _send(self, exchange: Exchange, errand: Errand) -> None:
         placement, src = errand.placement, errand.src
         dtype = dtype_code(np.dtype(placement.tensor.dtype))
         voice = self._voice if errand.kind == Kind.EXCHANGE else ()
@@ -110,7 +120,7 @@ class Worker:
                 priority=errand.priority, hyper=errand.hyper,
             )  # fmt: skip
             part = None if data is None else data[piece.offset : piece.offset + piece.length].cast("B")
-            self.uplink.send(piece.server, header, part, self._taker(exchange, piece.offset, errand.round))
+            self.uplink.send(piece.server, header, part, self._taker(exchange, errand, piece.offset))
 
     def ask(self, future: "Future[Body]", topic: str, body: Body, server: int, limit: float) -> None:
         """Make a request of one server; the answer goes to `future`."""
@@ -134,15 +144,23 @@ class Worker:
         if not self.ready.done():
             self.ready.set_exception(error)
 
-    def _taker(self, exchange: Exchange, offset: int, round_: int) -> Callable[[Header, Array], None]:
+    def _taker(self, exchange: Exchange, errand: Errand, offset: int) -> Callable[[Header, Array], None]:
         def take(header: Header, array: Array) -> None:
             exchange.contributors, exchange.weight = header.contributors, header.weight
             exchange.take(offset, array, header.value)
             if exchange.missing == 0:
                 self.open.discard(exchange)
-                self.node.telemetry["round"] = max(round_, self.node.telemetry["round"])
+                self.node.telemetry["round"] = max(errand.round, self.node.telemetry["round"])
+                self._has(errand.placement.key, errand.round)
 
         return take
+
+    def _has(self, key: int, round_: int) -> None:
+        """The result of this round of the key is here, or with 0 only its value."""
+        self._done[key] = max(round_, self._done.get(key, 0))
+        later = self._later.get(key)
+        while later and later[0][1].round <= self._done[key] + MAX_ROUNDS_AHEAD:
+            self._send(*later.popleft())
 
     def _dial_servers(self, membership: Membership) -> None:
         self._rank = membership.rank

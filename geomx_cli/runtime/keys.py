@@ -30,7 +30,7 @@ def pairs(keys: Key | Sequence[Key], values: T | Sequence[T] | Sequence[Sequence
         found = grouped.setdefault(key, [])
         found += value if isinstance(value, (list, tuple)) else [value]
         if not found:
-            raise InvalidSettings(f"key {key!r} comes with an empty list of values")
+            raise InvalidSettings(f"key {key!r} comes with an empty list of values", "give one for each device")
     return list(grouped.items())
 
 

@@ -101,8 +101,7 @@ class Store:
                 raise InvalidSettings(f"key {key!r} comes with {len(arrays)} initial values", "give one")
             found.append((self._new_tensor(key, arrays[0]), arrays[0]))
         self._client.declare([tensor for tensor, _ in found])
-        for tensor, array in found:
-            self._client.init(tensor.name, np.ascontiguousarray(array).reshape(-1))
+        self._client.init({tensor.name: np.ascontiguousarray(array).reshape(-1) for tensor, array in found})
         self._tensors |= {tensor.name: tensor for tensor, _ in found}
         self._key_type = type(plain(listed[0])) if listed else self._key_type
         self._client.barrier("party")
@@ -114,7 +113,7 @@ class Store:
         if str(value.dtype) not in DTYPES:
             raise InvalidSettings(f"key {key!r} is of {value.dtype}", f"a value is of {', '.join(DTYPES)}")
         if value.size < 1:
-            raise InvalidSettings(f"key {key!r} has no elements")
+            raise InvalidSettings(f"key {key!r} has no elements", "leave it out")
         return Tensor(name, value.size, str(value.dtype))
 
     def _name(self, key: Key) -> str:

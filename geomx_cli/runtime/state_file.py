@@ -77,7 +77,7 @@ def write(path: Path, state: SavedState) -> None:
     try:
         _write_whole(path, entries)
     except OSError as error:
-        raise InvalidSettings(f"cannot write {path}: {error.strerror}") from None
+        raise InvalidSettings(f"cannot write {path}: {error.strerror}", "make room or rights there") from None
 
 
 def _write_whole(path: Path, entries: dict[str, Array]) -> None:
@@ -98,7 +98,8 @@ def read(path: Path) -> SavedState:
         with np.load(path, allow_pickle=False) as file:
             return _state(file)
     except OSError as error:
-        raise InvalidSettings(f"cannot read {path}: {error.strerror or error}") from None
+        what = f"cannot read {path}: {error.strerror or error}"
+        raise InvalidSettings(what, "see that it is there, on this host") from None
     except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         message = f"{path} is no whole file of optimizer states: {error}"
         raise InvalidSettings(message, "save_optimizer_states writes one") from None

@@ -81,7 +81,8 @@ def _write(client: "Client", root: int, optimizer: str, packed: Packed) -> None:
     body = {"by": client.process, "optimizer": optimizer, "digest": packed.digest(), "size": packed.size}
     while (go := client.control("state_begin", body, root)["go"]) == "wait":
         if time.monotonic() > limit:
-            raise TimedOut(f"waited {patience:g} s for another worker to load the optimizer's state")
+            what = f"waited {patience:g} s for another worker to load the optimizer's state"
+            raise TimedOut(what, "have one worker load it, and the others wait at a barrier")
         time.sleep(_PAUSE)
     for at, piece in packed.pieces() if go == "on" else ():
         client.control("state_write", {"by": client.process, "at": at, "piece": piece}, root)

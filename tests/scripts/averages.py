@@ -46,9 +46,11 @@ def main():
     client.declare(tensors)
     if client.is_master and "OPTIMIZER" in os.environ:
         client.set_optimizer(*json.loads(os.environ["OPTIMIZER"]))
+    initial = {}
     for index, tensor in enumerate(tensors):
         start = np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(tensor.dtype)
-        client.init(tensor.name, start if client.is_master else start * 0 + 5)
+        initial[tensor.name] = start if client.is_master else start * 0 + 5
+    client.init(initial)
     if client.trains:
         train(client, tensors)
         client.leave()

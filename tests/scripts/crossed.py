@@ -13,8 +13,7 @@ from geomx_cli.runtime.settings import Settings
 client = Client(Settings.from_environment(plugins.table()), EventLog(None), plugins.deliveries()["direct"].worker())
 client.declare([Tensor("a", 40_000, "float32"), Tensor("b", 40_000, "float32")])
 results = {name: np.zeros(40_000, np.float32) for name in "ab"}
-for name, result in results.items():
-    client.init(name, result)
+client.init(results)
 if client.trains:
     ones = np.full(40_000, client.global_rank + 1, np.float32)
     exchanges = []

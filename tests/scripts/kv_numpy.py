@@ -67,6 +67,21 @@ def check_optimizer(store, weight, rank):
         assert np.array_equal(out, expected.astype(np.float32)), (step, out, expected)
 
 
+def check_many_rounds(store, client):
+    """More rounds than may be open, of which one worker begins the first when all others have begun the last."""
+    store.init("many", np.zeros(3, np.float64))
+    last = store.num_all_workers - 1
+    if store.rank == last:
+        client.barrier()
+    for number in range(200):
+        store.push("many", np.full(3, number * 10.0 + store.rank))
+    if store.rank != last:
+        client.barrier()
+    out = np.empty(3)
+    store.pull("many", out)[0].result(20)
+    assert (out == 4 * 1990 + 6).all(), out
+
+
 def main():
     settings = Settings.from_environment(plugins.table())
     client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
@@ -79,6 +94,7 @@ def main():
     assert (out == 100).all(), out
     check_keys(store, weight)
     check_sums(store, store.rank)
+    check_many_rounds(store, client)
     check_optimizer(store, out, store.rank)
     store.barrier("all")
     client.leave()

@@ -41,7 +41,7 @@ if client.is_master and os.environ.get("SERVER_OPTIMIZER"):
     client.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 0.25})
 for index, tensor in enumerate(tensors):
     initial = np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(dtype)
-    client.init(tensor.name, initial if client.is_master else initial * 0 + 5)
+    client.init({tensor.name: initial if client.is_master else initial * 0 + 5})
 if not client.trains:
     gate("leave")
     client.leave()

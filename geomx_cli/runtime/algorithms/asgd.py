@@ -9,4 +9,5 @@ __all__ = ["fixes", "name", "options", "refuses", "server", "server_optimizer", 
 
 name = "async"
 options = ()
+shares = ("max_staleness",)
 fixes = {"topology": "flat"}

@@ -58,6 +58,7 @@ options = (
         "synchronisation", minimum=0, maximum=1,
     ),
 )  # fmt: skip
+shares = ("weight",)
 
 
 def refuses(spec: "Spec") -> str | None:

@@ -16,6 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from geomx_cli.errors import InvalidSettings
 from geomx_cli.options import Option
 from geomx_cli.runtime.algorithms._differences import Differences
 from geomx_cli.runtime.algorithms._esync_pacer import Pacer
@@ -61,7 +62,8 @@ options = (
     ),
     Option(
         "esync_http", "text", "", "GEOMX_ESYNC_HTTP",
-        "HOST:PORT where a state server answers over HTTP, for workers of ESync's own (esync); none if empty.",
+        "HOST:PORT where a state server answers over HTTP, for workers of ESync's own (esync); none if empty. HTTP has"
+        " no password: beyond loopback it takes GEOMX_INSECURE=1 on that host.",
         "synchronisation",
     ),
 )  # fmt: skip
@@ -82,10 +84,16 @@ def server(settings: "NodeSettings") -> "EsyncServer":
     epsilon = settings.number("esync_epsilon") or None
     steps = int(settings.number("min_local_steps"))
     part = EsyncServer(settings.text("esync_scope"), epsilon, steps)
-    is_root = settings.role == "global_server" or settings.upper is None
-    if settings.text("esync_http") and is_root and not settings.rank:
-        part.open_http(settings.text("esync_http"))
+    if settings.text("esync_http") and _is_first_root(settings):
+        part.open_http(settings.text("esync_http"), insecure=settings.insecure)
     return part
+
+
+def _is_first_root(settings: "NodeSettings") -> bool:
+    plane = settings.upper or settings.local
+    only = plane is not None and plane.servers == 1  # one that was started by hand may not know its rank
+    is_root = settings.role == "global_server" or settings.upper is None
+    return is_root and (settings.rank == 0 or (settings.rank is None and only))
 
 
 class EsyncServer(MeanServer):
@@ -103,12 +111,17 @@ class EsyncServer(MeanServer):
         self._state = StateServer()
         self._workers = 0
 
-    def open_http(self, place: str) -> None:
+    def open_http(self, place: str, *, insecure: bool) -> None:
         """Answer workers that are none of this job's on HOST:PORT, with a state server of theirs.
 
-        Raises InvalidSettings where that cannot be listened on.
+        Raises InvalidSettings where that cannot be listened on, and beyond loopback unless `insecure`.
         """
+        from geomx_cli.ps.addresses import is_private
         from geomx_cli.runtime.algorithms._esync_http import Call, serve
+
+        if not insecure and not is_private(f"tcp://{place}"):
+            hint = "give an address of its loopback, or set GEOMX_INSECURE=1 there in a network that you trust"
+            raise InvalidSettings(f"refusing to answer at {place}: HTTP has no password", hint)
 
         def call(do: Any) -> Any:
             with lock:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 name = "fsa"
 options: tuple[Option, ...] = ()
+shares = ("max_staleness",)  # of a script that asks for dist_async
 
 
 def refuses(spec: object) -> str | None:
@@ -108,9 +109,7 @@ class FsaWorker:
 
     def start(self) -> None:
         """Take the initial weights from the servers."""
-        for index, name in enumerate(self._replica.names):
-            self._store.pull(name, out=self._replica.weights[index], priority=-index)
-        self._replica.wait_for_weights()
+        self._replica.pull(self._store)
 
     @property
     def due(self) -> bool:

@@ -51,9 +51,7 @@ class LocalWorker:
 
     def start(self) -> None:
         """Take the initial weights from the servers."""
-        for index, key in enumerate(self._replica.names):
-            self._store.pull(key, out=self._replica.weights[index], priority=-index)
-        self._replica.wait_for_weights()
+        self._replica.pull(self._store)
         self._steps.begin()
 
     def after_step(self, samples: int) -> bool:

@@ -51,8 +51,7 @@ def _initialise(client: "Client", recipe: "Recipe") -> None:
 
     values = _values(recipe)
     client.declare([Tensor(name, value.size, "float32") for name, value in values.items()])
-    for name, value in values.items():
-        client.init(name, value.reshape(-1))
+    client.init({name: value.reshape(-1) for name, value in values.items()})
 
 
 def _train(client: "Client", recipe: "Recipe", algorithm: "Algorithm") -> None:

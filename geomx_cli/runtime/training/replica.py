@@ -65,6 +65,12 @@ class Replica:
         for weight in self.weights:
             weight.wait_to_read()
 
+    def pull(self, store: Any) -> None:
+        """Take all weights from an MXNet KVStore; blocks. The input's come first, as they are used first."""
+        for index, (name, weight) in enumerate(zip(self.names, self.weights, strict=True)):
+            store.pull(name, out=weight, priority=-index)
+        self.wait_for_weights()
+
     def set_weight(self, index: int, value: npt.NDArray[np.float32]) -> None:
         """Queue new values, of the weight's shape, for one tensor."""
         self._mx.nd.array(value).copyto(self.weights[index])

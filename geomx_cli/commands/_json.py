@@ -1,0 +1,25 @@
+"""How commands print an object: with --json, exactly one on stdout."""
+
+import json
+import math
+from typing import Any
+
+import click
+
+__all__ = ["print_json"]
+
+
+def print_json(value: Any, indent: int | None = None) -> None:
+    """Print JSON as every parser reads it: what is not a number, like a loss that has diverged, becomes null."""
+    click.echo(json.dumps(_finite(value), indent=indent, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: _finite(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+    return value
