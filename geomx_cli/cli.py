@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "logs": ("geomx_cli.commands.logs", "Print what a job's processes write, or collect it."),
     "status": ("geomx_cli.commands.status", "Show how a job goes, process by process."),
     "stop": ("geomx_cli.commands.stop", "End a job, or one party of it, and whatever is left of it."),
+    "summarize": ("geomx_cli.commands.summarize", "Sum up the records of a trial."),
 }
 """Each command's module, which has it under its own name, and its line in `geomx --help`."""
 

@@ -1,0 +1,86 @@
+"""`geomx summarize`: what the records of a trial came to."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from geomx_cli.commands._json import print_json
+from geomx_cli.errors import DoneInPart, UsageError
+from geomx_cli.units import counted, format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from geomx_cli.report import Summary
+
+__all__ = ["summarize"]
+
+MOST_TOLD = 20
+
+
+@click.command()
+@click.option("-b", "--base", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where trials lie.")
+@click.option("-n", "--network", required=True, metavar="NAME", help="As in resnet18-v1.")
+@click.option("-m", "--mode", required=True, metavar="NAME", help="As in esync, or esync-niid.")
+@click.option("--target", type=float, default=0.8, show_default=True, help="Accuracy of which the time is wanted.")
+@click.option("--parity", is_flag=True, help="Throughput and traffic by the formulas of ESync's own tools.")
+@click.option("--json", is_flag=True, help="Print summary.json instead of text.")
+def summarize(base: Path, network: str, mode: str, target: float, parity: bool, json: bool) -> None:
+    """Sum up the records of a trial: DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
+
+    Beside the hosts' folders it writes two files: ESYNC's (as ESync.json, Sync.json, HFA.json; the lists that its
+    drawer reads) and summary.json, which has what those lack: time and accuracy in pairs, bytes both ways, computing,
+    exchanging and waiting, rounds, and time and bytes to the target, from raw points. Modes are esync, sync, async,
+    dcasgd, fsa, mixed, hfa, diloco and local, with -niid behind it for data split by class.
+
+    A record that is missing, damaged or there twice is named, and the rest is summed up; the exit code is 7 then.
+
+    \b
+    Examples:
+      geomx summarize -b results -n cnn -m hfa
+      geomx summarize -b results -n resnet18-v1 -m esync-niid --target 0.7 --json
+    """
+    from geomx_cli.report import Summary, Trial
+    from geomx_cli.report.summary import write
+
+    if not 0 < target <= 1:
+        raise UsageError(f"--target {target:g} is no accuracy", "give a number above 0, up to 1")
+    trial = Trial.read(base, network, mode, _progress if sys.stderr.isatty() else lambda *_: None)
+    summary = Summary.of(trial, target, parity=parity)
+    paths = write(trial, summary)
+    if json:
+        print_json(summary.to_json(trial))
+    else:
+        click.echo("\n".join(_lines(summary)))
+    for path in paths:
+        click.echo(f"written: {path}", err=True)
+    problems = trial.problems
+    for problem in problems[:MOST_TOLD]:
+        click.echo(f"warning: {problem}", err=True)
+    if problems:
+        what = f"{counted(len(problems), 'problem')} with records; the rest is summed up"
+        raise DoneInPart(what, "all are in summary.json, under \"problems\"")
+
+
+def _lines(summary: "Summary") -> list[str]:
+    reached, (sent, received) = summary.reached, summary.bytes
+    rows = {
+        "trial": f"{summary.network}, {summary.mode}, {counted(summary.workers, 'worker')}",
+        "rounds": str(summary.rounds),
+        "samples": str(summary.samples),
+        "time": format_duration(summary.seconds),
+        "samples/s": f"{summary.samples_per_s:.0f}",
+        "traffic": f"{summary.traffic:.2f} MB/s",
+        "computing": f"{100 * summary.busy:.1f} % of the time",
+        "sent / received": f"{format_bytes(sent)} / {format_bytes(received)}",
+        "last accuracy": "-" if summary.accuracy is None else f"{summary.accuracy:.4f}",
+        f"to {summary.target:g}": "not reached"
+        if reached is None
+        else f"{format_duration(reached.seconds)}, {format_bytes(reached.bytes)} ({reached.accuracy:.4f})",
+    }
+    width = max(map(len, rows))
+    return [f"{name:<{width}}  {text}" for name, text in rows.items()]
+
+
+def _progress(done: int, count: int) -> None:
+    click.echo(f"\r{done} of {counted(count, 'worker')} read", nl=done == count, err=True)

@@ -1,0 +1,142 @@
+"""One worker's records of its rounds: a folder of files iter-1.txt, iter-2.txt, ..., each one JSON object."""
+
+import os
+import re
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["Record", "Worker"]
+
+MAX_BYTES = 4 << 20
+MAX_SECONDS = 1e10
+_NAME = re.compile(r"iter-([0-9]{1,9})\.txt", re.ASCII)
+
+
+class Record(msgspec.Struct):
+    """A round. `time`: seconds by phase of each local step; total_time: seconds since the worker began to train.
+
+    accuracy is there only where it was evaluated; what follows it is not in records of ESync's own workers.
+    """
+
+    num_iters: int
+    time: dict[str, dict[str, float]]
+    num_samples: int
+    total_time: float
+    accuracy: float | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    compute: float | None = None
+    communicate: float | None = None
+    wait: float | None = None
+
+    def aggregation(self) -> float:
+        """Seconds that the exchange of the round took."""
+        last = self.time[max(self.time, key=int)] if self.time else {}
+        return last.get("global update", last.get("global aggregate", 0.0))
+
+    def computing(self) -> float:
+        """Seconds of computing: as told, or else the phases that compute."""
+        if self.compute is not None:
+            return self.compute
+        return sum(step.get("forward and backward", 0.0) + step.get("local update", 0.0) for step in self.time.values())
+
+
+_DECODER = msgspec.json.Decoder(Record)
+
+
+@dataclass
+class Worker:
+    """The rounds of one worker, in order, as columns; `problems` has a sentence for each file that is left out.
+
+    elapsed, accuracies: seconds of training, there with the accuracy. traffic: bytes, both ways.
+    """
+
+    samples: "array[int]" = field(default_factory=lambda: array("q"))
+    steps: "array[int]" = field(default_factory=lambda: array("q"))
+    elapsed: "array[float]" = field(default_factory=lambda: array("d"))
+    aggregation: "array[float]" = field(default_factory=lambda: array("d"))
+    traffic: "array[int]" = field(default_factory=lambda: array("q"))
+    accuracies: list[tuple[float, float]] = field(default_factory=list)
+    sent: int = 0
+    received: int = 0
+    compute: float = 0.0
+    communicate: float = 0.0
+    wait: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """From the start of training to the last record."""
+        return max(self.elapsed, default=0.0)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Worker":
+        """All its records. What is wrong with a file is among the problems; raises OSError for the folder alone."""
+        worker, last = cls(), 0
+        for number, name in sorted(_numbered(folder)):
+            if number == last:
+                worker.problems.append(f"{folder / name}: there is another file of round {number}")
+                continue
+            if number > last + 1:
+                missing = f"{last + 1} to {number - 1}" if number > last + 2 else str(last + 1)
+                worker.problems.append(f"{folder}: there is no file of round {missing}")
+            last = number
+            try:
+                worker._add(_read(f"{folder}/{name}", number))
+            except ValueError as error:
+                worker.problems.append(f"{folder / name}: {error}")
+        return worker
+
+    def _add(self, record: Record) -> None:
+        exchange = record.aggregation()
+        self.samples.append(record.num_samples)
+        self.steps.append(len(record.time))
+        self.elapsed.append(record.total_time)
+        self.aggregation.append(exchange)
+        self.traffic.append(record.bytes_sent + record.bytes_received)
+        self.sent += record.bytes_sent
+        self.received += record.bytes_received
+        self.compute += record.computing()
+        self.communicate += exchange if record.communicate is None else record.communicate
+        self.wait += exchange if record.wait is None else record.wait
+        if record.accuracy is not None:
+            self.accuracies.append((record.total_time, record.accuracy))
+
+
+def _numbered(folder: Path) -> Iterator[tuple[int, str]]:
+    """The files of rounds, with their numbers; any other name is none of ours."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if match := _NAME.fullmatch(entry.name):
+                yield int(match[1]), entry.name
+
+
+def _read(path: str, number: int) -> Record:
+    """Raises ValueError, which says what is wrong with the file."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            data = os.read(file, MAX_BYTES + 1)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {error.strerror}") from None
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES >> 20} MiB")
+    try:
+        record = _DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"it is no whole record: {error}" if data.strip() else "it is empty") from None
+    if record.num_iters != number:
+        raise ValueError(f"it is a record of round {record.num_iters}")
+    if record.num_samples < 0 or not 0 <= record.total_time < MAX_SECONDS or not all(map(_is_number, record.time)):
+        raise ValueError("its numbers make no sense")
+    return record
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) < 10

@@ -1,0 +1,88 @@
+"""A trial: one network trained under one mode, its workers' records in BASE/NETWORK/MODE/HOST/DEVICE."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.report.record import Worker
+
+__all__ = ["MODES", "Trial", "title"]
+
+MODES: Mapping[str, str] = {
+    "esync": "ESync", "sync": "Sync", "async": "Async", "dcasgd": "DCASGD", "fsa": "FSA", "mixed": "MixedSync",
+    "hfa": "HFA", "diloco": "DiLoCo", "local": "Local",
+}  # fmt: skip
+"""What each mode is called in figures and files. With "-niid" behind it the data were split by class."""
+
+NON_IID = "-niid"
+MANY = 8
+
+
+@dataclass(frozen=True)
+class Trial:
+    """`workers` by host and device, sorted."""
+
+    folder: Path
+    network: str
+    mode: str
+    workers: Mapping[str, Mapping[str, Worker]]
+
+    @classmethod
+    def read(cls, base: Path, network: str, mode: str, told: Callable[[int, int], None] = lambda *_: None) -> "Trial":
+        """Read all records; `told` hears how many workers of how many are read. Raises InvalidSettings where there are
+        none.
+        """
+        title(mode)
+        folder = base / network / mode
+        places = list(_places(folder))
+        if not places:
+            hint = f"records lie in {folder}/HOST/DEVICE/iter-1.txt, ...; geomx logs collect writes them"
+            raise InvalidSettings(f"there are no records in {folder}", hint)
+        workers: dict[str, dict[str, Worker]] = {}
+        with _mapping(len(places)) as mapping:
+            for done, (place, worker) in enumerate(zip(places, mapping(Worker.read, places), strict=True), 1):
+                workers.setdefault(place.parent.name, {})[place.name] = worker
+                told(done, len(places))
+        return cls(folder, network, mode, workers)
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the records of all workers."""
+        return [problem for worker in self.each() for problem in worker.problems]
+
+    def each(self) -> Iterator[Worker]:
+        """All workers."""
+        for devices in self.workers.values():
+            yield from devices.values()
+
+
+def _places(folder: Path) -> Iterator[Path]:
+    """The folders of workers."""
+    try:
+        for host in sorted(path for path in folder.iterdir() if path.is_dir()):
+            yield from sorted(path for path in host.iterdir() if path.is_dir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InvalidSettings(f"cannot read {error.filename}: {error.strerror}", "see who may read it") from None
+
+
+@contextmanager
+def _mapping(count: int) -> Iterator[Callable[..., Iterable[Worker]]]:
+    """A `map`, over several processes where there is enough to do."""
+    if count < MANY:
+        yield map
+        return
+    with ProcessPoolExecutor() as pool:
+        yield pool.map
+
+
+def title(mode: str) -> str:
+    """As in "ESync", or "ESync-Non-IID". Raises InvalidSettings for a mode that there is not."""
+    plain = mode.removesuffix(NON_IID)
+    if plain not in MODES:
+        raise InvalidSettings(f"there is no mode {mode!r}", f"choose one of {', '.join(MODES)}, or one with {NON_IID}")
+    return MODES[plain] + ("-Non-IID" if mode.endswith(NON_IID) else "")
