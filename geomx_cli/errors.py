@@ -26,7 +26,6 @@ __all__ = [
     "TimedOut",
     "TrainingFailed",
     "UsageError",
-    "silent_peer",
 ]
 
 
@@ -54,12 +53,6 @@ class PeerLost(TrainingFailed):
     def __init__(self, message: str, hint: str = "", *, peer: str = "") -> None:
         super().__init__(message, hint)
         self.peer = peer
-
-
-def silent_peer(name: str, seconds: float) -> PeerLost:
-    """What is said of a process that no longer says anything."""
-    hint = "see its log, whether its machine runs, and the link to it; a slow link needs a longer --silence"
-    return PeerLost(f"{name} has been silent for {seconds:.0f} s", hint, peer=name)
 
 
 class UsageError(GeomxError):

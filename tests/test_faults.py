@@ -229,7 +229,7 @@ def test_interrupt(start: Start, times: int) -> None:
     [
         (
             'raise ValueError("the data set is not there")',
-            ["it exited with status 1: the script raised ValueError: the data set is not there",
+            ["the script raised ValueError: the data set is not there",  # a slow one has to be ended meanwhile
              'raise ValueError("the data set is not there")', "ValueError: the data set is not there"],
         ),
         ("sys.exit(3)", ["it exited with status 3"]),

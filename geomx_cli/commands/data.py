@@ -24,7 +24,10 @@ def fetch(name: str, data_dir: str, existing: bool, as_json: bool) -> None:
     """Fetch a data set, if it is not there yet, and print its directory."""
     directory = (fetching.ensure if existing else fetching.fetch)(name, data_dir, Progress())
     found = {"schema_version": 1, "data": name, "directory": str(directory)}
-    print_json(found) if as_json else str(directory)
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(str(directory))
 
 
 class Progress:

@@ -36,7 +36,10 @@ def check(file: Path, json: bool) -> None:
 
     read = inventory_file.read(file)
     places = standing(read.inventory)
-    print_json(_object(read, places), indent=2) if json else "\n".join(_lines(read, places))
+    if json:
+        print_json(_object(read, places), indent=2)
+    else:
+        click.echo("\n".join(_lines(read, places)))
 
 
 def _object(read: "InventoryFile", places: "tuple[Standing, ...]") -> dict[str, object]:

@@ -134,6 +134,8 @@ def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, js
     found = plan(inventory, replace(spec, key_dir="") if shell else spec)
     if shell:
         click.echo(plan_shell(found, working_dirs(inventory, found)))
+    elif json:
+        print_json(found.to_json(), indent=2)
     else:
-        print_json(found.to_json(), indent=2) if json else plan_text(found)
+        click.echo(plan_text(found))
     return 0

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut, silent_peer
+from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.ps.config import PlaneSettings
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.wire import BadMessage
@@ -14,7 +14,7 @@ from geomx_cli.units import counted
 if TYPE_CHECKING:
     from geomx_cli.ps.node import Node
 
-__all__ = ["Member", "Membership"]
+__all__ = ["Member", "Membership", "silent_peer"]
 
 QUIET, UNREACHED = 0.1, 0.9
 """Parts of the option `timeout` after which a node says that its scheduler has said nothing at all, and gives it up:
@@ -150,3 +150,9 @@ class Membership:
 
     def _fail(self, missing: str, hint: str) -> None:
         self._node.fail(TimedOut(f"waited {time.monotonic() - self._began:.0f} s for {missing}", hint))
+
+
+def silent_peer(name: str, seconds: float) -> PeerLost:
+    """What is said of a process that no longer says anything."""
+    hint = "see its log, whether its machine runs, and the link to it; a slow link needs a longer --silence"
+    return PeerLost(f"{name} has been silent for {seconds:.0f} s", hint, peer=name)

@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut, silent_peer
+from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.events import EventLog
 from geomx_cli.ps.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.link import Link
-from geomx_cli.ps.membership import Member
+from geomx_cli.ps.membership import Member, silent_peer
 from geomx_cli.ps.node import Node
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.wire import BadMessage, Header

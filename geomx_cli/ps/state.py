@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from geomx_cli.ps.algorithm import Slot
-from geomx_cli.ps.book import Book
+from geomx_cli.ps.book import Book, Pace, Round
 from geomx_cli.ps.optimizers import Optimizer
 from geomx_cli.ps.wire import Array
 
@@ -18,7 +18,8 @@ def export_state(books: Books, optimizer: Optimizer | None) -> dict[str, Array]:
     """Values and versions of all slices, what the algorithm keeps of them, and the optimizer's state.
 
     Names: "value/KEY/SLICE", "book/KEY/SLICE" (int64: version, root, length, dtype, offset, rounds that the root has
-    answered), "paces/KEY/SLICE" (int64, a row for each: member, rounds in the value), "kept/KEY/SLICE/NAME",
+    answered), "paces/KEY/SLICE" (int64, a row for each: member, rounds answered, version), "held/KEY/SLICE/MEMBER" (its
+    round that is in the value but not answered: weight, ranks), "kept/KEY/SLICE/NAME",
     "hyper/KEY/SLICE/NAME" (what workers have changed of the optimizer), "optimizer/...". All are copies.
     """
     state: dict[str, Array] = {}
@@ -29,8 +30,11 @@ def export_state(books: Books, optimizer: Optimizer | None) -> dict[str, Array]:
         where = [book.slot.version, book.root, book.length, book.dtype, book.offset, answered]
         state[f"value/{key}/{index}"] = book.slot.value.copy()
         state[f"book/{key}/{index}"] = np.array(where, np.int64)
-        paces = [[pace.member, pace.closed if pace.held else pace.finished] for pace in book.paces.values()]
-        state[f"paces/{key}/{index}"] = np.array(paces, np.int64).reshape(-1, 2)
+        paces = [[pace.member, pace.finished, pace.version] for pace in book.paces.values()]
+        state[f"paces/{key}/{index}"] = np.array(paces, np.int64).reshape(-1, 3)
+        for pace in book.paces.values():
+            if pace.held is not None:
+                state[f"held/{key}/{index}/{pace.member}"] = np.array([pace.held.weight, *sorted(pace.held.ranks)])
         state |= {f"kept/{key}/{index}/{name}": array.copy() for name, array in book.slot.kept.items()}
         state |= {f"hyper/{key}/{index}/{name}": np.array([number]) for name, number in book.hyper.items()}
     if optimizer is not None:
@@ -47,18 +51,28 @@ def import_state(state: Mapping[str, Array], books: Books, optimizer: Optimizer 
             version, root, length, dtype, offset, forwarded = (int(number) for number in array)
             slot = Slot(key, index, state[f"value/{rest}"].copy(), version)
             book = books[key, index] = Book(slot, root, length, dtype, offset, forwarded)
-            for member, rounds in state[f"paces/{rest}"].tolist():
+            for member, rounds, version in state[f"paces/{rest}"].tolist():
                 pace = book.pace(member)
                 pace.closed = pace.finished = rounds
+                pace.version = version
     for name, array in state.items():
         kind, _, rest = name.partition("/")
-        if kind in ("kept", "hyper"):
+        if kind in ("kept", "hyper", "held"):
             *where, what = rest.split("/", 2)
             book = books[int(where[0]), int(where[1])]
             if kind == "kept":
                 book.slot.kept[what] = array.copy()
-            else:
+            elif kind == "hyper":
                 book.hyper[what] = float(array[0])
+            else:
+                _hold(book.pace(int(what)), float(array[0]), {int(rank) for rank in array[1:]})
     if optimizer is not None:
         own = {name.removeprefix("optimizer/"): item for name, item in state.items() if name.startswith("optimizer/")}
         optimizer.import_state(own)
+
+
+def _hold(pace: Pace, weight: float, ranks: set[int]) -> None:
+    pace.closed += 1
+    round_ = pace.rounds[pace.closed] = Round()
+    round_.gathering.weight, round_.gathering.ranks = weight, ranks
+    pace.held = round_.gathering
