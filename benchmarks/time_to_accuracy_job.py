@@ -16,7 +16,7 @@ from pushpull_job import Command, letters, mxnet_cluster, planned
 from wan import Wan
 
 from geomx_cli import plugins
-from geomx_cli.errors import CheckFailed, TrainingFailed
+from geomx_cli.errors import TrainingFailed
 from geomx_cli.events import Event, read_events
 from geomx_cli.names import file_name
 from geomx_cli.options import Value, defaults
@@ -136,14 +136,11 @@ class Judge:
 
     def __init__(self, network: str = "cnn") -> None:
         from geomx_cli.runtime.mxnet_store import load_mxnet
-        from geomx_cli.runtime.training import data
+        from geomx_cli.runtime.training import data, networks
         from geomx_cli.runtime.training.replica import Replica
 
-        directory = data.find("fashion-mnist")
-        if directory is None:
-            raise CheckFailed("Fashion-MNIST is not here", "geomx data fetch fashion-mnist")
-        self._test = data.load(directory, "test")
-        self._replica = Replica(load_mxnet(), network)
+        self._test = data.load("fashion-mnist", "test")
+        self._replica = Replica(load_mxnet(), networks.find(network))
 
     def marks(self, job: Job, target: float) -> tuple[Mark | None, Mark | None]:
         """The first checkpoint that reaches the target accuracy, if one does, and the last, if there is any."""

@@ -11,19 +11,18 @@ import time
 from typing import Any
 
 from geomx_cli.runtime.mxnet_store import load_mxnet
-from geomx_cli.runtime.training import data, models
+from geomx_cli.runtime.training import data, networks
 from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
 from geomx_cli.runtime.training.recipe import Recipe
 from geomx_cli.runtime.training.replica import Replica
+from geomx_cli.runtime.training.shards import shard
 
 
 def main(job_dir: str, options: dict[str, Any]) -> None:
     recipe = Recipe.from_options(options)
     mx = load_mxnet()
-    store, replica = mx.kv.create("dist_sync"), Replica(mx, recipe.network)
-    directory = data.find(recipe.data, recipe.data_dir)
-    assert directory is not None, "geomx data fetch"
-    shard = data.load(directory, "train").shard(store.rank, store.num_workers)
+    store, replica = mx.kv.create("dist_sync"), Replica(mx, networks.find(recipe.network))
+    own = shard(data.load(recipe.data, "train", recipe.data_dir), store.rank, store.num_workers)
     _begin(mx, store, replica, recipe)
     checkpoints = Checkpoints(job_dir, recipe.checkpoint_every)
     started, steps, samples = time.monotonic(), 0, 0
@@ -33,7 +32,7 @@ def main(job_dir: str, options: dict[str, Any]) -> None:
         checkpoints.write(Checkpoint(steps, samples, steps, time.monotonic() - started, weights))
 
     for epoch in range(recipe.epochs):
-        for batch in shard.batches(recipe.batch_size, seed=recipe.seed, epoch=epoch, rank=store.rank):
+        for batch in own.batches(recipe.batch_size, seed=recipe.seed, epoch=epoch, rank=store.rank):
             replica.forward_backward(batch, 1.0)
             for key, (gradient, weight) in enumerate(zip(replica.gradients, replica.weights, strict=True)):
                 store.push(key, gradient, priority=-key)
@@ -52,7 +51,7 @@ def _begin(mx: Any, store: Any, replica: Replica, recipe: Recipe) -> None:
         recipe.optimizer, rescale_grad=1.0 / store.num_workers, wd=0.0, **recipe.optimizer_params
     )
     store.set_optimizer(optimizer)
-    values = models.initial_weights(recipe.network, recipe.seed)
+    values = replica.network.initial_weights(recipe.seed)
     for key, weight in enumerate(replica.weights):
         store.init(key, mx.nd.array(values[replica.names[key]]))
         store.pull(key, weight, priority=-key)

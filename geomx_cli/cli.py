@@ -25,8 +25,11 @@ ERROR_VERSION = 1
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "attach": ("geomx_cli.commands.attach", "Follow a job again that is detached, or whose launch is gone."),
+    "compare": ("geomx_cli.commands.compare", "Compare jobs: time, bytes, accuracy, throughput."),
+    "dashboard": ("geomx_cli.commands.dashboard", "Show a job live in a web page on this machine."),
     "data": ("geomx_cli.commands.data", "Fetch the data sets of the bundled training job."),
     "doctor": ("geomx_cli.commands.doctor", "Check the hosts and the network before a job."),
+    "draw": ("geomx_cli.commands.draw", "Draw figures of a network's trials."),
     "hosts": ("geomx_cli.commands.hosts", "Check an inventory file and show what will stand where."),
     "init": ("geomx_cli.commands.init", "Write an inventory and a training script to begin with."),
     "jobs": ("geomx_cli.commands.jobs", "List the jobs that were launched from here."),

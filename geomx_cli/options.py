@@ -126,9 +126,23 @@ OPTIONS: tuple[Option, ...] = (
         "patience", "duration", 600.0, "GEOMX_PATIENCE",
         "Longest wait for a round or a barrier while every process lives.", minimum=1, maximum=86400 * 7,
     ),
-    _train("network", "text", "cnn", "GEOMX_NETWORK", "Network to train.", choices=("cnn", "cnn-bn")),
-    _train("data", "text", "fashion-mnist", "GEOMX_DATA", "Data set.", choices=("fashion-mnist",)),
+    _train(
+        "network", "text", "cnn", "GEOMX_NETWORK",
+        "Network to train: cnn, cnn-bn, alexnet, resnet18-v1, resnet50-v1, resnet50-v2, mobilenet-v1, mobilenet-v2,"
+        " inception-v3, or MODULE:FUNCTION, which is called with the number of classes and returns a gluon"
+        " HybridBlock.",
+    ),
+    _train(
+        "data", "text", "fashion-mnist", "GEOMX_DATA",
+        "Data set: fashion-mnist, mnist, cifar10, or MODULE:FUNCTION, which is called with train or test and with"
+        " --data-dir and returns images and labels, as numpy arrays.",
+    ),
     _train("data_dir", "text", "", "GEOMX_DATA_DIR", "Where the data set lies; searched for when not given."),
+    _train(
+        "split", "text", "iid", "GEOMX_SPLIT",
+        "How the training data are divided among the workers: iid, by-class (each worker has one class or a few), or"
+        " dirichlet:ALPHA (the smaller ALPHA, the more uneven the classes and the sizes).",
+    ),
     _train("batch_size", "int", 64, "GEOMX_BATCH_SIZE", "Samples in one worker's batch.", minimum=1, maximum=65536),
     _train("epochs", "int", 4, "GEOMX_EPOCHS", "Passes over the training data.", minimum=1, maximum=100_000),
     _train("time_limit", "duration", 0.0, "GEOMX_TIME_LIMIT", "Stop training after this long; 0 is never.", minimum=0),

@@ -16,8 +16,8 @@ from test_cuts import until
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.events import Event, read_events
+from geomx_cli.runtime.training import networks
 from geomx_cli.runtime.training.checkpoint import Checkpoint
-from geomx_cli.runtime.training.models import initial_weights
 
 SAMPLES, BATCH = 512, 32
 QUICK = {"GEOMX_EPOCHS": "1", "GEOMX_BATCH_SIZE": str(BATCH)}
@@ -67,7 +67,7 @@ def test_checkpoints(cluster: Cluster, tmp_path: Path, algorithm: str, files: li
     assert [item.rounds for item in found] == (files if algorithm == "fsa" else [1, 2])
     assert 0 < found[0].seconds < found[1].seconds
     digest = hashlib.sha256()
-    for name in initial_weights("cnn", 1):
+    for name in networks.find("cnn").initial_weights(1):
         digest.update(name.encode() + found[-1].weights[name].tobytes())
     ends = [event for event in events_of(tmp_path, "Aw0") if event["event"] == "finished"]
     assert ends[0]["parameters"] == digest.hexdigest()

@@ -1,11 +1,16 @@
-"""Reading, sharding and fetching Fashion-MNIST, on small files written here."""
+"""Reading, dividing and fetching the data sets, on small files written here."""
 
 import functools
 import gzip
 import hashlib
 import http.server
+import io
+import itertools
 import struct
+import sys
+import tarfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +20,14 @@ from click.testing import CliRunner
 
 from geomx_cli.commands.data import data as command
 from geomx_cli.errors import HostUnreachable, InvalidSettings
-from geomx_cli.runtime.training import data, fetch
+from geomx_cli.runtime.training import data, fetch, sources
+from geomx_cli.runtime.training.prefetch import Prefetch
+from geomx_cli.runtime.training.samples import Batch, Samples
+from geomx_cli.runtime.training.shards import shard
+from geomx_cli.runtime.training.sources import Source
 
 COUNTS = {"train": 103, "test": 17}
+FILES = data.DATA_SETS["fashion-mnist"].files
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -27,7 +37,7 @@ def idx(array: np.ndarray) -> bytes:
 
 def small_set() -> dict[str, np.ndarray]:
     random, arrays = np.random.default_rng(5), {}
-    for split, (images, labels) in data.FILES.items():
+    for split, (images, labels) in FILES.items():
         count = COUNTS[split]
         arrays[images] = random.integers(0, 256, (count, 28, 28), np.uint8)
         arrays[labels] = random.integers(0, 10, count).astype(np.uint8)
@@ -47,8 +57,8 @@ def write(directory: Path, *, packed: bool = False) -> Path:
 @pytest.mark.parametrize("packed", [False, True])
 def test_reads_what_was_written(tmp_path: Path, packed: bool) -> None:
     directory, arrays = write(tmp_path, packed=packed), small_set()
-    for split, (images, labels) in data.FILES.items():
-        samples = data.load(directory, split)
+    for split, (images, labels) in FILES.items():
+        samples = data.load("fashion-mnist", split, directory)
         assert len(samples) == COUNTS[split]
         assert samples.images.shape == (COUNTS[split], 1, 28, 28)
         np.testing.assert_array_equal(samples.images[:, 0], arrays[images])
@@ -95,57 +105,57 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_damaged_file_is_one_clear_error(tmp_path: Path, case: str) -> None:
-    images, labels = data.FILES["train"]
+    images, labels = FILES["train"]
     damage(case, write(tmp_path) / images)
     # Which of the two files has the wrong count, nobody can know.
     with pytest.raises(InvalidSettings, match=f"{tmp_path}.*{labels if case == 'count' else images}"):
-        data.load(tmp_path, "train")
+        data.load("fashion-mnist", "train", tmp_path)
 
 
 @pytest.mark.parametrize("cut", [0, 5, 300, -4])
 def test_a_truncated_packed_file_is_one_clear_error(tmp_path: Path, cut: int) -> None:
-    path = write(tmp_path, packed=True) / f"{data.FILES['train'][0]}.gz"
+    path = write(tmp_path, packed=True) / f"{FILES['train'][0]}.gz"
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(InvalidSettings, match=path.name):
-        data.load(tmp_path, "train")
+        data.load("fashion-mnist", "train", tmp_path)
 
 
 def test_a_corrupt_packed_file_is_one_clear_error(tmp_path: Path) -> None:
-    path = write(tmp_path, packed=True) / f"{data.FILES['train'][0]}.gz"
+    path = write(tmp_path, packed=True) / f"{FILES['train'][0]}.gz"
     for content in (b"no gzip at all", path.read_bytes()[:2000] + b"\xff" * 200 + path.read_bytes()[2200:]):
         path.write_bytes(content)
         with pytest.raises(InvalidSettings, match=path.name):
-            data.load(tmp_path, "train")
+            data.load("fashion-mnist", "train", tmp_path)
 
 
 def test_a_label_beyond_nine_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path) / data.FILES["test"][1]
+    path = write(tmp_path) / FILES["test"][1]
     path.write_bytes(idx(np.full(COUNTS["test"], 10, np.uint8)))
     with pytest.raises(InvalidSettings, match=f"{path.name}.*label 10"):
-        data.load(tmp_path, "test")
+        data.load("fashion-mnist", "test", tmp_path)
 
 
 def test_shards_are_contiguous_and_share_nothing(tmp_path: Path) -> None:
-    samples, arrays = data.load(write(tmp_path), "train"), small_set()
-    images, labels = data.FILES["train"]
+    samples, arrays = data.load("fashion-mnist", "train", write(tmp_path)), small_set()
+    images, labels = FILES["train"]
     for count in (1, 2, 4, 7, 103):
         size = 103 // count
         for rank in range(count):
-            shard = samples.shard(rank, count)
-            np.testing.assert_array_equal(shard.labels, arrays[labels][rank * size :][:size])
-            np.testing.assert_array_equal(shard.images[:, 0], arrays[images][rank * size :][:size])
+            part = shard(samples, rank, count)
+            np.testing.assert_array_equal(part.labels, arrays[labels][rank * size :][:size])
+            np.testing.assert_array_equal(part.images[:, 0], arrays[images][rank * size :][:size])
     with pytest.raises(InvalidSettings, match="104 workers"):
-        samples.shard(0, 104)
+        shard(samples, 0, 104)
 
 
-def order(samples: data.Samples, **which: int) -> list[int]:
+def order(samples: Samples, **which: int) -> list[int]:
     """The order in which numbered samples come."""
-    numbered = data.Samples(samples.images, np.arange(len(samples), dtype=np.uint8))
+    numbered = Samples(samples.images, np.arange(len(samples), dtype=np.uint8))
     return [int(number) for _, labels in numbered.batches(16, **which) for number in labels]
 
 
 def test_the_order_depends_on_seed_epoch_and_rank_alone(tmp_path: Path) -> None:
-    samples = data.load(write(tmp_path), "train")
+    samples = data.load("fashion-mnist", "train", write(tmp_path))
     base = order(samples, seed=3, epoch=1, rank=2)
     assert sorted(base) == list(range(103))
     np.random.seed(99)
@@ -160,7 +170,7 @@ def test_the_order_depends_on_seed_epoch_and_rank_alone(tmp_path: Path) -> None:
 
 
 def test_batches_are_scaled_and_the_short_one_is_kept(tmp_path: Path) -> None:
-    samples = data.load(write(tmp_path), "train")
+    samples = data.load("fashion-mnist", "train", write(tmp_path))
     batches = list(samples.batches(16, seed=1, epoch=0, rank=0))
     assert [len(labels) for _, labels in batches] == [16] * 6 + [7]
     for images, labels in batches:
@@ -190,7 +200,7 @@ def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = write(tmp_path / "given/fashion-mnist")
     assert data.find("fashion-mnist", tmp_path / "given") == given
     assert data.find("fashion-mnist", tmp_path / "nowhere") is None
-    (given / data.FILES["test"][1]).unlink()
+    (given / FILES["test"][1]).unlink()
     assert data.find("fashion-mnist", given) is None
 
 
@@ -202,10 +212,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *args: None)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(fetch, "_URL", f"http://127.0.0.1:{server.server_address[1]}/")
-        monkeypatch.setattr(
-            fetch, "_DIGESTS", {name: hashlib.sha256(idx(a)).hexdigest() for name, a in small_set().items()}
-        )
+        digests = {name: hashlib.sha256(idx(a)).hexdigest() for name, a in small_set().items()}
+        url, package = f"http://127.0.0.1:{server.server_address[1]}/", "dataset-fashion-mnist"
+        small = Source(url, tuple(f"{name}.gz" for name in digests), digests, package=package)
+        packed = Source(url, ("cifar.tar.gz",), small_cifar_digests(), folder="cifar-10-batches-bin")
+        monkeypatch.setattr(fetch, "SOURCES", {**sources.SOURCES, "fashion-mnist": small, "cifar10": packed})
         monkeypatch.setenv("PATH", str(tmp_path / "no-programs"))
         yield directory
         server.shutdown()
@@ -225,13 +236,13 @@ def test_fetch_once(site: Path, tmp_path: Path) -> None:
 
 def test_fetch_mends_a_damaged_file(site: Path, tmp_path: Path) -> None:
     target = write(tmp_path / "target")
-    (target / data.FILES["train"][0]).write_bytes(b"cut short")
+    (target / FILES["train"][0]).write_bytes(b"cut short")
     fetch.fetch("fashion-mnist", target)
-    assert len(data.load(target, "train")) == COUNTS["train"]
+    assert len(data.load("fashion-mnist", "train", target)) == COUNTS["train"]
 
 
 def test_fetch_names_every_cause_and_leaves_nothing(site: Path, tmp_path: Path) -> None:
-    path = site / f"{data.FILES['test'][0]}.gz"
+    path = site / f"{FILES['test'][0]}.gz"
     path.write_bytes(gzip.compress(b"something else"))
     with pytest.raises(HostUnreachable, match=r"SHA-256 differs.*no apt-get"):
         fetch.fetch("fashion-mnist", tmp_path / "target")
@@ -251,4 +262,187 @@ def test_fetch_into_a_file_is_refused(site: Path, tmp_path: Path) -> None:
 def test_the_command_prints_the_directory(site: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(command, ["fetch", "fashion-mnist", "--data-dir", str(tmp_path / "target")])
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'target'}\n")
-    assert data.FILES["train"][0] in result.stderr
+    assert FILES["train"][0] in result.stderr
+
+
+def small_cifar() -> dict[str, bytes]:
+    """Six files of four records each, every one with labels and bytes of its own."""
+    random = np.random.default_rng(6)
+    names = [name for half in data.DATA_SETS["cifar10"].files.values() for name in half]
+    records = {name: random.integers(0, 256, (4, 3073), np.uint8) for name in names}
+    for record in records.values():
+        record[:, 0] %= 10
+    return {name: record.tobytes() for name, record in records.items()}
+
+
+def small_cifar_digests() -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in small_cifar().items()}
+
+
+def test_cifar10_is_records_of_a_label_and_three_planes(tmp_path: Path) -> None:
+    for name, content in small_cifar().items():
+        (tmp_path / name).write_bytes(content)
+    samples = data.load("cifar10", "train", tmp_path)
+    assert len(samples) == 20 and samples.shape == (3, 32, 32) and samples.classes == 10
+    third = np.frombuffer(small_cifar()["data_batch_2.bin"], np.uint8).reshape(4, 3073)[1]
+    assert samples.labels[5] == third[0]
+    assert samples.images[5, 2, 31, 30] == third[1 + 2 * 1024 + 31 * 32 + 30], "planes, then rows, then columns"
+    (batch, labels), *_ = samples.batches(4, seed=1, epoch=0, rank=0)
+    assert batch.shape == (4, 3, 32, 32) and labels.shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", "it is empty"), (b"x" * 3072, "no multiple of the 3073"), (b"\x0a" + bytes(3072), "it has the label 10")],
+)
+def test_a_damaged_cifar_file_is_one_clear_error(tmp_path: Path, content: bytes, reason: str) -> None:
+    for name, whole in small_cifar().items():
+        (tmp_path / name).write_bytes(whole)
+    (tmp_path / "test_batch.bin").write_bytes(content)
+    with pytest.raises(InvalidSettings, match=f"test_batch.bin: .*{reason}"):
+        data.load("cifar10", "test", tmp_path)
+
+
+def test_an_archive_is_fetched_and_only_what_is_wanted_taken_from_it(site: Path, tmp_path: Path) -> None:
+    archive = site / "cifar.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for name, content in {**small_cifar(), "../evil": b"no"}.items():
+            entry = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    target = fetch.fetch("cifar10", tmp_path / "target")
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == small_cifar()
+    assert len(data.load("cifar10", "test", target)) == 4
+    archive.write_bytes(archive.read_bytes()[:5000])
+    (target / "test_batch.bin").unlink()
+    with pytest.raises(HostUnreachable, match=r"cifar.tar.gz is damaged"):
+        fetch.fetch("cifar10", target)
+
+
+def sorted_labels(per_class: int = 6000) -> Samples:
+    """Ten classes in the order of a random file."""
+    labels = np.random.default_rng(3).permutation(np.repeat(np.arange(10, dtype=np.uint8), per_class))
+    return Samples(np.arange(len(labels), dtype=np.float32).reshape(-1, 1, 1, 1), labels)
+
+
+def test_by_class_six_workers_have_the_classes_of_the_specification() -> None:
+    samples = sorted_labels()
+    wanted = [
+        {0: 6000, 1: 4000}, {1: 2000, 2: 6000, 3: 2000}, {3: 4000, 4: 6000},
+        {5: 6000, 6: 4000}, {6: 2000, 7: 6000, 8: 2000}, {8: 4000, 9: 6000},
+    ]  # fmt: skip
+    seen: set[float] = set()
+    for rank, classes in enumerate(wanted):
+        part = shard(samples, rank, 6, "by-class")
+        found, counts = np.unique(part.labels, return_counts=True)
+        assert dict(zip(found.tolist(), counts.tolist(), strict=True)) == classes
+        assert part.in_order
+        batches = [labels for _, labels in part.batches(64, seed=1, epoch=rank, rank=rank)]
+        assert [len(labels) for labels in batches] == [64] * 156 + [16]
+        np.testing.assert_array_equal(np.concatenate(batches), np.sort(part.labels)), "never shuffled"
+        of_class = part.images[part.labels == found[0]].ravel()
+        assert (np.diff(of_class) > 0).all(), "in the file's order within a class"
+        seen |= set(part.images.ravel().tolist())
+    assert len(seen) == 60000
+
+
+def test_dirichlet_divides_everything_by_the_seed_alone() -> None:
+    samples = sorted_labels(100)
+    parts = [shard(samples, rank, 4, "dirichlet:0.3", seed=5) for rank in range(4)]
+    assert sorted(np.concatenate([part.images.ravel() for part in parts]).tolist()) == list(range(1000))
+    again = shard(samples, 2, 4, "dirichlet:0.3", seed=5)
+    np.testing.assert_array_equal(again.images, parts[2].images)
+    other = shard(samples, 2, 4, "dirichlet:0.3", seed=6)
+    assert len(other) != len(again) or (other.images != again.images).any()
+    assert not again.in_order
+
+
+def largest_part(split: str) -> float:
+    """The part that the largest class has in a worker's data: the mean over workers and seeds."""
+    samples, parts = sorted_labels(200), []
+    for seed in range(10):
+        for rank in range(4):
+            labels = shard(samples, rank, 4, split, seed=seed).labels
+            parts.append(np.bincount(labels, minlength=10).max() / len(labels))
+    return float(np.mean(parts))
+
+
+def test_the_smaller_alpha_the_more_uneven() -> None:
+    splits = ("dirichlet:0.1", "dirichlet:1", "dirichlet:1000", "iid")
+    uneven, less, even, iid = (largest_part(split) for split in splits)
+    assert uneven > less > even and uneven > 0.35 and abs(even - iid) < 0.05
+
+
+WRONG_SPLITS = ["dirichlet", "dirichlet:", "dirichlet:0", "dirichlet:-1", "dirichlet:nan", "byclass", ""]
+
+
+@pytest.mark.parametrize("split", WRONG_SPLITS)
+def test_ways_to_divide_that_there_are_not(split: str) -> None:
+    with pytest.raises(InvalidSettings, match="--split"):
+        shard(sorted_labels(10), 0, 2, split)
+
+
+def test_a_worker_without_any_samples_is_refused() -> None:
+    with pytest.raises(InvalidSettings, match="one always gets no samples"):
+        shard(sorted_labels(2), 0, 20, "dirichlet:0.001")
+
+
+OWN = """
+import numpy as np
+def samples(split, folder):
+    count = 12 if split == "train" else 5
+    return np.zeros((count, 3, 20, 24), np.float32), np.arange(count) % 4
+def bytes_alone(split, folder):
+    return np.zeros((4, 1, 8, 8), np.uint8)
+def flat(split, folder):
+    return np.zeros((4, 64), np.uint8), np.zeros(4, int)
+def floats(split, folder):
+    return np.zeros((4, 1, 8, 8), np.uint8), np.zeros(4)
+def negative(split, folder):
+    return np.zeros((4, 1, 8, 8), np.uint8), np.array([0, 1, -1, 0])
+def raising(split, folder):
+    raise RuntimeError("no disk")
+number = 4
+"""
+
+
+def test_a_persons_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_data.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    samples = data.load("own_data:samples", "train")
+    assert len(samples) == 12 and samples.classes == 4
+    assert data.shape_of("own_data:samples") == ((3, 20, 24), 4)
+    for name, reason in {
+        "own_data:bytes_alone": "no two arrays", "own_data:flat": "its images are uint8 of shape",
+        "own_data:floats": "its labels are float64", "own_data:negative": "it has the label -1",
+        "own_data:raising": "no disk", "own_data:number": "no function 'number'", "own_data:none": "no function",
+        "nowhere_at_all:load": "no module", "own_data": "there is no such data set",
+    }.items():  # fmt: skip
+        with pytest.raises(InvalidSettings, match=f"--data {name}: .*{reason}"):
+            data.load(name, "train")
+
+
+def test_batches_made_ahead_are_the_same_and_an_error_comes_where_it_would() -> None:
+    samples = sorted_labels(20)
+    ahead = Prefetch(samples.batches(16, seed=1, epoch=0, rank=0))
+    plain = samples.batches(16, seed=1, epoch=0, rank=0)
+    for (_, found), (_, wanted) in zip(ahead, plain, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert next(ahead, None) is None
+
+    def broken() -> Iterator[Batch]:
+        yield from samples.batches(150, seed=1, epoch=0, rank=0)
+        raise OSError("gone")
+
+    found = []
+    with pytest.raises(OSError, match="gone"):
+        found += [len(labels) for _, labels in Prefetch(broken())]
+    endless = Prefetch(itertools.cycle(samples.batches(16, seed=1, epoch=0, rank=0)))
+    next(endless)
+    endless.close()
+    assert next(endless, None) is None
+    deadline = time.monotonic() + 10
+    while any(thread.name == "batches" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "its thread goes on"
+        time.sleep(0.01)

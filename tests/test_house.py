@@ -12,8 +12,8 @@ BENEATH = {
     "units", "variables",
 }  # fmt: skip
 ABOVE = (
-    "__main__", "cli", "commands", "report", "control", "status", "doctor", "job", "inventory_file", "plan", "runtime",
-    "hosts", "inventory", "ps",
+    "__main__", "cli", "commands", "dashboard", "exports", "report", "control", "status", "doctor", "job",
+    "inventory_file", "plan", "runtime", "hosts", "inventory", "ps",
 )  # fmt: skip
 ELSEWHERE = {"agent", "probe"}  # they run on other machines; those here know their words
 

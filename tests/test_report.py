@@ -83,10 +83,10 @@ def test_what_esyncs_json_lacks(tmp_path: Path) -> None:
     wanted = {
         "schema_version": 1, "network": "cnn", "mode": "hfa", "rounds": 4, "samples": 8 * 1280, "seconds": 40.0,
         "samples_per_s": 256.0, "traffic": 12000 / 40 / 1e6, "busy": pytest.approx((12 / 20 + 12 / 40) / 2),
-        "bytes": {"sent": 8000, "received": 4000}, "accuracy": pytest.approx(0.9), "problems": [],
+        "bytes": {"sent": 8000, "received": 4000, "wan": None}, "accuracy": pytest.approx(0.9), "problems": [],
     }  # fmt: skip
     assert {name: found[name] for name in wanted} == wanted
-    reached = {"seconds": 15.0, "accuracy": pytest.approx(0.9), "bytes": 4 * 1500}
+    reached = {"seconds": 15.0, "accuracy": pytest.approx(0.9), "bytes": 4 * 1500, "wan_bytes": None}
     assert found["target"] == {"accuracy": 0.8, "reached": reached}, "cpu1 had ended one round by then, cpu0 three"
     one = found["workers"]["A"]["cpu0"]
     assert (one["compute"], one["communicate"], one["wait"]) == (12.0, 4.0, 1.0)

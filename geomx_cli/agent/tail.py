@@ -1,5 +1,7 @@
 """Prints what processes have written: JSON lines {"process", "line"}, and {"end": true} when there is no more.
 
+With --events these are the lines of their event logs, but for those of single rounds, which may be very many.
+
 {"process", "next"} says where in its log the line begins that comes next: whoever was cut off goes on there.
 """
 
@@ -20,7 +22,9 @@ from geomx_cli.errors import CheckFailed
 __all__ = ["main"]
 
 _POLL = 0.2
+_POLL_EVENTS = 0.5  # telemetry comes once a second
 _CHUNK = 1 << 16
+_ROUND = b'"event": "round"'
 _LONGEST = 1 << 16  # bytes of a line; a longer one comes in pieces
 
 
@@ -28,15 +32,17 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
     """Print; with --follow until the agent has ended or our standard input has."""
     parser = argparse.ArgumentParser(prog="python -m geomx_cli.agent tail DIRECTORY")
     parser.add_argument("--follow", action="store_true", help="go on until the job has ended")
+    parser.add_argument("--events", action="store_true", help="event logs, not logs")
     parser.add_argument("--lines", type=int, default=-1, help="begin with the last so many of each; -1: all")
     parser.add_argument("--begin", action="append", default=[], metavar="NAME=PLACE", help="begin there in that log")
     parser.add_argument("names", nargs="+", metavar="NAME")
     given = parser.parse_args(arguments)
     assignment = Assignment.read(directory)
-    logs = Path(assignment.job_dir, "logs")
+    folder, suffix = ("events", "jsonl") if given.events else ("logs", "log")
+    logs, poll = Path(assignment.job_dir, folder), _POLL_EVENTS if given.events else _POLL
     places = dict(words.rsplit("=", 1) for words in given.begin)
     tails = [
-        _Tail(task.name, logs / f"{task.file_name}.log", given.lines, int(places.get(task.name, -1)))
+        _Tail(task.name, logs / f"{task.file_name}.{suffix}", given.lines, int(places.get(task.name, -1)))
         for task in assignment.tasks
         if task.name in given.names
     ]
@@ -49,7 +55,7 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
                 print(json.dumps({"end": True}), flush=True)
                 return 0
             sys.stdout.flush()
-            if _input_ended(_POLL):
+            if _input_ended(poll):
                 return 0
     except BrokenPipeError:  # nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -108,6 +114,8 @@ class _Tail:
 
     def _print(self, lines: Sequence[bytes]) -> None:
         for line in lines:
+            if _ROUND in line and self._path.suffix == ".jsonl":
+                continue
             print(json.dumps({"process": self._name, "line": line.decode(errors="replace").rstrip("\r")}))
 
 

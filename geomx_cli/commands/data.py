@@ -6,6 +6,7 @@ import click
 
 from geomx_cli.commands._json import print_json
 from geomx_cli.runtime.training import fetch as fetching
+from geomx_cli.runtime.training.sources import SOURCES
 
 __all__ = ["Progress", "data"]
 
@@ -16,7 +17,7 @@ def data() -> None:
 
 
 @data.command()
-@click.argument("name", type=click.Choice(fetching.DATA_SETS))
+@click.argument("name", type=click.Choice(list(SOURCES)))
 @click.option("--data-dir", default="", metavar="DIR", help="Where to put it; your own data directory by default.")
 @click.option("--existing", is_flag=True, help="Refuse a DIR that does not exist, in place of making it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

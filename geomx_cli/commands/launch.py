@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from geomx_cli.commands._end import tell
+from geomx_cli.commands._exports import export_options, exporting
 from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
 from geomx_cli.commands._job import Duration
 from geomx_cli.commands._json import print_json
@@ -52,6 +53,7 @@ _PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS")
     type=click.Path(path_type=Path, file_okay=False),
     help="A new or empty directory for the job's logs and events; by default one among all jobs in your home.",
 )
+@export_options
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python train.py ...]")
 def launch(
     script: tuple[str, ...],
@@ -65,6 +67,8 @@ def launch(
     lease: float | None,
     sync: tuple[Path, ...],
     job_dir: Path | None,
+    tensorboard: str | None,
+    metrics_port: int | None,
     **parameters: Any,
 ) -> int:
     """Start a training job, watch it and wait for its end.
@@ -117,6 +121,7 @@ def launch(
         lease=lease,
         sync=sync,
         ssh=ssh_options(accept_new_host_keys),
+        listening=lambda planned: exporting(planned, tensorboard, metrics_port),
     )
     return tell(launching.launch(inventory, spec, manner), json=json)
 

@@ -10,6 +10,7 @@ import click
 from geomx_cli.commands._job import chosen, job_argument
 from geomx_cli.commands._json import print_json
 from geomx_cli.errors import DoneInPart
+from geomx_cli.units import format_bytes
 
 __all__ = ["logs"]
 
@@ -78,29 +79,35 @@ def logs(name: str, follow: bool, party: str, role: str, rank: int | None, lines
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
     metavar="DIR",
-    help="Where to: a new folder, or one that has this job's logs already.",
+    help="Where to: a folder that may have other jobs in it already.",
 )
+@click.option("--replace", is_flag=True, help="Replace another job's records of the same network and mode.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
-def collect(name: str, folder: Path, json: bool) -> None:
-    """Collect the logs, event logs and agents' logs of all hosts of a job in one folder.
+def collect(name: str, folder: Path, replace: bool, json: bool) -> None:
+    """Collect the logs, event logs and agents' logs of all hosts of a job, and the records of its workers' rounds.
 
-    They come compressed and are verified. It may be done while the job runs, and again: then the files are replaced
-    by what they are by now. DIR/manifest.json says what is there. Exit code 7: a host could not be reached; what the
-    others have is there.
+    Files come compressed and are verified; they lie in DIR/JOB, and manifest.json there says what is there. The records
+    are written to DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ..., for geomx summarize and geomx draw. MODE is
+    the algorithm, dcasgd where that compensates for delay, with -niid behind it where workers have unlike data.
+
+    It may be done while the job runs, and again: then all is replaced by what it is by now. Exit code 7: a host could
+    not be reached, or a record is damaged; what the others have is there.
 
     \b
     Examples:
-      geomx logs collect --to ./run1
-      geomx logs collect 20260729-17 --to ./run1 --json
+      geomx logs collect --to results
+      geomx logs collect 20260729-17 --to results --json
     """
-    from geomx_cli.control.collect import collect as collecting
+    from geomx_cli.report.collected import collect as collecting
 
-    manifest = collecting(chosen(name), folder.absolute())
+    manifest = collecting(chosen(name), folder.absolute(), overwrite=replace)
     if json:
         print_json(manifest)
     else:
         size = sum(entry["size"] for entry in manifest["files"])
-        click.echo(f"{len(manifest['files'])} files, {size} bytes in {folder}")
+        click.echo(f"{len(manifest['files'])} files, {format_bytes(size)} in {manifest['folder']}")
+        if manifest["records"]:
+            click.echo(f"records in {manifest['records']}")
     if manifest["problems"]:
         texts = "; ".join(f"host {one['host']}: {one['problem']}" for one in manifest["problems"])
         raise DoneInPart(f"collected in part only: {texts}", "collect again into the same folder")

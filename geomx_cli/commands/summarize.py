@@ -1,26 +1,25 @@
 """`geomx summarize`: what the records of a trial came to."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from geomx_cli.commands._json import print_json
-from geomx_cli.errors import DoneInPart, UsageError
+from geomx_cli.commands._report import base_option, network_option, progress, tell_problems
+from geomx_cli.errors import UsageError
 from geomx_cli.units import counted, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from geomx_cli.report import Summary
+    from geomx_cli.report.summary import Reached
 
 __all__ = ["summarize"]
 
-MOST_TOLD = 20
-
 
 @click.command()
-@click.option("-b", "--base", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Where trials lie.")
-@click.option("-n", "--network", required=True, metavar="NAME", help="As in resnet18-v1.")
+@base_option
+@network_option
 @click.option("-m", "--mode", required=True, metavar="NAME", help="As in esync, or esync-niid.")
 @click.option("--target", type=float, default=0.8, show_default=True, help="Accuracy of which the time is wanted.")
 @click.option("--parity", is_flag=True, help="Throughput and traffic by the formulas of ESync's own tools.")
@@ -45,7 +44,7 @@ def summarize(base: Path, network: str, mode: str, target: float, parity: bool, 
 
     if not 0 < target <= 1:
         raise UsageError(f"--target {target:g} is no accuracy", "give a number above 0, up to 1")
-    trial = Trial.read(base, network, mode, _progress if sys.stderr.isatty() else lambda *_: None)
+    trial = Trial.read(base, network, mode, progress)
     summary = Summary.of(trial, target, parity=parity)
     paths = write(trial, summary)
     if json:
@@ -54,12 +53,7 @@ def summarize(base: Path, network: str, mode: str, target: float, parity: bool, 
         click.echo("\n".join(_lines(summary)))
     for path in paths:
         click.echo(f"written: {path}", err=True)
-    problems = trial.problems
-    for problem in problems[:MOST_TOLD]:
-        click.echo(f"warning: {problem}", err=True)
-    if problems:
-        what = f"{counted(len(problems), 'problem')} with records; the rest is summed up"
-        raise DoneInPart(what, "all are in summary.json, under \"problems\"")
+    tell_problems(trial.problems, "the rest is summed up")
 
 
 def _lines(summary: "Summary") -> list[str]:
@@ -73,14 +67,17 @@ def _lines(summary: "Summary") -> list[str]:
         "traffic": f"{summary.traffic:.2f} MB/s",
         "computing": f"{100 * summary.busy:.1f} % of the time",
         "sent / received": f"{format_bytes(sent)} / {format_bytes(received)}",
+        "between parties": "-" if summary.wan_bytes is None else format_bytes(summary.wan_bytes),
         "last accuracy": "-" if summary.accuracy is None else f"{summary.accuracy:.4f}",
         f"to {summary.target:g}": "not reached"
         if reached is None
-        else f"{format_duration(reached.seconds)}, {format_bytes(reached.bytes)} ({reached.accuracy:.4f})",
+        else f"{format_duration(reached.seconds)}, {_bytes(reached)} ({reached.accuracy:.4f})",
     }
     width = max(map(len, rows))
     return [f"{name:<{width}}  {text}" for name, text in rows.items()]
 
 
-def _progress(done: int, count: int) -> None:
-    click.echo(f"\r{done} of {counted(count, 'worker')} read", nl=done == count, err=True)
+def _bytes(reached: "Reached") -> str:
+    if reached.wan_bytes is None:
+        return format_bytes(reached.bytes)
+    return f"{format_bytes(reached.wan_bytes)} between parties"

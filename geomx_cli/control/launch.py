@@ -1,7 +1,8 @@
 """Start a job, and follow it to its end or let it go on alone. A pure plan (plan.py) and what carries it out."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from geomx_cli import doctor, hosts
 from geomx_cli.control.fleet import Fleet
 from geomx_cli.control.interrupts import interrupts_to
-from geomx_cli.control.watch import Watch
+from geomx_cli.control.watch import Listener, Watch
 from geomx_cli.errors import Interrupted
 from geomx_cli.hosts import File, Host, SshOptions
 from geomx_cli.hosts.local import python_path
@@ -43,7 +44,8 @@ class Manner:
     `lease`: seconds for which it goes on without this machine, at least 2; None: 6, or with hosts behind SSH 30,
     since a link between sites may be gone for longer than one inside a machine. With `detach` it does so for ever,
     and launch returns when all its processes run. `sync`: paths that hosts behind SSH get, beside the script.
-    `told` hears how far a data set is that has to be fetched here.
+    `told` hears how far a data set is that has to be fetched here; what `listening` yields hears, until the end or
+    until the job goes on alone, each event that agents pass on, with the process that wrote it.
     """
 
     told: "Told"
@@ -51,6 +53,7 @@ class Manner:
     lease: float | None = None
     sync: tuple[Path, ...] = ()
     ssh: SshOptions = field(default_factory=SshOptions)
+    listening: Callable[[Plan], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda process, event: None)
 
 
 def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> End:
@@ -72,9 +75,10 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> End:
     reached = {host.name: hosts.open_host(host, spec.python, manner.ssh) for host in inventory.hosts}
     view = view_for()
     try:
-        with job.claimed():
+        with job.claimed(), ExitStack() as stack:
             inventory = _checked(reached, inventory, spec, view)
             planned = plan(inventory, spec)
+            heard = stack.enter_context(manner.listening(planned))
             provide(planned, reached, remote, view.note, manner.told)
             job.write_plan(planned, inventory)
             view.note(f"job {job.id}: {_count(planned)}; {whereabouts(job, planned)}")
@@ -83,7 +87,7 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> End:
             dirs = working_dirs(inventory, planned)
             fleet = Fleet(job, reached, job.assignments(planned, dirs, lease), view.note)
             progress = Progress.of(planned, began)
-            watch = Watch(planned, fleet, progress, view)
+            watch = Watch(planned, fleet, progress, view, heard=heard)
             outcome = _carry_out(watch, fleet, _files(job, planned, remote, luggage), view, detach=manner.detach)
     finally:
         view.close()

@@ -1,4 +1,4 @@
-"""The output of a job's processes, as their hosts have it: some of them or all, to its end or as it comes."""
+"""The output of a job's processes, or their event logs, as their hosts have it: to its end or as it comes."""
 
 import sys
 import threading
@@ -63,7 +63,7 @@ class LogReader:
     """Reads from the hosts of some processes. `problems` has, after reading, the hosts that failed and why.
 
     One thread reads; `close` may be called by any and ends it. `notify` hears, in any thread, when a host that is
-    followed is lost and when it is back.
+    followed is lost and when it is back. With `events` the lines are those of the event logs, but for single rounds.
     """
 
     def __init__(
@@ -71,8 +71,11 @@ class LogReader:
         job: KnownJob,
         processes: Sequence[Process],
         notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+        *,
+        events: bool = False,
     ) -> None:
         self._job = job
+        self._options = ["--events"] if events else []
         names: dict[str, list[str]] = {}
         for process in processes:
             names.setdefault(process.host, []).append(process.name)
@@ -89,7 +92,7 @@ class LogReader:
 
     def read(self, lines: int = -1) -> Iterator[Line]:
         """What is there now, host by host in the plan's order; of each process the last `lines`, -1: all."""
-        opened = everywhere(lambda source: source.open(["--lines", str(lines)]), self._sources)
+        opened = everywhere(lambda source: source.open([*self._options, "--lines", str(lines)]), self._sources)
         for source, is_open in zip(self._sources, opened, strict=True):
             if is_open:
                 yield from source.receive()
@@ -100,9 +103,11 @@ class LogReader:
         """
         arrived: Queue[Line | None] = Queue(_AHEAD)
 
+        options = [*self._options, "--follow", "--lines", str(lines)]
+
         def receive(source: _Source) -> None:
             try:
-                for line in source.follow(["--follow", "--lines", str(lines)], self._runs, self._closing):
+                for line in source.follow(options, self._runs, self._closing):
                     arrived.put(line)
             finally:
                 arrived.put(None)

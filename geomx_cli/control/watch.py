@@ -3,7 +3,7 @@ it.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import Empty
 
 from geomx_cli.agent_words import (
@@ -26,13 +26,16 @@ from geomx_cli.agent_words import (
     said,
 )
 from geomx_cli.control.fleet import Fleet, Message
+from geomx_cli.events import Event
 from geomx_cli.failure import Failure, first_cause
 from geomx_cli.plan import Plan
 from geomx_cli.status.follow import View
 from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.progress import Progress
 
-__all__ = ["Watch"]
+__all__ = ["Listener", "Watch"]
+
+Listener = Callable[[str, Event], None]
 
 _TURN = 0.25
 _AGENT_SILENCE = 6.0
@@ -50,12 +53,15 @@ class Watch:
     The first failure ends the job: all agents stop their processes after a grace in which these end by
     themselves. A lost agent (its stream ended, or it does not answer) is a failure too; its processes are
     ended in its place. Put an "interrupt" into the fleet's inbox to stop the job, and a second one to kill
-    it; with `detaches` it lets go of the job instead, as another geomx does that takes it over.
+    it; with `detaches` it lets go of the job instead, as another geomx does that takes it over. `heard` is
+    told of each event that a process wrote.
     """
 
     def __init__(
-        self, plan: Plan, fleet: Fleet, progress: Progress, view: View, *, detaches: bool = False
-    ) -> None:
+        self, plan: Plan, fleet: Fleet, progress: Progress, view: View, *, detaches: bool = False,
+        heard: Listener = lambda process, event: None,
+    ) -> None:  # fmt: skip
+        self._heard = heard
         self._detaches = detaches
         self._plan = plan
         self._fleet = fleet
@@ -119,6 +125,7 @@ class Watch:
         match known:
             case Told(process, event, age):
                 self._progress.add(process, event, age)
+                self._heard(process, event)
                 if event.get("event") == "warning":
                     self._view.note(f"{process}: {event.get('message', '')}")
             case Warned(text):

@@ -19,15 +19,17 @@ _WORDS = 500
 def provide(
     planned: Plan, hosts: Mapping[str, Host], remote: Mapping[str, bool], note: Callable[[str], None], told: "Progress"
 ) -> None:
-    """See to it that each host that trains has the data; nothing to do for a job with a script of its own.
+    """See to it that each host that trains has the data; nothing to do for a job with a script or data of one's own.
 
     `remote` tells of each host whether it is another machine; `told` hears how far a fetch of this one is. Blocks
     while something is fetched, at most 20 minutes. Raises HostUnreachable or InvalidSettings for this machine,
     CheckFailed with what was said for another.
     """
-    if planned.spec.script:
-        return
+    from geomx_cli.runtime.training.data import DATA_SETS
+
     name, folder = str(planned.spec.options["data"]), str(planned.spec.options["data_dir"])
+    if planned.spec.script or name not in DATA_SETS:
+        return
     train = list(dict.fromkeys(process.host for process in planned.processes if process.global_rank is not None))
     if not all(remote[host] for host in train):
         from geomx_cli.runtime.training import fetch

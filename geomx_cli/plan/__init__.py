@@ -90,6 +90,8 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
     """
     spec = replace(spec, options=_complete(inventory, spec))
     _check(inventory, spec)
+    if not spec.script:
+        _check_training(spec)
     nodes = arrange(inventory)
     _check_factor(spec, nodes)
     layout = Layout.of(nodes, spec)
@@ -138,6 +140,15 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
         if reason:
             hint = f"change --{option} or what it cannot work with"
             raise InvalidSettings(f"--{option} {name}: {reason}", hint)
+
+
+def _check_training(spec: JobSpec) -> None:
+    """Refuse what the bundled training does not know."""
+    from geomx_cli.runtime.training import data, networks, shards  # numpy, of which other uses of a plan have no need
+
+    networks.check_name(str(spec.options["network"]))
+    data.check_name(str(spec.options["data"]))
+    shards.check(str(spec.options["split"]))
 
 
 def _check_factor(spec: JobSpec, nodes: Sequence[Node]) -> None:

@@ -16,6 +16,7 @@ from geomx_cli.events import EventLog
 from geomx_cli.ps.config import NodeSettings
 from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.partition import Placement, Slice, Tensor
+from geomx_cli.ps.transport import Traffic
 from geomx_cli.ps.uplink import Delivery
 from geomx_cli.ps.wire import Array, Kind
 from geomx_cli.ps.worker import Errand, Standing, Worker
@@ -188,8 +189,8 @@ class Client:
         """Set fields of this process's telemetry."""
         self._worker.node.telemetry.update(telemetry)
 
-    def traffic(self) -> dict[str, list[int]]:
-        """Bytes so far: {"lan": [sent, received], "wan": [sent, received]}."""
+    def traffic(self) -> Traffic:
+        """Bytes of messages so far."""
         return self._worker.node.transport.traffic()
 
     # The end.

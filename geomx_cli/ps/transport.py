@@ -9,7 +9,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import zmq
@@ -23,13 +23,22 @@ from geomx_cli.ps.shaping import Shaper
 from geomx_cli.ps.sockets import Socket, Sockets
 from geomx_cli.ps.wire import BadMessage, Header, Kind, Place, decode_body, decode_header
 
-__all__ = ["Transport"]
+__all__ = ["Traffic", "Transport"]
 
 Handler = Callable[[Link, Header, memoryview | None], None]
+Pair = list[int]
 
 BATCH = 64
 MAX_LINKS = 4096
 CREDIT_DELAY = 0.004
+
+
+class Traffic(TypedDict):
+    """Bytes [sent, received]: inside the party and to other parties, and of the latter to each process."""
+
+    lan: Pair
+    wan: Pair
+    peers: dict[str, Pair]
 
 
 class Transport:
@@ -103,14 +112,15 @@ class Transport:
             self._release(number)
         self._sockets.close(linger)
 
-    def traffic(self) -> dict[str, list[int]]:
-        """Bytes of messages sent and received so far: {"lan": [sent, received], "wan": [sent, received]}."""
-        total = {"lan": [0, 0], "wan": [0, 0]}
+    def traffic(self) -> Traffic:
+        """Bytes of messages sent and received so far."""
+        peers: dict[str, Pair] = {}
+        near, far = [0, 0], [0, 0]
         for link in self.links:
-            pair = total["wan" if link.wide_area else "lan"]
-            pair[0] += link.sent
-            pair[1] += link.received
-        return total
+            for pair in (far, peers.setdefault(link.name, [0, 0])) if link.wide_area else (near,):
+                pair[0] += link.sent
+                pair[1] += link.received
+        return {"lan": near, "wan": far, "peers": peers}
 
     def refuse(self, link: Link | None, reason: str, text: str) -> None:
         """Count a message that is dropped; write the first of each reason and peer to the event log."""

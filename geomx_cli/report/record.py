@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Record", "Worker"]
+__all__ = ["Record", "Worker", "read_record"]
 
 MAX_BYTES = 4 << 20
 MAX_SECONDS = 1e10
 _NAME = re.compile(r"iter-([0-9]{1,9})\.txt", re.ASCII)
 
 
-class Record(msgspec.Struct):
+class Record(msgspec.Struct, omit_defaults=True):
     """A round. `time`: seconds by phase of each local step; total_time: seconds since the worker began to train.
 
     accuracy is there only where it was evaluated; what follows it is not in records of ESync's own workers.
@@ -32,6 +32,7 @@ class Record(msgspec.Struct):
     compute: float | None = None
     communicate: float | None = None
     wait: float | None = None
+    loss: float | None = None
 
     def aggregation(self) -> float:
         """Seconds that the exchange of the round took."""
@@ -86,12 +87,13 @@ class Worker:
                 worker.problems.append(f"{folder}: there is no file of round {missing}")
             last = number
             try:
-                worker._add(_read(f"{folder}/{name}", number))
+                worker.add(read_record(f"{folder}/{name}", number))
             except ValueError as error:
                 worker.problems.append(f"{folder / name}: {error}")
         return worker
 
-    def _add(self, record: Record) -> None:
+    def add(self, record: Record) -> None:
+        """The next round."""
         exchange = record.aggregation()
         self.samples.append(record.num_samples)
         self.steps.append(len(record.time))
@@ -115,8 +117,8 @@ def _numbered(folder: Path) -> Iterator[tuple[int, str]]:
                 yield int(match[1]), entry.name
 
 
-def _read(path: str, number: int) -> Record:
-    """Raises ValueError, which says what is wrong with the file."""
+def read_record(path: str, number: int) -> Record:
+    """The record of a round in a file. Raises ValueError, which says what is wrong with it."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

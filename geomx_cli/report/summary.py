@@ -1,7 +1,6 @@
 """What a trial came to: the JSON that ESync's own tools write, and summary.json with what that lacks."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,21 @@ WORKERS_OF_ESYNC = 6
 
 @dataclass(frozen=True)
 class Reached:
-    """The first evaluation that came to the target. `bytes`: what all workers had sent and received by then."""
+    """The first evaluation that came to the target. `bytes`: what all workers had sent and received by then, and
+    wan_bytes: what had gone between the parties, None where that is not known.
+    """
 
     seconds: float
     accuracy: float
     bytes: int
+    wan_bytes: int | None
 
 
 @dataclass(frozen=True)
 class Summary:
     """seconds: of the worker that trained longest. samples_per_s: of all workers. busy: the part of its training that a
-    worker computed, the mean over all; bytes: what all workers sent, and received.
+    worker computed, the mean over all; bytes: what all workers sent, and received; wan_bytes: what went between the
+    parties, None where that is not known.
 
     With `parity` samples_per_s is computed as ESync's drawer does it, and so is traffic, in MiB/s: ResNet-18's size
     times rounds, pushes alone, over the time of one worker; else traffic is bytes both ways per second, in MB/s.
@@ -45,6 +48,7 @@ class Summary:
     traffic: float
     busy: float
     bytes: tuple[int, int]
+    wan_bytes: int | None
     accuracy: float | None
     target: float
     reached: Reached | None
@@ -56,7 +60,7 @@ class Summary:
         seconds = max(worker.seconds for worker in workers)
         samples = sum(sum(worker.samples) for worker in workers)
         sent, received = (sum(getattr(worker, way) for worker in workers) for way in ("sent", "received"))
-        judge = _judge(workers)
+        judge = trial.judge
         first = next((point for point in judge.accuracies if point[1] >= target), None)
         rate, traffic = _per(samples, seconds), _per(sent + received, seconds) / 1e6
         if parity:
@@ -66,8 +70,10 @@ class Summary:
             rounds=max(len(worker.samples) for worker in workers), samples=samples, seconds=seconds,
             samples_per_s=rate, traffic=traffic,
             busy=sum(_per(worker.compute, worker.seconds) for worker in workers) / len(workers),
-            bytes=(sent, received), accuracy=judge.accuracies[-1][1] if judge.accuracies else None, target=target,
-            reached=None if first is None else Reached(first[0], first[1], _bytes_by(workers, first[0])),
+            bytes=(sent, received), wan_bytes=_wan_bytes(trial, seconds), target=target,
+            accuracy=judge.accuracies[-1][1] if judge.accuracies else None,
+            reached=None if first is None
+            else Reached(*first, trial.bytes_by(first[0]), _wan_bytes(trial, first[0])),
         )  # fmt: skip
 
     def to_json(self, trial: Trial) -> dict[str, Any]:
@@ -78,7 +84,7 @@ class Summary:
             **{name: fields[name] for name in ("network", "mode", "rounds", "samples", "seconds", "samples_per_s")},
             "traffic": self.traffic,
             "busy": self.busy,
-            "bytes": {"sent": self.bytes[0], "received": self.bytes[1]},
+            "bytes": {"sent": self.bytes[0], "received": self.bytes[1], "wan": self.wan_bytes},
             "accuracy": self.accuracy,
             "target": {"accuracy": self.target, "reached": fields["reached"]},
             "workers": {
@@ -134,20 +140,12 @@ def _own(worker: Worker) -> dict[str, Any]:
     }
 
 
-def _judge(workers: Iterable[Worker]) -> Worker:
-    """The worker that evaluates."""
-    return max(workers, key=lambda worker: len(worker.accuracies))
-
-
 def _per(count: float, seconds: float) -> float:
     return count / seconds if seconds else 0.0
 
 
-def _bytes_by(workers: Iterable[Worker], seconds: float) -> int:
-    """What all had sent and received in rounds that were over by then."""
-    return sum(
-        count for worker in workers for count, end in zip(worker.traffic, worker.elapsed, strict=True) if end <= seconds
-    )
+def _wan_bytes(trial: Trial, seconds: float) -> int | None:
+    return trial.about.bytes_by(seconds) if trial.about is not None else None
 
 
 def _original_rate(samples: int, workers: list[Worker]) -> float:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geomx_cli.errors import InvalidSettings
+from geomx_cli.report.about import About
 from geomx_cli.report.record import Worker
 
-__all__ = ["MODES", "Trial", "title"]
+__all__ = ["MODES", "NON_IID", "Trial", "modes_in", "title"]
 
 MODES: Mapping[str, str] = {
     "esync": "ESync", "sync": "Sync", "async": "Async", "dcasgd": "DCASGD", "fsa": "FSA", "mixed": "MixedSync",
@@ -23,12 +24,17 @@ MANY = 8
 
 @dataclass(frozen=True)
 class Trial:
-    """`workers` by host and device, sorted."""
+    """`workers` by host and device, sorted. `about`: what is known beside their records; None for ESync's own.
+
+    unread: why records of some hosts are not there.
+    """
 
     folder: Path
     network: str
     mode: str
     workers: Mapping[str, Mapping[str, Worker]]
+    about: About | None = None
+    unread: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, base: Path, network: str, mode: str, told: Callable[[int, int], None] = lambda *_: None) -> "Trial":
@@ -46,12 +52,31 @@ class Trial:
             for done, (place, worker) in enumerate(zip(places, mapping(Worker.read, places), strict=True), 1):
                 workers.setdefault(place.parent.name, {})[place.name] = worker
                 told(done, len(places))
-        return cls(folder, network, mode, workers)
+        return cls(folder, network, mode, workers, About.read(folder))
 
     @property
     def problems(self) -> list[str]:
         """What is wrong with the records of all workers."""
-        return [problem for worker in self.each() for problem in worker.problems]
+        return [*self.unread, *(problem for worker in self.each() for problem in worker.problems)]
+
+    @property
+    def title(self) -> str:
+        """What its mode is called."""
+        return title(self.mode)
+
+    @property
+    def judge(self) -> Worker:
+        """The worker that evaluates."""
+        return max(self.each(), key=lambda worker: len(worker.accuracies))
+
+    def bytes_by(self, seconds: float) -> int:
+        """What all workers had sent and received in rounds that were over by then."""
+        return sum(
+            count
+            for worker in self.each()
+            for count, end in zip(worker.traffic, worker.elapsed, strict=True)
+            if end <= seconds
+        )
 
     def each(self) -> Iterator[Worker]:
         """All workers."""
@@ -78,6 +103,16 @@ def _mapping(count: int) -> Iterator[Callable[..., Iterable[Worker]]]:
         return
     with ProcessPoolExecutor() as pool:
         yield pool.map
+
+
+def modes_in(base: Path, network: str) -> list[str]:
+    """The modes that a network has trials of, as there are folders. Raises InvalidSettings where there are none."""
+    known = [mode + suffix for mode in MODES for suffix in ("", NON_IID)]
+    found = [mode for mode in known if (base / network / mode).is_dir()]
+    if not found:
+        hint = "geomx logs collect --to DIR writes them; --base names DIR and --network what lies in it"
+        raise InvalidSettings(f"there are no trials in {base / network}", hint)
+    return found
 
 
 def title(mode: str) -> str:

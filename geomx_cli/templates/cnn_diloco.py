@@ -13,6 +13,8 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 from geomx_cli.runtime.training import data
+from geomx_cli.runtime.training.samples import Samples
+from geomx_cli.runtime.training.shards import shard
 
 
 def network() -> Any:
@@ -31,15 +33,7 @@ def network() -> Any:
     return net
 
 
-def samples(folder: str, split: data.Split) -> data.Samples:
-    """Fashion-MNIST, wherever it lies on this machine."""
-    found = data.find("fashion-mnist", folder)
-    if found is None:
-        sys.exit("there is no Fashion-MNIST here; geomx data fetch fashion-mnist fetches it")
-    return data.load(found, split)
-
-
-def accuracy(net: Any, test: data.Samples) -> float:
+def accuracy(net: Any, test: Samples) -> float:
     """The part of the pictures that the network knows."""
     right = 0
     for first in range(0, len(test), 500):
@@ -72,8 +66,8 @@ def main() -> None:
         return  # the master worker has set the job up, and does not train
     before, steps = [weight.copy() for weight in weights], 0
     # Every worker has a part of the data of its own.
-    mine = samples(given.data_dir, "train").shard(kv.global_rank, kv.num_all_workers)
-    test = samples(given.data_dir, "test")
+    mine = shard(data.load("fashion-mnist", "train", given.data_dir), kv.global_rank, kv.num_all_workers)
+    test = data.load("fashion-mnist", "test", given.data_dir)
     for epoch in range(given.epochs):
         for images, labels in mine.batches(given.batch_size, seed=1, epoch=epoch, rank=kv.global_rank):
             with autograd.record():

@@ -16,6 +16,7 @@ from geomx_cli.runtime.algorithms import diloco
 from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.training.recipe import Recipe
 from geomx_cli.runtime.training.replica import Replica
+from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 SIZES = (6, 3, 4)
 
@@ -52,10 +53,10 @@ def main():
     part = diloco.worker(client, store, replica, recipe)
     part.start()
     steps = [int(count) for count in os.environ["STEPS"].split(",")]
-    history, begun = [], False
+    history, begun, watch = [], False, Stopwatch()
     for number in range(steps[client.global_rank]):
         replica.forward_backward(client.global_rank, number)
-        begun = part.after_step(recipe.batch_size) or begun
+        begun = part.after_step(recipe.batch_size, watch) or begun
         if begun and part.due:
             part.synchronise()
             begun = False

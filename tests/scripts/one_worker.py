@@ -15,7 +15,7 @@ from geomx_cli.events import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.runtime import alone, mxnet_store, training
 from geomx_cli.runtime.settings import Settings
-from geomx_cli.runtime.training import data, models
+from geomx_cli.runtime.training import data, networks
 from geomx_cli.runtime.training.checkpoint import Checkpoint
 from geomx_cli.runtime.training.replica import Replica
 
@@ -25,8 +25,8 @@ BATCH, EPOCHS, RATE, MOMENTUM = 24, 2, 0.05, 0.9
 def by_mxnet(mx, folder):
     """Its optimizer, and no kvstore."""
     update = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=RATE, momentum=MOMENTUM))
-    replica, samples = Replica(mx, "cnn"), data.load(folder, "train")
-    for index, value in enumerate(models.initial_weights("cnn", 1).values()):
+    replica, samples = Replica(mx, networks.find("cnn")), data.load("fashion-mnist", "train", folder)
+    for index, value in enumerate(replica.network.initial_weights(1).values()):
         replica.set_weight(index, value)
     for epoch in range(EPOCHS):
         for batch in samples.batches(BATCH, seed=1, epoch=epoch, rank=0):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.wire import Array
     from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.replica import Replica
+    from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 name = "diloco"
 options = (
@@ -115,6 +116,7 @@ class DilocoWorker:
     def __init__(self, differences: Differences, tensors: int, recipe: "Recipe") -> None:
         self.rounds = 0
         self.gradient_scale = 1.0
+        self.exchange_apart = True
         self._differences = differences
         self._tensors = tensors
         self._fragments = int(recipe.number("fragments"))
@@ -142,10 +144,10 @@ class DilocoWorker:
         """Take the initial weights from the servers."""
         self._differences.start()
 
-    def after_step(self, samples: int) -> bool:
+    def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """A step, and perhaps the beginning of a round; one that is under way comes a step nearer."""
         steps = self._differences.steps
-        steps.step(samples)
+        steps.step(samples, watch)
         self._samples = [count + samples for count in self._samples]
         self._wait -= int(self._wait > 0)
         return steps.count % self.steps_per_round == 0 and self._exchange()

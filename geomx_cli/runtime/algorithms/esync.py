@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.config import NodeSettings
     from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.replica import Replica
+    from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 name = "esync"
 options = (
@@ -178,6 +179,7 @@ class EsyncWorker:
     def __init__(self, client: "Client", differences: Differences, tensors: int) -> None:
         self.rounds = 0
         self.gradient_scale = 1.0
+        self.exchange_apart = True
         self._pacer = Pacer(client)
         self._differences = differences
         self._tensors = range(tensors)
@@ -197,10 +199,12 @@ class EsyncWorker:
         self._differences.start()
         self._pacer.begin()
 
-    def after_step(self, samples: int) -> bool:
+    def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """A step, and the question whether to synchronise."""
-        self._differences.steps.step(samples)
-        if not self._pacer.step():
+        self._differences.steps.step(samples, watch)
+        with watch("check ready"):
+            ready = self._pacer.step()
+        if not ready:
             return False
         self._differences.push(self._tensors)
         return True

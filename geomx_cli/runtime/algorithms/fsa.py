@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.wire import Array
     from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.replica import Replica
+    from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 name = "fsa"
 options: tuple[Option, ...] = ()
@@ -101,6 +102,7 @@ class FsaWorker:
     def __init__(self, store: Any, replica: "Replica", num_all_workers: int, optimizer: "Optimizer | None") -> None:
         self.rounds = 0
         self.steps_per_round = 1
+        self.exchange_apart = False
         self.gradient_scale = 1.0 / num_all_workers
         self._store = store
         self._replica = replica
@@ -121,7 +123,7 @@ class FsaWorker:
         """Always."""
         return True
 
-    def after_step(self, samples: int) -> bool:
+    def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """Queue the exchange of every tensor; the first layer, needed first, goes before the others."""
         for index, name in enumerate(self._replica.names):
             self._store.push(name, self._replica.gradients[index], priority=-index)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.wire import Array
     from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.replica import Replica
+    from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 name = "hfa"
 options = (
@@ -151,6 +152,7 @@ class HfaWorker:
 
         self.rounds = 0
         self.gradient_scale = 1.0
+        self.exchange_apart = True
         self.steps_per_round = int(recipe.number("k1"))
         self._k2 = int(recipe.number("k2"))
         self._scale = 1.0 / client.num_workers
@@ -177,9 +179,9 @@ class HfaWorker:
         self._replica.pull(self._store)
         self._steps.begin()
 
-    def after_step(self, samples: int) -> bool:
+    def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """A step; the K1-th begins a round."""
-        self._steps.step(samples)
+        self._steps.step(samples, watch)
         return self._steps.count == self.steps_per_round and self._exchange()
 
     def finish(self) -> bool:

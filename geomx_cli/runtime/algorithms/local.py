@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.replica import Replica
+    from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 __all__ = ["fixes", "name", "options", "refuses", "server", "server_optimizer", "worker"]
 
@@ -35,6 +36,7 @@ class LocalWorker:
         self.rounds = 0
         self.gradient_scale = 1.0
         self.steps_per_round = 1
+        self.exchange_apart = False
         self._store = store
         self._replica = replica
         self._steps = LocalSteps(replica, recipe)
@@ -54,9 +56,9 @@ class LocalWorker:
         self._replica.pull(self._store)
         self._steps.begin()
 
-    def after_step(self, samples: int) -> bool:
+    def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """A step."""
-        self._steps.step(samples)
+        self._steps.step(samples, watch)
         return True
 
     def synchronise(self) -> None:

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.wire import Array
-    from geomx_cli.runtime.training.data import Samples
+    from geomx_cli.runtime.training.networks import Network
     from geomx_cli.runtime.training.part import Algorithm
     from geomx_cli.runtime.training.recipe import Recipe
+    from geomx_cli.runtime.training.samples import Samples
 
 __all__ = ["main"]
 
@@ -15,7 +16,7 @@ __all__ = ["main"]
 def main(client: "Client") -> None:
     """Run a bundled worker on a connected client to the end of training; the client stays open.
 
-    A master worker that does not train only sets the job up, and needs neither data nor MXNet. The others
+    A master worker that does not train only sets the job up, and needs no data unless they are of one's own. The others
     write an event "round" for every round and at the end "finished": rounds, samples and seconds of this
     worker, why training ended, the digest of the final weights and, on global rank 0, the test accuracy.
     Raises GeomxError when the job cannot start or fails.
@@ -35,21 +36,28 @@ def main(client: "Client") -> None:
         _initialise(client, recipe)
 
 
-def _values(recipe: "Recipe") -> "dict[str, Array]":
+def _network(recipe: "Recipe") -> "Network":
+    """For the images of the data set."""
+    from geomx_cli.runtime.training import data, networks
+
+    shape, classes = data.shape_of(recipe.data, recipe.data_dir)
+    return networks.find(recipe.network, shape, classes)
+
+
+def _values(recipe: "Recipe", network: "Network") -> "dict[str, Array]":
     """The initial value of every key."""
     import numpy as np
 
-    from geomx_cli.runtime.training import models
     from geomx_cli.runtime.training.agreement import STOP
 
-    values = {**models.initial_weights(recipe.network, recipe.seed), STOP: np.zeros(1, np.float32)}
-    return values | (models.initial_statistics(recipe.network) if recipe.options["sync_stats"] else {})
+    values = {**network.initial_weights(recipe.seed), STOP: np.zeros(1, np.float32)}
+    return values | (network.initial_statistics() if recipe.options["sync_stats"] else {})
 
 
 def _initialise(client: "Client", recipe: "Recipe") -> None:
     from geomx_cli.ps.partition import Tensor
 
-    values = _values(recipe)
+    values = _values(recipe, _network(recipe))
     client.declare([Tensor(name, value.size, "float32") for name, value in values.items()])
     client.init({name: value.reshape(-1) for name, value in values.items()})
 
@@ -61,6 +69,7 @@ def _train(client: "Client", recipe: "Recipe", algorithm: "Algorithm") -> None:
     shard, test = _data(client, recipe)
     mx = mxnet_store.load_mxnet()
     mxnet_store.register(mx, lambda: client)
+    mx.random.seed(recipe.seed + client.global_rank)  # what layers such as dropout draw
     with device.pick(mx, client.settings.device):  # where arrays of this thread lie from now on
         _run(client, recipe, algorithm, mx, shard, test)
 
@@ -68,19 +77,24 @@ def _train(client: "Client", recipe: "Recipe", algorithm: "Algorithm") -> None:
 def _run(
     client: "Client", recipe: "Recipe", algorithm: "Algorithm", mx: Any, shard: "Samples", test: "Samples | None"
 ) -> None:
+    from geomx_cli.errors import InvalidSettings
     from geomx_cli.runtime.training.evaluation import Evaluation
     from geomx_cli.runtime.training.loop import Loop
     from geomx_cli.runtime.training.replica import Replica
 
-    store, replica = mx.kv.create("dist_sync"), Replica(mx, recipe.network)
+    network = _network(recipe)
+    if shard.classes > network.classes:
+        what = f"the training data have {shard.classes} classes, the test data only {network.classes}"
+        raise InvalidSettings(f"--data {recipe.data}: {what}", "let both have the last label")
+    store, replica = mx.kv.create("dist_sync"), Replica(mx, network)
     replica.warm_up(recipe.batch_size)
-    values = _values(recipe)
+    values = _values(recipe, network)
     store.init(list(values), [mx.nd.array(value) for value in values.values()])
     part = algorithm.worker(client, store, replica, recipe)
     part.start()
     evaluation = None
     if test is not None:
-        evaluation = Evaluation(Replica(mx, recipe.network), test, recipe.eval_every // part.steps_per_round)
+        evaluation = Evaluation(Replica(mx, network), test, recipe.eval_every // part.steps_per_round)
     loop = Loop(client, recipe, mx=mx, store=store, replica=replica, part=part, shard=shard, evaluation=evaluation)
     loop.run()
     fields: dict[str, object] = {"rounds": part.rounds, "samples": loop.samples, "seconds": loop.seconds}
@@ -94,12 +108,9 @@ def _run(
 
 def _data(client: "Client", recipe: "Recipe") -> "tuple[Samples, Samples | None]":
     """This worker's training data, and on global rank 0 the test data."""
-    from geomx_cli.errors import InvalidSettings
     from geomx_cli.runtime.training import data
+    from geomx_cli.runtime.training.shards import shard
 
-    directory = data.find(recipe.data, recipe.data_dir)
-    if directory is None:
-        places = ", ".join(str(place) for place in data.directories(recipe.data, recipe.data_dir))
-        raise InvalidSettings(f"{recipe.data} is in none of {places}", f"geomx data fetch {recipe.data} fetches it")
-    shard = data.load(directory, "train").shard(client.global_rank, client.num_all_workers)
-    return shard, data.load(directory, "test") if client.global_rank == 0 else None
+    samples = data.load(recipe.data, "train", recipe.data_dir)
+    own = shard(samples, client.global_rank, client.num_all_workers, recipe.split, recipe.seed)
+    return own, data.load(recipe.data, "test", recipe.data_dir) if client.global_rank == 0 else None

@@ -1,14 +1,12 @@
-"""Fashion-MNIST: where it lies, its IDX files, and the part that one worker trains on. Needs numpy only.
+"""The data sets of the bundled training job: which there are, where they lie, and how they are read. Needs numpy only.
 
-A directory holds a data set when it has all four IDX files, each plain or with `.gz` behind its name. Plain
-files are mapped, not read: a worker then touches only its own part.
+A directory holds a data set when it has all its files, each plain or with `.gz` behind its name. A person's own data
+set is a function of a module, named MODULE:FUNCTION: it is called with "train" or "test" and with --data-dir, and
+returns images, uint8 or float32 of shape (n, channels, height, width), and labels, whole numbers from 0 of shape (n,).
 """
 
-import gzip
-import math
 import os
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,100 +15,105 @@ import numpy as np
 import numpy.typing as npt
 
 from geomx_cli.errors import InvalidSettings
+from geomx_cli.runtime.training.idx import Bytes, damaged, read_bytes, read_idx
+from geomx_cli.runtime.training.own import call, is_own
+from geomx_cli.runtime.training.samples import Samples
 
-__all__ = [
-    "FILES",
-    "IMAGE_SHAPE",
-    "Batch",
-    "Samples",
-    "Split",
-    "directories",
-    "find",
-    "load",
-    "own_directory",
-    "read_idx",
-]
+__all__ = ["DATA_SETS", "DataSet", "Split", "check_name", "directories", "find", "load", "own_directory"]
 
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float32]
-Batch = tuple[Floats, Floats]
 Split = Literal["train", "test"]
-
-FILES: Mapping[Split, tuple[str, str]] = {
-    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
-}
-IMAGE_SHAPE = (1, 28, 28)
 CLASSES = 10
-_UNSIGNED_BYTE = 0x08
+_RECORD = 1 + 3 * 32 * 32
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Images, uint8 of shape (n, 1, 28, 28), and their labels, uint8 of shape (n,), each below 10."""
+class DataSet:
+    """A data set of files. `files`: the names of each half's; `read` makes images and labels of their paths."""
 
-    images: Bytes
-    labels: Bytes
+    shape: tuple[int, int, int]
+    files: Mapping[Split, tuple[str, ...]]
+    read: Callable[[list[Path]], tuple[Bytes, Bytes]]
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def shard(self, rank: int, count: int) -> "Samples":
-        """A copy of the contiguous part `rank` of `count` equal ones; what does not divide is left out.
-
-        The files are in random order, so that every part has nearly the same mixture of labels. Raises
-        InvalidSettings when there are more parts than samples.
-        """
-        size = len(self) // count
-        if size == 0:
-            raise InvalidSettings(
-                f"{count} workers cannot share {len(self)} samples", "start fewer workers or give more data"
-            )
-        part = slice(rank * size, (rank + 1) * size)
-        return Samples(self.images[part].copy(), self.labels[part].copy())
-
-    def batches(self, size: int, *, seed: int, epoch: int, rank: int) -> Iterator[Batch]:
-        """Every sample once, in an order that depends on (seed, epoch, rank) alone.
-
-        Yields new float32 arrays: images of shape (b, 1, 28, 28) scaled to [0, 1], labels of shape (b,); the
-        last batch may be short.
-        """
-        # Unlike Generator's, RandomState's streams never change: hosts with other versions of numpy agree.
-        sequence = np.random.SeedSequence([seed, epoch, rank])
-        order = np.random.RandomState(np.random.MT19937(sequence)).permutation(len(self))
-        for start in range(0, len(order), size):
-            yield self.take(order[start : start + size])
-
-    def take(self, which: npt.NDArray[np.int64] | slice) -> Batch:
-        """These samples as a batch; see `batches`."""
-        images = self.images[which].astype(np.float32)
-        images /= 255
-        return images, self.labels[which].astype(np.float32)
+    def complete(self, directory: Path) -> bool:
+        """Whether all files are there."""
+        return all(_path(directory, name) for names in self.files.values() for name in names)
 
 
-def load(directory: Path, split: Split) -> Samples:
-    """Read one split. Raises InvalidSettings naming the file that is missing, damaged or of other data."""
-    names = FILES[split]
-    paths = [_path(directory, name) for name in names]
-    for name, path in zip(names, paths, strict=True):
-        if path is None:
-            raise InvalidSettings(f"{directory} has no {name}", "geomx data fetch fashion-mnist fetches the data set")
-    images_path, labels_path = (path for path in paths if path is not None)
+def _read_mnist(paths: list[Path]) -> tuple[Bytes, Bytes]:
+    images_path, labels_path = paths
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
-    if images.shape[1:] != IMAGE_SHAPE[1:]:
-        raise _damaged(images_path, f"its images are {images.shape[1]} x {images.shape[2]}, not 28 x 28")
+    if images.shape[1:] != (28, 28):
+        raise damaged(images_path, f"its images are {images.shape[1]} x {images.shape[2]}, not 28 x 28")
     if len(images) != len(labels):
-        raise _damaged(labels_path, f"it has {len(labels)} labels for {len(images)} images of {images_path.name}")
+        raise damaged(labels_path, f"it has {len(labels)} labels for {len(images)} images of {images_path.name}")
+    return images.reshape(-1, 1, 28, 28), labels
+
+
+def _read_cifar10(paths: list[Path]) -> tuple[Bytes, Bytes]:
+    """Records of a label and 3 x 32 x 32 bytes: red, green, blue. There is no header, so the size must fit."""
+    parts = []
+    for path in paths:
+        content = read_bytes(path)
+        if len(content) % _RECORD:
+            raise damaged(path, f"it has {len(content)} bytes (unpacked), no multiple of the {_RECORD} of a record")
+        parts.append(content.reshape(-1, _RECORD))
+    records = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
+
+
+_MNIST: Mapping[Split, tuple[str, ...]] = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+DATA_SETS: Mapping[str, DataSet] = {
+    "fashion-mnist": DataSet((1, 28, 28), _MNIST, _read_mnist),
+    "mnist": DataSet((1, 28, 28), _MNIST, _read_mnist),
+    "cifar10": DataSet(
+        (3, 32, 32),
+        {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)},
+        _read_cifar10,
+    ),
+}
+"""By name; all have ten classes."""
+
+
+def check_name(name: str) -> None:
+    """Raises InvalidSettings for a data set that there is not; whether somebody's own works is seen when it is used."""
+    if name not in DATA_SETS and not is_own(name):
+        hint = f"choose one of {', '.join(DATA_SETS)}, or write MODULE:FUNCTION for one of your own"
+        raise InvalidSettings(f"--data {name}: there is no such data set", hint)
+
+
+def load(name: str, split: Split, data_dir: str | Path = "") -> Samples:
+    """One half of a data set. Raises InvalidSettings where it is not here, naming the file that is missing, damaged or
+    of other data, or what a function of one's own gives that is none.
+    """
+    check_name(name)
+    if is_own(name):
+        return _checked(name, call(name, "--data", split, str(data_dir)))
+    directory, known = find(name, data_dir), DATA_SETS[name]
+    if directory is None:
+        raise InvalidSettings(_where(name, data_dir), f"geomx data fetch {name} fetches it")
+    paths = [path for file in known.files[split] if (path := _path(directory, file)) is not None]
+    images, labels = known.read(paths)
     if not len(labels):
-        raise _damaged(labels_path, "it is empty")
+        raise damaged(paths[-1], "it is empty")
     if int(labels.max()) >= CLASSES:
-        raise _damaged(labels_path, f"it has the label {int(labels.max())}; labels are 0 to {CLASSES - 1}")
-    return Samples(images.reshape(-1, *IMAGE_SHAPE), labels)
+        raise damaged(paths[-1], f"it has the label {int(labels.max())}; labels are 0 to {CLASSES - 1}")
+    return Samples(images, labels, CLASSES)
+
+
+def shape_of(name: str, data_dir: str | Path = "") -> tuple[tuple[int, int, int], int]:
+    """The shape of an image, and the number of classes."""
+    if name in DATA_SETS:
+        return DATA_SETS[name].shape, CLASSES
+    test = load(name, "test", data_dir)
+    return test.shape, test.classes
 
 
 def find(name: str, data_dir: str | Path = "") -> Path | None:
     """The first directory that holds the data set, or None. With `data_dir`, only that place is looked at."""
-    return next((place for place in directories(name, data_dir) if _complete(place)), None)
+    return next((place for place in directories(name, data_dir) if DATA_SETS[name].complete(place)), None)
 
 
 def directories(name: str, data_dir: str | Path = "", env: Mapping[str, str] = os.environ) -> list[Path]:
@@ -129,38 +132,15 @@ def own_directory(name: str, env: Mapping[str, str] = os.environ) -> Path:
     return (base if base.is_absolute() else Path.home() / ".local" / "share") / "geomx" / name
 
 
-def read_idx(path: Path, dimensions: int) -> Bytes:
-    """The array of an IDX file of unsigned bytes: mapped read-only, or unpacked when the name ends in `.gz`.
-
-    Raises InvalidSettings when the file cannot be read, is no such file, or is longer or shorter than its
-    header says.
-    """
-    try:
-        content: Bytes = np.frombuffer(_unpack(path), np.uint8) if path.suffix == ".gz" else _map(path)
-    except (OSError, EOFError, zlib.error) as error:
-        raise _damaged(path, f"it cannot be read: {error}") from None
-    header = 4 + 4 * dimensions
-    if content[:4].tobytes() != bytes((0, 0, _UNSIGNED_BYTE, dimensions)):
-        raise _damaged(path, f"it is no IDX file of unsigned bytes with {dimensions} dimension(s)")
-    if len(content) < header:
-        raise _damaged(path, "its header is cut short")
-    shape = [int(extent) for extent in content[4:header].view(">u4")]
-    expected = header + math.prod(shape)
-    if len(content) != expected:
-        what = "cut short" if len(content) < expected else "too long"
-        raise _damaged(path, f"it is {what}: {len(content)} bytes (unpacked) where its header says {expected}")
-    return content[header:].reshape(shape)
-
-
-def _unpack(path: Path) -> bytes:
-    with gzip.open(path) as file:
-        return file.read()
-
-
-def _map(path: Path) -> npt.NDArray[Any]:
-    if path.stat().st_size == 0:
-        return np.empty(0, np.uint8)
-    return np.memmap(path, np.uint8, mode="r")
+def _where(name: str, data_dir: str | Path) -> str:
+    """Why the data set is not found: what is missing where a part of it lies, or else where it was looked for."""
+    places = directories(name, data_dir)
+    files = [file for half in DATA_SETS[name].files.values() for file in half]
+    for place in places:
+        missing = [file for file in files if _path(place, file) is None]
+        if len(missing) < len(files):
+            return f"{place} has no {', '.join(missing)}"
+    return f"{name} is in none of {', '.join(str(place) for place in places)}"
 
 
 def _path(directory: Path, name: str) -> Path | None:
@@ -169,9 +149,23 @@ def _path(directory: Path, name: str) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _complete(directory: Path) -> bool:
-    return all(_path(directory, name) for names in FILES.values() for name in names)
+def _checked(name: str, given: Any) -> Samples:
+    """What a function of one's own has returned, as samples."""
+    hint = "return images, uint8 or float32 of shape (n, channels, height, width), and whole labels of shape (n,)"
 
+    def wrong(what: str) -> InvalidSettings:
+        return InvalidSettings(f"--data {name}: {what}", hint)
 
-def _damaged(path: Path, what: str) -> InvalidSettings:
-    return InvalidSettings(f"{path}: {what}", "remove it and run geomx data fetch fashion-mnist, or give --data-dir")
+    try:
+        images, labels = given
+        pictures, numbers = np.asarray(images), np.asarray(labels)
+    except (TypeError, ValueError) as error:
+        raise wrong(f"it gives no two arrays: {error}") from None
+    if pictures.ndim != 4 or pictures.dtype not in (np.uint8, np.float32):
+        raise wrong(f"its images are {pictures.dtype} of shape {pictures.shape}")
+    if numbers.shape != (len(pictures),) or not np.issubdtype(numbers.dtype, np.integer):
+        raise wrong(f"its labels are {numbers.dtype} of shape {numbers.shape} for {len(pictures)} images")
+    if not len(numbers) or int(numbers.min()) < 0:
+        raise wrong("it has no samples" if not len(numbers) else f"it has the label {int(numbers.min())}")
+    whole: npt.NDArray[np.int64] = numbers.astype(np.int64)
+    return Samples(pictures, whole, max(int(whole.max()) + 1, 2))

@@ -2,18 +2,18 @@
 
 import math
 
-from geomx_cli.runtime.training.data import CLASSES
+from geomx_cli.runtime.training.samples import Samples
 
 __all__ = ["doubt"]
 
 
-def doubt(loss: float, accuracy: float, samples: int, rate: float) -> str:
-    """What is wrong, and what to change, after an evaluation on `samples` samples; "" when all is well.
+def doubt(loss: float, accuracy: float, test: Samples, rate: float) -> str:
+    """What is wrong, and what to change, after an evaluation on the samples `test`; "" when all is well.
 
     loss: the mean of a round, of one worker. rate: the learning rate. What guessing reaches in 999 of 1000 tries is
     chance.
     """
-    chance = 1 / CLASSES + 3 * math.sqrt((CLASSES - 1) / samples) / CLASSES
+    chance = 1 / test.classes + 3 * math.sqrt((test.classes - 1) / len(test)) / test.classes
     if math.isfinite(loss) and accuracy > chance:
         return ""
     what = f"the loss is {loss}" if not math.isfinite(loss) else f"test accuracy {accuracy:.4f} is what guessing gives"

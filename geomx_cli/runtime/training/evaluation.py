@@ -2,12 +2,13 @@
 
 import time
 
-from geomx_cli.runtime.training.data import Samples
 from geomx_cli.runtime.training.replica import Replica
+from geomx_cli.runtime.training.samples import Samples
 
 __all__ = ["Evaluation"]
 
-_PIECE = 500
+_PIECE = 500 * 28 * 28
+_LEAST = 16
 _ROUNDS = 20
 
 
@@ -23,7 +24,9 @@ class Evaluation:
     def __init__(self, replica: Replica, test: Samples, every: int) -> None:
         self._replica = replica
         self._test = test
-        pieces = -(-len(test) // _PIECE)
+        height, width = replica.network.resized
+        self._piece = max(_LEAST, _PIECE // (height * width))
+        pieces = -(-len(test) // self._piece)
         self._per_advance = -(-pieces // max(1, min(every, _ROUNDS)))
         self._next = len(test)
         self._correct = 0
@@ -37,9 +40,9 @@ class Evaluation:
         return self._next < len(self._test)
 
     @property
-    def samples(self) -> int:
-        """How many samples the test set has."""
-        return len(self._test)
+    def test(self) -> Samples:
+        """The test set."""
+        return self._test
 
     @property
     def seconds(self) -> float:
@@ -56,9 +59,9 @@ class Evaluation:
         begun = time.monotonic()
         for _ in range(self._per_advance):
             if self.busy:
-                batch = self._test.take(slice(self._next, self._next + _PIECE))
+                batch = self._test.take(slice(self._next, self._next + self._piece))
                 self._correct += self._replica.count_correct(batch)
-                self._next += _PIECE
+                self._next += self._piece
         self._seconds += time.monotonic() - begun
         if self.busy:
             return False

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.wire import Array
     from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.replica import Replica
+    from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 __all__ = ["LocalSteps"]
 
@@ -37,14 +38,17 @@ class LocalSteps:
         for own, weight in zip(self.weights, self._replica.weights, strict=True):
             own[...] = weight.asnumpy()
 
-    def step(self, samples: int) -> None:
+    def step(self, samples: int, watch: "Stopwatch") -> None:
         """One update with the replica's gradients, of a batch of so many samples; waits for them."""
         self.count += 1
         self.samples += samples
-        for own, gradient in zip(self._gradients, self._replica.gradients, strict=True):
-            own[...] = gradient.asnumpy()
-        self._vector[...] = self._optimizer.update((0, 0), self._vector, self._gradient)
-        self._replica.set_weights(self._vector)
+        with watch("forward and backward"):
+            self._replica.wait_for_gradients()
+        with watch("local update"):
+            for own, gradient in zip(self._gradients, self._replica.gradients, strict=True):
+                own[...] = gradient.asnumpy()
+            self._vector[...] = self._optimizer.update((0, 0), self._vector, self._gradient)
+            self._replica.set_weights(self._vector)
 
     def put(self, index: int, value: "Array") -> None:
         """Have one tensor go on from `value`."""

@@ -1,5 +1,6 @@
 """The training loop of a bundled worker: batches, steps, rounds, evaluations, and when to stop."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.runtime.training.agreement import Agreement
 from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
-from geomx_cli.runtime.training.data import Batch, Samples
 from geomx_cli.runtime.training.doubt import doubt
 from geomx_cli.runtime.training.evaluation import Evaluation
 from geomx_cli.runtime.training.part import WorkerPart
+from geomx_cli.runtime.training.prefetch import Prefetch
 from geomx_cli.runtime.training.recipe import Recipe
-from geomx_cli.runtime.training.record import Record, Stopwatch
+from geomx_cli.runtime.training.record import Record
 from geomx_cli.runtime.training.replica import Replica
+from geomx_cli.runtime.training.samples import Batch, Samples
 from geomx_cli.runtime.training.slowness import Slowness, factor_of
+from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -29,7 +32,6 @@ class _Round:
     times: list[dict[str, float]] = field(default_factory=list)
     losses: list[Any] = field(default_factory=list)
     samples: int = 0
-    compute: float = 0.0
     accuracy: float | None = None
 
 
@@ -80,14 +82,14 @@ class Loop:
         That is "epochs", or where rank 0 decided, "time_limit" or "target_accuracy" there and "asked"
         elsewhere.
         """
-        batches = self._batches()
-        batch = self._next(batches)
-        while batch is not None and not self.stopped:
-            if self._step(batch):
-                self._begin()
+        with contextlib.closing(Prefetch(self._batches())) as batches:
             batch = self._next(batches)
-            if self._begun is not None and self._part.due:
-                self._synchronise()
+            while batch is not None and not self.stopped:
+                if self._step(batch):
+                    self._begin()
+                batch = self._next(batches)
+                if self._begun is not None and self._part.due:
+                    self._synchronise()
         while self._begun is not None or self._part.finish():
             if self._begun is None:
                 self._begin()
@@ -121,13 +123,13 @@ class Loop:
             if self._slowness is not None:
                 self._replica.wait_for_gradients()
                 self._slowness.after(time.monotonic() - begun)
-            exchanging = self._part.after_step(len(batch[1]))
+        exchanging = self._part.after_step(len(batch[1]), self._watch)
+        with self._watch("forward and backward"):
             self._replica.wait_for_gradients()
-        current.compute += time.monotonic() - begun
         current.samples += len(batch[1])
         self.samples += len(batch[1])
         self._steps += 1
-        if not exchanging:
+        if self._part.exchange_apart or not exchanging:
             current.times.append(self._watch.take())
         return exchanging
 
@@ -140,16 +142,16 @@ class Loop:
         """Wait for the round's result and record the round."""
         self._evaluate()
         waiting = time.monotonic()
-        with self._watch("global aggregate"):
+        with self._watch("global update" if self._part.exchange_apart else "global aggregate"):
             self._part.synchronise()
             stop = self._agreement.reached()
         now, current = time.monotonic(), self._round
-        current.times.append(self._watch.take())
+        current.times.append(self._watch.take(but="get_batch"))  # which was one for the next round
         if current.losses:
             self._loss = sum(float(loss.asnumpy()[0]) for loss in current.losses) / len(current.losses)
         self._record.round(
             self._part.rounds, current.times, samples=current.samples, loss=self._loss, steps=self._steps,
-            compute=current.compute, communicate=now - (self._begun or waiting), wait=now - waiting,
+            communicate=now - (self._begun or waiting), wait=now - waiting,
             accuracy=current.accuracy,
         )  # fmt: skip
         self._round, self._begun = _Round(), None
@@ -188,7 +190,7 @@ class Loop:
     def _judge(self, evaluation: Evaluation) -> None:
         """Warn, once, when training gets nowhere."""
         rate = self._recipe.optimizer_params["learning_rate"]
-        before, self._doubt = self._doubt, doubt(self._loss, evaluation.accuracy, evaluation.samples, rate)
+        before, self._doubt = self._doubt, doubt(self._loss, evaluation.accuracy, evaluation.test, rate)
         if self._doubt and not before:
             self._record.warn(self._doubt)
 

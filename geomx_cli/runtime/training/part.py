@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.training.recipe import Recipe
+    from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 __all__ = ["Algorithm", "WorkerPart"]
 
@@ -23,6 +24,8 @@ class WorkerPart(Protocol):
     """What the gradient of a batch's mean loss is multiplied by in the backward pass."""
     steps_per_round: int
     """Steps between two rounds, about."""
+    exchange_apart: bool
+    """Whether a round's record has its exchange behind its steps, and not in the only one."""
 
     @property
     def due(self) -> bool:
@@ -35,9 +38,9 @@ class WorkerPart(Protocol):
     def start(self) -> None:
         """Take the initial weights from the servers; blocks until all workers can have them."""
 
-    def after_step(self, samples: int) -> bool:
+    def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """The backward pass on a batch of so many samples has been queued. True if the exchange of a round has
-        begun; it is not waited for here.
+        begun; it is not waited for here. `watch` times what the part does itself.
         """
 
     def synchronise(self) -> None:

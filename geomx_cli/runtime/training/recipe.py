@@ -26,6 +26,7 @@ class Recipe:
     network: str
     data: str
     data_dir: str
+    split: str
     batch_size: int
     epochs: int
     seed: int
@@ -54,6 +55,7 @@ class Recipe:
             network=str(options["network"]),
             data=str(options["data"]),
             data_dir=str(options["data_dir"]),
+            split=str(options["split"]),
             batch_size=int(options["batch_size"]),
             epochs=int(options["epochs"]),
             seed=int(options["seed"]),

@@ -1,37 +1,15 @@
 """What a training worker says about its rounds: one event each in its log, and its telemetry."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
 
-__all__ = ["Record", "Stopwatch"]
+__all__ = ["Record"]
 
+COMPUTING = ("forward and backward", "local update")
 _SMOOTHING = 0.05
-
-
-class Stopwatch:
-    """Adds up seconds under a few names."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Time the body of a `with`."""
-        begun = time.monotonic()
-        try:
-            yield
-        finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - begun
-
-    def take(self) -> dict[str, float]:
-        """The sums so far, rounded to 0.1 ms; counts from zero again."""
-        taken, self._seconds = self._seconds, {}
-        return {name: round(seconds, 4) for name, seconds in taken.items()}
 
 
 class Record:
@@ -42,7 +20,7 @@ class Record:
         self._steps = steps
         self._time_limit = time_limit
         self._started = self._last = time.monotonic()
-        self._rate = 0.0
+        self._rate = self._waiting = 0.0
         self._bytes = self._count_bytes()
         client.events.write("state", state="training")
 
@@ -53,7 +31,7 @@ class Record:
 
     def round(
         self, number: int, times: list[dict[str, float]], *, samples: int, loss: float, steps: int,
-        compute: float, communicate: float, wait: float, accuracy: float | None,
+        communicate: float, wait: float, accuracy: float | None,
     ) -> None:  # fmt: skip
         """A round is complete. `times`: seconds of each local step by name; `steps`: batches trained on so
         far.
@@ -69,19 +47,21 @@ class Record:
             loss=loss,
             bytes_sent=self._bytes[0] - before[0],
             bytes_received=self._bytes[1] - before[1],
-            compute=round(compute, 4),
+            compute=round(sum(entry.get(name, 0.0) for entry in times for name in COMPUTING), 4),
             communicate=round(communicate, 4),
             wait=round(wait, 4),
             **fields,
         )
         now = time.monotonic()
-        rate, self._last = samples / max(now - self._last, 1e-9), now
-        self._rate += (rate - self._rate) * (_SMOOTHING if self._rate else 1.0)
+        seconds, self._last = max(now - self._last, 1e-9), now
+        weight = _SMOOTHING if self._rate else 1.0
+        self._rate += (samples / seconds - self._rate) * weight
+        self._waiting += (wait / seconds - self._waiting) * weight
         progress = self._progress(steps)
         left = self.elapsed * (1 - progress) / progress if progress else 0.0
         self._client.report(
             state="training", round=number, loss=loss, samples_per_s=round(self._rate, 1),
-            progress=round(progress, 4), left_s=round(left, 1), **fields,
+            waiting=round(min(1.0, self._waiting), 4), progress=round(progress, 4), left_s=round(left, 1), **fields,
         )  # fmt: skip
 
     def evaluation(self, round_: int, accuracy: float, seconds: float) -> None:
@@ -99,4 +79,5 @@ class Record:
 
     def _count_bytes(self) -> tuple[int, int]:
         counts = self._client.traffic()
-        return sum(counts[net][0] for net in ("lan", "wan")), sum(counts[net][1] for net in ("lan", "wan"))
+        lan, wan = counts["lan"], counts["wan"]
+        return lan[0] + wan[0], lan[1] + wan[1]

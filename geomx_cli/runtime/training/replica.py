@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from geomx_cli.runtime.training import models
-from geomx_cli.runtime.training.data import Batch
+from geomx_cli.runtime.training.networks import Network
+from geomx_cli.runtime.training.samples import Batch
 
 __all__ = ["Replica"]
 
@@ -22,15 +22,17 @@ class Replica:
     the order of the calls.
     """
 
-    def __init__(self, mx: Any, network: str) -> None:
-        self.names = tuple(parameter.name for parameter in models.parameters(network))
+    def __init__(self, mx: Any, network: Network) -> None:
+        self.network = network
+        self.names = tuple(parameter.name for parameter in network.parameters)
         self._mx = mx
-        self._block, parameters, running = models.build(mx, network)
+        built = network.build(mx)
+        self._block, parameters = built.block, built.trained
         self._loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
         self.weights: list[Any] = [parameter.list_data()[0] for parameter in parameters]
         self.statistics: dict[str, Any] = {
             item.name: parameter.list_data()[0]
-            for item, parameter in zip(models.statistics(network), running, strict=True)
+            for item, parameter in zip(network.statistics, built.running, strict=True)
         }
         self.gradients: list[Any] = [parameter.list_grad()[0] for parameter in parameters]
 
@@ -39,7 +41,8 @@ class Replica:
         kernels the first time, which takes longer than many steps.
         """
         before = {name: running.copy() for name, running in self.statistics.items()}
-        self.forward_backward((np.zeros((samples, 1, 28, 28), np.float32), np.zeros(samples, np.float32)), 1.0)
+        images = np.zeros((samples, *self.network.shape), np.float32)
+        self.forward_backward((images, np.zeros(samples, np.float32)), 1.0)
         self.wait_for_gradients()
         for name, running in before.items():
             running.copyto(self.statistics[name])

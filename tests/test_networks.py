@@ -1,4 +1,4 @@
-"""The bundled network: its tensors, its initial weights, and what the MXNet block makes of them."""
+"""The bundled networks: their tensors, their initial weights, and what the MXNet blocks make of them."""
 
 import hashlib
 import subprocess
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.runtime.training import models
+from geomx_cli.runtime.training import networks
 
 SHAPES = [
     (16, 1, 5, 5), (16,), (32, 16, 5, 5), (32,), (256, 512), (256,), (128, 256), (128,), (10, 128), (10,),
@@ -16,17 +16,17 @@ SHAPES = [
 
 
 def test_ten_tensors_of_715_kilobytes() -> None:
-    table = models.parameters("cnn")
+    table = networks.find("cnn").parameters
     assert [parameter.shape for parameter in table] == SHAPES
     assert len({parameter.name for parameter in table}) == 10
     # 16 (25 + 1) + 32 (16 * 25 + 1) + 256 (512 + 1) + 128 (256 + 1) + 10 (128 + 1)
     assert sum(parameter.size for parameter in table) == 178_762
     with pytest.raises(InvalidSettings, match="resnet99"):
-        models.parameters("resnet99")
+        networks.find("resnet99")
 
 
 def digest(seed: int) -> str:
-    weights = models.initial_weights("cnn", seed)
+    weights = networks.find("cnn").initial_weights(seed)
     return hashlib.sha256(b"".join(weights[name].tobytes() for name in weights)).hexdigest()
 
 
@@ -43,8 +43,8 @@ def test_initial_weights_are_the_same_in_every_process() -> None:
 
 
 def test_initial_weights_fill_their_range() -> None:
-    weights = models.initial_weights("cnn", 1)
-    for parameter in models.parameters("cnn"):
+    weights = networks.find("cnn").initial_weights(1)
+    for parameter in networks.find("cnn").parameters:
         value = weights[parameter.name]
         assert value.shape == parameter.shape and value.dtype == np.float32
         if value.ndim == 1:
@@ -86,8 +86,8 @@ def compare_with_numpy() -> str:
 
     from geomx_cli.runtime.training.replica import Replica
 
-    random, replica = np.random.default_rng(2), Replica(mx, "cnn")
-    weights = {name: value.astype(np.float64) for name, value in models.initial_weights("cnn", 3).items()}
+    random, replica = np.random.default_rng(2), Replica(mx, networks.find("cnn"))
+    weights = {name: value.astype(np.float64) for name, value in networks.find("cnn").initial_weights(3).items()}
     for name, value in weights.items():
         weights[name] = (value + random.normal(0, 0.01, value.shape)).astype(np.float32).astype(np.float64)
     for index, name in enumerate(replica.names):
@@ -108,7 +108,7 @@ def compare_with_numpy() -> str:
     predicted = logits(weights, images).argmax(axis=1)
     assert replica.count_correct((images, predicted.astype(np.float32))) == 6
     assert replica.count_correct((images, (predicted + 1).astype(np.float32))) == 0
-    copy, whole = Replica(mx, "cnn"), hashlib.sha256()
+    copy, whole = Replica(mx, networks.find("cnn")), hashlib.sha256()
     copy.copy_weights_from(replica)
     for name in replica.names:
         whole.update(name.encode() + weights[name].astype(np.float32).tobytes())
@@ -129,7 +129,7 @@ def place_elsewhere() -> str:
 
     batch = np.zeros((2, 1, 28, 28), np.float32), np.arange(2, dtype=np.float32)
     with mx.cpu(1):
-        replica = Replica(mx, "cnn")
+        replica = Replica(mx, networks.find("cnn"))
         loss = replica.forward_backward(batch, 1.0)
         replica.set_weight(0, np.ones((16, 1, 5, 5), np.float32))
         replica.wait_for_weights()
@@ -155,3 +155,102 @@ def refuse_gpu() -> str:
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:
     assert in_another_process("refuse_gpu()").startswith("cpu(0) this worker is to train on gpu1, and MXNet ")
+
+
+ZOO = {
+    "resnet18-v1": (11_699_112 - 2 * 3136 - 990 * 513, 28),
+    "resnet50-v1": (25_629_032 - 2 * 3136 - 990 * 2049, 28),
+    "resnet50-v2": (25_595_060 - 2 * 3136 - 990 * 2049 - 2 * 4, 28),
+    "mobilenet-v1": (4_253_864 - 2 * 288 - 990 * 1025, 28),
+    "mobilenet-v2": (3_539_136 - 2 * 288 - 990 * 1280, 28),
+    "alexnet": (61_100_840 - 2 * 7744 - 990 * 4097, 224),
+    "inception-v3": (23_869_000 - 2 * 288 - 990 * 2049, 299),
+}
+"""All elements, from gluon's own table for three channels and 1000 classes: two channels less in the first convolution,
+990 rows less in the last layer. And the height and width that images are given."""
+
+
+def describe(name: str) -> str:
+    """Trained elements, statistics, the size, and whether a step with our initial weights makes a finite loss."""
+    np.bool = bool
+    import mxnet as mx
+
+    from geomx_cli.runtime.training.replica import Replica
+
+    network = networks.find(name)
+    replica = Replica(mx, network)
+    weights = network.initial_weights(1)
+    for index, key in enumerate(replica.names):
+        assert replica.weights[index].shape == weights[key].shape
+        replica.set_weight(index, weights[key])
+    for key, value in network.initial_statistics().items():
+        mx.nd.array(value).copyto(replica.statistics[key])
+    images = np.random.default_rng(1).random((4, *network.shape), np.float32)
+    loss = replica.forward_backward((images, np.arange(4, dtype=np.float32)), 1.0)
+    replica.wait_for_gradients()
+    assert np.isfinite(loss.asnumpy()).all()
+    assert sum(np.abs(gradient.asnumpy()).max() > 0 for gradient in replica.gradients) > len(replica.gradients) * 0.8
+    again = Replica(mx, network)
+    assert again.names == replica.names and len(set(again.names)) == len(again.names)
+    body = getattr(replica._block, "body", replica._block)
+    elements = sum(parameter.data().size for parameter in body.collect_params().values())
+    ours = sum(item.size for item in (*network.parameters, *network.statistics))
+    return f"{elements} {elements - ours} {network.resized[0]}"
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_networks_of_the_zoo(name: str) -> None:
+    elements, left_out, size = map(int, in_another_process(f"describe({name!r})").split())
+    assert (elements, size) == ZOO[name]
+    assert left_out == (2 if name == "resnet50-v2" else 0), "the scale and shift that its first layer does without"
+
+
+OWN = """
+from mxnet.gluon import nn
+def small(classes):
+    net = nn.HybridSequential()
+    net.add(nn.BatchNorm(), nn.Flatten(), nn.Dense(6, activation="relu"), nn.Dense(classes))
+    return net
+def other(classes):
+    return nn.Dense(classes + 1)
+def text(classes):
+    return "a network"
+"""
+
+
+def try_own() -> str:
+    """A person's network, and those that are none."""
+    np.bool = bool
+    import os
+    import tempfile
+    from pathlib import Path
+
+    os.chdir(tempfile.mkdtemp())
+    Path("own_network.py").write_text(OWN)
+    network = networks.find("own_network:small", (3, 8, 9), 4)
+    names = [item.name for item in network.parameters]
+    assert names == ["0.gamma", "0.beta", "2.weight", "2.bias", "3.weight", "3.bias"], names
+    assert [item.name for item in network.statistics] == ["0.running_mean", "0.running_var"]
+    weights = network.initial_weights(3)
+    assert weights["2.weight"].shape == (6, 216) and (weights["0.gamma"] == 1).all() and not weights["0.beta"].any()
+    assert (network.initial_statistics()["0.running_var"] == 1).all()
+    said = []
+    for name in ("own_network:other", "own_network:text", "own_network:none", "nowhere:net"):
+        try:
+            networks.find(name, (3, 8, 9), 4)
+        except InvalidSettings as error:
+            said.append(error.message)
+    return "; ".join(said)
+
+
+def test_a_persons_own_network() -> None:
+    said = in_another_process("try_own()")
+    wanted = ("makes (1, 5) of one image, not (1, 4)", "it returned str", "no function 'none'", "no module 'nowhere'")
+    for words in wanted:
+        assert words in said
+
+
+def test_images_that_a_network_cannot_take() -> None:
+    assert networks.find("cnn", (3, 32, 32), 10).parameters[4].shape == (256, 32 * 5 * 5)
+    with pytest.raises(InvalidSettings, match="the network cnn cannot take images of 15 x 28"):
+        networks.find("cnn", (1, 15, 28), 10)

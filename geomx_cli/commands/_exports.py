@@ -1,0 +1,56 @@
+"""Where else a job's figures go while it runs: TensorBoard's event files, Prometheus."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from geomx_cli.events import Event
+    from geomx_cli.plan import Plan
+
+__all__ = ["export_options", "exporting"]
+
+
+def export_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator: the command takes --tensorboard and --metrics-port."""
+    metrics = click.option(
+        "--metrics-port", type=click.IntRange(1, 65535), metavar="NUMBER",
+        help="Answer Prometheus at this port of the loopback; needs geomx-cli[metrics].",
+    )  # fmt: skip
+    board = click.option(
+        "--tensorboard", type=click.Path(file_okay=False), metavar="DIR",
+        help="Write TensorBoard's event files to DIR/JOB; needs geomx-cli[tensorboard].",
+    )  # fmt: skip
+    return board(metrics(function))
+
+
+@contextlib.contextmanager
+def exporting(
+    plan: "Plan", tensorboard: str | None, metrics_port: int | None
+) -> Iterator[Callable[[str, "Event"], None]]:
+    """What is to hear each event of a job, with the process that wrote it, as long as the block runs.
+
+    Raises InvalidSettings where a package is not installed, CheckFailed where the folder or port cannot be used.
+    """
+    takers: list[Callable[[str, Event], None]] = []
+    with contextlib.ExitStack() as stack:
+        if tensorboard:
+            from geomx_cli.exports.tensorboard import Board
+
+            board = Board(f"{tensorboard}/{plan.job}")
+            stack.callback(board.close)
+            takers.append(board.take)
+        if metrics_port:
+            from geomx_cli.exports.prometheus import Metrics
+
+            metrics = Metrics(plan, metrics_port)
+            stack.callback(metrics.close)
+            takers.append(metrics.take)
+
+        def take(process: str, event: "Event") -> None:
+            for taker in takers:
+                taker(process, event)
+
+        yield take

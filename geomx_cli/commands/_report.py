@@ -1,0 +1,37 @@
+"""What the commands that read records have in common."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from geomx_cli.errors import DoneInPart
+from geomx_cli.units import counted
+
+__all__ = ["base_option", "network_option", "progress", "tell_problems"]
+
+MOST_TOLD = 20
+
+base_option = click.option(
+    "-b", "--base", type=click.Path(path_type=Path), required=True, metavar="DIR",
+    help="Where trials lie: what geomx logs collect --to was given.",
+)  # fmt: skip
+network_option = click.option("-n", "--network", required=True, metavar="NAME", help="As in resnet18-v1.")
+
+
+def progress(done: int, count: int) -> None:
+    """Say how many workers' records are read, where somebody watches."""
+    if sys.stderr.isatty():
+        click.echo(f"\r{done} of {counted(count, 'worker')} read", nl=done == count, err=True)
+
+
+def tell_problems(problems: Sequence[str], rest: str) -> None:
+    """Name what is wrong with records, and raise DoneInPart if anything is; `rest` says what became of the others."""
+    for problem in problems[:MOST_TOLD]:
+        click.echo(f"warning: {problem}", err=True)
+    if len(problems) > MOST_TOLD:
+        click.echo(f"warning: and {len(problems) - MOST_TOLD} more", err=True)
+    if problems:
+        hint = "all are in summary.json, which geomx summarize writes"
+        raise DoneInPart(f"{counted(len(problems), 'problem')} with records; {rest}", hint)

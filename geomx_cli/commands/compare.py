@@ -1,0 +1,93 @@
+"""`geomx compare`: what several jobs came to, side by side."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from geomx_cli.commands._json import print_json
+from geomx_cli.commands._report import tell_problems
+from geomx_cli.errors import UsageError
+from geomx_cli.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from geomx_cli.report import Summary, Trial
+
+__all__ = ["compare"]
+
+COMPARE_VERSION = 1
+WIDTH = 132
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="JOB...")
+@click.option("--target", type=float, default=0.8, show_default=True, help="Accuracy whose time and bytes are wanted.")
+@click.option("--json", is_flag=True, help="Print one JSON object instead of a table.")
+def compare(names: tuple[str, ...], target: float, json: bool) -> None:
+    """Compare jobs: time and bytes to an accuracy, the last accuracy, samples per second, and the time spent computing.
+
+    A JOB is its id as in geomx jobs, a beginning of that, or its directory; then its hosts are asked for its event
+    logs, also while it runs. Or a folder BASE/NETWORK/MODE with the records of one that was collected. Bytes are those
+    between parties. Exit code 7: what could not be read is named, and the rest compared.
+
+    \b
+    Examples:
+      geomx compare 20260729-17 20260729-18
+      geomx compare results/cnn/hfa results/cnn/fsa --target 0.85
+    """
+    if not 0 < target <= 1:
+        raise UsageError(f"--target {target:g} is no accuracy", "give a number above 0, up to 1")
+    from geomx_cli.report import Summary
+
+    trials = [_trial(name) for name in names]
+    summaries = [Summary.of(trial, target, parity=False) for trial in trials]
+    if json:
+        rows = [_row(name, trial, one) for name, trial, one in zip(names, trials, summaries, strict=True)]
+        print_json({"schema_version": COMPARE_VERSION, "target": target, "jobs": rows})
+    else:
+        _print_table(trials, summaries, target)
+    tell_problems([problem for trial in trials for problem in trial.problems], "the rest is compared")
+
+
+def _trial(name: str) -> "Trial":
+    from geomx_cli.job.known import find
+    from geomx_cli.report import Trial
+    from geomx_cli.report.about import ABOUT
+    from geomx_cli.report.collected import fetched
+
+    folder = Path(name).absolute()
+    if (folder / ABOUT).exists():
+        return Trial.read(folder.parent.parent, folder.parent.name, folder.name)
+    return fetched(find(name))
+
+
+def _row(name: str, trial: "Trial", summary: "Summary") -> dict[str, Any]:
+    found = summary.to_json(trial)
+    kept = ("network", "mode", "rounds", "samples", "seconds", "samples_per_s", "busy", "bytes", "accuracy")
+    reached = found["target"]["reached"]
+    job = trial.about.job if trial.about is not None else name
+    return {"job": job, **{key: found[key] for key in kept}, "reached": reached, "problems": trial.problems}
+
+
+def _print_table(trials: "list[Trial]", summaries: "list[Summary]", target: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    to = f"to {target:g}"
+    heads = ("trial", f"time {to}", f"bytes {to}", "accuracy", "samples/s", "computing", "bytes", "job")
+    for head in heads:
+        table.add_column(head, justify="left" if head in ("trial", "job") else "right", no_wrap=True)
+    for trial, one in zip(trials, summaries, strict=True):
+        reached = one.reached
+        table.add_row(
+            f"{one.network} {trial.title}",
+            format_duration(reached.seconds) if reached else "-",
+            format_bytes(reached.wan_bytes) if reached and reached.wan_bytes is not None else "-",
+            "-" if one.accuracy is None else f"{one.accuracy:.4f}",
+            f"{one.samples_per_s:.0f}",
+            f"{100 * one.busy:.0f} %",
+            "-" if one.wan_bytes is None else format_bytes(one.wan_bytes),
+            trial.about.job if trial.about is not None else "",
+        )
+    Console(width=max(Console().width, WIDTH)).print(table)  # rather a wrapped line than a figure cut short

@@ -1,0 +1,69 @@
+"""`geomx dashboard`: a job live, in a web page on this machine."""
+
+import contextlib
+import signal
+import threading
+import webbrowser
+
+import click
+
+from geomx_cli.commands._exports import export_options, exporting
+from geomx_cli.commands._job import chosen, job_argument
+
+__all__ = ["dashboard"]
+
+
+@click.command()
+@job_argument
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, metavar="NUMBER",
+    help="Of this machine's loopback.  [default: that of the job's last dashboard, or a free one]",
+)  # fmt: skip
+@click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
+@export_options
+def dashboard(name: str, port: int, opens: bool, tensorboard: str | None, metrics_port: int | None) -> None:
+    """Show a job live in a web page: parties and what goes between them, accuracy, loss, throughput, who waits, errors.
+
+    Works for a job that runs and for one that is over, from this machine alone: its event logs are read over the same
+    way as geomx logs. The page is on this machine's loopback, and its address has a token without which nothing is
+    shown. Ctrl-C ends it; the job goes on. A page that is open finds the next dashboard of its job.
+
+    \b
+    Examples:
+      geomx dashboard
+      geomx dashboard 20260729-17 --open
+      geomx dashboard --tensorboard runs --metrics-port 9600
+    """
+    from geomx_cli.dashboard.feed import Feed
+    from geomx_cli.dashboard.live import Live
+    from geomx_cli.dashboard.server import remembered, started
+    from geomx_cli.dashboard.view import view
+
+    job = chosen(name)
+    live = Live(job.plan, job.started)
+    with contextlib.ExitStack() as stack:
+        export = stack.enter_context(exporting(job.plan, tensorboard, metrics_port))
+
+        def take(process: str, event: dict[str, object]) -> None:
+            live.take(process, event)
+            export(process, event)
+
+        feed = Feed(job, take, live.say)
+        stack.callback(feed.close)
+        last_port, token = remembered(job.directory)
+        server = started(lambda: view(job, live, over=feed.over), port, last_port, token)
+        stack.callback(server.close)
+        server.remember(job.directory)
+        click.echo(server.url)
+        click.echo("Ctrl-C ends the dashboard; the job goes on", err=True)
+        if opens:
+            webbrowser.open(server.url)
+        _wait()
+
+
+def _wait() -> None:
+    """Until somebody ends the dashboard."""
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: ended.set())
+    ended.wait()

@@ -1,0 +1,62 @@
+"""`geomx draw`: figures of a network's trials."""
+
+from pathlib import Path
+
+import click
+
+from geomx_cli.commands._report import base_option, network_option, progress, tell_problems
+from geomx_cli.errors import UsageError
+
+__all__ = ["draw"]
+
+
+@click.command()
+@base_option
+@network_option
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    help="Where to write them.  [default: figures/ beside the trials]",
+)  # fmt: skip
+@click.option(
+    "--format", "form", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="Of the files."
+)
+@click.option("--terminal", is_flag=True, help="Draw in this terminal, and write nothing.")
+def draw(base: Path, network: str, output: Path | None, form: str, terminal: bool) -> None:
+    """Draw the trials of a network that lie in DIR/NETWORK/MODE, as geomx logs collect --to DIR has written them.
+
+    \b
+    accuracy, accuracy-niid  test accuracy over time, of data divided alike and unlike
+    bytes                    test accuracy over the bytes between parties
+    throughput, traffic      samples and megabytes per second
+    computing                the part of the time that each worker computes
+    timeline-MODE            one round: who computes, sends, waits
+    matrix-MODE              megabytes from each party to each
+
+    An algorithm has the same colour everywhere, also for people who see colours otherwise. Records that are missing or
+    damaged are named, and the rest is drawn; the exit code is 7 then.
+
+    \b
+    Examples:
+      geomx draw -b results -n cnn
+      geomx draw -b results -n resnet18-v1 -o paper --format pdf
+      geomx draw -b results -n cnn --terminal
+    """
+    from geomx_cli.report import Trial, figures
+    from geomx_cli.report.trial import modes_in
+
+    if terminal and output is not None:
+        raise UsageError("--terminal writes no files", "leave out --output")
+    trials = [Trial.read(base, network, mode, progress) for mode in modes_in(base, network)]
+    found = list(figures.of(network, trials, 1.0))
+    if terminal:
+        from geomx_cli.report.terminal import painted
+
+        for figure in found:
+            click.echo(painted(figure))
+    else:
+        from geomx_cli.report import plots
+
+        folder = output or base / network / "figures"
+        for figure in found:
+            click.echo(str(plots.draw(figure, folder, form)))
+    tell_problems([problem for trial in trials for problem in trial.problems], "the rest is drawn")

@@ -1,0 +1,75 @@
+"""What is known of a trial beside its workers' records: whose it is, and what went between the parties."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.report.process_log import ProcessLog
+
+__all__ = ["ABOUT", "About"]
+
+ABOUT = "job.json"
+"""Its file, beside the folders of the trial's hosts."""
+STEP = 0.5
+
+
+class About(msgspec.Struct):
+    """traffic: bytes from each party to each other one. seconds, wan_bytes: how many bytes had gone between parties so
+    many seconds after training began.
+    """
+
+    job: str
+    topology: str
+    options: dict[str, Any]
+    traffic: dict[str, dict[str, int]] = {}
+    seconds: list[float] = []
+    wan_bytes: list[int] = []
+    schema_version: int = 1
+
+    @classmethod
+    def read(cls, folder: Path) -> "About | None":
+        """What lies beside a trial's records; None where nothing does. Raises InvalidSettings where it is damaged."""
+        path = folder / ABOUT
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            hint = "remove it, or collect the job again"
+            raise InvalidSettings(f"{path} is damaged: {error}", hint) from None
+
+    def write(self, folder: Path) -> None:
+        """Raises OSError."""
+        (folder / ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1))
+
+    def bytes_by(self, seconds: float) -> int:
+        """What had gone between the parties by then; 0 where that was not recorded."""
+        return round(float(np.interp(seconds, self.seconds, self.wan_bytes))) if self.seconds else 0
+
+
+def wan_bytes(logs: Sequence[ProcessLog]) -> tuple[list[float], list[int]]:
+    """`seconds` and `wan_bytes` of About: what all processes together have sent. Hosts' clocks are taken to agree."""
+    begun = min((log.training for log in logs if log.training is not None), default=None)
+    curves = [tuple(zip(*log.sent, strict=True)) for log in logs if log.sent]
+    if begun is None or not curves:
+        return [], []
+    seconds = np.arange(0.0, max(times[-1] for times, _ in curves) - begun + STEP, STEP)
+    total = np.zeros(len(seconds))
+    for times, counts in curves:
+        total += np.interp(seconds + begun, times, counts) - np.interp(begun, times, counts)
+    return seconds.tolist(), [round(count) for count in total.tolist()]
+
+
+def traffic(parties: Mapping[str, str], logs: Mapping[str, ProcessLog]) -> dict[str, dict[str, int]]:
+    """`traffic` of About. `parties` has that of each process; both are by the processes' names."""
+    total: dict[str, dict[str, int]] = {party: {} for party in dict.fromkeys(parties.values())}
+    for process, log in logs.items():
+        row = total[parties[process]]
+        for peer, sent in log.peers.items():
+            if peer in parties and parties[peer] != parties[process]:
+                row[parties[peer]] = row.get(parties[peer], 0) + sent
+    return total

@@ -1,0 +1,86 @@
+"""A folder of collected jobs: each job's raw logs, and the records of its workers, ready to be compared.
+
+    BASE/JOB/                        manifest.json, events/, logs/, hosts/
+    BASE/NETWORK/MODE/job.json       whose records those beneath are, with its options and the traffic between parties
+    BASE/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
+"""
+
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from geomx_cli.control.collect import collect as collect_logs
+from geomx_cli.errors import CheckFailed, InvalidSettings
+from geomx_cli.job.known import KnownJob
+from geomx_cli.report.about import About
+from geomx_cli.report.job_trial import JobTrial, mode_of, network_of
+from geomx_cli.report.trial import Trial
+
+__all__ = ["collect", "fetched"]
+
+
+def collect(job: KnownJob, base: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """Collect a job into `base`; returns what BASE/JOB/manifest.json says, with "folder" and "records" (a folder, or
+    None where no worker has written of a round).
+
+    It may be done again while the job runs. Raises InvalidSettings where the records of another job lie in the place of
+    this one's, unless they are to be replaced, and what control.collect raises.
+    """
+    place = base / network_of(job.plan) / mode_of(job.plan.spec.options)
+    if not overwrite:
+        _check(place, job.plan.job)
+    folder = base / job.plan.job
+    manifest = collect_logs(job, folder)
+    trial = JobTrial.read(job.plan, folder / "events")
+    written = _write_records(trial, place)
+    for process in job.plan.processes:
+        if (folder / "events" / f"{process.file_name}.jsonl").exists():
+            problems = trial.logs[process.name].problems
+            manifest["problems"] += [{"host": process.host, "problem": problem} for problem in problems]
+    return {**manifest, "folder": str(folder), "records": str(place) if written else None}
+
+
+def fetched(job: KnownJob) -> Trial:
+    """A job's trial, of what its hosts have written by now; nothing is kept. What a host could not give is among the
+    problems. Raises as control.collect does.
+    """
+    with tempfile.TemporaryDirectory(prefix="geomx-") as folder:
+        manifest = collect_logs(job, Path(folder, "job"))
+        trial = JobTrial.read(job.plan, Path(folder, "job", "events")).trial(job.directory)
+    problems = [f"host {one['host']}: {one['problem']}" for one in manifest["problems"]]
+    return replace(trial, unread=tuple(problems))
+
+
+def _check(place: Path, job: str) -> None:
+    try:
+        about = About.read(place)
+        if about is None and (not place.exists() or not any(place.iterdir())):
+            return
+        whose = f"job {about.job}" if about is not None else "somebody else"
+    except (InvalidSettings, OSError):
+        whose = "a job that cannot be told"
+    if whose != f"job {job}":
+        hint = "collect into another folder, or replace them with --replace"
+        raise InvalidSettings(f"{place} has the records of {whose}", hint)
+
+
+def _write_records(trial: JobTrial, place: Path) -> bool:
+    """Write all records anew; whether there are any. Raises CheckFailed where that cannot be done."""
+    written = False
+    try:
+        shutil.rmtree(place, ignore_errors=True)
+        for name, (host, device) in trial.places.items():
+            folder = place / host / device
+            for record in trial.logs[name].records:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / f"iter-{record.num_iters}.txt").write_bytes(msgspec.json.encode(record))
+                written = True
+        if written:
+            trial.about.write(place)
+    except OSError as error:
+        raise CheckFailed(f"cannot write to {place}: {error.strerror}", "make room or rights there") from None
+    return written

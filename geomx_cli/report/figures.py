@@ -1,0 +1,189 @@
+"""The figures of a network's trials: the numbers in them, apart from how they are drawn.
+
+Nothing is smoothed. Modes come in one order, and so in one colour, in every figure.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from geomx_cli.report.record import Record, read_record
+from geomx_cli.report.summary import Summary
+from geomx_cli.report.trial import MODES, NON_IID, Trial
+
+__all__ = ["Bars", "Curves", "Figure", "Matrix", "Span", "Timeline", "of"]
+
+STANDALONE = "local"
+PHASES = ("compute", "exchange", "wait")
+SHORT = 180.0  # seconds, up to which an axis has those
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Lines of (x, y), by mode. `level`: a horizontal line to compare with, None for none."""
+
+    name: str
+    title: str
+    x: str
+    y: str
+    curves: Mapping[str, Sequence[tuple[float, float]]]
+    level: float | None = None
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Values of each mode, each with the label of its bar ("" where a mode has only one)."""
+
+    name: str
+    title: str
+    y: str
+    bars: Mapping[str, Sequence[tuple[str, float]]]
+
+
+@dataclass(frozen=True)
+class Span:
+    """What a worker did from `begin` to `end`, seconds since training began: one of PHASES."""
+
+    begin: float
+    end: float
+    phase: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One round of a trial, by worker."""
+
+    name: str
+    title: str
+    workers: Mapping[str, Sequence[Span]]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Megabytes from each party (rows) to each (columns)."""
+
+    name: str
+    title: str
+    parties: Sequence[str]
+    megabytes: Sequence[Sequence[float]]
+
+
+Figure = Curves | Bars | Timeline | Matrix
+
+
+def of(network: str, trials: Sequence[Trial], target: float) -> Iterator[Figure]:
+    """All figures that these trials of a network have data for."""
+    ordered = sorted(trials, key=lambda trial: _place(trial.mode))
+    alike = [trial for trial in ordered if not trial.mode.endswith(NON_IID)]
+    unlike = [trial for trial in ordered if trial.mode.endswith(NON_IID)]
+    summaries = {trial.mode: Summary.of(trial, target, parity=False) for trial in ordered}
+    for name, which, data in (("accuracy", alike, "i.i.d."), ("accuracy-niid", unlike, "non-i.i.d.")):
+        unit, scale = ("minutes", 60.0) if _longest(which) > SHORT else ("seconds", 1.0)
+        curves = _curves(which, lambda trial, seconds, scale=scale: seconds / scale)
+        if curves:
+            title = f"Test accuracy of {network} on {data} data"
+            yield Curves(name, title, f"time ({unit})", "test accuracy", curves, _standalone(which))
+    curves = _curves(ordered, _megabytes)
+    if curves:
+        title = f"Test accuracy of {network} by traffic"
+        yield Curves("bytes", title, f"{_where(ordered)} (MB, both ways)", "test accuracy", curves)
+    yield _bars("throughput", f"Data throughput of {network}", "samples per second", summaries, "samples_per_s")
+    yield _bars("traffic", f"Traffic of {network}'s workers", "MB per second, both ways", summaries, "traffic")
+    yield Bars(
+        "computing", f"Computing time ratio of {network}", "part of the time",
+        {trial.mode: [(name, _busy(trial, name)) for name in _names(trial)] for trial in ordered},
+    )  # fmt: skip
+    for trial in ordered:
+        workers = dict(_round(trial))
+        if workers:
+            yield Timeline(f"timeline-{trial.mode}", f"One round of {network}, {trial.title}", workers)
+        if trial.about is not None and any(trial.about.traffic.values()):
+            yield _matrix(network, trial)
+
+
+def _place(mode: str) -> tuple[int, bool]:
+    return list(MODES).index(mode.removesuffix(NON_IID)), mode.endswith(NON_IID)
+
+
+def _curves(
+    trials: Sequence[Trial], x: Callable[..., float]
+) -> dict[str, Sequence[tuple[float, float]]]:
+    return {
+        trial.mode: [(x(trial, seconds), accuracy) for seconds, accuracy in trial.judge.accuracies]
+        for trial in trials
+        if trial.judge.accuracies
+    }
+
+
+def _longest(trials: Sequence[Trial]) -> float:
+    return max((trial.judge.seconds for trial in trials), default=0.0)
+
+
+def _megabytes(trial: Trial, seconds: float) -> float:
+    """Between parties, or where that is not known of all workers."""
+    if trial.about is not None:
+        return trial.about.bytes_by(seconds) / 1e6
+    return trial.bytes_by(seconds) / 1e6
+
+
+def _where(trials: Sequence[Trial]) -> str:
+    return "between parties" if all(trial.about is not None for trial in trials) else "of all workers"
+
+
+def _standalone(trials: Sequence[Trial]) -> float | None:
+    """What one worker by itself came to, where that was tried too."""
+    for trial in trials:
+        if trial.mode.removesuffix(NON_IID) == STANDALONE and trial.judge.accuracies:
+            return trial.judge.accuracies[-1][1]
+    return None
+
+
+def _bars(name: str, title: str, y: str, summaries: Mapping[str, Summary], field: str) -> Bars:
+    return Bars(name, title, y, {mode: [("", getattr(summary, field))] for mode, summary in summaries.items()})
+
+
+def _names(trial: Trial) -> list[str]:
+    return [f"{host}/{device}" for host, devices in trial.workers.items() for device in devices]
+
+
+def _busy(trial: Trial, name: str) -> float:
+    host, device = name.split("/", 1)
+    worker = trial.workers[host][device]
+    return worker.compute / worker.seconds if worker.seconds else 0.0
+
+
+def _round(trial: Trial) -> Iterator[tuple[str, Sequence[Span]]]:
+    """A round from the middle of the trial: what each worker did in it."""
+    least = min(len(worker.samples) for worker in trial.each())
+    number = (least + 1) // 2
+    for name in _names(trial) if number else ():
+        folder = trial.folder / name
+        before, record = _record(folder, number - 1), _record(folder, number)
+        if record is not None and record.communicate is not None and record.wait is not None:
+            begin = before.total_time if before is not None else 0.0
+            yield name, list(_spans(begin, record))
+
+
+def _record(folder: Path, number: int) -> Record | None:
+    try:
+        return read_record(f"{folder}/iter-{number}.txt", number) if number else None
+    except ValueError:
+        return None
+
+
+def _spans(begin: float, record: Record) -> Iterator[Span]:
+    """Steps, then the exchange of which the end is waited for; in the meantime a worker may prepare or evaluate."""
+    end = record.total_time
+    exchange = max(begin, end - (record.communicate or 0.0))
+    waiting = max(exchange, end - (record.wait or 0.0))
+    for phase, first, last in zip(PHASES, (begin, exchange, waiting), (exchange, waiting, end), strict=True):
+        if last > first:
+            yield Span(first, last, phase)
+
+
+def _matrix(network: str, trial: Trial) -> Matrix:
+    assert trial.about is not None
+    traffic = trial.about.traffic
+    parties = list(traffic)
+    rows = [[traffic[sender].get(receiver, 0) / 1e6 for receiver in parties] for sender in parties]
+    return Matrix(f"matrix-{trial.mode}", f"Traffic between parties: {network}, {trial.title}", parties, rows)

@@ -1,0 +1,78 @@
+"""The small network `cnn`, and `cnn-bn`, the same with batch normalisation."""
+
+from typing import Any
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.runtime.training.networks import Built, Network, Parameter, Shape
+
+__all__ = ["network"]
+
+CHANNELS = (16, 32)
+HIDDEN = (256, 128)
+KERNEL = 5
+
+
+def network(shape: Shape, classes: int, *, normalised: bool) -> Network:
+    """Two convolutions of 5 x 5 without padding, each halved by pooling, then three dense layers.
+
+    Images of 28 x 28 are 32 channels of 4 x 4 by then. Raises InvalidSettings for images that nothing is left of.
+    """
+    channels, height, width = shape
+    left = [_left(extent) for extent in (height, width)]
+    if min(left) < 1:
+        hint = "give images of 16 x 16 or larger, or choose another --network"
+        raise InvalidSettings(f"the network cnn cannot take images of {height} x {width}", hint)
+    layers: list[tuple[Parameter, ...]] = []
+    norms: list[tuple[Parameter, ...]] = []
+    for number, (outputs, inputs) in enumerate(zip(CHANNELS, (channels, *CHANNELS), strict=False), 1):
+        layers += [_layer(f"conv{number}", (outputs, inputs, KERNEL, KERNEL))]
+        if normalised:
+            layers += [(Parameter(f"norm{number}.gamma", (outputs,), 1.0), Parameter(f"norm{number}.beta", (outputs,)))]
+            norms += [
+                (Parameter(f"norm{number}.mean", (outputs,)), Parameter(f"norm{number}.variance", (outputs,), 1.0))
+            ]
+    inputs = CHANNELS[-1] * left[0] * left[1]
+    for number, outputs in enumerate((*HIDDEN, classes), 1):
+        layers += [_layer(f"dense{number}", (outputs, inputs))]
+        inputs = outputs
+    parameters, statistics = (tuple(item for pair in pairs for item in pair) for pairs in (layers, norms))
+
+    def build(mx: Any) -> Built:
+        return _build(mx, [first.shape for first, _ in layers], normalised=normalised)
+
+    return Network(shape, classes, parameters, statistics, (height, width), build)
+
+
+def _left(extent: int) -> int:
+    for _ in CHANNELS:
+        extent = (extent - KERNEL + 1) // 2
+    return extent
+
+
+def _layer(name: str, shape: tuple[int, ...]) -> tuple[Parameter, Parameter]:
+    return Parameter(f"{name}.weight", shape, None), Parameter(f"{name}.bias", shape[:1])
+
+
+def _build(mx: Any, shapes: list[tuple[int, ...]], *, normalised: bool) -> Built:
+    nn = mx.gluon.nn
+    block, trained, running = nn.HybridSequential(), [], []
+    for channels, inputs, *kernel in (shape for shape in shapes if len(shape) == 4):
+        layer = nn.Conv2D(channels, tuple(kernel), in_channels=inputs)
+        block.add(layer)
+        trained += [layer.weight, layer.bias]
+        if normalised:
+            norm = nn.BatchNorm(in_channels=channels)
+            block.add(norm)
+            trained += [norm.gamma, norm.beta]
+            running += [norm.running_mean, norm.running_var]
+        block.add(nn.Activation("relu"), nn.MaxPool2D(2, 2))
+    block.add(nn.Flatten())
+    dense = [shape for shape in shapes if len(shape) == 2]
+    for index, (outputs, inputs) in enumerate(dense):
+        activation = None if index == len(dense) - 1 else "relu"
+        layer = nn.Dense(outputs, in_units=inputs, activation=activation)
+        block.add(layer)
+        trained += [layer.weight, layer.bias]
+    block.initialize(mx.init.Zero())
+    block.hybridize(static_alloc=True, static_shape=True)
+    return Built(block, trained, running)

@@ -1,0 +1,117 @@
+"""Networks that are gluon blocks: those of its model zoo, and a person's own. Imports MXNet."""
+
+from collections.abc import Callable
+from typing import Any
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.runtime.mxnet_store import load_mxnet
+from geomx_cli.runtime.training.networks import Built, Network, Parameter, Shape
+from geomx_cli.runtime.training.own import call
+
+__all__ = ["of_a_person", "of_the_zoo"]
+
+_ONES = ("gamma", "running_var")
+_RUNNING = ("running_mean", "running_var")
+
+
+def of_the_zoo(function: str, shape: Shape, classes: int, size: int) -> Network:
+    """One of mxnet.gluon.model_zoo.vision; images are resized to `size` x `size`, unless that is 0.
+
+    The first layers are those for ImageNet: ResNets begin with a convolution of 7 x 7 and pooling.
+    """
+
+    def make(mx: Any) -> Any:
+        return getattr(mx.gluon.model_zoo.vision, function)(classes=classes)
+
+    return _network(make, shape, classes, (size, size) if size else shape[1:], function)
+
+
+def of_a_person(name: str, shape: Shape, classes: int) -> Network:
+    """The block that MODULE:FUNCTION makes. It is called again for each copy that is needed."""
+
+    def make(mx: Any) -> Any:
+        block = call(name, "--network", classes)
+        if not isinstance(block, mx.gluon.HybridBlock):
+            what = f"it returned {type(block).__name__}, no gluon HybridBlock"
+            raise InvalidSettings(f"--network {name}: {what}", "return a block such as gluon.nn.HybridSequential")
+        return block
+
+    return _network(make, shape, classes, shape[1:], name)
+
+
+def _network(
+    make: Callable[[Any], Any], shape: Shape, classes: int, size: tuple[int, int], name: str
+) -> Network:
+    mx = load_mxnet()
+    body = _built(mx, make, shape, classes, size, name)[1]
+    trained, running = _parameters(body)
+    return Network(
+        shape, classes,
+        tuple(Parameter(key, item.shape, _start(key, item.shape)) for key, item in trained.items()),
+        tuple(Parameter(key, item.shape, _start(key, item.shape)) for key, item in running.items()),
+        size, lambda mx: _build(mx, make, shape, classes, size, name),
+    )  # fmt: skip
+
+
+def _build(
+    mx: Any, make: Callable[[Any], Any], shape: Shape, classes: int, size: tuple[int, int], name: str
+) -> Built:
+    block, body = _built(mx, make, shape, classes, size, name)
+    trained, running = _parameters(body)
+    return Built(block, list(trained.values()), list(running.values()))
+
+
+def _built(
+    mx: Any, make: Callable[[Any], Any], shape: Shape, classes: int, size: tuple[int, int], name: str
+) -> tuple[Any, Any]:
+    """The block that takes images of `shape`, and what in it is the network; the shapes of all tensors are known."""
+    body = make(mx)
+    block = body if size == shape[1:] else _resizing(mx, body, size)
+    block.initialize(mx.init.Zero(), force_reinit=True)
+    block.hybridize(static_alloc=True, static_shape=True)
+    try:
+        scores = block(mx.nd.zeros((1, *shape))).shape
+    except Exception as error:  # whatever a block does with images that it was not made for
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        hint = "choose another --network or --data"
+        raise InvalidSettings(f"the network {name} cannot take images of shape {shape}: {reason}", hint) from None
+    if scores != (1, classes):
+        hint = f"let it end in a dense layer of {classes}, as many as it is called with"
+        raise InvalidSettings(f"the network {name} makes {scores} of one image, not (1, {classes})", hint)
+    return block, body
+
+
+def _resizing(mx: Any, body: Any, size: tuple[int, int]) -> Any:
+    """`body` behind a bilinear enlargement of the images: that on the device is cheaper than larger batches."""
+
+    class Resizing(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet has no types
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = body
+
+        def hybrid_forward(self, F: Any, images: Any) -> Any:  # noqa: N803  # MXNet's name
+            height, width = size
+            return self.body(F.contrib.BilinearResize2D(images, height=height, width=width))
+
+    return Resizing()
+
+
+def _parameters(block: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is trained, and the running statistics, by names that do not depend on what else the process has made.
+
+    A parameter that two layers share counts once. Scales and shifts that a network does without stay one and zero.
+    """
+    trained: dict[str, Any] = {}
+    running: dict[str, Any] = {}
+    for name, parameter in block._collect_params_with_prefix().items():
+        kind = name.rpartition(".")[2]
+        table = trained if parameter.grad_req != "null" else running if kind in _RUNNING else None
+        if table is not None and not any(parameter is known for known in table.values()):
+            table[name] = parameter
+    return trained, running
+
+
+def _start(name: str, shape: tuple[int, ...]) -> float | None:
+    if len(shape) > 1:
+        return None
+    return float(name.rpartition(".")[2] in _ONES)

@@ -1,0 +1,61 @@
+"""IDX files of unsigned bytes, the form of MNIST: plain ones are mapped, so that a worker touches only its part."""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from geomx_cli.errors import InvalidSettings
+
+__all__ = ["damaged", "read_bytes", "read_idx"]
+
+Bytes = npt.NDArray[np.uint8]
+_UNSIGNED_BYTE = 0x08
+
+
+def read_idx(path: Path, dimensions: int) -> Bytes:
+    """The array of an IDX file of unsigned bytes: mapped read-only, or unpacked when the name ends in `.gz`.
+
+    Raises InvalidSettings when the file cannot be read, is no such file, or is longer or shorter than its
+    header says.
+    """
+    content = read_bytes(path)
+    header = 4 + 4 * dimensions
+    if content[:4].tobytes() != bytes((0, 0, _UNSIGNED_BYTE, dimensions)):
+        raise damaged(path, f"it is no IDX file of unsigned bytes with {dimensions} dimension(s)")
+    if len(content) < header:
+        raise damaged(path, "its header is cut short")
+    shape = [int(extent) for extent in content[4:header].view(">u4")]
+    expected = header + math.prod(shape)
+    if len(content) != expected:
+        what = "cut short" if len(content) < expected else "too long"
+        raise damaged(path, f"it is {what}: {len(content)} bytes (unpacked) where its header says {expected}")
+    return content[header:].reshape(shape)
+
+
+def read_bytes(path: Path) -> Bytes:
+    """A file's bytes, mapped or unpacked. Raises InvalidSettings when it cannot be read."""
+    try:
+        return np.frombuffer(_unpack(path), np.uint8) if path.suffix == ".gz" else _map(path)
+    except (OSError, EOFError, zlib.error) as error:
+        raise damaged(path, f"it cannot be read: {error}") from None
+
+
+def damaged(path: Path, what: str) -> InvalidSettings:
+    """The error for a file of a data set."""
+    return InvalidSettings(f"{path}: {what}", "remove it and run geomx data fetch, or give --data-dir")
+
+
+def _unpack(path: Path) -> bytes:
+    with gzip.open(path) as file:
+        return file.read()
+
+
+def _map(path: Path) -> npt.NDArray[Any]:
+    if path.stat().st_size == 0:
+        return np.empty(0, np.uint8)
+    return np.memmap(path, np.uint8, mode="r")

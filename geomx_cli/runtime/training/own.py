@@ -1,0 +1,52 @@
+"""A person's own function, named MODULE:FUNCTION on the command line: a network, a data set."""
+
+import importlib
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from geomx_cli.errors import InvalidSettings
+
+__all__ = ["call", "is_own"]
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def is_own(name: str) -> bool:
+    """Whether that is the form of the name."""
+    return _NAME.fullmatch(name) is not None
+
+
+def call(name: str, option: str, *arguments: Any) -> Any:
+    """What MODULE:FUNCTION returns; the module is looked for in the working directory too.
+
+    Raises InvalidSettings, which names `option`, where there is none or it raises; its traceback is printed.
+    """
+    module_name, _, function = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name.partition(".")[0]:
+            raise _failed(name, option) from None
+        hint = f"it is looked for in {here}; --sync {module_name.partition('.')[0]}.py brings it to other hosts"
+        raise InvalidSettings(f"{option} {name}: there is no module {module_name!r}", hint) from None
+    except Exception:
+        raise _failed(name, option) from None
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise InvalidSettings(f"{option} {name}: {module_name} has no function {function!r}", "correct the name")
+    try:
+        return found(*arguments)
+    except Exception:
+        raise _failed(name, option) from None
+
+
+def _failed(name: str, option: str) -> InvalidSettings:
+    """For the exception that is being handled."""
+    traceback.print_exc()
+    return InvalidSettings(f"{option} {name}: it raised {sys.exc_info()[1]!r}", "its traceback is in the log")

@@ -1,0 +1,223 @@
+"""Where the files of data sets come from: their authors' servers, a Debian package.
+
+Every way is limited in time, what comes is checked against known digests, and nothing is ever installed.
+"""
+
+import gzip
+import hashlib
+import io
+import queue
+import subprocess
+import tarfile
+import tempfile
+import threading
+import time
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+__all__ = ["SOURCES", "Progress", "Source", "SourceError", "ways"]
+
+Progress = Callable[[str, int, int], None]
+"""Told (what is being done, bytes done, bytes in all); the last is 0 where only the message matters."""
+
+_CONNECT_LIMIT = 5.0
+_DOWNLOAD_LIMIT = 900.0
+_APT_LIMIT = 300.0
+_PIECE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one data set comes from. `packed`: the files below `url`; NAME.gz holds NAME, an archive holds all in
+    `folder`. digests: the SHA-256 of each file, unpacked, for two sources may pack the same bytes differently. package:
+    Debian's, "" for none.
+    """
+
+    url: str
+    packed: tuple[str, ...]
+    digests: Mapping[str, str]
+    folder: str = ""
+    package: str = ""
+
+
+_FASHION = {
+    "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+}
+_MNIST = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+_CIFAR10 = {
+    "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+}
+SOURCES: Mapping[str, Source] = {
+    "fashion-mnist": Source(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", tuple(f"{name}.gz" for name in _FASHION),
+        _FASHION, package="dataset-fashion-mnist",
+    ),
+    "mnist": Source(
+        "https://storage.googleapis.com/cvdf-datasets/mnist/", tuple(f"{name}.gz" for name in _MNIST), _MNIST
+    ),
+    "cifar10": Source(
+        "https://www.cs.toronto.edu/~kriz/", ("cifar-10-binary.tar.gz",), _CIFAR10, folder="cifar-10-batches-bin"
+    ),
+}  # fmt: skip
+"""By the data set's name."""
+
+
+class SourceError(Exception):
+    """One source cannot give the data; the text says why."""
+
+
+def ways(source: Source) -> Iterator[tuple[str, Callable[[Source, Path, Progress], None]]]:
+    """What to try, in order: its name, and a function that puts the files into a folder."""
+    yield source.url, _from_authors
+    if source.package:
+        yield f"Debian's package {source.package}", _from_debian
+
+
+def _from_authors(source: Source, scratch: Path, tell: Progress) -> None:
+    deadline = time.monotonic() + _DOWNLOAD_LIMIT
+    for file in source.packed:
+        try:
+            packed = _download(source.url + file, file, deadline, tell)
+        except HTTPError as error:
+            error.close()
+            raise SourceError(f"{file}: HTTP status {error.code}") from None
+        except (OSError, HTTPException) as error:
+            raise SourceError(str(getattr(error, "reason", error)) or type(error).__name__) from None
+        if source.folder:
+            _unpack_all(source, packed, file, scratch)
+        else:
+            _unpack(source, packed, scratch / file.removesuffix(".gz"))
+
+
+def _download(url: str, what: str, deadline: float, tell: Progress) -> bytes:
+    with _open(url) as answer:
+        total = int(answer.headers.get("Content-Length") or 0)
+        content = bytearray()
+        while piece := answer.read(_PIECE):
+            content += piece
+            tell(what, len(content), total)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not done within {_DOWNLOAD_LIMIT:.0f} s")
+    return bytes(content)
+
+
+def _open(url: str) -> Any:
+    # Looking up a name takes no time limit, and without a network it may wait for half a minute: a thread of
+    # its own can be left behind.
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(urllib.request.urlopen(url, timeout=_CONNECT_LIMIT))
+        except (OSError, HTTPException) as error:
+            answers.put(error)
+
+    threading.Thread(target=ask, name="fetch", daemon=True).start()
+    try:
+        answer = answers.get(timeout=_CONNECT_LIMIT)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {_CONNECT_LIMIT:.0f} s") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _from_debian(source: Source, scratch: Path, tell: Progress) -> None:
+    with tempfile.TemporaryDirectory(dir=scratch) as name:
+        work = Path(name)
+        tell(f"apt-get download {source.package}", 0, 0)
+        try:
+            _run(work, "apt-get", "download", source.package)
+        except SourceError:
+            # Without package lists, as in many containers, apt knows no package: let it fetch them for us
+            # alone.
+            tell("apt-get update, into a directory of our own", 0, 0)
+            private = _private_apt(work)
+            _run(work, "apt-get", *private, "update")
+            _run(work, "apt-get", *private, "download", source.package)
+        package = next(work.glob(f"{source.package}_*.deb"), None)
+        if package is None:
+            raise SourceError("apt-get download left no file")
+        _run(work, "dpkg-deb", "-x", str(package), "content")
+        for file in source.digests:
+            packed = work / "content/usr/share/datasets" / source.package.removeprefix("dataset-") / f"{file}.gz"
+            if not packed.is_file():
+                raise SourceError(f"{package.name} has no {file}.gz")
+            _unpack(source, packed.read_bytes(), scratch / file)
+
+
+def _private_apt(work: Path) -> list[str]:
+    options = ["-o", "Debug::NoLocking=1", "-o", "APT::Sandbox::User="]
+    for directory, path in (
+        ("State::lists", "lists"),
+        ("Cache", "cache"),
+        ("Cache::archives", "cache/archives"),
+    ):
+        (work / path / "partial").mkdir(parents=True, exist_ok=True)
+        options += ["-o", f"Dir::{directory}={work / path}"]
+    return options
+
+
+def _run(work: Path, *command: str) -> None:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=work,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_APT_LIMIT,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise SourceError(f"this machine has no {command[0]}") from None
+    except subprocess.TimeoutExpired:
+        raise SourceError(f"{command[0]} was not done within {_APT_LIMIT:.0f} s") from None
+    if done.returncode != 0:
+        lines = done.stdout.decode(errors="replace").strip().splitlines()
+        problems = [line for line in lines if line.startswith("E:")] or lines[-1:]
+        raise SourceError(f"{command[0]} failed: {' '.join(problems) or f'status {done.returncode}'}")
+
+
+def _unpack(source: Source, packed: bytes, target: Path) -> None:
+    try:
+        content = gzip.decompress(packed)
+    except (OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"{target.name}.gz is damaged: {error}") from None
+    _write(source, f"{target.name}.gz", target, content)
+
+
+def _unpack_all(source: Source, packed: bytes, name: str, scratch: Path) -> None:
+    """The files of an archive that are wanted; whatever else is in it is passed over."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            for file in source.digests:
+                member = archive.extractfile(f"{source.folder}/{file}")
+                _write(source, f"{name}: {file}", scratch / file, member.read() if member is not None else b"")
+    except (tarfile.TarError, KeyError, OSError, EOFError, zlib.error) as error:
+        raise SourceError(f"{name} is damaged: {error}") from None
+
+
+def _write(source: Source, what: str, target: Path, content: bytes) -> None:
+    if hashlib.sha256(content).hexdigest() != source.digests[target.name]:
+        raise SourceError(f"{what} is not the file that it should be (SHA-256 differs)")
+    target.write_bytes(content)

@@ -1,0 +1,29 @@
+"""Where the time of a step goes."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["Stopwatch"]
+
+
+class Stopwatch:
+    """Adds up seconds under a few names."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time the body of a `with`."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - begun
+
+    def take(self, but: str = "") -> dict[str, float]:
+        """The sums so far, rounded to 0.1 ms, all `but` one; those count from zero again."""
+        taken = {name: round(seconds, 4) for name, seconds in self._seconds.items() if name != but}
+        self._seconds = {name: seconds for name, seconds in self._seconds.items() if name == but}
+        return taken
