@@ -82,15 +82,16 @@ class Wan:
     """A context manager: inside it the sites exist; after it they, and all that still ran in them, are gone.
 
     `rate` and `rtt` are texts such as "200mbit" and "30ms", or None for no limit and no delay. `delay_by`
-    says what delays: "nothing", "netem" or "wan_delay.py". Cleaning up also happens on exceptions,
-    SIGINT, SIGTERM and SIGHUP (the last two become `Interrupted` in the main thread); what a killed run
-    left is removed when the next one starts. CheckFailed when a namespace or device cannot be made, for
+    says what delays: "nothing", "netem" or "wan_delay.py". The links of `wide` sites have no limit
+    of rate. Cleaning up also happens on exceptions, SIGINT, SIGTERM and SIGHUP (the last two become `Interrupted` in
+    the main thread); what a killed run left is removed when the next one starts. CheckFailed when a namespace or device cannot be made, for
     want of root or iproute2. To be used by one thread.
     """
 
     def __init__(
-        self, sites: Sequence[str] = ("C", "A", "B"), rate: str | None = None, rtt: str | None = None
-    ) -> None:
+        self, sites: Sequence[str] = ("C", "A", "B"), rate: str | None = None, rtt: str | None = None,
+        wide: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         if len(set(sites)) < max(2, len(sites)) or len(sites) > 200:
             raise UsageError(
                 f"{len(sites)} sites, {len(set(sites))} of them different", "name 2 to 200, each once"
@@ -105,7 +106,7 @@ class Wan:
         self.rate = parse_rate(rate) if rate else None
         self.rtt = parse_duration(rtt) if rtt else None
         self._spaces = Namespaces()
-        self._router = Router(self._spaces, self.sites, self.rate, self.rtt)
+        self._router = Router(self._spaces, self.sites, self.rate, self.rtt, wide)
         self._open = contextlib.ExitStack()
 
     def __enter__(self) -> Self:

@@ -46,20 +46,23 @@ class Shape(NamedTuple):
 
 
 class Router:
-    """Joins the namespaces of `sites`; `rate` in bits per second, `rtt` in seconds, either may be None.
+    """Joins the namespaces of `sites`; `rate` in bits per second, `rtt` in seconds, either may be None. The links of
+    `wide` sites have no limit.
 
     `delay_by` says what delays: "nothing", "netem" or "wan_delay.py". The devices go with the namespaces;
     `stop` ends the forwarder, which must happen before.
     """
 
     def __init__(
-        self, spaces: Namespaces, sites: Sequence[str], rate: float | None, rtt: float | None
-    ) -> None:
+        self, spaces: Namespaces, sites: Sequence[str], rate: float | None, rtt: float | None,
+        wide: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.delay_by = "nothing"
         self._spaces = spaces
         self._sites = tuple(sites)
         self._rate = rate
         self._rtt = rtt
+        self._wide = tuple(wide)
         self._forwarder: subprocess.Popen[str] | None = None
 
     def address(self, site: str) -> str:
@@ -80,7 +83,8 @@ class Router:
             self._bridge()
         if self._rate:
             for site in self._sites:
-                self._shape(site, self._rate)
+                if site not in self._wide:
+                    self._shape(site, self._rate)
 
     def stop(self) -> None:
         if self._forwarder:

@@ -30,7 +30,8 @@ def job(desk: Desk) -> Launch:
 
 def check(folder: Path, manifest: dict[str, Any]) -> None:
     """What the manifest says is there, and nothing else."""
-    assert json.loads((folder / "manifest.json").read_bytes()) == manifest
+    told = {name: value for name, value in manifest.items() if name not in ("folder", "records")}
+    assert json.loads((folder / "manifest.json").read_bytes()) == told
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert files == {"manifest.json", *(entry["file"] for entry in manifest["files"])}
     for entry in manifest["files"]:
@@ -44,7 +45,9 @@ def test_running_job_and_again(desk: Desk, job: Launch) -> None:
     with events.open("ab") as file:
         file.write(b'{"time": 1, "ev')
     first = desk.json("logs", "collect", "--to", str(folder))
+    folder = folder / job.id
     check(folder, first)
+    assert first["folder"] == str(folder) and first["records"] is None, "no worker has written of a round"
     assert first["complete"] and len(first["files"]) == FILES
     assert (folder / "events" / "A-worker-1.jsonl").read_bytes() == whole
     entry = next(entry for entry in first["files"] if entry["file"] == "logs/A-worker-1.log")
@@ -52,7 +55,7 @@ def test_running_job_and_again(desk: Desk, job: Launch) -> None:
     log = job.directory / "logs" / "A-worker-1.log"
     with log.open("ab") as file:
         file.write(b"more and no end")
-    second = desk.json("logs", "collect", job.id, "--to", str(folder))
+    second = desk.json("logs", "collect", job.id, "--to", str(folder.parent))
     check(folder, second)
     assert (folder / "logs" / "A-worker-1.log").read_bytes() == log.read_bytes()
 
@@ -65,20 +68,20 @@ def test_what_is_no_plain_file_is_left_out_and_named(desk: Desk, job: Launch) ->
     done = desk.geomx("logs", "collect", "--json", "--to", str(folder), limit=20)
     assert done.returncode == 7
     manifest = json.loads(done.stdout)
-    check(folder, manifest)
+    check(folder / job.id, manifest)
     assert len(manifest["files"]) == FILES - 1
     assert [problem["host"] for problem in manifest["problems"]] == ["A"]
     assert f"{events} is a pipe" in manifest["problems"][0]["problem"]
 
 
 def test_folder_with_something_else(desk: Desk, job: Launch) -> None:
-    folder = desk.folder / "mine"
-    folder.mkdir()
+    folder = desk.folder / "mine" / job.id
+    folder.mkdir(parents=True)
     (folder / "thesis.txt").write_text("all my work")
-    done = desk.geomx("logs", "collect", "--to", str(folder))
+    done = desk.geomx("logs", "collect", "--to", str(folder.parent))
     assert done.returncode == 3 and f"{folder} has something else in it" in done.stderr
     (folder / "manifest.json").write_text(json.dumps({"job": "another", "files": []}))
-    done = desk.geomx("logs", "collect", "--to", str(folder))
+    done = desk.geomx("logs", "collect", "--to", str(folder.parent))
     assert done.returncode == 3 and "has the logs of job another" in done.stderr
     assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "thesis.txt"]
     assert desk.geomx("logs", "collect", "--to", "/proc/none").returncode == 5
@@ -178,10 +181,10 @@ def test_hosts_behind_ssh(desk: Desk, machines: Callable[..., Sshd], person: Per
         file.write(b"0123456789abcde\n" * 500_000)
     folder = desk.folder / "here"
     manifest = desk.json("logs", "collect", "--to", str(folder))
-    check(folder, manifest)
+    check(folder / launch.id, manifest)
     assert len(manifest["files"]) == FILES
     sites[1].stop()
     done = desk.geomx("logs", "collect", "--to", str(folder), "--json")
     assert done.returncode == 7 and "host A: " in done.stderr
-    check(folder, json.loads(done.stdout))
+    check(folder / launch.id, json.loads(done.stdout))
     assert len(json.loads(done.stdout)["files"]) == FILES

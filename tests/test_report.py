@@ -4,34 +4,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from records import PHASES, esync_record, sync_record, write
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.report import Summary, Trial
 from geomx_cli.report.trial import title
 
-PHASES = {"get_batch": 0.01, "forward and backward": 0.05}
 DEVICES = [(host, device) for host in ("cloud1", "cloud3") for device in ("cpu", "gpu0", "gpu1")]
-
-
-def write(folder: Path, number: int, record: Any) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    text = record if isinstance(record, str) else json.dumps({"num_iters": number, **record})
-    (folder / f"iter-{number}.txt").write_text(text)
-
-
-def esync_record(number: int, steps: int, *, judge: bool) -> dict[str, Any]:
-    """A round in which each step has 64 samples."""
-    time = {str(step): PHASES | {"local update": 0.002} for step in range(steps)}
-    record = {"time": {**time, str(steps): {"check ready": 0.001, "global update": 2.5}}, "num_samples": 64 * steps}
-    return {**record, "total_time": 10.4 * number, **({"accuracy": 0.1 + 0.1234567 * number} if judge else {})}
-
-
-def sync_record(number: int) -> dict[str, Any]:
-    time = {"0": PHASES | {"global aggregate": 2.5}}
-    return {"time": time, "num_samples": 64, "total_time": 10.4 * number, "accuracy": 0.1 + 0.1234567 * number}
 
 
 @pytest.fixture

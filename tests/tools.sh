@@ -1,5 +1,5 @@
 #!/bin/sh
-# Programs that the tests run beside Python: an SSH server, namespaces and packet filters. Installs what is missing.
+# Programs that the tests run beside Python: an SSH server, namespaces, packet filters, a browser. Installs what is missing.
 set -eu
 PATH=$PATH:/usr/sbin:/sbin
 missing=""
@@ -7,6 +7,7 @@ command -v sshd >/dev/null && command -v ssh-keygen >/dev/null && command -v ssh
   missing="$missing openssh-server openssh-client"
 command -v ip >/dev/null || missing="$missing iproute2"
 command -v nft >/dev/null || missing="$missing nftables"
+command -v chromium >/dev/null || missing="$missing chromium"
 [ -z "$missing" ] && exit 0
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
   echo "the tests need these packages, please install them:$missing" >&2

@@ -17,6 +17,8 @@ def view(job: KnownJob, live: Live, *, over: bool) -> dict[str, Any]:
     options = job.plan.spec.options
     what = " ".join(job.plan.spec.script) or f"{options['network']} by {options['algo']}"
     state = _state(job, known, over)
+    for process in known["processes"] if over else ():
+        process["state"] = process["state"] if process["state"] in ("finished", "failed") else "ended"
     return {"schema_version": VERSION, "job": job.id, "what": what, "state": state, "over": over, **known}
 
 

@@ -3,7 +3,8 @@
 
 const SPACE = "http://www.w3.org/2000/svg";
 const STATES = { starting: "#B0B7BF", waiting: "#E69F00", training: "#0072B2", evaluating: "#56B4E9",
-                 serving: "#009E73", finished: "#5b6570", failed: "#b3261e" };
+                 serving: "#009E73", finished: "#5b6570", ended: "#5b6570", failed: "#b3261e" };
+const KEY = "W worker · S server · G root · C, K schedulers";
 const SHORT = { worker: "W", server: "S", scheduler: "C", global_server: "G", global_scheduler: "K" };
 
 class PartyMap {
@@ -25,6 +26,7 @@ class PartyMap {
     for (const party of parties) {
       drawn.push(...box(party, places.get(party), processes.filter(process => process.party === party)));
     }
+    drawn.push(element("text", { class: "rate", x: 2, y: height - 3 }, KEY));
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.replaceChildren(...drawn);
   }
@@ -37,7 +39,7 @@ function placed(parties, width, height) {
   const rows = others.length > 6 ? 2 : 1, each = Math.ceil(others.length / rows);
   others.forEach((party, index) => {
     const row = Math.floor(index / each), inRow = Math.min(each, others.length - row * each);
-    const y = rows === 1 ? height - 40 : height - 90 + row * 62;
+    const y = rows === 1 ? height - 52 : height - 104 + row * 62;
     places.set(party, { x: width * (index % each + 0.5) / inRow, y });
   });
   return places;
@@ -66,9 +68,16 @@ function wire(links, places) {
   const rate = links.reduce((sum, link) => sum + link.bytes_per_s, 0);
   const line = element("line", { class: "wire", x1: from.x, y1: from.y, x2: to.x, y2: to.y });
   line.style.strokeWidth = 1 + Math.min(7, Math.log10(1 + rate / 1e3));
-  const middle = { x: (from.x + to.x) / 2 + 8, y: (from.y + to.y) / 2 };
-  const texts = links.map((link, index) => element("text", { class: "rate", x: middle.x, y: middle.y + index * 13 },
-    `${link.from} → ${link.to}  ${size(link.bytes_per_s)}/s, ${size(link.bytes)}`));
+  // Near the lower end, where wires of several parties are apart; an arrow points where it goes on the page.
+  const [high, low] = from.y <= to.y ? [from, to] : [to, from];
+  const at = { x: high.x + 0.55 * (low.x - high.x), y: high.y + 0.55 * (low.y - high.y) };
+  const texts = links.map((link, index) => {
+    const arrow = places.get(link.to).y > places.get(link.from).y ? "↓" : "↑";
+    const text = element("text", { class: "rate", x: at.x, y: at.y + index * 13, "text-anchor": "middle" },
+      `${arrow} ${size(link.bytes_per_s)}/s · ${size(link.bytes)}`);
+    text.append(element("title", {}, `${link.from} to ${link.to}`));
+    return text;
+  });
   return [line, ...texts];
 }
 

@@ -1,0 +1,115 @@
+"""A headless Chromium for tests, driven over its DevTools protocol."""
+
+import base64
+import contextlib
+import itertools
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import websocket
+
+START_LIMIT = 30.0
+ANSWER_LIMIT = 20.0
+
+
+class Browser:
+    """One page. `complaints`: what it wrote to its console as a warning or an error, and exceptions of its scripts."""
+
+    def __init__(self) -> None:
+        self.complaints: list[str] = []
+        self._folder = tempfile.mkdtemp(prefix="browser-")
+        program = shutil.which("chromium") or shutil.which("chromium-browser")
+        assert program, "there is no chromium; tests/tools.sh installs it"
+        words = [
+            program, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+            "--remote-debugging-port=0", "--remote-allow-origins=*", f"--user-data-dir={self._folder}",
+            "--window-size=1280,1500", "about:blank",
+        ]  # fmt: skip
+        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._numbers = itertools.count(1)
+        try:
+            self._socket = websocket.create_connection(self._page(), timeout=ANSWER_LIMIT)
+            for domain in ("Runtime", "Log", "Page", "Network"):
+                self._call(f"{domain}.enable")
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self, url: str) -> None:
+        """Go there; returns when the page is loaded."""
+        self._call("Page.navigate", url=url)
+        self.wait_for("document.readyState === 'complete'")
+
+    def value(self, script: str) -> Any:
+        """What an expression of JavaScript is in the page."""
+        result = self._call("Runtime.evaluate", expression=script, returnByValue=True)["result"]
+        assert result.get("subtype") != "error", result
+        return result.get("value")
+
+    def wait_for(self, script: str, limit: float = 15.0) -> Any:
+        """The value of an expression, once it is true."""
+        end = time.monotonic() + limit
+        while not (found := self.value(script)):
+            assert time.monotonic() < end, f"not within {limit} s: {script}; {self.complaints}"
+            time.sleep(0.05)
+        return found
+
+    def screenshot(self, path: Path) -> None:
+        """Of the whole page, as PNG."""
+        answer = self._call("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+    def close(self) -> None:
+        """End it."""
+        with contextlib.suppress(AttributeError, OSError):
+            self._socket.close()
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _page(self) -> str:
+        """Where the page's protocol is spoken."""
+        end = time.monotonic() + START_LIMIT
+        while True:
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                port = int(Path(self._folder, "DevToolsActivePort").read_text().split()[0])
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=5) as answer:
+                    targets = json.load(answer)
+                return str(next(one for one in targets if one["type"] == "page")["webSocketDebuggerUrl"])
+            assert time.monotonic() < end and self._process.poll() is None, "chromium does not start"
+            time.sleep(0.05)
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        number = next(self._numbers)
+        self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        while True:
+            message = json.loads(self._socket.recv())
+            self._hear(message)
+            if message.get("id") == number:
+                assert "error" not in message, message
+                return dict(message["result"])
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        fields = message.get("params", {})
+        match message.get("method"):
+            case "Runtime.consoleAPICalled" if fields["type"] in ("warning", "error", "assert"):
+                self.complaints.append(json.dumps(fields["args"]))
+            case "Runtime.exceptionThrown":
+                self.complaints.append(json.dumps(fields["exceptionDetails"]))
+            case "Log.entryAdded" if fields["entry"]["level"] in ("warning", "error"):
+                self.complaints.append(f"{fields['entry']['text']} {fields['entry'].get('url', '')}")

@@ -1,0 +1,222 @@
+"""The live page: what is folded from events, who may see it, and a real job in a real browser."""
+
+import http.client
+import json
+import random
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Browser
+from desk import Desk
+from idx import write_data
+from test_job_trial import planned
+
+from geomx_cli.control.logs import LogReader
+from geomx_cli.dashboard.curve import MOST, Curve
+from geomx_cli.dashboard.live import Live
+from geomx_cli.dashboard.server import Server, remembered, started
+from geomx_cli.errors import CheckFailed
+from geomx_cli.job.known import KnownJob
+
+BEGAN = 1000.0
+ROOT = "central/global_server:0"
+
+
+def test_a_curve_has_few_points_and_does_not_care_for_the_order() -> None:
+    values = [(float(second), float(second % 7), f"w{second % 3}") for second in range(5000)]
+    curve, shuffled = Curve(), Curve()
+    for value in values:
+        curve.add(*value)
+    random.Random(3).shuffle(values)
+    for value in values:
+        shuffled.add(*value)
+    points = curve.points()
+    assert MOST / 2 <= len(points) <= MOST and points == shuffled.points()
+    assert [seconds for seconds, _ in points] == sorted(seconds for seconds, _ in points)
+    assert all(2.0 < value < 4.0 for _, value in points[:-1]), "means"
+    summed = Curve(summed=True)
+    for source in ("a", "b"):
+        summed.add(0.2, 3.0, source)
+        summed.add(0.7, 5.0, source)
+    assert summed.points() == [(0.5, 8.0)], "the sum over sources of their means"
+
+
+def telemetry(seconds: float, **fields: Any) -> dict[str, Any]:
+    counted = {"lan": [0, 0], "wan": [0, 0], "peers": {}}
+    return {"time": BEGAN + seconds, "event": "telemetry", "bytes": counted, **fields}
+
+
+def test_events_are_folded() -> None:
+    live = Live(planned(), BEGAN)
+    live.take("A/worker:0", {"time": BEGAN + 1, "event": "state", "state": "training"})
+    training = {"state": "training", "round": 4, "samples_per_s": 50.0, "loss": 2.0, "waiting": 0.25, "progress": 0.5}
+    live.take("A/worker:0", telemetry(2, **training))
+    live.take("A/worker:0", {"time": BEGAN + 3, "event": "evaluation", "accuracy": 0.6, "round": 3})
+    for second, sent in ((2, 1000), (4, 5000)):
+        counted = {"lan": [0, 0], "wan": [sent, 10], "peers": {ROOT: [sent, 10], "a stranger": [1, 1]}}
+        live.take("A/server:0", telemetry(second, state="serving", bytes=counted))
+    live.take("B/worker:1", {"time": BEGAN + 5, "event": "failed", "message": "no \x1b[31mdisk", "hint": "buy one"})
+    live.take("nobody", telemetry(1))
+    for broken in ({}, {"time": "x", "event": "state"}, {"time": 1, "event": "telemetry", "bytes": 3}, {"time": 2}):
+        live.take("A/worker:1", broken)
+    known = json.loads(json.dumps(live.snapshot()))
+    rows = {row["name"]: row for row in known["processes"]}
+    assert rows["A/worker:0"]["round"] == 4 and rows["A/worker:0"]["waiting"] == 0.25 and rows["A/worker:0"]["trains"]
+    assert rows["B/worker:1"]["state"] == "failed" and rows["A/server:0"]["wan"] == [5000, 10]
+    assert known["curves"]["accuracy"] == {"accuracy": [[3.5, 0.6]]}
+    assert known["curves"]["loss"] == {"A/worker:0": [[2.5, 2.0]]}
+    assert known["curves"]["wan"] == {"A": [[4.5, 2000.0]]}
+    assert known["links"] == [{"from": "A", "to": "central", "bytes": 5000, "bytes_per_s": 2000}]
+    (message,) = known["messages"]
+    assert message["process"] == "B/worker:1" and "disk buy one" in message["text"] and "\x1b" not in message["text"]
+    assert known["seconds"] == 5.0
+
+
+def test_many_workers_are_shown_by_party() -> None:
+    live = Live(planned(workers=8), BEGAN)
+    for rank in range(8):
+        live.take(f"A/worker:{rank}", telemetry(1, state="training", samples_per_s=10.0 * rank, loss=1.0))
+    assert live.snapshot()["curves"]["speed"] == {"party A": [(1.5, 35.0)]}
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server(lambda: {"answer": 42}, 0, "secret-token")
+    yield made
+    made.close()
+
+
+def ask(server: Server, path: str, host: str = "") -> tuple[int, bytes, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection.request("GET", path, headers={"Host": host or f"127.0.0.1:{server.port}"})
+    answer = connection.getresponse()
+    return answer.status, answer.read(), dict(answer.getheaders())
+
+
+def test_nothing_without_the_token(server: Server) -> None:
+    assert ask(server, "/data?token=secret-token")[:2] == (200, b'{"answer":42}')
+    for path in ("/", "/data", "/data?token=", "/data?token=secret-toke", "/data?token=secret-token2", "/?token=x"):
+        status, body, _ = ask(server, path)
+        assert status == 403 and b"42" not in body and b"<html" not in body, path
+    status, body, headers = ask(server, "/?token=secret-token")
+    assert status == 200 and b"<html" in body
+    assert headers["Cache-Control"] == "no-store" and "default-src 'none'" in headers["Content-Security-Policy"]
+    assert headers["Referrer-Policy"] == "no-referrer"
+
+
+def test_another_name_of_this_machine_is_refused(server: Server) -> None:
+    for host in ("evil.example", f"evil.example:{server.port}", "127.0.0.1", f"127.0.0.1:{server.port + 1}"):
+        assert ask(server, "/data?token=secret-token", host)[0] == 403, "a page elsewhere whose name leads here"
+    assert ask(server, "/data?token=secret-token", f"localhost:{server.port}")[0] == 200
+
+
+def test_only_the_files_of_the_page(server: Server) -> None:
+    assert ask(server, "/static/page.js")[0] == 200 and ask(server, "/static/uplot/uPlot.min.css")[0] == 200
+    for name in ("../server.py", "..%2fserver.py", "page.html", "uplot/LICENSE", "none", "/etc/passwd"):
+        assert ask(server, f"/static/{name}")[0] == 404, name
+    assert ask(server, "/none?token=secret-token")[0] == 404
+
+
+def test_it_listens_on_loopback_alone_and_takes_the_port_again(server: Server, tmp_path: Path) -> None:
+    assert server._http.server_address[0] == "127.0.0.1"
+    with pytest.raises(CheckFailed, match=f"cannot listen on 127.0.0.1:{server.port}"):
+        started(dict, server.port, 0, "t")
+    server.remember(tmp_path)
+    assert (tmp_path / "dashboard.json").stat().st_mode & 0o777 == 0o600
+    assert remembered(tmp_path) == (server.port, "secret-token")
+    other = started(dict, 0, server.port, "t")
+    assert other.port != server.port, "it is taken: any other one"
+    other.close()
+    (tmp_path / "dashboard.json").write_text("[")
+    assert remembered(tmp_path)[0] == 0
+
+
+def page_of(dashboard: "subprocess.Popen[str]") -> str:
+    """The address that the command prints."""
+    assert dashboard.stdout is not None
+    url = dashboard.stdout.readline().strip()
+    assert url.startswith("http://127.0.0.1:"), dashboard.communicate(timeout=10)
+    return url
+
+
+TEXT = "document.getElementById('summary').textContent"
+RATES = "[...document.querySelectorAll('#map .rate')].map(text => text.textContent)"
+STATES = "[...document.querySelectorAll('#processes tbody tr')].map(row => row.cells[2].innerText)"
+ROWS = "[...document.querySelectorAll('#processes tbody tr')].map(row => row.innerText)"
+
+
+@pytest.mark.timeout(150)
+def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path) -> None:
+    """Twelve processes, while they train, when they have ended, and with the dashboard started again."""
+    data = write_data(tmp_path / "data", 2048, 64)
+    words = ["--local", "--data-dir", str(data), "--batch-size", "16", "--epochs", "1000", "--time-limit", "9s"]
+    launch = desk.start("launch", *words, "--algo", "hfa", "--k1", "2", "--k2", "2", "--eval-every", "20", "--json")
+    end = time.monotonic() + 30
+    while not list(desk.state.glob("geomx/jobs/*/plan.json")):
+        assert time.monotonic() < end and launch.poll() is None
+        time.sleep(0.05)
+    dashboard = desk.start("dashboard")
+    url = page_of(dashboard)
+    with Browser() as browser:
+        browser.open(url)
+        browser.wait_for(f"{ROWS}.length === 12")
+        browser.wait_for(f"{TEXT}.includes('cnn by hfa · running') && {TEXT}.includes('samples/s')", 30)
+        browser.wait_for(f"{TEXT}.includes('test accuracy')", 30)
+        browser.wait_for("document.querySelectorAll('.chart canvas').length === 5")
+        browser.wait_for(f"{RATES}.some(text => /[1-9].* [kM]B\\/s/.test(text))")
+        browser.screenshot(tmp_path / "running.png")
+        assert launch.wait(60) == 0
+        browser.wait_for(f"{TEXT}.includes('· done ·')", 20)
+        states = browser.value(STATES)
+        assert set(states) <= {"finished", "ended"}, states
+        dashboard.terminate()
+        assert dashboard.wait(10) == 0
+        browser.wait_for("!document.getElementById('trouble').hidden", 20)
+        assert "no connection to geomx dashboard" in browser.value("document.getElementById('trouble').textContent")
+        lost = [complaint for complaint in browser.complaints if "ERR_CONNECTION_REFUSED" in complaint]
+        assert browser.complaints == lost, "nothing but that it was gone"
+        again = desk.start("dashboard")
+        assert page_of(again) == url, "the same address, so that the page finds it"
+        browser.wait_for("document.getElementById('trouble').hidden", 20)
+        browser.complaints.clear()
+        browser.open(url)
+        browser.wait_for(f"{TEXT}.includes('· done ·') && {TEXT}.includes('test accuracy')", 20)
+        browser.screenshot(tmp_path / "over.png")
+        assert not browser.complaints
+    for name in ("running", "over"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 30_000
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(url.partition("?")[0], timeout=5)
+    again.terminate()
+    assert again.wait(10) == 0
+
+
+def test_event_logs_are_read_but_for_single_rounds(desk: Desk) -> None:
+    launch = desk.launch(story={})
+    assert launch.finish() == 0
+    job = KnownJob.at(launch.directory)
+    assert job is not None
+    written = (launch.directory / "events" / "A-worker-0.jsonl").read_text().splitlines()
+    assert any('"event": "round"' in line for line in written)
+    reader = LogReader(job, job.plan.processes, events=True)
+    read = [line.text for line in reader.read() if line.process == "A/worker:0"]
+    reader.close()
+    assert read == [line for line in written if '"event": "round"' not in line] and read
+
+
+def test_a_failure_is_shown(desk: Desk) -> None:
+    launch = desk.launch(story={"A/worker:1": "raise"})
+    assert launch.finish() == 1
+    dashboard = desk.start("dashboard", launch.id)
+    url = page_of(dashboard)
+    with Browser() as browser:
+        browser.open(url)
+        browser.wait_for(f"{TEXT}.includes('failed')", 20)
+        assert not browser.complaints
+    dashboard.terminate()

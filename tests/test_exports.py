@@ -1,0 +1,93 @@
+"""A job's figures in TensorBoard's event files and Prometheus's metrics."""
+
+import json
+import struct
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import free_ports
+from desk import Desk
+from idx import write_data
+from tensorboardX.proto.event_pb2 import Event as BoardEvent
+from test_job_trial import planned
+
+from geomx_cli.commands._exports import exporting
+from geomx_cli.errors import CheckFailed
+
+EVENTS: list[tuple[str, dict[str, Any]]] = [
+    ("A/worker:0", {"time": 1000.0, "event": "telemetry", "round": 1, "loss": 2.5, "samples_per_s": 40.0,
+                    "waiting": 0.25, "bytes": {"lan": [5, 6], "wan": [1_000_000, 2_000_000], "peers": {}}}),
+    ("A/worker:0", {"time": 1001.0, "event": "telemetry", "round": 1, "loss": 2.4, "bytes": {"wan": [1, 2]}}),
+    ("A/worker:0", {"time": 1002.0, "event": "telemetry", "round": 3, "loss": float("nan"), "bytes": {}}),
+    ("A/worker:0", {"time": 1003.0, "event": "evaluation", "round": 2, "accuracy": 0.5}),
+    ("A/worker:0", {"time": 1004.0, "event": "finished", "rounds": 3, "accuracy": 0.75}),
+    ("B/worker:0", {"time": 1004.0, "event": "telemetry", "round": "many", "loss": "low", "bytes": 7}),
+    ("nobody", {"event": "telemetry"}),
+]  # fmt: skip
+
+
+def scalars(folder: Path) -> Iterator[tuple[str, int, float, float]]:
+    """(tag, step, value, time) of each, from the records: their length, a checksum of it, the event, a checksum."""
+    (path,) = folder.glob("events.out.tfevents.*")
+    content = path.read_bytes()
+    while content:
+        (size,) = struct.unpack("<Q", content[:8])
+        event, content = BoardEvent.FromString(content[12 : 12 + size]), content[16 + size :]
+        for value in event.summary.value:
+            yield value.tag, event.step, value.simple_value, event.wall_time
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    with exporting(planned(), str(tmp_path), None) as take:
+        for process, event in EVENTS:
+            take(process, event)
+    assert list(scalars(tmp_path / "job-1")) == [
+        ("loss/A/worker-0", 1, 2.5, 1000.0), ("samples_per_s/A/worker-0", 1, 40.0, 1000.0),
+        ("waiting/A/worker-0", 1, 0.25, 1000.0), ("wan_MB/A/worker-0", 1, 3.0, 1000.0),
+        ("accuracy", 2, 0.5, 1003.0), ("accuracy", 3, 0.75, 1004.0),
+    ]  # fmt: skip
+
+
+def test_prometheus() -> None:
+    (port,) = free_ports(1)
+    with exporting(planned(), None, port) as take:
+        for process, event in EVENTS:
+            take(process, event)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        with pytest.raises(CheckFailed, match=f"cannot listen on 127.0.0.1:{port}"), exporting(planned(), None, port):
+            pass
+    labels = 'job="job-1",party="A",process="A/worker:0",role="worker"'
+    for line in (
+        'geomx_accuracy{job="job-1"} 0.75', f"geomx_loss{{{labels}}} 2.4", f"geomx_round{{{labels}}} 3.0",
+        f"geomx_waiting{{{labels}}} 0.25", f"geomx_samples_per_s{{{labels}}} 40.0",
+        'geomx_bytes{direction="received",job="job-1",net="lan",party="A",process="A/worker:0",role="worker"} 6.0',
+    ):  # fmt: skip
+        assert line in lines, line
+    assert not any("B/worker:0" in line for line in lines), "which has said nothing that makes sense"
+    with exporting(planned(), None, port):
+        pass  # the port is free again
+
+
+@pytest.mark.timeout(90)
+def test_a_launch_that_exports(desk: Desk, tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data")
+    words = ["--local", "--workers", "1", "--data-dir", str(data), "--batch-size", "16", "--epochs", "6"]
+    done = desk.geomx("launch", *words, "--tensorboard", str(tmp_path / "runs"), "--json", limit=60)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    found = list(scalars(tmp_path / "runs" / result["job"]))
+    last = {tag: (step, value) for tag, step, value, _ in found}
+    assert last["accuracy"] == (result["rounds"], pytest.approx(result["accuracy"]))
+    assert {"loss/A/worker-0", "loss/B/worker-0"} <= {tag for tag, *_ in found}
+
+
+def test_what_cannot_be_exported_to_is_said_before_anything_is_started(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = desk.geomx("launch", "--local", "--tensorboard", str(tmp_path / "file"))
+    assert done.returncode == 2 and "file" in done.stderr
+    done = desk.geomx("launch", "--local", "--metrics-port", "70000")
+    assert done.returncode == 2

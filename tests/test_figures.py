@@ -1,0 +1,129 @@
+"""The numbers behind the figures, and that every figure is drawn, in every form."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records import esync_record, sync_record, write
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.report import Trial, figures
+from geomx_cli.report.about import About
+from geomx_cli.report.figures import Bars, Curves, Matrix, Span, Timeline
+from geomx_cli.report.plots import draw
+from geomx_cli.report.styles import style
+from geomx_cli.report.terminal import painted
+from geomx_cli.report.trial import MODES, modes_in
+
+TIMES = {"compute": 3.0, "communicate": 1.0, "wait": 0.25}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """Trials of cnn: hfa with all that we know of it, esync of ESync's own tools, local, and hfa on unlike data."""
+    for mode, seconds, accuracies in (("hfa", 5.0, (0.5, None, 0.9)), ("hfa-niid", 6.0, (0.2, 0.4, None))):
+        folder = tmp_path / "cnn" / mode
+        for index, device in enumerate(("cpu0", "cpu1")):
+            for number, accuracy in enumerate(accuracies, 1):
+                record = {"time": {"0": {}}, "num_samples": 100, "total_time": seconds * number * (1 + index), **TIMES}
+                judged = {"accuracy": accuracy} if accuracy and device == "cpu0" else {}
+                write(folder / "A" / device, number, {**record, **judged, "bytes_sent": 1000, "bytes_received": 500})
+        traffic = {"A": {"central": 4_000_000}, "central": {"A": 2_000_000}}
+        About("job-1", "central", {}, traffic, [0.0, 10.0, 30.0], [0, 2_000_000, 6_000_000]).write(folder)
+    for number in (1, 2):
+        write(tmp_path / "cnn" / "esync" / "cloud3" / "gpu0", number, esync_record(number, 3, judge=True))
+    write(tmp_path / "cnn" / "local" / "here" / "cpu", 1, sync_record(1))
+    return tmp_path
+
+
+def drawn(base: Path) -> dict[str, Any]:
+    trials = [Trial.read(base, "cnn", mode) for mode in modes_in(base, "cnn")]
+    return {figure.name: figure for figure in figures.of("cnn", trials, 0.8)}
+
+
+def test_accuracy_over_time_and_bytes_is_that_of_raw_points(base: Path) -> None:
+    found = drawn(base)
+    curve = found["accuracy"]
+    assert isinstance(curve, Curves) and curve.x == "time (seconds)"
+    assert curve.curves["hfa"] == [(5.0, 0.5), (15.0, 0.9)], "time and accuracy in pairs, where both are"
+    assert curve.curves["esync"] == [(10.4, pytest.approx(0.2234567)), (20.8, pytest.approx(0.3469134))]
+    assert curve.level == pytest.approx(0.2234567), "what one worker by itself comes to"
+    assert list(curve.curves) == ["esync", "hfa", "local"], "always in the same order"
+    assert found["accuracy-niid"].curves == {"hfa-niid": [(6.0, 0.2), (12.0, 0.4)]}
+    assert found["bytes"].curves["hfa"] == [(1.0, 0.5), (3.0, 0.9)], "MB between parties, between two counts"
+
+
+def test_time_is_in_minutes_where_there_are_many(base: Path) -> None:
+    write(base / "cnn" / "esync" / "cloud3" / "gpu0", 3, {**esync_record(3, 3, judge=True), "total_time": 600.0})
+    curve = drawn(base)["accuracy"]
+    assert curve.x == "time (minutes)" and curve.curves["hfa"] == [(5 / 60, 0.5), (0.25, 0.9)]
+
+
+def test_bars(base: Path) -> None:
+    found = drawn(base)
+    assert found["throughput"].bars["hfa"] == [("", 600 / 30)], "over the time of the worker that took longest"
+    assert found["traffic"].bars["hfa"] == [("", pytest.approx(9000 / 30 / 1e6))]
+    computing = found["computing"]
+    assert isinstance(computing, Bars)
+    assert computing.bars["hfa"] == [("A/cpu0", pytest.approx(9 / 15)), ("A/cpu1", pytest.approx(9 / 30))]
+    assert computing.bars["esync"] == [("cloud3/gpu0", pytest.approx(2 * 3 * 0.052 / 20.8))], "not all but aggregation"
+
+
+def test_a_round_and_a_matrix(base: Path) -> None:
+    found = drawn(base)
+    timeline = found["timeline-hfa"]
+    assert isinstance(timeline, Timeline)
+    spans = [Span(5.0, 9.0, "compute"), Span(9.0, 9.75, "exchange"), Span(9.75, 10.0, "wait")]
+    assert timeline.workers["A/cpu0"] == spans, "of the round in the middle"
+    assert timeline.workers["A/cpu1"][0] == Span(10.0, 19.0, "compute")
+    matrix = found["matrix-hfa"]
+    assert isinstance(matrix, Matrix)
+    assert (matrix.parties, matrix.megabytes) == (["A", "central"], [[0.0, 4.0], [2.0, 0.0]])
+    assert "timeline-esync" not in found and "matrix-esync" not in found, "of which nothing is known"
+
+
+@pytest.mark.parametrize("form", ["png", "svg", "pdf"])
+def test_every_figure_is_drawn(base: Path, tmp_path: Path, form: str) -> None:
+    begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    for name, figure in drawn(base).items():
+        path = draw(figure, tmp_path / "out", form)
+        assert path.name == f"{name}.{form}" and path.read_bytes().startswith(begins[form])
+        assert path.stat().st_size > 3000
+        assert figure.title in painted(figure)
+
+
+def test_each_algorithm_has_a_look_of_its_own() -> None:
+    looks = [style(mode) for mode in MODES]
+    for field in ("colour", "marker", "hatch"):
+        assert len({getattr(look, field) for look in looks}) == len(MODES), field
+    assert style("hfa-niid") == style("hfa")
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "geomx_cli", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_commands(base: Path, tmp_path: Path) -> None:
+    done = command("draw", "-b", base, "-n", "cnn", "-o", tmp_path / "out", "--format", "svg")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split()) == sorted(str(path) for path in (tmp_path / "out").iterdir())
+    (base / "cnn" / "hfa" / "A" / "cpu1" / "iter-2.txt").write_text("{")
+    done = command("draw", "-b", base, "-n", "cnn", "--terminal")
+    assert done.returncode == 7 and f"warning: {base}/cnn/hfa/A/cpu1/iter-2.txt: " in done.stderr
+    assert "Test accuracy of cnn by traffic" in done.stdout and "⠤o⠤ ESync" in done.stdout
+    done = command("compare", base / "cnn" / "hfa", base / "cnn" / "hfa-niid")
+    assert done.returncode == 7
+    lines = done.stdout.splitlines()
+    assert lines[1].split()[:6] == ["cnn", "HFA", "15.0", "s", "3", "MB"] and lines[1].split()[-1] == "job-1"
+    assert "HFA-Non-IID" in lines[2] and "0.4000" in lines[2]
+    assert command("draw", "-b", base, "-n", "none").returncode == 3
+    assert command("draw", "-b", base, "-n", "cnn", "--terminal", "-o", "x").returncode == 2
+    assert command("compare").returncode == 2 and command("compare", "nothing-like-it").returncode == 3
+
+
+def test_no_trials_at_all(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match="there are no trials in"):
+        modes_in(tmp_path, "cnn")

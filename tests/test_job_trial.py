@@ -1,0 +1,174 @@
+"""From the event logs of a job to the records of its workers' rounds, and what is known beside them."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from geomx_cli import plugins
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.options import defaults
+from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.plan.this_machine import this_machine
+from geomx_cli.report import Summary, Trial, collected
+from geomx_cli.report.about import About
+from geomx_cli.report.job_trial import JobTrial, mode_of, network_of
+from geomx_cli.report.record import read_record
+
+BEGAN = 1000.0
+PEERS = {"A/server:0": "central/global_server:0", "B/server:0": "central/global_server:0"}
+
+
+def planned(*script: str, one_host: bool = False, **options: Any) -> Plan:
+    """Two parties of two workers."""
+    values = {**defaults(plugins.table()), **options}
+    spec = JobSpec("job-1", values, script, job_dir="/jobs/job-1", socket_dir="/run/x")
+    return plan(this_machine(values, range(9000, 9100), one_host=one_host), spec)
+
+
+def write(folder: Path, process: str, *events: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{process.replace('/', '-').replace(':', '-')}.jsonl").open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+
+
+def round_(number: int, seconds: float, **fields: Any) -> dict[str, Any]:
+    """Two local steps, then the exchange."""
+    step = {"get_batch": 0.01, "forward and backward": 0.2, "local update": 0.05}
+    usual = {
+        "time": BEGAN + seconds, "event": "round", "num_iters": number, "num_samples": 128, "total_time": seconds,
+        "times": {"0": step, "1": step, "2": {"global update": 0.5}}, "loss": 1 / number, "bytes_sent": 100,
+        "bytes_received": 50, "compute": 0.5, "communicate": 0.5, "wait": 0.4,
+    }  # fmt: skip
+    return {**usual, **fields}
+
+
+def telemetry(seconds: float, sent: int, peer: str) -> dict[str, Any]:
+    counted = {"lan": [7, 7], "wan": [sent, 2 * sent], "peers": {peer: [sent, 2 * sent], "a stranger": [3, 3]}}
+    return {"time": BEGAN + seconds, "event": "telemetry", "state": "serving", "bytes": counted}
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Path:
+    """Those of three rounds: A/worker:0 evaluates after the first and at the end."""
+    folder = tmp_path / "raw" / "events"
+    for name in ("A/worker:0", "A/worker:1", "B/worker:0", "B/worker:1"):
+        write(folder, name, {"time": BEGAN, "event": "state", "state": "training"})
+        write(folder, name, *(round_(number, 2.0 * number) for number in (1, 2, 3)))
+    write(
+        folder, "A/worker:0", {"time": BEGAN + 5, "event": "evaluation", "round": 1, "accuracy": 0.7, "seconds": 0.1},
+        {"time": BEGAN + 7, "event": "finished", "rounds": 3, "samples": 384, "seconds": 6.0, "accuracy": 0.85},
+    )  # fmt: skip
+    for process, peer in PEERS.items():
+        write(folder, process, *(telemetry(seconds, 1000 * seconds, peer) for seconds in (-1, 0, 2, 6)))
+    return folder
+
+
+def test_records_of_rounds(events: Path) -> None:
+    job = JobTrial.read(planned(algo="hfa"), events)
+    records = job.logs["A/worker:0"].records
+    assert [record.accuracy for record in records] == [0.7, None, 0.85], "of the round's weights, and at the end"
+    assert [record.total_time for record in records] == [2.0, 4.0, 6.0]
+    assert records[0].time["2"] == {"global update": 0.5} and records[0].aggregation() == 0.5
+    places = {f"{party}/worker:{rank}": (party, f"cpu{rank}") for party in "AB" for rank in (0, 1)}
+    assert job.places == places
+    summary = Summary.of(job.trial(events), 0.8, parity=False)
+    assert (summary.network, summary.mode, summary.rounds, summary.samples) == ("cnn", "hfa", 3, 12 * 128)
+    assert summary.reached is not None and summary.reached.seconds == 6.0
+    assert summary.reached.wan_bytes == 12_000, "both parties' 6000, from the start of training"
+    assert summary.bytes == (1200, 600)
+
+
+def test_traffic_between_parties(events: Path) -> None:
+    about = JobTrial.read(planned(), events).about
+    assert about.traffic == {"central": {}, "A": {"central": 6000}, "B": {"central": 6000}}
+    assert about.bytes_by(0) == 0 and about.bytes_by(1) == 2000 and about.bytes_by(4) == 8000
+    assert about.bytes_by(100) == 12_000
+
+
+def test_devices() -> None:
+    alone = JobTrial.read(planned(workers=1), Path("/nowhere"))
+    assert alone.places == {"A/worker:0": ("A", "cpu"), "B/worker:0": ("B", "cpu")}
+    together = JobTrial.read(planned(one_host=True), Path("/nowhere"))
+    assert list(together.places.values()) == [("local", f"cpu{number}") for number in range(4)]
+    found = planned(workers=3)
+    processes = [
+        replace(one, env={**one.env, "GEOMX_DEVICE": f"gpu{one.rank}"}) if one.global_rank in (1, 2) else one
+        for one in found.processes
+    ]
+    mixed = JobTrial(replace(found, processes=tuple(processes)), {})
+    assert list(mixed.places.values())[:3] == [("A", "cpu"), ("A", "gpu1"), ("A", "gpu2")]
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [
+        ({"algo": "fsa"}, "fsa"), ({"algo": "sync"}, "sync"), ({"algo": "mixed"}, "mixed"),
+        ({"algo": "async", "optimizer": "dcasgd"}, "dcasgd"), ({"algo": "mixed", "optimizer": "dcasgd-a"}, "dcasgd"),
+        ({"algo": "fsa", "optimizer": "dcasgd-mxnet"}, "fsa"), ({"algo": "esync", "split": "by-class"}, "esync-niid"),
+        ({"algo": "async", "optimizer": "dcasgd", "split": "dirichlet:0.3"}, "dcasgd-niid"),
+    ],
+)  # fmt: skip
+def test_modes(options: dict[str, Any], mode: str) -> None:
+    assert mode_of({**defaults(plugins.table()), **options}) == mode
+
+
+def test_networks() -> None:
+    assert network_of(planned(network="resnet18-v1")) == "resnet18-v1"
+    assert network_of(planned(network="own.nets:small")) == "own.nets-small"
+    assert network_of(planned("python", "folder/train.py", "--lr", "1")) == "train"
+    assert network_of(planned("./run")) == ".-run"
+
+
+def test_written_and_read_again(events: Path, tmp_path: Path) -> None:
+    job = JobTrial.read(planned(algo="hfa"), events)
+    place = tmp_path / "base" / "cnn" / "hfa"
+    assert collected._write_records(job, place)
+    text = (place / "A" / "cpu1" / "iter-2.txt").read_text()
+    assert json.loads(text) == {
+        "num_iters": 2, "time": round_(2, 4.0)["times"], "num_samples": 128, "total_time": 4.0, "bytes_sent": 100,
+        "bytes_received": 50, "compute": 0.5, "communicate": 0.5, "wait": 0.4, "loss": 0.5,
+    }, "and no accuracy"  # fmt: skip
+    assert read_record(f"{place}/A/cpu0/iter-3.txt", 3).accuracy == 0.85
+    again = Trial.read(tmp_path / "base", "cnn", "hfa")
+    assert Summary.of(again, 0.8, parity=False) == Summary.of(job.trial(place), 0.8, parity=False)
+    assert not again.problems
+    assert not collected._write_records(JobTrial.read(planned(), tmp_path / "none"), tmp_path / "empty")
+    assert not (tmp_path / "empty").exists()
+
+
+def test_records_of_another_job_stay(events: Path, tmp_path: Path) -> None:
+    place = tmp_path / "base" / "cnn" / "fsa"
+    collected._check(place, "job-1")
+    collected._write_records(JobTrial.read(planned(), events), place)
+    collected._check(place, "job-1")
+    with pytest.raises(InvalidSettings, match="has the records of job job-1"):
+        collected._check(place, "job-2")
+    (place / "job.json").write_text("{")
+    with pytest.raises(InvalidSettings, match="a job that cannot be told"):
+        collected._check(place, "job-1")
+    (place / "job.json").unlink()
+    with pytest.raises(InvalidSettings, match="somebody else"):
+        collected._check(place, "job-1")
+    with pytest.raises(InvalidSettings, match=r"job.json is damaged"):
+        (place / "job.json").write_text("[]")
+        About.read(place)
+
+
+def test_damaged_events_are_named_and_the_rest_taken(events: Path) -> None:
+    write(events, "B/worker:0", {"time": 1, "event": "round", "num_iters": "four"}, {"time": 1, "event": "evaluation"})
+    write(events, "B/worker:0", {"event": "telemetry", "time": 1, "bytes": 4}, round_(4, 8.0))
+    (events / "A-worker-1.jsonl").unlink()
+    (events / "B-worker-1.jsonl").write_text('{"time": 1, "ev')
+    trial = JobTrial.read(planned(), events).trial(events)
+    assert len(trial.workers["B"]["cpu0"].samples) == 4
+    problems = "\n".join(trial.problems)
+    for kind in ("round", "evaluation", "telemetry"):
+        assert f"B-worker-0.jsonl: an event {kind!r} in it is damaged" in problems
+    assert "A-worker-1.jsonl: it cannot be read" in problems and len(trial.problems) == 4
+    assert not trial.workers["B"]["cpu1"].samples
+    shutil.rmtree(events)
+    assert len(JobTrial.read(planned(), events).trial(events).problems) == 4
