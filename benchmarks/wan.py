@@ -82,10 +82,10 @@ class Wan:
     """A context manager: inside it the sites exist; after it they, and all that still ran in them, are gone.
 
     `rate` and `rtt` are texts such as "200mbit" and "30ms", or None for no limit and no delay. `delay_by`
-    says what delays: "nothing", "netem" or "wan_delay.py". The links of `wide` sites have no limit
-    of rate. Cleaning up also happens on exceptions, SIGINT, SIGTERM and SIGHUP (the last two become `Interrupted` in
-    the main thread); what a killed run left is removed when the next one starts. CheckFailed when a namespace or device cannot be made, for
-    want of root or iproute2. To be used by one thread.
+    says what delays: "nothing", "netem" or "wan_delay.py". The links of `wide` sites have no limit of rate.
+    Cleaning up also happens on exceptions, SIGINT, SIGTERM and SIGHUP (the last two become `Interrupted` in
+    the main thread); what a killed run left is removed when the next one starts. CheckFailed when a
+    namespace or device cannot be made, for want of root or iproute2. To be used by one thread.
     """
 
     def __init__(

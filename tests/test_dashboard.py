@@ -198,7 +198,7 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path) -> None:
 
 
 def test_event_logs_are_read_but_for_single_rounds(desk: Desk) -> None:
-    launch = desk.launch(story={})
+    launch = desk.launch(story={"nobody": "forever"})
     assert launch.finish() == 0
     job = KnownJob.at(launch.directory)
     assert job is not None
