@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from desk import Desk
 
 from geomx_cli import plugins
 from geomx_cli.errors import InvalidSettings
@@ -49,6 +50,23 @@ def round_(number: int, seconds: float, **fields: Any) -> dict[str, Any]:
 def telemetry(seconds: float, sent: int, peer: str) -> dict[str, Any]:
     counted = {"lan": [7, 7], "wan": [sent, 2 * sent], "peers": {peer: [sent, 2 * sent], "a stranger": [3, 3]}}
     return {"time": BEGAN + seconds, "event": "telemetry", "state": "serving", "bytes": counted}
+
+
+MINE = """
+import numpy as np
+from mxnet.gluon import nn
+
+def data(split, folder):
+    labels = np.arange(96 if split == "train" else 24) % 3
+    images = np.random.RandomState(1).rand(len(labels), 2, 6, 6).astype(np.float32)
+    images[np.arange(len(labels)), 0, labels] += 3
+    return images, labels
+
+def network(classes):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3, activation="relu"), nn.BatchNorm(), nn.Dense(classes))
+    return net
+"""
 
 
 @pytest.fixture
@@ -172,3 +190,34 @@ def test_damaged_events_are_named_and_the_rest_taken(events: Path) -> None:
     assert not trial.workers["B"]["cpu1"].samples
     shutil.rmtree(events)
     assert len(JobTrial.read(planned(), events).trial(events).problems) == 4
+
+
+@pytest.mark.timeout(120)
+def test_from_a_real_job_to_figures(desk: Desk, tmp_path: Path) -> None:
+    """ESync on data by class, with networks and data of one's own, collected twice, summed up, drawn and compared."""
+    (desk.folder / "mine.py").write_text(MINE)
+    words = ["--local", "--workers", "1", "--data", "mine:data", "--network", "mine:network", "--batch-size", "8"]
+    words += ["--algo", "esync", "--min-local-steps", "2", "--split", "by-class", "--epochs", "8", "--eval-every", "8"]
+    done = desk.geomx("launch", *words, "--json", limit=60)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    base = tmp_path / "results"
+    for _ in range(2):
+        manifest = desk.json("logs", "collect", "--to", str(base))
+        assert not manifest["problems"] and manifest["records"] == str(base / "mine-network" / "esync-niid")
+    assert sorted(path.name for path in base.iterdir()) == sorted([result["job"], "mine-network"])
+    place = base / "mine-network" / "esync-niid"
+    record = json.loads((place / "A" / "cpu" / "iter-2.txt").read_text())
+    *steps, exchange = record["time"].values()
+    phases = {"forward and backward", "local update", "check ready"}
+    assert len(steps) >= 2 and all(phases <= set(step) for step in steps)
+    assert "global update" in exchange and record["num_samples"] == 8 * len(steps)
+    summary = desk.json("summarize", "-b", str(base), "-n", "mine-network", "-m", "esync-niid", "--target", "0.01")
+    assert summary["rounds"] == result["rounds"] and summary["accuracy"] == pytest.approx(result["accuracy"])
+    assert summary["target"]["reached"]["seconds"] > 0 and summary["bytes"]["wan"] > 1000
+    assert json.loads((place / "ESync-Non-IID.json").read_text())["A"]["cpu"]["accuracy_list"]
+    drawn = desk.geomx("draw", "-b", str(base), "-n", "mine-network").stdout.split()
+    names = {Path(path).stem for path in drawn}
+    assert {"accuracy-niid", "bytes", "timeline-esync-niid", "matrix-esync-niid"} <= names and "accuracy" not in names
+    (job,) = desk.json("compare", result["job"])["jobs"]
+    assert job["job"] == result["job"] and job["accuracy"] == pytest.approx(result["accuracy"])

@@ -50,13 +50,13 @@ def summarize(base: Path, network: str, mode: str, target: float, parity: bool, 
     if json:
         print_json(summary.to_json(trial))
     else:
-        click.echo("\n".join(_lines(summary)))
+        click.echo("\n".join(_lines(summary, "MiB/s" if parity else "MB/s")))
     for path in paths:
         click.echo(f"written: {path}", err=True)
     tell_problems(trial.problems, "the rest is summed up")
 
 
-def _lines(summary: "Summary") -> list[str]:
+def _lines(summary: "Summary", unit: str) -> list[str]:
     reached, (sent, received) = summary.reached, summary.bytes
     rows = {
         "trial": f"{summary.network}, {summary.mode}, {counted(summary.workers, 'worker')}",
@@ -64,7 +64,7 @@ def _lines(summary: "Summary") -> list[str]:
         "samples": str(summary.samples),
         "time": format_duration(summary.seconds),
         "samples/s": f"{summary.samples_per_s:.0f}",
-        "traffic": f"{summary.traffic:.2f} MB/s",
+        "traffic": f"{summary.traffic:.2f} {unit}",
         "computing": f"{100 * summary.busy:.1f} % of the time",
         "sent / received": f"{format_bytes(sent)} / {format_bytes(received)}",
         "between parties": "-" if summary.wan_bytes is None else format_bytes(summary.wan_bytes),

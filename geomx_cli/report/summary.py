@@ -35,7 +35,8 @@ class Summary:
     parties, None where that is not known.
 
     With `parity` samples_per_s is computed as ESync's drawer does it, and so is traffic, in MiB/s: ResNet-18's size
-    times rounds, pushes alone, over the time of one worker; else traffic is bytes both ways per second, in MB/s.
+    times rounds, pushes alone, over the time of one worker; else traffic is bytes both ways per second, in MB/s. busy
+    is then all of the time but that of the exchange.
     """
 
     network: str
@@ -65,11 +66,12 @@ class Summary:
         rate, traffic = _per(samples, seconds), _per(sent + received, seconds) / 1e6
         if parity:
             rate, traffic = _original_rate(samples, workers), _original_traffic(trial.mode, workers, judge)
+        busy = [_original_busy(one) if parity else _per(one.compute, one.seconds) for one in workers]
         return cls(
             network=trial.network, mode=trial.mode, workers=len(workers),
             rounds=max(len(worker.samples) for worker in workers), samples=samples, seconds=seconds,
             samples_per_s=rate, traffic=traffic,
-            busy=sum(_per(worker.compute, worker.seconds) for worker in workers) / len(workers),
+            busy=sum(busy) / len(busy),
             bytes=(sent, received), wan_bytes=_wan_bytes(trial, seconds), target=target,
             accuracy=judge.accuracies[-1][1] if judge.accuracies else None,
             reached=None if first is None
@@ -158,3 +160,7 @@ def _original_traffic(mode: str, workers: list[Worker], judge: Worker) -> float:
     else:
         rounds, seconds = len(judge.accuracies) * WORKERS_OF_ESYNC, judge.seconds
     return float(int(_per(rounds * MEBIBYTES_OF_RESNET18, round(seconds))))
+
+
+def _original_busy(worker: Worker) -> float:
+    return 1.0 - _per(sum(worker.aggregation), round(worker.seconds)) if worker.seconds else 0.0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.errors import InvalidSettings
+from geomx_cli.runtime.mxnet_store import restore_aliases
 
 __all__ = ["call", "is_own"]
 
@@ -28,6 +29,7 @@ def call(name: str, option: str, *arguments: Any) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
+    restore_aliases()  # it may import MXNet
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -49,4 +51,6 @@ def call(name: str, option: str, *arguments: Any) -> Any:
 def _failed(name: str, option: str) -> InvalidSettings:
     """For the exception that is being handled."""
     traceback.print_exc()
-    return InvalidSettings(f"{option} {name}: it raised {sys.exc_info()[1]!r}", "its traceback is in the log")
+    error = sys.exc_info()[1]
+    said = (str(error).strip().splitlines() or [""])[0]
+    return InvalidSettings(f"{option} {name}: it raised {type(error).__name__}: {said}", "its traceback is in the log")
