@@ -18,13 +18,14 @@ from idx import write_data
 from test_job_trial import planned
 
 from geomx_cli.control.logs import LogReader
-from geomx_cli.dashboard.curve import MOST, Curve
+from geomx_cli.dashboard.curve import MOST, Curve, Flow
 from geomx_cli.dashboard.live import Live
 from geomx_cli.dashboard.server import Server, remembered, started
 from geomx_cli.errors import CheckFailed
 from geomx_cli.job.known import KnownJob
 
 BEGAN = 1000.0
+TOKEN = "secret-token-of-more-than-24"
 ROOT = "central/global_server:0"
 
 
@@ -71,7 +72,7 @@ def test_events_are_folded() -> None:
     assert rows["B/worker:1"]["state"] == "failed" and rows["A/server:0"]["wan"] == [5000, 10]
     assert known["curves"]["accuracy"] == {"accuracy": [[3.5, 0.6]]}
     assert known["curves"]["loss"] == {"A/worker:0": [[2.5, 2.0]]}
-    assert known["curves"]["wan"] == {"A": [[4.5, 2000.0]]}
+    assert known["curves"]["wan"] == {"A": [[2.5, 2000.0], [3.5, 2000.0]]}, "spread over the time between two counts"
     assert known["links"] == [{"from": "A", "to": "central", "bytes": 5000, "bytes_per_s": 2000}]
     (message,) = known["messages"]
     assert message["process"] == "B/worker:1" and "disk buy one" in message["text"] and "\x1b" not in message["text"]
@@ -82,12 +83,50 @@ def test_many_workers_are_shown_by_party() -> None:
     live = Live(planned(workers=8), BEGAN)
     for rank in range(8):
         live.take(f"A/worker:{rank}", telemetry(1, state="training", samples_per_s=10.0 * rank, loss=1.0))
-    assert live.snapshot()["curves"]["speed"] == {"party A": [(1.5, 35.0)]}
+    assert live.snapshot()["curves"]["speed"] == {"party A": [(1.5, 280.0)]}, "all of them together"
+    assert live.snapshot()["curves"]["loss"] == {"party A": [(1.5, 1.0)]}, "their mean"
+
+
+def test_a_loss_that_is_no_number_is_shown_as_such() -> None:
+    live = Live(planned(), BEGAN)
+    for second, loss in ((1, 2.0), (2, float("nan")), (3, float("nan"))):
+        live.take("A/worker:0", telemetry(second, state="training", loss=loss))
+    live.take("A/worker:0", telemetry(float("inf"), state="training", loss=1.0))
+    known = json.loads(json.dumps(live.snapshot(), allow_nan=False))
+    row = next(row for row in known["processes"] if row["name"] == "A/worker:0")
+    assert row["loss"] is None and known["curves"]["loss"] == {"A/worker:0": [[1.5, 2.0]]} and known["seconds"] == 3.0
+
+
+def test_who_says_nothing_is_lost_and_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = Live(planned(), BEGAN)
+    for second, sent in ((1, 0), (2, 5000)):
+        counted = {"lan": [0, 0], "wan": [sent, 0], "peers": {ROOT: [sent, 0]}}
+        live.take("A/server:0", telemetry(second, state="serving", bytes=counted))
+    assert live.snapshot()["links"][0]["bytes_per_s"] == 5000
+    now = time.monotonic()
+    monkeypatch.setattr("geomx_cli.dashboard.live.time.monotonic", lambda: now + 30)
+    states = {row["name"]: row["state"] for row in live.snapshot()["processes"]}
+    assert states["A/server:0"] == "lost" and states["A/worker:0"] == "starting"
+    assert live.snapshot()["links"][0]["bytes_per_s"] == 0
+    live.take("A/server:0", telemetry(3, state="serving"))
+    assert {row["name"]: row["state"] for row in live.snapshot()["processes"]}["A/server:0"] == "serving"
+    assert {row["state"] for row in live.snapshot(over=True)["processes"]} == {"ended"}
+
+
+def test_a_flow_has_all_that_was_moved_in_few_points() -> None:
+    flow = Flow()
+    for second in range(5000):
+        flow.add(float(second), second + 1.0, 10.0)
+    points = flow.points()
+    assert MOST / 4 <= len(points) <= MOST and {value for _, value in points} == {10.0}
+    flow = Flow()
+    flow.add(0.0, 1e6, 1e6)
+    assert len(flow.points()) <= MOST and abs(flow.points()[5][1] - 1.0) < 1e-6
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server(lambda: {"answer": 42}, 0, "secret-token")
+    made = Server(lambda: {"answer": 42}, 0, TOKEN)
     yield made
     made.close()
 
@@ -100,11 +139,11 @@ def ask(server: Server, path: str, host: str = "") -> tuple[int, bytes, dict[str
 
 
 def test_nothing_without_the_token(server: Server) -> None:
-    assert ask(server, "/data?token=secret-token")[:2] == (200, b'{"answer":42}')
-    for path in ("/", "/data", "/data?token=", "/data?token=secret-toke", "/data?token=secret-token2", "/?token=x"):
+    assert ask(server, f"/data?token={TOKEN}")[:2] == (200, b'{"answer":42}')
+    for path in ("/", "/data", "/data?token=", f"/data?token={TOKEN[:-1]}", f"/data?token={TOKEN}2", "/?token=x"):
         status, body, _ = ask(server, path)
         assert status == 403 and b"42" not in body and b"<html" not in body, path
-    status, body, headers = ask(server, "/?token=secret-token")
+    status, body, headers = ask(server, f"/?token={TOKEN}")
     assert status == 200 and b"<html" in body
     assert headers["Cache-Control"] == "no-store" and "default-src 'none'" in headers["Content-Security-Policy"]
     assert headers["Referrer-Policy"] == "no-referrer"
@@ -112,15 +151,15 @@ def test_nothing_without_the_token(server: Server) -> None:
 
 def test_another_name_of_this_machine_is_refused(server: Server) -> None:
     for host in ("evil.example", f"evil.example:{server.port}", "127.0.0.1", f"127.0.0.1:{server.port + 1}"):
-        assert ask(server, "/data?token=secret-token", host)[0] == 403, "a page elsewhere whose name leads here"
-    assert ask(server, "/data?token=secret-token", f"localhost:{server.port}")[0] == 200
+        assert ask(server, f"/data?token={TOKEN}", host)[0] == 403, "a page elsewhere whose name leads here"
+    assert ask(server, f"/data?token={TOKEN}", f"localhost:{server.port}")[0] == 200
 
 
 def test_only_the_files_of_the_page(server: Server) -> None:
     assert ask(server, "/static/page.js")[0] == 200 and ask(server, "/static/uplot/uPlot.min.css")[0] == 200
     for name in ("../server.py", "..%2fserver.py", "page.html", "uplot/LICENSE", "none", "/etc/passwd"):
         assert ask(server, f"/static/{name}")[0] == 404, name
-    assert ask(server, "/none?token=secret-token")[0] == 404
+    assert ask(server, f"/none?token={TOKEN}")[0] == 404
 
 
 def test_it_listens_on_loopback_alone_and_takes_the_port_again(server: Server, tmp_path: Path) -> None:
@@ -129,12 +168,14 @@ def test_it_listens_on_loopback_alone_and_takes_the_port_again(server: Server, t
         started(dict, server.port, 0, "t")
     server.remember(tmp_path)
     assert (tmp_path / "dashboard.json").stat().st_mode & 0o777 == 0o600
-    assert remembered(tmp_path) == (server.port, "secret-token")
-    other = started(dict, 0, server.port, "t")
-    assert other.port != server.port, "it is taken: any other one"
+    assert remembered(tmp_path) == (server.port, TOKEN)
+    other = started(dict, 0, server.port, TOKEN)
+    assert other.port != server.port and TOKEN not in other.url, "who has the port may have heard the token"
     other.close()
-    (tmp_path / "dashboard.json").write_text("[")
-    assert remembered(tmp_path)[0] == 0
+    for text in ("[", '{"port": 9000, "token": ""}', '{"port": 99999, "token": "secret-token-of-more-than-24"}'):
+        (tmp_path / "dashboard.json").write_text(text)
+        port, token = remembered(tmp_path)
+        assert port == 0 and len(token) > 24
 
 
 def page_of(dashboard: "subprocess.Popen[str]") -> str:
@@ -155,15 +196,15 @@ ROWS = "[...document.querySelectorAll('#processes tbody tr')].map(row => row.inn
 def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path) -> None:
     """Twelve processes, while they train, when they have ended, and with the dashboard started again."""
     data = write_data(tmp_path / "data", 2048, 64)
-    words = ["--local", "--data-dir", str(data), "--batch-size", "16", "--epochs", "1000", "--time-limit", "9s"]
-    launch = desk.start("launch", *words, "--algo", "hfa", "--k1", "2", "--k2", "2", "--eval-every", "20", "--json")
-    end = time.monotonic() + 30
-    while not list(desk.state.glob("geomx/jobs/*/plan.json")):
-        assert time.monotonic() < end and launch.poll() is None
-        time.sleep(0.05)
-    dashboard = desk.start("dashboard")
-    url = page_of(dashboard)
+    words = ["--local", "--data-dir", str(data), "--batch-size", "16", "--epochs", "100000", "--time-limit", "60s"]
     with Browser() as browser:
+        launch = desk.start("launch", *words, "--algo", "hfa", "--k1", "2", "--k2", "2", "--eval-every", "20", "--json")
+        end = time.monotonic() + 30
+        while not list(desk.state.glob("geomx/jobs/*/plan.json")):
+            assert time.monotonic() < end and launch.poll() is None
+            time.sleep(0.05)
+        dashboard = desk.start("dashboard")
+        url = page_of(dashboard)
         browser.open(url)
         browser.wait_for(f"{ROWS}.length === 12")
         browser.wait_for(f"{TEXT}.includes('cnn by hfa · running') && {TEXT}.includes('samples/s')", 30)
@@ -171,10 +212,10 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path) -> None:
         browser.wait_for("document.querySelectorAll('.chart canvas').length === 5")
         browser.wait_for(f"{RATES}.some(text => /[1-9].* [kM]B\\/s/.test(text))")
         browser.screenshot(tmp_path / "running.png")
-        assert launch.wait(60) == 0
-        browser.wait_for(f"{TEXT}.includes('· done ·')", 20)
-        states = browser.value(STATES)
-        assert set(states) <= {"finished", "ended"}, states
+        assert desk.geomx("stop").returncode == 0
+        assert launch.wait(60) == 130
+        browser.wait_for(f"{TEXT}.includes('· interrupted ·')", 20)
+        browser.wait_for(f"{STATES}.every(state => ['finished', 'failed', 'ended'].includes(state))", 20)
         dashboard.terminate()
         assert dashboard.wait(10) == 0
         browser.wait_for("!document.getElementById('trouble').hidden", 20)
@@ -186,7 +227,7 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path) -> None:
         browser.wait_for("document.getElementById('trouble').hidden", 20)
         browser.complaints.clear()
         browser.open(url)
-        browser.wait_for(f"{TEXT}.includes('· done ·') && {TEXT}.includes('test accuracy')", 20)
+        browser.wait_for(f"{TEXT}.includes('· interrupted ·') && {TEXT}.includes('test accuracy')", 20)
         browser.screenshot(tmp_path / "over.png")
         assert not browser.complaints
     for name in ("running", "over"):
@@ -217,6 +258,7 @@ def test_a_failure_is_shown(desk: Desk) -> None:
     url = page_of(dashboard)
     with Browser() as browser:
         browser.open(url)
-        browser.wait_for(f"{TEXT}.includes('failed')", 20)
+        browser.wait_for(f"{TEXT}.includes('· failed ·')", 20)
+        browser.wait_for(f"{STATES}.includes('ended')", 20)
         assert not browser.complaints
     dashboard.terminate()

@@ -384,7 +384,7 @@ def test_ways_to_divide_that_there_are_not(split: str) -> None:
 
 def test_a_worker_without_any_samples_is_refused() -> None:
     with pytest.raises(InvalidSettings, match="one always gets no samples"):
-        shard(sorted_labels(2), 0, 20, "dirichlet:0.001")
+        shard(sorted_labels(2), 0, 20, "dirichlet:0.01")
 
 
 OWN = """

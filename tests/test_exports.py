@@ -1,7 +1,10 @@
 """A job's figures in TensorBoard's event files and Prometheus's metrics."""
 
 import json
+import socket
 import struct
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,7 +65,7 @@ def test_prometheus() -> None:
             pass
     labels = 'job="job-1",party="A",process="A/worker:0",role="worker"'
     for line in (
-        'geomx_accuracy{job="job-1"} 0.75', f"geomx_loss{{{labels}}} 2.4", f"geomx_round{{{labels}}} 3.0",
+        'geomx_accuracy{job="job-1"} 0.75', f"geomx_loss{{{labels}}} NaN", f"geomx_round{{{labels}}} 3.0",
         f"geomx_waiting{{{labels}}} 0.25", f"geomx_samples_per_s{{{labels}}} 40.0",
         'geomx_bytes{direction="received",job="job-1",net="lan",party="A",process="A/worker:0",role="worker"} 6.0',
     ):  # fmt: skip
@@ -87,7 +90,46 @@ def test_a_launch_that_exports(desk: Desk, tmp_path: Path) -> None:
 
 def test_what_cannot_be_exported_to_is_said_before_anything_is_started(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = desk.geomx("launch", "--local", "--tensorboard", str(tmp_path / "file"))
-    assert done.returncode == 2 and "file" in done.stderr
-    done = desk.geomx("launch", "--local", "--metrics-port", "70000")
-    assert done.returncode == 2
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", port)):
+        for words, status, said in (
+            (["--tensorboard", str(tmp_path / "file")], 2, "is a file"),
+            (["--tensorboard", str(tmp_path / "file" / "deeper")], 5, "cannot write to"),
+            (["--metrics-port", str(port)], 5, f"cannot listen on 127.0.0.1:{port}"),
+            (["--metrics-port", "9600", "--detach"], 2, "with --detach nothing is exported"),
+        ):
+            done = desk.geomx("launch", "--local", *words)
+            assert done.returncode == status and said in done.stderr, done.stderr
+            assert not desk.state_files("agent-state.json"), "nothing was started"
+
+
+def test_an_event_that_makes_no_sense_ends_the_export_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = {"time": 1000.0, "event": "telemetry", "round": 7, "bytes": {"wan": 3}}
+    with exporting(planned(), str(tmp_path), None) as take:
+        take(*EVENTS[0])
+        for _ in range(2):
+            take("A/worker:0", broken)
+    assert len(list(scalars(tmp_path / "job-1"))) == 4
+    assert capsys.readouterr().err.count("warning: no more figures are exported") == 1
+
+
+def test_a_second_export_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    for _ in range(2):
+        with exporting(planned(), str(tmp_path), None) as take:
+            take(*EVENTS[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job-1", "job-1-2"]
+    assert len(list(scalars(tmp_path / "job-1"))) == len(list(scalars(tmp_path / "job-1-2"))) == 4
+
+
+def test_a_disk_that_hangs_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr("geomx_cli.exports.tensorboard.LIMIT", 0.2)
+    monkeypatch.setattr("tensorboardX.SummaryWriter.add_scalar", lambda *_, **__: release.wait(20))
+    begun = time.monotonic()
+    with exporting(planned(), str(tmp_path), None) as take:
+        for number in range(20_000):
+            take("A/worker:0", {**EVENTS[0][1], "round": number})
+    release.set()
+    assert time.monotonic() - begun < 15

@@ -75,9 +75,9 @@ def test_a_round_and_a_matrix(base: Path) -> None:
     found = drawn(base)
     timeline = found["timeline-hfa"]
     assert isinstance(timeline, Timeline)
-    spans = [Span(5.0, 9.0, "compute"), Span(9.0, 9.75, "exchange"), Span(9.75, 10.0, "wait")]
+    spans = [Span(5.0, 9.0, "computes"), Span(9.0, 9.75, "sends"), Span(9.75, 10.0, "waits")]
     assert timeline.workers["A/cpu0"] == spans, "of the round in the middle"
-    assert timeline.workers["A/cpu1"][0] == Span(10.0, 19.0, "compute")
+    assert timeline.workers["A/cpu1"][0] == Span(10.0, 19.0, "computes")
     matrix = found["matrix-hfa"]
     assert isinstance(matrix, Matrix)
     assert (matrix.parties, matrix.megabytes) == (["A", "central"], [[0.0, 4.0], [2.0, 0.0]])
@@ -98,7 +98,7 @@ def test_each_algorithm_has_a_look_of_its_own() -> None:
     looks = [style(mode) for mode in MODES]
     for field in ("colour", "marker", "hatch"):
         assert len({getattr(look, field) for look in looks}) == len(MODES), field
-    assert style("hfa-niid") == style("hfa")
+    assert style("hfa-niid").colour == style("hfa").colour and style("hfa-niid") != style("hfa")
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -122,6 +122,18 @@ def test_the_commands(base: Path, tmp_path: Path) -> None:
     assert command("draw", "-b", base, "-n", "none").returncode == 3
     assert command("draw", "-b", base, "-n", "cnn", "--terminal", "-o", "x").returncode == 2
     assert command("compare").returncode == 2 and command("compare", "nothing-like-it").returncode == 3
+
+
+def test_a_round_of_workers_that_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """While the slow one does its second round, from 10 to 20 s, the fast one does its 6th to 10th."""
+    for device, rounds, seconds in (("cpu0", 3, 10.0), ("cpu1", 15, 2.0)):
+        for number in range(1, rounds + 1):
+            record = {"time": {"0": {}}, "num_samples": 1, "total_time": seconds * number, **TIMES, "communicate": 0.5}
+            write(tmp_path / "cnn" / "async" / "A" / device, number, record)
+    found = drawn(tmp_path)["timeline-async"].workers
+    assert (found["A/cpu0"][0].begin, found["A/cpu0"][-1].end) == (10.0, 20.0)
+    assert (found["A/cpu1"][0].begin, found["A/cpu1"][-1].end) == (10.0, 20.0)
+    assert sum(span.phase == "computes" for span in found["A/cpu1"]) == 5
 
 
 def test_no_trials_at_all(tmp_path: Path) -> None:

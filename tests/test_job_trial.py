@@ -87,7 +87,7 @@ def events(tmp_path: Path) -> Path:
 
 def test_records_of_rounds(events: Path) -> None:
     job = JobTrial.read(planned(algo="hfa"), events)
-    records = job.logs["A/worker:0"].records
+    records = list(job.logs["A/worker:0"].records())
     assert [record.accuracy for record in records] == [0.7, None, 0.85], "of the round's weights, and at the end"
     assert [record.total_time for record in records] == [2.0, 4.0, 6.0]
     assert records[0].time["2"] == {"global update": 0.5} and records[0].aggregation() == 0.5
@@ -119,6 +119,9 @@ def test_devices() -> None:
     ]
     mixed = JobTrial(replace(found, processes=tuple(processes)), {})
     assert list(mixed.places.values())[:3] == [("A", "cpu"), ("A", "gpu1"), ("A", "gpu2")]
+    processes = [replace(one, env={**one.env, "GEOMX_DEVICE": "gpu1"}) for one in planned().processes]
+    shared = JobTrial(replace(planned(), processes=tuple(processes)), {})
+    assert list(shared.places.values())[:2] == [("A", "gpu1-0"), ("A", "gpu1-1")], "which is not gpu10"
 
 
 @pytest.mark.parametrize(
@@ -156,6 +159,9 @@ def test_written_and_read_again(events: Path, tmp_path: Path) -> None:
     assert not again.problems
     assert not collected._write_records(JobTrial.read(planned(), tmp_path / "none"), tmp_path / "empty")
     assert not (tmp_path / "empty").exists()
+    assert not collected._write_records(JobTrial.read(planned(), tmp_path / "none"), place)
+    assert (place / "A" / "cpu1" / "iter-2.txt").read_text() == text, "what was there stays when there is nothing new"
+    assert sorted(path.name for path in place.parent.iterdir()) == ["hfa"]
 
 
 def test_records_of_another_job_stay(events: Path, tmp_path: Path) -> None:
@@ -185,8 +191,8 @@ def test_damaged_events_are_named_and_the_rest_taken(events: Path) -> None:
     assert len(trial.workers["B"]["cpu0"].samples) == 4
     problems = "\n".join(trial.problems)
     for kind in ("round", "evaluation", "telemetry"):
-        assert f"B-worker-0.jsonl: an event {kind!r} in it is damaged" in problems
-    assert "A-worker-1.jsonl: it cannot be read" in problems and len(trial.problems) == 4
+        assert f"B/worker:0: an event {kind!r} in its event log is damaged" in problems
+    assert "A/worker:1: its event log cannot be read" in problems and len(trial.problems) == 4
     assert not trial.workers["B"]["cpu1"].samples
     shutil.rmtree(events)
     assert len(JobTrial.read(planned(), events).trial(events).problems) == 4

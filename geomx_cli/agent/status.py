@@ -121,11 +121,8 @@ def _describe(child: Child, newest: Mapping[str, Event]) -> dict[str, Any]:
 def _bounded(value: Any) -> Any:
     """A value as a script may have chosen it: numbers and short texts, one level deep."""
     if isinstance(value, dict):
-        return {str(name)[:_TEXT]: _bounded(item) for name, item in list(value.items())[:8]} if _flat(value) else {}
+        flat = [(name, item) for name, item in value.items() if not isinstance(item, dict)]
+        return {str(name)[:_TEXT]: _bounded(item) for name, item in flat[:8]}
     if isinstance(value, list | tuple):
         return [item for item in value[:8] if isinstance(item, int | float)]
     return value[:_TEXT] if isinstance(value, str) else value
-
-
-def _flat(value: Mapping[str, Any]) -> bool:
-    return not any(isinstance(item, dict) for item in value.values())

@@ -1,6 +1,7 @@
 """Prints what processes have written: JSON lines {"process", "line"}, and {"end": true} when there is no more.
 
-With --events these are the lines of their event logs, but for those of single rounds, which may be very many.
+With --events these are the lines of their event logs, but for those of single rounds, which may be very many; of the
+telemetry in a long log that was there at first only some.
 
 {"process", "next"} says where in its log the line begins that comes next: whoever was cut off goes on there.
 """
@@ -24,6 +25,8 @@ __all__ = ["main"]
 _POLL = 0.2
 _POLL_EVENTS = 0.5  # telemetry comes once a second
 _CHUNK = 1 << 16
+_LONG = 4 << 20  # bytes of an event log
+_TELEMETRY = b'"event": "telemetry"'
 _ROUND = b'"event": "round"'
 _LONGEST = 1 << 16  # bytes of a line; a longer one comes in pieces
 
@@ -72,6 +75,8 @@ class _Tail:
         self._lines = lines
         self._offset = begin  # -1: not known yet
         self._left_out = False
+        self._thinned = 1  # of so many lines of telemetry one is printed
+        self._seen = 0
 
     def print_new(self, *, last: bool) -> None:
         """Print the lines that are whole by now; with `last` also one without an end."""
@@ -92,6 +97,7 @@ class _Tail:
         if self._offset < 0:
             self._begin(_start(log, self._lines))
         log.seek(self._offset)
+        self._thinned = 1 + (os.fstat(log.fileno()).st_size - self._offset) // _LONG
         while data := log.read(_CHUNK):
             self._offset += len(data)
             behind = len(data) - 1 - data.rfind(b"\n") if b"\n" in data else -1
@@ -114,9 +120,16 @@ class _Tail:
 
     def _print(self, lines: Sequence[bytes]) -> None:
         for line in lines:
-            if _ROUND in line and self._path.suffix == ".jsonl":
+            if self._path.suffix == ".jsonl" and not self._wanted(line):
                 continue
             print(json.dumps({"process": self._name, "line": line.decode(errors="replace").rstrip("\r")}))
+
+
+    def _wanted(self, event: bytes) -> bool:
+        if _ROUND in event:
+            return False
+        self._seen += 1
+        return _TELEMETRY not in event or self._seen % self._thinned == 0
 
 
 def _start(log: BinaryIO, lines: int) -> int:

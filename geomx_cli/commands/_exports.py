@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,7 +40,7 @@ def exporting(
         if tensorboard:
             from geomx_cli.exports.tensorboard import Board
 
-            board = Board(f"{tensorboard}/{plan.job}")
+            board = Board(Path(tensorboard, plan.job))
             stack.callback(board.close)
             takers.append(board.take)
         if metrics_port:
@@ -50,7 +51,11 @@ def exporting(
             takers.append(metrics.take)
 
         def take(process: str, event: "Event") -> None:
-            for taker in takers:
-                taker(process, event)
+            for taker in list(takers):
+                try:
+                    taker(process, event)
+                except Exception as error:  # training does not end because a figure of it cannot be shown
+                    takers.remove(taker)
+                    click.echo(f"warning: no more figures are exported: {error!r}", err=True)
 
         yield take

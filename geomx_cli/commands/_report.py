@@ -33,5 +33,4 @@ def tell_problems(problems: Sequence[str], rest: str) -> None:
     if len(problems) > MOST_TOLD:
         click.echo(f"warning: and {len(problems) - MOST_TOLD} more", err=True)
     if problems:
-        hint = "all are in summary.json, which geomx summarize writes"
-        raise DoneInPart(f"{counted(len(problems), 'problem')} with records; {rest}", hint)
+        raise DoneInPart(f"{counted(len(problems), 'problem')} with records; {rest}")

@@ -40,6 +40,10 @@ def compare(names: tuple[str, ...], target: float, json: bool) -> None:
     from geomx_cli.report import Summary
 
     trials = [_trial(name) for name in names]
+    for name, trial in zip(names, trials, strict=True):
+        if not any(worker.samples for worker in trial.each()):
+            what = "no worker has written of a round; a script of one's own writes none"
+            click.echo(f"warning: {name}: {what}", err=True)
     summaries = [Summary.of(trial, target, parity=False) for trial in trials]
     if json:
         rows = [_row(name, trial, one) for name, trial, one in zip(names, trials, summaries, strict=True)]

@@ -1,10 +1,5 @@
 """`geomx dashboard`: a job live, in a web page on this machine."""
 
-import contextlib
-import signal
-import threading
-import webbrowser
-
 import click
 
 from geomx_cli.commands._exports import export_options, exporting
@@ -34,36 +29,12 @@ def dashboard(name: str, port: int, opens: bool, tensorboard: str | None, metric
       geomx dashboard 20260729-17 --open
       geomx dashboard --tensorboard runs --metrics-port 9600
     """
-    from geomx_cli.dashboard.feed import Feed
-    from geomx_cli.dashboard.live import Live
-    from geomx_cli.dashboard.server import remembered, started
-    from geomx_cli.dashboard.view import view
+    from geomx_cli.dashboard.show import show
+
+    def tell(url: str) -> None:
+        click.echo(url)
+        click.echo("Ctrl-C ends the dashboard; the job goes on", err=True)
 
     job = chosen(name)
-    live = Live(job.plan, job.started)
-    with contextlib.ExitStack() as stack:
-        export = stack.enter_context(exporting(job.plan, tensorboard, metrics_port))
-
-        def take(process: str, event: dict[str, object]) -> None:
-            live.take(process, event)
-            export(process, event)
-
-        feed = Feed(job, take, live.say)
-        stack.callback(feed.close)
-        last_port, token = remembered(job.directory)
-        server = started(lambda: view(job, live, over=feed.over), port, last_port, token)
-        stack.callback(server.close)
-        server.remember(job.directory)
-        click.echo(server.url)
-        click.echo("Ctrl-C ends the dashboard; the job goes on", err=True)
-        if opens:
-            webbrowser.open(server.url)
-        _wait()
-
-
-def _wait() -> None:
-    """Until somebody ends the dashboard."""
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: ended.set())
-    ended.wait()
+    with exporting(job.plan, tensorboard, metrics_port) as take:
+        show(job, port, opens=opens, told=tell, heard=take)

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from geomx_cli.commands._report import base_option, network_option, progress, tell_problems
-from geomx_cli.errors import UsageError
+from geomx_cli.errors import InvalidSettings, UsageError
 
 __all__ = ["draw"]
 
@@ -46,7 +46,12 @@ def draw(base: Path, network: str, output: Path | None, form: str, terminal: boo
 
     if terminal and output is not None:
         raise UsageError("--terminal writes no files", "leave out --output")
-    trials = [Trial.read(base, network, mode, progress) for mode in modes_in(base, network)]
+    trials, problems = [], []
+    for mode in modes_in(base, network):
+        try:
+            trials.append(Trial.read(base, network, mode, progress))
+        except InvalidSettings as error:
+            problems.append(error.message)
     found = list(figures.of(network, trials, 1.0))
     if terminal:
         from geomx_cli.report.terminal import painted
@@ -59,4 +64,4 @@ def draw(base: Path, network: str, output: Path | None, form: str, terminal: boo
         folder = output or base / network / "figures"
         for figure in found:
             click.echo(str(plots.draw(figure, folder, form)))
-    tell_problems([problem for trial in trials for problem in trial.problems], "the rest is drawn")
+    tell_problems(problems + [problem for trial in trials for problem in trial.problems], "the rest is drawn")

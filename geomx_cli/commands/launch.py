@@ -95,6 +95,9 @@ def launch(
     """
     if shell and (json or not dry_run):
         raise UsageError("--shell prints scripts in place of the text of --dry-run", "write --dry-run --shell")
+    if detach and (tensorboard or metrics_port):
+        hint = "geomx dashboard --tensorboard DIR --metrics-port NUMBER exports it afterwards"
+        raise UsageError("with --detach nothing is exported: launch ends at once", hint)
     for sentence in strangers(os.environ):
         click.echo(f"warning: {sentence}", err=True)
     inventory, options = machines(hosts, local, values(table(), parameters))

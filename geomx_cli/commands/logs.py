@@ -14,6 +14,7 @@ from geomx_cli.units import format_bytes
 
 __all__ = ["logs"]
 
+MOST_TOLD = 20
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 
@@ -109,5 +110,7 @@ def collect(name: str, folder: Path, replace: bool, json: bool) -> None:
         if manifest["records"]:
             click.echo(f"records in {manifest['records']}")
     if manifest["problems"]:
-        texts = "; ".join(f"host {one['host']}: {one['problem']}" for one in manifest["problems"])
-        raise DoneInPart(f"collected in part only: {texts}", "collect again into the same folder")
+        texts = [f"host {one['host']}: {one['problem']}" for one in manifest["problems"]]
+        more = f"; and {len(texts) - MOST_TOLD} more" if len(texts) > MOST_TOLD else ""
+        hint = "collect again into the same folder when the hosts can be reached"
+        raise DoneInPart(f"collected in part only: {'; '.join(texts[:MOST_TOLD])}{more}", hint)

@@ -53,7 +53,7 @@ def summarize(base: Path, network: str, mode: str, target: float, parity: bool, 
         click.echo("\n".join(_lines(summary, "MiB/s" if parity else "MB/s")))
     for path in paths:
         click.echo(f"written: {path}", err=True)
-    tell_problems(trial.problems, "the rest is summed up")
+    tell_problems(trial.problems, "the rest is summed up, and summary.json names all")
 
 
 def _lines(summary: "Summary", unit: str) -> list[str]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from geomx_cli.control.logs import LogReader
-from geomx_cli.errors import GeomxError
 from geomx_cli.events import Event
 from geomx_cli.job.known import KnownJob
 
@@ -16,13 +15,15 @@ __all__ = ["Feed"]
 class Feed:
     """Gives each event to `take`, in a thread of its own, until the job has ended or `close` is called.
 
-    What is lost is said to `note` and tried again while the job runs. `over`: every host has said all.
+    What is lost is said to `note` and tried again while the job runs. `over`: there is nothing more to come;
+    `complete`: every host has said all.
     """
 
     def __init__(
         self, job: KnownJob, take: Callable[[str, Event], None], note: Callable[[str], None]
     ) -> None:
         self.over = False
+        self.complete = True
         self._take = take
         self._note = note
         self._reader = LogReader(job, job.plan.processes, note, events=True)
@@ -40,11 +41,14 @@ class Feed:
                 event = _event(line.text)
                 if event is not None:
                     self._take(line.process, event)
-        except GeomxError as error:
-            self._note(f"no more events: {error.message}")
-        for host, problem in self._reader.problems.items():
-            self._note(f"host {host}: {problem}")
-        self.over = True
+            for host, problem in self._reader.problems.items():
+                self.complete = False
+                self._note(f"host {host}: {problem}")
+        except Exception as error:  # whatever it is, the page must say that it stands still
+            self.complete = False
+            self._note(f"no more events are read: {error}")
+        finally:
+            self.over = True
 
 
 def _event(text: str) -> Event | None:

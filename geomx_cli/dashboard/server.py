@@ -21,6 +21,7 @@ __all__ = ["Server", "remembered", "started"]
 
 ADDRESS = "127.0.0.1"
 FILE = "dashboard.json"
+TOKEN = 24  # bytes, of which each is more than one character
 STATIC = {
     "page.css": "text/css", "page.js": "text/javascript", "charts.js": "text/javascript", "map.js": "text/javascript",
     "uplot/uPlot.iife.min.js": "text/javascript", "uplot/uPlot.min.css": "text/css",
@@ -96,7 +97,7 @@ class Server:
 
     def _answer(self) -> bytes:
         bottle.response.content_type = "application/json"
-        return json.dumps(self._data(), separators=(",", ":")).encode()
+        return json.dumps(self._data(), separators=(",", ":"), allow_nan=False).encode()
 
 
 def remembered(folder: Path) -> tuple[int, str]:
@@ -105,18 +106,28 @@ def remembered(folder: Path) -> tuple[int, str]:
     """
     try:
         known = json.loads((folder / FILE).read_bytes())
-        return int(known["port"]), str(known["token"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0, secrets.token_urlsafe(24)
+        port, token = int(known["port"]), str(known["token"])
+        if 0 < port < 65536 and len(token) >= TOKEN:
+            return port, token
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        pass
+    return 0, new_token()
+
+
+def new_token() -> str:
+    """One that nobody guesses."""
+    return secrets.token_urlsafe(TOKEN)
 
 
 def started(data: Callable[[], dict[str, Any]], port: int, last_port: int, token: str) -> Server:
-    """A server at `port`; where that is 0, at the last one, or a free one where somebody else has that by now."""
+    """A server at `port`; where that is 0, at the last one. Where somebody else has that by now, who may have heard the
+    token from a page that is open, it is at a free one with another token.
+    """
     if not port and last_port:
         try:
             return Server(data, last_port, token)
         except CheckFailed:
-            return Server(data, 0, token)
+            return Server(data, 0, new_token())
     return Server(data, port, token)
 
 

@@ -2,31 +2,33 @@
 
 from typing import Any
 
-from geomx_cli.dashboard.live import Live
+from geomx_cli.dashboard.feed import Feed
+from geomx_cli.dashboard.live import ENDS, Live
 from geomx_cli.job.known import KnownJob
 from geomx_cli.job.state import JobState
 
 __all__ = ["view"]
 
 VERSION = 1
+UNKNOWN = ("running", "detached", "lost control")
 
 
-def view(job: KnownJob, live: Live, *, over: bool) -> dict[str, Any]:
-    """One object for JSON. `over`: the hosts have said all that they had to say."""
-    known = live.snapshot()
-    options = job.plan.spec.options
-    what = " ".join(job.plan.spec.script) or f"{options['network']} by {options['algo']}"
-    state = _state(job, known, over)
-    for process in known["processes"] if over else ():
-        process["state"] = process["state"] if process["state"] in ("finished", "failed") else "ended"
-    return {"schema_version": VERSION, "job": job.id, "what": what, "state": state, "over": over, **known}
-
-
-def _state(job: KnownJob, known: dict[str, Any], over: bool) -> str:
-    """As geomx status has it, as far as that is known without asking the hosts again."""
+def view(job: KnownJob, live: Live, feed: Feed) -> dict[str, Any]:
+    """One object for JSON."""
     state = JobState.read(job.directory)
     shown = state.shown if state is not None else "lost control"
-    if over and shown in ("running", "detached", "lost control"):
-        failed = any(process["state"] == "failed" for process in known["processes"])
-        return "failed" if failed else "done"
-    return shown
+    over = feed.over or shown not in UNKNOWN
+    known = live.snapshot(over=over)
+    options = job.plan.spec.options
+    what = " ".join(job.plan.spec.script) or f"{options['network']} by {options['algo']}"
+    if over and shown in UNKNOWN:
+        shown = _end(known["processes"]) if feed.complete else f"{shown}, and not all hosts could be read"
+    return {"schema_version": VERSION, "job": job.id, "what": what, "state": shown, "over": over, **known}
+
+
+def _end(processes: list[dict[str, Any]]) -> str:
+    """How a job went that nobody has followed to its end."""
+    if any(process["state"] == "failed" for process in processes):
+        return "failed"
+    done = all(process["state"] in ENDS for process in processes if process["trains"])
+    return "done" if done else "ended before it was done"

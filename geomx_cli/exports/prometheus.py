@@ -53,7 +53,7 @@ class Metrics:
         if event.get("event") != "telemetry":
             return
         for name, gauge in self._gauges.items():
-            if _is_number(event.get(name)):
+            if isinstance(event.get(name), int | float):  # also where it is no number any more, as a loss may be
                 gauge.labels(*labels).set(event[name])
         counted: Any = event.get("bytes")
         for net in ("lan", "wan") if isinstance(counted, dict) else ():

@@ -1,6 +1,10 @@
 """TensorBoard's event files, by tensorboardX."""
 
+import contextlib
 import math
+import queue
+import threading
+from pathlib import Path
 from typing import Any
 
 from geomx_cli.errors import CheckFailed, InvalidSettings
@@ -9,25 +13,34 @@ from geomx_cli.events import Event
 __all__ = ["Board"]
 
 SCALARS = ("loss", "samples_per_s", "waiting")
+FLUSH = 5  # seconds until what is written is on the disk
+AHEAD = 10_000
+LIMIT = 10.0
+
+_Scalar = tuple[str, float, int, float]
 
 
 class Board:
-    """Scalars by round, in one folder: accuracy, and loss, samples_per_s, waiting and wan_MB of each process.
+    """Scalars by round, in a new folder: accuracy, and loss, samples_per_s, waiting and wan_MB of each process.
 
-    For one thread. Close it: what was written last is on the disk then.
+    A thread of its own writes, for a disk may hang: `take` never waits, and drops what is too much. Close it: what was
+    taken last is on the disk then, within 10 seconds or not at all.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: Path) -> None:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
             hint = "pip install 'geomx-cli[tensorboard]'"
             raise InvalidSettings("--tensorboard needs tensorboardX", hint) from None
         try:
-            self._writer: Any = SummaryWriter(logdir=folder)
+            self._writer: Any = SummaryWriter(logdir=str(_new(folder)), flush_secs=FLUSH)
         except OSError as error:
             raise CheckFailed(f"cannot write to {folder}: {error.strerror}", "choose another folder") from None
         self._rounds: dict[str, int] = {}
+        self._scalars: queue.Queue[_Scalar | None] = queue.Queue(AHEAD)
+        self._thread = threading.Thread(target=self._write, name="tensorboard", daemon=True)
+        self._thread.start()
 
     def take(self, process: str, event: Event) -> None:
         """Write down what an event says; one that says nothing of this kind is passed over."""
@@ -49,8 +62,27 @@ class Board:
 
     def close(self) -> None:
         """Write what is left."""
-        self._writer.close()
+        with contextlib.suppress(queue.Full):
+            self._scalars.put(None, timeout=LIMIT)
+        self._thread.join(LIMIT)
 
     def _add(self, tag: str, value: Any, step: Any, when: float) -> None:
         if isinstance(value, int | float) and isinstance(step, int) and math.isfinite(value):
-            self._writer.add_scalar(tag.replace(":", "-"), value, step, walltime=when)
+            with contextlib.suppress(queue.Full):
+                self._scalars.put_nowait((tag.replace(":", "-"), value, step, when))
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):
+            while (scalar := self._scalars.get()) is not None:
+                tag, value, step, when = scalar
+                self._writer.add_scalar(tag, value, step, walltime=when)
+            self._writer.close()
+
+
+def _new(folder: Path) -> Path:
+    """`folder`, or where that has something in it one with a number: two writers in one folder would be one curve."""
+    place, number = folder, 1
+    while place.is_dir() and any(place.iterdir()):
+        number += 1
+        place = folder.with_name(f"{folder.name}-{number}")
+    return place

@@ -160,8 +160,9 @@ class Node:
 
     def _tick(self) -> None:
         self._report()
+        told = {name: value for name, value in self.telemetry.items() if name != "bytes"}  # nobody reads them there
         for membership in self.memberships:
-            membership.beat(self.telemetry)
+            membership.beat(told)
 
     def _report(self) -> None:
         counters = self.transport.counters

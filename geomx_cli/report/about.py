@@ -15,6 +15,7 @@ __all__ = ["ABOUT", "About"]
 ABOUT = "job.json"
 """Its file, beside the folders of the trial's hosts."""
 STEP = 0.5
+MOST = 2000
 
 
 class About(msgspec.Struct):
@@ -44,24 +45,25 @@ class About(msgspec.Struct):
 
     def write(self, folder: Path) -> None:
         """Raises OSError."""
-        (folder / ABOUT).write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1))
+        (folder / ABOUT).write_bytes(msgspec.json.encode(self))
 
-    def bytes_by(self, seconds: float) -> int:
-        """What had gone between the parties by then; 0 where that was not recorded."""
-        return round(float(np.interp(seconds, self.seconds, self.wan_bytes))) if self.seconds else 0
+    def bytes_by(self, seconds: float) -> int | None:
+        """What had gone between the parties by then; None where that was not recorded."""
+        return round(float(np.interp(seconds, self.seconds, self.wan_bytes))) if self.seconds else None
 
 
 def wan_bytes(logs: Sequence[ProcessLog]) -> tuple[list[float], list[int]]:
     """`seconds` and `wan_bytes` of About: what all processes together have sent. Hosts' clocks are taken to agree."""
     begun = min((log.training for log in logs if log.training is not None), default=None)
-    curves = [tuple(zip(*log.sent, strict=True)) for log in logs if log.sent]
+    curves = [tuple(zip(*sorted(log.sent), strict=True)) for log in logs if log.sent]
     if begun is None or not curves:
         return [], []
-    seconds = np.arange(0.0, max(times[-1] for times, _ in curves) - begun + STEP, STEP)
+    end = max(times[-1] for times, _ in curves)
+    seconds = np.linspace(0.0, max(end - begun, STEP), min(MOST, max(2, round((end - begun) / STEP) + 1)))
     total = np.zeros(len(seconds))
     for times, counts in curves:
         total += np.interp(seconds + begun, times, counts) - np.interp(begun, times, counts)
-    return seconds.tolist(), [round(count) for count in total.tolist()]
+    return [round(value, 3) for value in seconds.tolist()], [round(count) for count in total.tolist()]
 
 
 def traffic(parties: Mapping[str, str], logs: Mapping[str, ProcessLog]) -> dict[str, dict[str, int]]:

@@ -69,18 +69,27 @@ def _check(place: Path, job: str) -> None:
 
 
 def _write_records(trial: JobTrial, place: Path) -> bool:
-    """Write all records anew; whether there are any. Raises CheckFailed where that cannot be done."""
+    """Write all records anew; whether there are any, and else what lies there stays. Raises CheckFailed where that
+    cannot be done.
+    """
+    part, old = (place.with_name(f".{place.name}.{what}") for what in ("part", "old"))
     written = False
     try:
-        shutil.rmtree(place, ignore_errors=True)
+        for path in (part, old):
+            shutil.rmtree(path, ignore_errors=True)
         for name, (host, device) in trial.places.items():
-            folder = place / host / device
-            for record in trial.logs[name].records:
-                folder.mkdir(parents=True, exist_ok=True)
+            folder = part / host / device
+            for record in trial.logs[name].records():
+                if not folder.exists():
+                    folder.mkdir(parents=True)
                 (folder / f"iter-{record.num_iters}.txt").write_bytes(msgspec.json.encode(record))
                 written = True
         if written:
-            trial.about.write(place)
+            trial.about.write(part)
+            if place.exists():
+                place.rename(old)
+            part.rename(place)
+            shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise CheckFailed(f"cannot write to {place}: {error.strerror}", "make room or rights there") from None
     return written

@@ -3,6 +3,7 @@
 Nothing is smoothed. Modes come in one order, and so in one colour, in every figure.
 """
 
+import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from geomx_cli.report.trial import MODES, NON_IID, Trial
 __all__ = ["Bars", "Curves", "Figure", "Matrix", "Span", "Timeline", "of"]
 
 STANDALONE = "local"
-PHASES = ("compute", "exchange", "wait")
+PHASES = ("computes", "sends", "waits")
+MOST_ROUNDS = 200
 SHORT = 180.0  # seconds, up to which an axis has those
 
 
@@ -42,7 +44,9 @@ class Bars:
 
 @dataclass(frozen=True)
 class Span:
-    """What a worker did from `begin` to `end`, seconds since training began: one of PHASES."""
+    """What a worker did from `begin` to `end`, seconds since training began: one of PHASES. While it sends it may go on
+    with something else.
+    """
 
     begin: float
     end: float
@@ -83,10 +87,11 @@ def of(network: str, trials: Sequence[Trial], target: float) -> Iterator[Figure]
         if curves:
             title = f"Test accuracy of {network} on {data} data"
             yield Curves(name, title, f"time ({unit})", "test accuracy", curves, _standalone(which))
-    curves = _curves(ordered, _megabytes)
+    counted = [trial for trial in ordered if trial.about is not None and trial.about.seconds]
+    curves = _curves(counted, _megabytes)
     if curves:
         title = f"Test accuracy of {network} by traffic"
-        yield Curves("bytes", title, f"{_where(ordered)} (MB, both ways)", "test accuracy", curves)
+        yield Curves("bytes", title, "between parties (MB, both ways)", "test accuracy", curves)
     yield _bars("throughput", f"Data throughput of {network}", "samples per second", summaries, "samples_per_s")
     yield _bars("traffic", f"Traffic of {network}'s workers", "MB per second, both ways", summaries, "traffic")
     yield Bars(
@@ -120,14 +125,9 @@ def _longest(trials: Sequence[Trial]) -> float:
 
 
 def _megabytes(trial: Trial, seconds: float) -> float:
-    """Between parties, or where that is not known of all workers."""
-    if trial.about is not None:
-        return trial.about.bytes_by(seconds) / 1e6
-    return trial.bytes_by(seconds) / 1e6
-
-
-def _where(trials: Sequence[Trial]) -> str:
-    return "between parties" if all(trial.about is not None for trial in trials) else "of all workers"
+    """Between parties, by then."""
+    sent = trial.about.bytes_by(seconds) if trial.about is not None else None
+    return (sent or 0) / 1e6
 
 
 def _standalone(trials: Sequence[Trial]) -> float | None:
@@ -153,20 +153,32 @@ def _busy(trial: Trial, name: str) -> float:
 
 
 def _round(trial: Trial) -> Iterator[tuple[str, Sequence[Span]]]:
-    """A round from the middle of the trial: what each worker did in it."""
-    least = min(len(worker.samples) for worker in trial.each())
-    number = (least + 1) // 2
-    for name in _names(trial) if number else ():
-        folder = trial.folder / name
-        before, record = _record(folder, number - 1), _record(folder, number)
-        if record is not None and record.communicate is not None and record.wait is not None:
-            begin = before.total_time if before is not None else 0.0
-            yield name, list(_spans(begin, record))
+    """What each worker did while the one with the fewest rounds did one, in the middle of the trial: where all have the
+    same rounds, that one.
+    """
+    slowest = min(trial.each(), key=lambda worker: len(worker.samples))
+    number = (len(slowest.samples) + 1) // 2
+    if not number:
+        return
+    begin, end = slowest.elapsed[number - 2] if number > 1 else 0.0, slowest.elapsed[number - 1]
+    alike = all(len(worker.samples) == len(slowest.samples) for worker in trial.each())
+    for name in _names(trial):
+        host, device = name.split("/", 1)
+        elapsed = trial.workers[host][device].elapsed
+        first = number - 1 if alike else bisect.bisect_right(elapsed, begin)
+        last = number if alike else min(bisect.bisect_left(elapsed, end) + 1, len(elapsed), first + MOST_ROUNDS)
+        spans: list[Span] = []
+        for index in range(first, last):
+            record = _record(trial.folder / name, index + 1)
+            if record is not None and record.communicate is not None and record.wait is not None:
+                spans += _spans(elapsed[index - 1] if index else 0.0, record)
+        if spans:
+            yield name, spans
 
 
 def _record(folder: Path, number: int) -> Record | None:
     try:
-        return read_record(f"{folder}/iter-{number}.txt", number) if number else None
+        return read_record(f"{folder}/iter-{number}.txt", number)
     except ValueError:
         return None
 

@@ -17,6 +17,7 @@ from geomx_cli.report.about import About
 from geomx_cli.report.process_log import ProcessLog
 from geomx_cli.report.record import Worker
 from geomx_cli.report.trial import NON_IID, Trial
+from geomx_cli.runtime.training.shards import is_iid
 
 __all__ = ["JobTrial", "mode_of", "network_of"]
 
@@ -31,7 +32,7 @@ def mode_of(options: Mapping[str, Any]) -> str:
     """The algorithm; "dcasgd" where that compensates for delay; with "-niid" where workers have unlike data."""
     algorithm = str(options["algo"])
     compensated = algorithm in ("async", "mixed") and str(options["optimizer"]).startswith("dcasgd")
-    return ("dcasgd" if compensated else algorithm) + ("" if options["split"] == "iid" else NON_IID)
+    return ("dcasgd" if compensated else algorithm) + ("" if is_iid(str(options["split"])) else NON_IID)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class JobTrial:
     @classmethod
     def read(cls, plan: Plan, events: Path) -> "JobTrial":
         """From the event logs in a folder."""
-        return cls(plan, {one.name: ProcessLog.read(events / f"{one.file_name}.jsonl") for one in plan.processes})
+        return cls(
+            plan, {one.name: ProcessLog.read(events / f"{one.file_name}.jsonl", one.name) for one in plan.processes}
+        )
 
     @property
     def places(self) -> dict[str, tuple[str, str]]:
@@ -52,7 +55,8 @@ class JobTrial:
         plain = {process.name: (process.host, _device(process)) for process in self._training()}
         there, taken, found = Counter(plain.values()), Counter[tuple[str, str]](), {}
         for name, (host, device) in plain.items():
-            number = f"{taken[host, device]}" if there[host, device] > 1 else ""
+            dash = "-" if device[-1].isdigit() else ""  # a second worker on gpu1 is not gpu11
+            number = f"{dash}{taken[host, device]}" if there[host, device] > 1 else ""
             taken[host, device] += 1
             found[name] = (host, device + number)
         return found

@@ -12,9 +12,8 @@ from geomx_cli.report.trial import title
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["FORMATS", "draw"]
+__all__ = ["draw"]
 
-FORMATS = ("png", "svg", "pdf")
 SIZE = (7.2, 4.4)
 DPI = 150
 MOST_MARKERS = 12
@@ -48,8 +47,8 @@ def _curves(axes: "Axes", figure: Curves) -> None:
         look = style(mode)
         xs, ys = zip(*points, strict=True)
         axes.plot(
-            xs, ys, color=look.colour, marker=look.marker, label=title(mode), linewidth=1.6, markersize=5,
-            markevery=max(1, len(points) // MOST_MARKERS),
+            xs, ys, color=look.colour, marker=look.marker, linestyle=look.line, label=title(mode), linewidth=1.6,
+            markersize=5, markevery=max(1, len(points) // MOST_MARKERS),
         )  # fmt: skip
     if figure.level is not None:
         axes.axhline(figure.level, color="black", linestyle="--", linewidth=1, label="standalone")
@@ -90,7 +89,7 @@ def _timeline(axes: "Axes", figure: Timeline) -> None:
         for span in spans:
             axes.barh(row, span.end - span.begin, left=span.begin - begin, height=0.6, color=PHASES[span.phase])
     for phase, colour in PHASES.items():
-        axes.barh(0, 0, color=colour, label={"compute": "computes", "exchange": "sends", "wait": "waits"}[phase])
+        axes.barh(0, 0, color=colour, label=phase)
     axes.set_yticks(range(len(figure.workers)), list(figure.workers), fontsize=9)
     axes.invert_yaxis()
     axes.set_xlabel("time (seconds)")

@@ -1,6 +1,6 @@
 """What reports take from one process's event log."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,60 +11,88 @@ from geomx_cli.report.record import Record, Worker
 
 __all__ = ["ProcessLog"]
 
+MOST_COUNTS = 4096
+
 
 @dataclass
 class ProcessLog:
-    """records: of its rounds, in order, where it is a worker that trains. problems: a sentence for each event that is
-    damaged. training: when that began, Unix seconds; None where it has not.
+    """problems: a sentence for each event that is damaged. training: when that began, Unix seconds; None where it has
+    not. accuracies: of the weights after each round that was evaluated. sent: (Unix seconds, bytes sent to other
+    parties by then), of a long log not all. peers: bytes sent to each process of another party.
 
-    sent: (Unix seconds, bytes sent to other parties by then). peers: bytes sent to each process of another party.
+    Rounds are not kept, for there may be very many: `records` reads them.
     """
 
-    records: list[Record] = field(default_factory=list)
+    path: Path
+    process: str = ""
     problems: list[str] = field(default_factory=list)
     training: float | None = None
+    accuracies: dict[int, float] = field(default_factory=dict)
     sent: list[tuple[float, int]] = field(default_factory=list)
     peers: Mapping[str, int] = field(default_factory=dict)
+    last: int = 0
 
     @classmethod
-    def read(cls, path: Path) -> "ProcessLog":
-        """All of it. An accuracy goes into the record of the round whose weights were evaluated, that of the end into
-        the last record.
-        """
-        log, rounds, accuracies = cls(), dict[int, Record](), dict[int, float]()
-        try:
-            for event, _ in read_events(path):
-                try:
-                    log._take(event, rounds, accuracies)
-                except (KeyError, TypeError, ValueError, AttributeError) as error:
-                    log.problems.append(f"{path}: an event {event.get('event')!r} in it is damaged: {error}")
-        except OSError as error:
-            log.problems.append(f"{path}: it cannot be read: {error.strerror}")
-        for number, accuracy in accuracies.items():
-            if number in rounds:
-                rounds[number].accuracy = accuracy
-        log.records = [record for _, record in sorted(rounds.items())]
+    def read(cls, path: Path, process: str = "") -> "ProcessLog":
+        """All but its rounds."""
+        log = cls(path, process)
+        for event in log._events():
+            try:
+                log._take(event)
+            except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+                log._complain(event, error)
         return log
+
+    def records(self) -> Iterator[Record]:
+        """Its rounds, in order, where it is a worker that trains. An accuracy stands in the record of the round whose
+        weights were evaluated, and that of the end in the last.
+        """
+        for event in self._events():
+            if event.get("event") == "round":
+                try:
+                    fields = {**event, "time": event["times"], "accuracy": self.accuracies.get(event["num_iters"])}
+                    record = msgspec.convert(fields, Record)
+                except (KeyError, TypeError, msgspec.ValidationError) as error:
+                    self._complain(event, error)
+                else:
+                    yield record
 
     def worker(self) -> Worker:
         """Its rounds, as those of a worker of a trial."""
-        worker = Worker(problems=list(self.problems))
-        for record in self.records:
+        worker = Worker()
+        for record in self.records():
             worker.add(record)
+        worker.problems = list(self.problems)
         return worker
 
-    def _take(self, event: Event, rounds: dict[int, Record], accuracies: dict[int, float]) -> None:
+    def _events(self) -> Iterator[Event]:
+        try:
+            for event, _ in read_events(self.path):
+                yield event
+        except OSError as error:
+            self._tell(f"its event log cannot be read: {error.strerror}")
+
+    def _take(self, event: Event) -> None:
         match event["event"]:
-            case "round":
-                record = msgspec.convert({**event, "time": event["times"], "accuracy": None}, Record)
-                rounds[record.num_iters] = record
+            case "round":  # what is wrong with one `records` says
+                self.last = event["num_iters"] if isinstance(event.get("num_iters"), int) else self.last
             case "evaluation":
-                accuracies[int(event["round"])] = float(event["accuracy"])
-            case "finished" if rounds and event.get("accuracy") is not None:
-                accuracies.setdefault(max(rounds), float(event["accuracy"]))
+                self.accuracies[int(event["round"])] = float(event["accuracy"])
+            case "finished" if self.last and event.get("accuracy") is not None:
+                self.accuracies.setdefault(self.last, float(event["accuracy"]))
             case "state" if event["state"] == "training":
                 self.training = float(event["time"])
             case "telemetry":
                 counts = event["bytes"]
                 self.sent.append((float(event["time"]), int(counts["wan"][0])))
                 self.peers = {str(peer): int(pair[0]) for peer, pair in counts["peers"].items()}
+                if len(self.sent) > MOST_COUNTS:
+                    self.sent = self.sent[::2]
+
+    def _complain(self, event: Event, error: Exception) -> None:
+        self._tell(f"an event {event.get('event')!r} in its event log is damaged: {error}")
+
+    def _tell(self, problem: str) -> None:
+        sentence = f"{self.process or self.path}: {problem}"
+        if sentence not in self.problems[-2:]:  # the log is read twice
+            self.problems.append(sentence)

@@ -5,7 +5,7 @@ side by side, hatches and markers tell them apart as well.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from geomx_cli.report.trial import NON_IID
 
@@ -14,11 +14,12 @@ __all__ = ["PHASES", "Style", "style"]
 
 @dataclass(frozen=True)
 class Style:
-    """colour: as in "#E69F00". marker and hatch: matplotlib's."""
+    """colour: as in "#E69F00". marker, hatch and line: matplotlib's."""
 
     colour: str
     marker: str
     hatch: str
+    line: str = "-"
 
 
 _STYLES: Mapping[str, Style] = {
@@ -32,10 +33,11 @@ _STYLES: Mapping[str, Style] = {
     "diloco": Style("#8C6BB1", "*", "||"),
     "local": Style("#7F7F7F", "h", ""),
 }
-PHASES: Mapping[str, str] = {"compute": "#0072B2", "exchange": "#E69F00", "wait": "#D0D0D0"}
+PHASES: Mapping[str, str] = {"computes": "#0072B2", "sends": "#E69F00", "waits": "#D0D0D0"}
 """The colours of what a worker does."""
 
 
 def style(mode: str) -> Style:
-    """Of a mode; data that are divided otherwise change nothing."""
-    return _STYLES[mode.removesuffix(NON_IID)]
+    """Of a mode; on data that are divided otherwise the same with dashed lines and finer hatches."""
+    look = _STYLES[mode.removesuffix(NON_IID)]
+    return replace(look, line="--", hatch=look.hatch * 2 or "oo..") if mode.endswith(NON_IID) else look

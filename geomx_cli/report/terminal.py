@@ -1,5 +1,6 @@
 """Draws figures in a terminal: curves in braille by plotille, the rest in blocks."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ __all__ = ["painted"]
 WIDTH, HEIGHT = 64, 20
 FULL = "█"
 MARKERS = "ox*+#@%&s"
-LETTERS: Mapping[str, str] = {"compute": FULL, "exchange": "▒", "wait": "·"}
+LETTERS: Mapping[str, str] = dict(zip(PHASES, (FULL, "▒", "·"), strict=True))
 
 
 def painted(figure: Figure) -> str:
@@ -33,7 +34,7 @@ def _curves(figure: Curves) -> Iterator[str]:
     last = max((x for points in figure.curves.values() for x, _ in points), default=0.0)
     canvas.set_x_limits(0, last or 1.0)
     canvas.set_y_limits(0, 1)
-    for (mode, points), marker in zip(figure.curves.items(), MARKERS, strict=False):
+    for (mode, points), marker in zip(figure.curves.items(), itertools.cycle(MARKERS), strict=False):
         xs, ys = zip(*points, strict=True)
         canvas.plot(xs, ys, label=title(mode), marker=marker)
     yield canvas.show(legend=True)
@@ -67,8 +68,7 @@ def _timeline(figure: Timeline) -> Iterator[str]:
             for place in range(round((span.begin - begin) * scale), round((span.end - begin) * scale) + 1):
                 line[place] = LETTERS[span.phase]
         yield f"{name:<{width}}  {''.join(line)}"
-    words = dict(zip(PHASES, ("computes", "sends", "waits"), strict=True))
-    told = ", ".join(f"{letter} {words[phase]}" for phase, letter in LETTERS.items())
+    told = ", ".join(f"{letter} {phase}" for phase, letter in LETTERS.items())
     yield f"{'':<{width}}  0 to {end - begin:.3g} seconds: {told}"
 
 

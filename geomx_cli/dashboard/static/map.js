@@ -3,7 +3,7 @@
 
 const SPACE = "http://www.w3.org/2000/svg";
 const STATES = { starting: "#B0B7BF", waiting: "#E69F00", training: "#0072B2", evaluating: "#56B4E9",
-                 serving: "#009E73", finished: "#5b6570", ended: "#5b6570", failed: "#b3261e" };
+                 serving: "#009E73", finished: "#5b6570", ended: "#5b6570", failed: "#b3261e", lost: "#b3261e" };
 const KEY = "W worker · S server · G root · C, K schedulers";
 const SHORT = { worker: "W", server: "S", scheduler: "C", global_server: "G", global_scheduler: "K" };
 
@@ -14,7 +14,10 @@ class PartyMap {
 
   show(processes, links) {
     const parties = [...new Set(processes.map(process => process.party))];
-    const width = this.svg.clientWidth || 400, height = this.svg.clientHeight || 230;
+    // Drawn as wide as the boxes of a row need, and then scaled to the page.
+    const row = Math.ceil((parties.length - 1) / (parties.length > 7 ? 2 : 1));
+    const shown = this.svg.clientWidth || 400, width = Math.max(shown, row * 130);
+    const height = (this.svg.clientHeight || 230) * width / shown;
     const places = placed(parties, width, height);
     const drawn = [];
     const pairs = new Map();
@@ -72,8 +75,9 @@ function wire(links, places) {
   const [high, low] = from.y <= to.y ? [from, to] : [to, from];
   const at = { x: high.x + 0.55 * (low.x - high.x), y: high.y + 0.55 * (low.y - high.y) };
   const texts = links.map((link, index) => {
-    const arrow = places.get(link.to).y > places.get(link.from).y ? "↓" : "↑";
-    const text = element("text", { class: "rate", x: at.x, y: at.y + index * 13, "text-anchor": "middle" },
+    const end = places.get(link.to), start = places.get(link.from);
+    const arrow = end.y > start.y ? "↓" : end.y < start.y ? "↑" : end.x > start.x ? "→" : "←";
+    const text = element("text", { class: "rate", x: at.x, y: at.y + (index - 1) * 13, "text-anchor": "middle" },
       `${arrow} ${size(link.bytes_per_s)}/s · ${size(link.bytes)}`);
     text.append(element("title", {}, `${link.from} to ${link.to}`));
     return text;

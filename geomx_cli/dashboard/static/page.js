@@ -15,18 +15,18 @@ const charts = {
 const map = new PartyMap("map");
 
 async function turn() {
-  let wait = EVERY_WHEN_LOST;
+  let wait = EVERY_WHEN_LOST, known = null;
   try {
     const answer = await fetch(`/data?token=${encodeURIComponent(token)}`, { cache: "no-store" });
-    if (!answer.ok) throw new Error(`the dashboard answers ${answer.status}`);
-    const known = await answer.json();
-    show(known);
+    if (!answer.ok) throw new Error(`it answers ${answer.status}`);
+    known = await answer.json();
     trouble("");
     wait = known.over ? EVERY_WHEN_OVER : EVERY;
   } catch (error) {
     trouble(`no connection to geomx dashboard (${error.message}); trying again`);
   }
   setTimeout(turn, wait);
+  if (known) show(known);
 }
 
 function show(known) {
@@ -58,13 +58,13 @@ function row(process) {
   const part = number => number == null ? "" : `${Math.round(100 * number)} %`;
   const cells = [process.name, process.host, process.state, process.round ?? "",
                  process.samples_per_s == null ? "" : Math.round(process.samples_per_s), part(process.waiting),
-                 process.loss == null ? "" : process.loss.toPrecision(4),
+                 process.loss == null ? (process.loss === null ? "nan" : "") : process.loss.toPrecision(4),
                  process.wan[0] || process.wan[1] ? `${size(process.wan[0])} / ${size(process.wan[1])}` : ""];
   const line = document.createElement("tr");
   line.append(...cells.map((text, index) => {
     const cell = document.createElement("td");
     cell.textContent = text;
-    if (index === 2 && process.state === "failed") cell.className = "failed";
+    if (index === 2 && ["failed", "lost"].includes(process.state)) cell.className = "failed";
     return cell;
   }));
   return line;

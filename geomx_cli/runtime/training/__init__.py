@@ -86,6 +86,9 @@ def _run(
     if shard.classes > network.classes:
         what = f"the training data have {shard.classes} classes, the test data only {network.classes}"
         raise InvalidSettings(f"--data {recipe.data}: {what}", "let both have the last label")
+    if shard.shape != network.shape:
+        what = f"images to train on have the shape {shard.shape}, and to test {network.shape}"
+        raise InvalidSettings(f"--data {recipe.data}: {what}", "let both have one shape")
     store, replica = mx.kv.create("dist_sync"), Replica(mx, network)
     replica.warm_up(recipe.batch_size)
     values = _values(recipe, network)

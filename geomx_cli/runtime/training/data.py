@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from geomx_cli.errors import InvalidSettings
+from geomx_cli.runtime.training import sources
 from geomx_cli.runtime.training.idx import Bytes, damaged, read_bytes, read_idx
 from geomx_cli.runtime.training.own import call, is_own
 from geomx_cli.runtime.training.samples import Samples
@@ -94,6 +95,10 @@ def load(name: str, split: Split, data_dir: str | Path = "") -> Samples:
     directory, known = find(name, data_dir), DATA_SETS[name]
     if directory is None:
         raise InvalidSettings(_where(name, data_dir), f"geomx data fetch {name} fetches it")
+    other = sources.other_than(name, directory)
+    if other:
+        hint = f"give --data {other}, or another --data-dir"
+        raise InvalidSettings(f"{directory} has {other}, not {name}: their files have the same names", hint)
     paths = [path for file in known.files[split] if (path := _path(directory, file)) is not None]
     images, labels = known.read(paths)
     if not len(labels):

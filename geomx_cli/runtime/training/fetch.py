@@ -38,6 +38,10 @@ def fetch(name: str, data_dir: str | Path = "", progress: Progress | None = None
     digests = SOURCES[name].digests
     if all(_intact(target / file, digest) for file, digest in digests.items()):
         return target
+    other = sources.other_than(name, target)
+    if other:
+        hint = "name another directory with --data-dir"
+        raise InvalidSettings(f"{target} has {other}, whose files have the same names", hint)
     try:
         target.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target) as scratch:

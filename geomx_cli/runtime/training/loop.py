@@ -34,6 +34,13 @@ class _Round:
     samples: int = 0
     accuracy: float | None = None
 
+    def add_exchange(self, seconds: dict[str, float], *, apart: bool) -> None:
+        """What the exchange took, by name; the next batch, drawn meanwhile, is the next step's."""
+        if apart or not self.times:
+            self.times.append(seconds)
+        else:
+            self.times[-1] |= seconds
+
 
 class Loop:
     """Trains `replica` on `shard` to the job's end. `evaluation` is given on global rank 0 alone.
@@ -129,8 +136,7 @@ class Loop:
         current.samples += len(batch[1])
         self.samples += len(batch[1])
         self._steps += 1
-        if self._part.exchange_apart or not exchanging:
-            current.times.append(self._watch.take())
+        current.times.append(self._watch.take())
         return exchanging
 
     def _begin(self) -> None:
@@ -146,7 +152,7 @@ class Loop:
             self._part.synchronise()
             stop = self._agreement.reached()
         now, current = time.monotonic(), self._round
-        current.times.append(self._watch.take(but="get_batch"))  # which was one for the next round
+        current.add_exchange(self._watch.take(but="get_batch"), apart=self._part.exchange_apart)
         if current.losses:
             self._loss = sum(float(loss.asnumpy()[0]) for loss in current.losses) / len(current.losses)
         self._record.round(

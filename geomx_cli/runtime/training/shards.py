@@ -13,6 +13,7 @@ __all__ = ["check", "is_iid", "shard"]
 
 IID, BY_CLASS, DIRICHLET = "iid", "by-class", "dirichlet"
 TRIES = 100
+LEAST = 0.01  # below it numpy's gamma variates are zero now and then
 Indices = npt.NDArray[np.int64]
 
 
@@ -30,8 +31,8 @@ def check(split: str) -> float:
         number = float(alpha) if kind == DIRICHLET else 0.0
     except ValueError:
         number = 0.0
-    if not 0.001 <= number <= 1e6:
-        hint = f"write {IID}, {BY_CLASS}, or {DIRICHLET}:0.3 with a number from 0.001; the smaller, the more uneven"
+    if not LEAST <= number <= 1e6:
+        hint = f"write {IID}, {BY_CLASS}, or {DIRICHLET}:0.3 with a number from {LEAST}; the smaller, the more uneven"
         raise InvalidSettings(f"--split {split}: there is no such way to divide the data", hint)
     return number
 

@@ -3,7 +3,6 @@
 Every way is limited in time, what comes is checked against known digests, and nothing is ever installed.
 """
 
-import gzip
 import hashlib
 import io
 import queue
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
-__all__ = ["SOURCES", "Progress", "Source", "SourceError", "ways"]
+__all__ = ["SOURCES", "Progress", "Source", "SourceError", "other_than", "ways"]
 
 Progress = Callable[[str, int, int], None]
 """Told (what is being done, bytes done, bytes in all); the last is 0 where only the message matters."""
@@ -30,6 +29,8 @@ _CONNECT_LIMIT = 5.0
 _DOWNLOAD_LIMIT = 900.0
 _APT_LIMIT = 300.0
 _PIECE = 1 << 18
+_SMALL = 1 << 17
+_MOST_BYTES = 256 << 20  # of a file, packed and unpacked
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,18 @@ SOURCES: Mapping[str, Source] = {
 """By the data set's name."""
 
 
+def other_than(name: str, directory: Path) -> str:
+    """The other data set of which a file in a directory is; "" for none. The small files alone are looked at."""
+    for file in SOURCES[name].digests:
+        path = directory / file
+        if path.is_file() and path.stat().st_size < _SMALL:
+            found = hashlib.sha256(path.read_bytes()).hexdigest()
+            for other, source in SOURCES.items():
+                if other != name and source.digests.get(file) == found:
+                    return other
+    return ""
+
+
 class SourceError(Exception):
     """One source cannot give the data; the text says why."""
 
@@ -115,6 +128,8 @@ def _download(url: str, what: str, deadline: float, tell: Progress) -> bytes:
         while piece := answer.read(_PIECE):
             content += piece
             tell(what, len(content), total)
+            if len(content) > _MOST_BYTES:
+                raise SourceError(f"{what} is larger than it should be")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not done within {_DOWNLOAD_LIMIT:.0f} s")
     return bytes(content)
@@ -200,9 +215,12 @@ def _run(work: Path, *command: str) -> None:
 
 def _unpack(source: Source, packed: bytes, target: Path) -> None:
     try:
-        content = gzip.decompress(packed)
-    except (OSError, EOFError, zlib.error) as error:
+        inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        content = inflate.decompress(packed, _MOST_BYTES)
+    except zlib.error as error:
         raise SourceError(f"{target.name}.gz is damaged: {error}") from None
+    if not inflate.eof:
+        raise SourceError(f"{target.name}.gz is damaged: it is cut short, or larger than it should be")
     _write(source, f"{target.name}.gz", target, content)
 
 
@@ -212,7 +230,8 @@ def _unpack_all(source: Source, packed: bytes, name: str, scratch: Path) -> None
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             for file in source.digests:
                 member = archive.extractfile(f"{source.folder}/{file}")
-                _write(source, f"{name}: {file}", scratch / file, member.read() if member is not None else b"")
+                content = member.read(_MOST_BYTES) if member is not None else b""
+                _write(source, f"{name}: {file}", scratch / file, content)
     except (tarfile.TarError, KeyError, OSError, EOFError, zlib.error) as error:
         raise SourceError(f"{name} is damaged: {error}") from None
 

@@ -1,0 +1,53 @@
+"""A dashboard of one job, from the first event that is read to the person's last word."""
+
+import contextlib
+import os
+import signal
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+
+from geomx_cli.dashboard.feed import Feed
+from geomx_cli.dashboard.live import Live
+from geomx_cli.dashboard.server import remembered, started
+from geomx_cli.dashboard.view import view
+from geomx_cli.events import Event
+from geomx_cli.job.known import KnownJob
+
+__all__ = ["show"]
+
+DOOR = "dashboard.html"
+
+
+def show(
+    job: KnownJob, port: int, *, opens: bool, told: Callable[[str], None], heard: Callable[[str, Event], None]
+) -> None:
+    """Answer until SIGINT or SIGTERM; call it from the main thread. `told` hears the page's address, `heard` each
+    event. Raises CheckFailed where the port is taken.
+    """
+    live = Live(job.plan, job.started)
+
+    def take(process: str, event: Event) -> None:
+        live.take(process, event)
+        heard(process, event)
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        feed = Feed(job, take, live.say)
+        stack.callback(feed.close)
+        server = started(lambda: view(job, live, feed), port, *remembered(job.directory))
+        stack.callback(server.close)
+        server.remember(job.directory)
+        told(server.url)
+        if opens:
+            webbrowser.open(_door(job.directory, server.url))
+        while True:
+            signal.pause()
+
+
+def _door(folder: Path, url: str) -> str:
+    """A file that leads to the page: a browser's command line is seen by everybody, and the token stands in the URL."""
+    path = folder / DOOR
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={url}">\n')
+    return path.as_uri()
