@@ -52,6 +52,8 @@ def draw(base: Path, network: str, output: Path | None, form: str, terminal: boo
             trials.append(Trial.read(base, network, mode, progress))
         except InvalidSettings as error:
             problems.append(error.message)
+    if not trials:
+        raise InvalidSettings(f"there is nothing to draw: {'; '.join(problems)}", "collect the jobs again")
     found = list(figures.of(network, trials, 1.0))
     if terminal:
         from geomx_cli.report.terminal import painted
