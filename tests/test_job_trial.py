@@ -203,7 +203,8 @@ def test_from_a_real_job_to_figures(desk: Desk, tmp_path: Path) -> None:
     """ESync on data by class, with networks and data of one's own, collected twice, summed up, drawn and compared."""
     (desk.folder / "mine.py").write_text(MINE)
     words = ["--local", "--workers", "1", "--data", "mine:data", "--network", "mine:network", "--batch-size", "8"]
-    words += ["--algo", "esync", "--min-local-steps", "2", "--split", "by-class", "--epochs", "8", "--eval-every", "8"]
+    words += ["--algo", "esync", "--min-local-steps", "24", "--epochs", "24", "--eval-every", "20"]
+    words += ["--split", "by-class"]
     done = desk.geomx("launch", *words, "--json", limit=60)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -216,12 +217,13 @@ def test_from_a_real_job_to_figures(desk: Desk, tmp_path: Path) -> None:
     record = json.loads((place / "A" / "cpu" / "iter-2.txt").read_text())
     *steps, exchange = record["time"].values()
     phases = {"forward and backward", "local update", "check ready"}
-    assert len(steps) >= 2 and all(phases <= set(step) for step in steps)
+    assert len(steps) >= 24 and all(phases <= set(step) for step in steps)
     assert "global update" in exchange and record["num_samples"] == 8 * len(steps)
     summary = desk.json("summarize", "-b", str(base), "-n", "mine-network", "-m", "esync-niid", "--target", "0.01")
     assert summary["rounds"] == result["rounds"] and summary["accuracy"] == pytest.approx(result["accuracy"])
     assert summary["target"]["reached"]["seconds"] > 0 and summary["bytes"]["wan"] > 1000
-    assert json.loads((place / "ESync-Non-IID.json").read_text())["A"]["cpu"]["accuracy_list"]
+    accuracies = json.loads((place / "ESync-Non-IID.json").read_text())["A"]["cpu"]["accuracy_list"]
+    assert len(accuracies) >= 2, "some before the end, though a round has more steps than there are between evaluations"
     drawn = desk.geomx("draw", "-b", str(base), "-n", "mine-network").stdout.split()
     names = {Path(path).stem for path in drawn}
     assert {"accuracy-niid", "bytes", "timeline-esync-niid", "matrix-esync-niid"} <= names and "accuracy" not in names

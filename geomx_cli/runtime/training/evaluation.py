@@ -50,7 +50,7 @@ class Evaluation:
         return self._seconds
 
     def begin(self, weights: Replica, round_: int) -> None:
-        """Take a copy of the weights after round `round_`; an evaluation that is not done is given up."""
+        """Take a copy of the weights after round `round_`; at the end one that is not done is given up."""
         self._replica.copy_weights_from(weights)
         self.round, self._next, self._correct, self._seconds = round_, 0, 0, 0.0
 

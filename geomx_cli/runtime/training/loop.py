@@ -177,10 +177,12 @@ class Loop:
         self._checkpoints.write(Checkpoint(self._steps, self.samples, self._part.rounds, self.seconds, weights))
 
     def _begin_evaluation(self) -> None:
-        every = self._recipe.eval_every
-        if self._evaluation is not None and every and self._steps - self._evaluated >= every:
+        every, evaluation = self._recipe.eval_every, self._evaluation
+        if evaluation is None or not every or evaluation.busy:  # where rounds have many steps, one takes several
+            return
+        if self._steps - self._evaluated >= every:
             self._evaluated = self._steps
-            self._evaluation.begin(self._replica, self._part.rounds)
+            evaluation.begin(self._replica, self._part.rounds)
 
     def _evaluate(self) -> None:
         evaluation = self._evaluation
