@@ -57,7 +57,7 @@ import numpy as np
 from mxnet.gluon import nn
 
 def data(split, folder):
-    labels = np.arange(96 if split == "train" else 24) % 3
+    labels = np.arange(96 if split == "train" else 30_000) % 3  # evaluated in several pieces
     images = np.random.RandomState(1).rand(len(labels), 2, 6, 6).astype(np.float32)
     images[np.arange(len(labels)), 0, labels] += 3
     return images, labels
