@@ -17,6 +17,7 @@ from geomx_cli.report.styles import style
 from geomx_cli.report.terminal import painted
 from geomx_cli.report.trial import MODES, modes_in
 
+STARTS = {"A/cpu0": 0.0, "A/cpu1": 0.5}
 TIMES = {"compute": 3.0, "communicate": 1.0, "wait": 0.25}
 
 
@@ -31,7 +32,7 @@ def base(tmp_path: Path) -> Path:
                 judged = {"accuracy": accuracy} if accuracy and device == "cpu0" else {}
                 write(folder / "A" / device, number, {**record, **judged, "bytes_sent": 1000, "bytes_received": 500})
         traffic = {"A": {"central": 4_000_000}, "central": {"A": 2_000_000}}
-        About("job-1", "central", {}, traffic, [0.0, 10.0, 30.0], [0, 2_000_000, 6_000_000]).write(folder)
+        About("job-1", "central", {}, traffic, [0.0, 10.0, 30.0], [0, 2_000_000, 6_000_000], STARTS).write(folder)
     for number in (1, 2):
         write(tmp_path / "cnn" / "esync" / "cloud3" / "gpu0", number, esync_record(number, 3, judge=True))
     write(tmp_path / "cnn" / "local" / "here" / "cpu", 1, sync_record(1))
@@ -77,7 +78,7 @@ def test_a_round_and_a_matrix(base: Path) -> None:
     assert isinstance(timeline, Timeline)
     spans = [Span(5.0, 9.0, "computes"), Span(9.0, 9.75, "sends"), Span(9.75, 10.0, "waits")]
     assert timeline.workers["A/cpu0"] == spans, "of the round in the middle"
-    assert timeline.workers["A/cpu1"][0] == Span(10.0, 19.0, "computes")
+    assert timeline.workers["A/cpu1"][0] == Span(10.5, 19.5, "computes"), "which began half a second later"
     matrix = found["matrix-hfa"]
     assert isinstance(matrix, Matrix)
     assert (matrix.parties, matrix.megabytes) == (["A", "central"], [[0.0, 4.0], [2.0, 0.0]])

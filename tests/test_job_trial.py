@@ -105,6 +105,7 @@ def test_traffic_between_parties(events: Path) -> None:
     assert about.traffic == {"central": {}, "A": {"central": 6000}, "B": {"central": 6000}}
     assert about.bytes_by(0) == 0 and about.bytes_by(1) == 2000 and about.bytes_by(4) == 8000
     assert about.bytes_by(100) == 12_000
+    assert about.starts == dict.fromkeys(("A/cpu0", "A/cpu1", "B/cpu0", "B/cpu1"), 0.0)
 
 
 def test_devices() -> None:

@@ -20,7 +20,7 @@ MOST = 2000
 
 class About(msgspec.Struct):
     """traffic: bytes from each party to each other one. seconds, wan_bytes: how many bytes had gone between parties so
-    many seconds after training began.
+    many seconds after training began. starts: how many seconds after the first each worker (HOST/DEVICE) began.
     """
 
     job: str
@@ -29,6 +29,7 @@ class About(msgspec.Struct):
     traffic: dict[str, dict[str, int]] = {}
     seconds: list[float] = []
     wan_bytes: list[int] = []
+    starts: dict[str, float] = {}
     schema_version: int = 1
 
     @classmethod

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geomx_cli.report.record import Record, read_record
+from geomx_cli.report.record import Record, Worker, read_record
 from geomx_cli.report.summary import Summary
 from geomx_cli.report.trial import MODES, NON_IID, Trial
 
@@ -147,8 +147,7 @@ def _names(trial: Trial) -> list[str]:
 
 
 def _busy(trial: Trial, name: str) -> float:
-    host, device = name.split("/", 1)
-    worker = trial.workers[host][device]
+    worker = _worker(trial, name)
     return worker.compute / worker.seconds if worker.seconds else 0.0
 
 
@@ -156,24 +155,35 @@ def _round(trial: Trial) -> Iterator[tuple[str, Sequence[Span]]]:
     """What each worker did while the one with the fewest rounds did one, in the middle of the trial: where all have the
     same rounds, that one.
     """
-    slowest = min(trial.each(), key=lambda worker: len(worker.samples))
-    number = (len(slowest.samples) + 1) // 2
+    fewest = min(len(worker.samples) for worker in trial.each())
+    number = (fewest + 1) // 2
     if not number:
         return
-    begin, end = slowest.elapsed[number - 2] if number > 1 else 0.0, slowest.elapsed[number - 1]
-    alike = all(len(worker.samples) == len(slowest.samples) for worker in trial.each())
+    starts = trial.about.starts if trial.about is not None else {}
+    alike = all(len(worker.samples) == fewest for worker in trial.each())
+    slowest = next(name for name in _names(trial) if len(_worker(trial, name).samples) == fewest)
+    begin, end = (_end(trial, slowest, index) + starts.get(slowest, 0.0) for index in (number - 1, number))
     for name in _names(trial):
-        host, device = name.split("/", 1)
-        elapsed = trial.workers[host][device].elapsed
-        first = number - 1 if alike else bisect.bisect_right(elapsed, begin)
-        last = number if alike else min(bisect.bisect_left(elapsed, end) + 1, len(elapsed), first + MOST_ROUNDS)
+        elapsed, start = _worker(trial, name).elapsed, starts.get(name, 0.0)
+        first = number - 1 if alike else bisect.bisect_right(elapsed, begin - start)
+        last = number if alike else min(bisect.bisect_left(elapsed, end - start) + 1, len(elapsed), first + MOST_ROUNDS)
         spans: list[Span] = []
         for index in range(first, last):
             record = _record(trial.folder / name, index + 1)
             if record is not None and record.communicate is not None and record.wait is not None:
-                spans += _spans(elapsed[index - 1] if index else 0.0, record)
+                spans += _spans(_end(trial, name, index), record, start)
         if spans:
             yield name, spans
+
+
+def _worker(trial: Trial, name: str) -> Worker:
+    host, device = name.split("/", 1)
+    return trial.workers[host][device]
+
+
+def _end(trial: Trial, name: str, rounds: int) -> float:
+    """When a worker had done so many rounds, by its own count of seconds."""
+    return _worker(trial, name).elapsed[rounds - 1] if rounds else 0.0
 
 
 def _record(folder: Path, number: int) -> Record | None:
@@ -183,14 +193,14 @@ def _record(folder: Path, number: int) -> Record | None:
         return None
 
 
-def _spans(begin: float, record: Record) -> Iterator[Span]:
-    """Steps, then the exchange of which the end is waited for; in the meantime a worker may prepare or evaluate."""
+def _spans(begin: float, record: Record, start: float) -> Iterator[Span]:
+    """Steps, then the exchange of which the end is waited for; `start` is added to the worker's own seconds."""
     end = record.total_time
     exchange = max(begin, end - (record.communicate or 0.0))
     waiting = max(exchange, end - (record.wait or 0.0))
     for phase, first, last in zip(PHASES, (begin, exchange, waiting), (exchange, waiting, end), strict=True):
         if last > first:
-            yield Span(first, last, phase)
+            yield Span(start + first, start + last, phase)
 
 
 def _matrix(network: str, trial: Trial) -> Matrix:

@@ -68,7 +68,7 @@ class JobTrial:
         seconds, counts = about.wan_bytes(list(self.logs.values()))
         return About(
             job=self.plan.job, topology=self.plan.topology, options=dict(self.plan.spec.options),
-            traffic=about.traffic(parties, self.logs), seconds=seconds, wan_bytes=counts,
+            traffic=about.traffic(parties, self.logs), seconds=seconds, wan_bytes=counts, starts=self._starts(),
         )  # fmt: skip
 
     def trial(self, folder: Path) -> Trial:
@@ -77,6 +77,11 @@ class JobTrial:
         for name, (host, device) in sorted(self.places.items(), key=lambda item: item[1]):
             found.setdefault(host, {})[device] = self.logs[name].worker()
         return Trial(folder, network_of(self.plan), mode_of(self.plan.spec.options), found, self.about)
+
+    def _starts(self) -> dict[str, float]:
+        begun = {"/".join(place): self.logs[name].training for name, place in self.places.items()}
+        first = min((when for when in begun.values() if when is not None), default=0.0)
+        return {worker: round(when - first, 3) for worker, when in begun.items() if when is not None}
 
     def _training(self) -> list[Process]:
         found = [process for process in self.plan.processes if process.global_rank is not None]
