@@ -84,7 +84,7 @@ def read_events(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
             start += len(line)
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict):
                 yield event, start

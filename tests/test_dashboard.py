@@ -64,7 +64,11 @@ def test_events_are_folded() -> None:
         live.take("A/server:0", telemetry(second, state="serving", bytes=counted))
     live.take("B/worker:1", {"time": BEGAN + 5, "event": "failed", "message": "no \x1b[31mdisk", "hint": "buy one"})
     live.take("nobody", telemetry(1))
-    for broken in ({}, {"time": "x", "event": "state"}, {"time": 1, "event": "telemetry", "bytes": 3}, {"time": 2}):
+    huge = {"lan": [0, 0], "wan": [1, 1], "peers": {ROOT: [10**400, 1]}}
+    for broken in (
+        {}, {"time": "x", "event": "state"}, {"time": 1, "event": "telemetry", "bytes": 3}, {"time": 2},
+        {"time": 1e300, "event": "state", "state": "odd"}, telemetry(1, bytes=huge),
+    ):  # fmt: skip
         live.take("A/worker:1", broken)
     known = json.loads(json.dumps(live.snapshot()))
     rows = {row["name"]: row for row in known["processes"]}
@@ -75,7 +79,7 @@ def test_events_are_folded() -> None:
     assert known["curves"]["wan"] == {"A": [[2.5, 2000.0], [3.5, 2000.0]]}, "spread over the time between two counts"
     assert known["links"] == [{"from": "A", "to": "central", "bytes": 5000, "bytes_per_s": 2000}]
     (message,) = known["messages"]
-    assert message["process"] == "B/worker:1" and "disk buy one" in message["text"] and "\x1b" not in message["text"]
+    assert message["process"] == "B/worker:1" and "disk; buy one" in message["text"] and "\x1b" not in message["text"]
     assert known["seconds"] == 5.0
 
 
@@ -215,7 +219,7 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path) -> None:
         assert desk.geomx("stop").returncode == 0
         assert launch.wait(60) == 130
         browser.wait_for(f"{TEXT}.includes('· interrupted ·')", 20)
-        browser.wait_for(f"{STATES}.every(state => ['finished', 'failed', 'ended'].includes(state))", 20)
+        browser.wait_for(f"{STATES}.every(state => ['finished', 'failed', 'ended', 'stopped'].includes(state))", 20)
         dashboard.terminate()
         assert dashboard.wait(10) == 0
         browser.wait_for("!document.getElementById('trouble').hidden", 20)
@@ -259,6 +263,6 @@ def test_a_failure_is_shown(desk: Desk) -> None:
     with Browser() as browser:
         browser.open(url)
         browser.wait_for(f"{TEXT}.includes('· failed ·')", 20)
-        browser.wait_for(f"{STATES}.includes('ended')", 20)
+        browser.wait_for(f"{STATES}.includes('failed') && {STATES}.includes('stopped')", 20)
         assert not browser.complaints
     dashboard.terminate()

@@ -234,6 +234,17 @@ def test_fetch_once(site: Path, tmp_path: Path) -> None:
     assert {path.name: path.stat().st_mtime_ns for path in target.iterdir()} == stamps
 
 
+def test_data_of_another_name_are_refused(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mnist and fashion-mnist have the same file names: neither is trained on for the other, nor overwritten by it."""
+    target = write(tmp_path / "target")
+    monkeypatch.setattr(sources, "SOURCES", fetch.SOURCES)
+    with pytest.raises(InvalidSettings, match="has fashion-mnist, not mnist"):
+        data.load("mnist", "test", target)
+    with pytest.raises(InvalidSettings, match="has fashion-mnist, whose files have the same names"):
+        fetch.fetch("mnist", target)
+    assert len(data.load("fashion-mnist", "test", target)) == COUNTS["test"]
+
+
 def test_fetch_mends_a_damaged_file(site: Path, tmp_path: Path) -> None:
     target = write(tmp_path / "target")
     (target / FILES["train"][0]).write_bytes(b"cut short")
@@ -301,6 +312,9 @@ def test_a_damaged_cifar_file_is_one_clear_error(tmp_path: Path, content: bytes,
     (tmp_path / "test_batch.bin").write_bytes(content)
     with pytest.raises(InvalidSettings, match=f"test_batch.bin: .*{reason}"):
         data.load("cifar10", "test", tmp_path)
+    (tmp_path / "data_batch_3.bin").write_bytes(content)
+    with pytest.raises(InvalidSettings, match=f"data_batch_3.bin: .*{reason}"):
+        data.load("cifar10", "train", tmp_path)
 
 
 def test_an_archive_is_fetched_and_only_what_is_wanted_taken_from_it(site: Path, tmp_path: Path) -> None:
@@ -402,6 +416,12 @@ def negative(split, folder):
     return np.zeros((4, 1, 8, 8), np.uint8), np.array([0, 1, -1, 0])
 def raising(split, folder):
     raise RuntimeError("no disk")
+def leaving(split, folder):
+    raise SystemExit(0)
+def nan(split, folder):
+    return np.full((4, 1, 8, 8), np.nan, np.float32), np.zeros(4, int)
+def far(split, folder):
+    return np.zeros((4, 1, 8, 8), np.uint8), np.array([0, 1, 2, 2**40])
 number = 4
 """
 
@@ -416,8 +436,9 @@ def test_a_persons_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name, reason in {
         "own_data:bytes_alone": "no two arrays", "own_data:flat": "its images are uint8 of shape",
         "own_data:floats": "its labels are float64", "own_data:negative": "it has the label -1",
-        "own_data:raising": "no disk", "own_data:number": "no function 'number'", "own_data:none": "no function",
-        "nowhere_at_all:load": "no module", "own_data": "there is no such data set",
+        "own_data:raising": "no disk", "own_data:leaving": "it raised SystemExit", "own_data:nan": "no numbers",
+        "own_data:far": "it has the label 1099511627776", "own_data:number": "no function 'number'",
+        "own_data:none": "no function", "nowhere_at_all:load": "no module", "own_data": "there is no such data set",
     }.items():  # fmt: skip
         with pytest.raises(InvalidSettings, match=f"--data {name}: .*{reason}"):
             data.load(name, "train")

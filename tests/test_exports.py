@@ -67,7 +67,8 @@ def test_prometheus() -> None:
     for line in (
         'geomx_accuracy{job="job-1"} 0.75', f"geomx_loss{{{labels}}} NaN", f"geomx_round{{{labels}}} 3.0",
         f"geomx_waiting{{{labels}}} 0.25", f"geomx_samples_per_s{{{labels}}} 40.0",
-        'geomx_bytes{direction="received",job="job-1",net="lan",party="A",process="A/worker:0",role="worker"} 6.0',
+        'geomx_bytes_total{direction="received",job="job-1",net="lan",party="A",process="A/worker:0",role="worker"}'
+        " 6.0",
     ):  # fmt: skip
         assert line in lines, line
     assert not any("B/worker:0" in line for line in lines), "which has said nothing that makes sense"

@@ -10,7 +10,7 @@ import pytest
 from desk import Desk
 
 from geomx_cli import plugins
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.errors import CheckFailed, InvalidSettings
 from geomx_cli.options import defaults
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.this_machine import this_machine
@@ -81,7 +81,7 @@ def events(tmp_path: Path) -> Path:
         {"time": BEGAN + 7, "event": "finished", "rounds": 3, "samples": 384, "seconds": 6.0, "accuracy": 0.85},
     )  # fmt: skip
     for process, peer in PEERS.items():
-        write(folder, process, *(telemetry(seconds, 1000 * seconds, peer) for seconds in (-1, 0, 2, 6)))
+        write(folder, process, *(telemetry(seconds, 1000 * seconds + 1000, peer) for seconds in (-1, 0, 2, 6)))
     return folder
 
 
@@ -96,15 +96,15 @@ def test_records_of_rounds(events: Path) -> None:
     summary = Summary.of(job.trial(events), 0.8, parity=False)
     assert (summary.network, summary.mode, summary.rounds, summary.samples) == ("cnn", "hfa", 3, 12 * 128)
     assert summary.reached is not None and summary.reached.seconds == 6.0
-    assert summary.reached.wan_bytes == 12_000, "both parties' 6000, from the start of training"
+    assert summary.reached.wan_bytes == summary.wan_bytes == 14_000, "both parties' 7000, first weights and all"
     assert summary.bytes == (1200, 600)
 
 
 def test_traffic_between_parties(events: Path) -> None:
     about = JobTrial.read(planned(), events).about
-    assert about.traffic == {"central": {}, "A": {"central": 6000}, "B": {"central": 6000}}
-    assert about.bytes_by(0) == 0 and about.bytes_by(1) == 2000 and about.bytes_by(4) == 8000
-    assert about.bytes_by(100) == 12_000
+    assert about.traffic == {"central": {}, "A": {"central": 7000}, "B": {"central": 7000}}
+    assert about.bytes_by(0) == 2000 and about.bytes_by(1) == 4000 and about.bytes_by(4) == 10_000
+    assert about.bytes_by(100) == about.total == 14_000
     assert about.starts == dict.fromkeys(("A/cpu0", "A/cpu1", "B/cpu0", "B/cpu1"), 0.0)
 
 
@@ -181,6 +181,38 @@ def test_records_of_another_job_stay(events: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match=r"job.json is damaged"):
         (place / "job.json").write_text("[]")
         About.read(place)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        round_(4, 8.0, num_samples=10**30), round_(4, 8.0, times={"x": {}, "y": {}}), round_(4, 1e300),
+        round_(4, 8.0, bytes_sent=-1), round_(4, 8.0, wait=-5.0), telemetry(3, 10**400, PEERS["A/server:0"]),
+        {"time": 1e300, "event": "state", "state": "training"},
+        {"time": 1, "event": "evaluation", "round": 1, "accuracy": 7},
+        {"time": float("nan"), "event": "telemetry", "bytes": {"wan": [1, 1], "peers": {}}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_numbers_without_sense_are_named_and_passed_over(events: Path, tmp_path: Path, event: dict[str, Any]) -> None:
+    write(events, "A/worker:0", event)
+    with (events / "A-worker-0.jsonl").open("a") as file:
+        file.write("[" * 50_000 + "\n")  # no JSON that anybody reads
+    job = JobTrial.read(planned(), events)
+    trial = job.trial(events)
+    (problem,) = trial.problems
+    assert problem.startswith("A/worker:0: an event ")
+    assert len(trial.workers["A"]["cpu0"].samples) == 3 and job.about.bytes_by(100) == 14_000
+    assert collected._write_records(job, tmp_path / "out")
+    assert Summary.of(trial, 0.8, parity=False).reached is not None
+
+
+def test_two_collect_one_after_the_other(tmp_path: Path) -> None:
+    with collected._alone(tmp_path), pytest.raises(CheckFailed, match="another geomx collects into"):  # noqa: SIM117
+        with collected._alone(tmp_path):
+            pass
+    with collected._alone(tmp_path):
+        pass
 
 
 def test_damaged_events_are_named_and_the_rest_taken(events: Path) -> None:

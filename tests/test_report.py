@@ -62,7 +62,8 @@ def test_what_esyncs_json_lacks(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found == json.loads((folder / "summary.json").read_text()) and (folder / "HFA.json").exists()
     wanted = {
-        "schema_version": 1, "network": "cnn", "mode": "hfa", "rounds": 4, "samples": 8 * 1280, "seconds": 40.0,
+        "schema_version": 1, "parity": False, "network": "cnn",
+        "mode": "hfa", "rounds": 4, "samples": 8 * 1280, "seconds": 40.0,
         "samples_per_s": 256.0, "traffic": 12000 / 40 / 1e6, "busy": pytest.approx((12 / 20 + 12 / 40) / 2),
         "bytes": {"sent": 8000, "received": 4000, "wan": None}, "accuracy": pytest.approx(0.9), "problems": [],
     }  # fmt: skip

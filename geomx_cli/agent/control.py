@@ -139,7 +139,7 @@ class Control:
         connection.incoming = bytearray(rest)
         try:
             messages = [json.loads(line) for line in lines]
-        except ValueError:
+        except (ValueError, RecursionError):
             messages = [None]
         if len(rest) > _LINE_LIMIT or not all(isinstance(message, dict) for message in messages):
             self._drop(connection)

@@ -43,12 +43,14 @@ def exporting(
             board = Board(Path(tensorboard, plan.job))
             stack.callback(board.close)
             takers.append(board.take)
+            click.echo(f"TensorBoard's event files: {board.folder}", err=True)
         if metrics_port:
             from geomx_cli.exports.prometheus import Metrics
 
             metrics = Metrics(plan, metrics_port)
             stack.callback(metrics.close)
             takers.append(metrics.take)
+            click.echo(f"metrics: http://127.0.0.1:{metrics_port}/metrics", err=True)
 
         def take(process: str, event: "Event") -> None:
             for taker in list(takers):

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from geomx_cli.errors import DoneInPart
+from geomx_cli.names import file_name
 from geomx_cli.units import counted
 
 __all__ = ["base_option", "network_option", "progress", "tell_problems"]
@@ -17,7 +18,10 @@ base_option = click.option(
     "-b", "--base", type=click.Path(path_type=Path), required=True, metavar="DIR",
     help="Where trials lie: what geomx logs collect --to was given.",
 )  # fmt: skip
-network_option = click.option("-n", "--network", required=True, metavar="NAME", help="As in resnet18-v1.")
+network_option = click.option(
+    "-n", "--network", required=True, metavar="NAME", callback=lambda ctx, parameter, name: file_name(name),
+    help="As in resnet18-v1, or MODULE:FUNCTION.",
+)  # fmt: skip
 
 
 def progress(done: int, count: int) -> None:

@@ -7,7 +7,7 @@ import click
 
 from geomx_cli.commands._json import print_json
 from geomx_cli.commands._report import tell_problems
-from geomx_cli.errors import UsageError
+from geomx_cli.errors import InvalidSettings, UsageError
 from geomx_cli.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -40,17 +40,17 @@ def compare(names: tuple[str, ...], target: float, json: bool) -> None:
     from geomx_cli.report import Summary
 
     trials = [_trial(name) for name in names]
+    problems = [problem for trial in trials for problem in trial.problems]
     for name, trial in zip(names, trials, strict=True):
         if not any(worker.samples for worker in trial.each()):
-            what = "no worker has written of a round; a script of one's own writes none"
-            click.echo(f"warning: {name}: {what}", err=True)
+            problems.append(f"{name}: no worker has written of a round; it failed before, or runs a script of its own")
     summaries = [Summary.of(trial, target, parity=False) for trial in trials]
     if json:
         rows = [_row(name, trial, one) for name, trial, one in zip(names, trials, summaries, strict=True)]
         print_json({"schema_version": COMPARE_VERSION, "target": target, "jobs": rows})
     else:
         _print_table(trials, summaries, target)
-    tell_problems([problem for trial in trials for problem in trial.problems], "the rest is compared")
+    tell_problems(problems, "the rest is compared")
 
 
 def _trial(name: str) -> "Trial":
@@ -62,6 +62,9 @@ def _trial(name: str) -> "Trial":
     folder = Path(name).absolute()
     if (folder / ABOUT).exists():
         return Trial.read(folder.parent.parent, folder.parent.name, folder.name)
+    if folder.is_dir() and not (folder / "plan.json").exists():
+        hint = "name a job, or a folder BASE/NETWORK/MODE as in results/cnn/hfa"
+        raise InvalidSettings(f"{name} has no {ABOUT}: it is no trial", hint)
     return fetched(find(name))
 
 

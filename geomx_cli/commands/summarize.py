@@ -22,7 +22,7 @@ __all__ = ["summarize"]
 @network_option
 @click.option("-m", "--mode", required=True, metavar="NAME", help="As in esync, or esync-niid.")
 @click.option("--target", type=float, default=0.8, show_default=True, help="Accuracy of which the time is wanted.")
-@click.option("--parity", is_flag=True, help="Throughput and traffic by the formulas of ESync's own tools.")
+@click.option("--parity", is_flag=True, help="Throughput, traffic and computing by ESync's own formulas.")
 @click.option("--json", is_flag=True, help="Print summary.json instead of text.")
 def summarize(base: Path, network: str, mode: str, target: float, parity: bool, json: bool) -> None:
     """Sum up the records of a trial: DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...

@@ -1,5 +1,6 @@
 """Collect the logs of a job from its hosts into one folder, verified, with a manifest of what is there."""
 
+import errno
 import hashlib
 import json
 import tarfile
@@ -28,6 +29,8 @@ _MOST_BYTES = 4 << 30  # of one file
 _MOST_FILES = 10_000  # of one host
 _MANIFEST_BYTES = 16 << 20
 _HEADER_BYTES = 1 << 20  # of a tar, before a file and after the last
+_HERE = "make room or rights on this machine, or choose another folder"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TOO_LARGE = "what it sends is larger than logs are: look what that host runs as geomx"
 
 
@@ -72,7 +75,12 @@ def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
             entries, left_out = _fetch(job, host, folder)
             problems.extend({"host": host.name, "problem": what} for what in left_out)
             return entries
-        except (GeomxError, OSError, ValueError) as error:
+        except OSError as error:
+            if (error.filename and str(error.filename).startswith(str(folder))) or error.errno in _FULL:
+                raise CheckFailed(f"cannot write to {folder}: {error.strerror}", _HERE) from None
+            problems.append({"host": host.name, "problem": first_line(error, host.name)})
+            return [entry for entry in kept if entry.host == host.name]
+        except (GeomxError, ValueError) as error:
             problems.append({"host": host.name, "problem": first_line(error, host.name)})
             return [entry for entry in kept if entry.host == host.name]
 
@@ -89,7 +97,7 @@ def _prepare(folder: Path, job: KnownJob) -> list[_Entry]:
             _write(folder, job, [], [{"host": "", "problem": "nothing is collected yet"}])
             return []
     except OSError as error:
-        raise CheckFailed(f"cannot write to {folder}: {error.strerror}", "choose another folder") from None
+        raise CheckFailed(f"cannot write to {folder}: {error.strerror}", _HERE) from None
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if manifest["job"] != job.plan.job:
@@ -111,8 +119,12 @@ def _write(
         "problems": problems,
     }
     part = folder / f"{MANIFEST}.part"
-    part.write_text(json.dumps(manifest, indent=1))
-    part.replace(folder / MANIFEST)
+    try:
+        part.write_text(json.dumps(manifest, indent=1))
+        part.replace(folder / MANIFEST)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise CheckFailed(f"cannot write to {folder}: {error.strerror}", _HERE) from None
     return manifest
 
 

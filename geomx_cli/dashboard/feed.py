@@ -54,6 +54,6 @@ class Feed:
 def _event(text: str) -> Event | None:
     try:
         found: Any = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and isinstance(found.get("time"), int | float) else None

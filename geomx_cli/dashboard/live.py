@@ -1,6 +1,5 @@
 """What is known of a job, folded from its processes' events: the same for one that runs and one that is over."""
 
-import math
 import threading
 import time
 from collections import deque
@@ -16,6 +15,8 @@ __all__ = ["ENDS", "Live"]
 
 MESSAGES = 200
 MOST_CURVES = 12
+AHEAD = 600.0  # seconds that a clock may be ahead, or that lie between two counts of bytes
+MOST = 1e18
 MARGIN = 5.0  # seconds that an event may take to come here
 FIELDS = ("round", "samples_per_s", "loss", "accuracy", "waiting", "progress", "left_s")
 MEANS = ("accuracy", "loss", "waiting")
@@ -67,7 +68,7 @@ class Live:
         with self._lock:
             try:
                 when = float(event["time"])
-                if math.isfinite(when):
+                if 0 < when < time.time() + AHEAD:
                     self._take(row, event, max(0.0, when - self._began))
             except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
                 return
@@ -117,7 +118,7 @@ class Live:
             case "failed":
                 row.state = "failed"
         if kind in ("warning", "failed"):
-            text = " ".join(filter(None, (str(event.get("message", "")), str(event.get("hint", "") or ""))))
+            text = "; ".join(filter(None, (str(event.get("message", "")), str(event.get("hint", "") or ""))))
             self._messages.append(_message(seconds, name, kind, text))
 
     def _add_telemetry(self, row: _Row, event: Event, seconds: float) -> None:
@@ -126,7 +127,7 @@ class Live:
         for name in FIELDS:
             if name in event:
                 value = event[name]
-                is_number = isinstance(value, int | float) and math.isfinite(value)
+                is_number = isinstance(value, int | float) and abs(value) < MOST
                 row.shown[name] = value if is_number else None
         group = self._groups.get(row.process.name)
         if group is not None and row.state == "training":
@@ -135,17 +136,17 @@ class Live:
         self._add_bytes(row, event["bytes"], seconds)
 
     def _add_bytes(self, row: _Row, counts: Any, seconds: float) -> None:
-        peers = {str(peer): int(pair[0]) for peer, pair in counts["peers"].items()}
+        peers = {str(peer): _count(pair[0]) for peer, pair in counts["peers"].items()}
         passed = seconds - row.counted
-        if row.counted and passed > 0:
+        if row.counted and 0 < passed < AHEAD:
             sent = {peer: max(0, count - row.peers.get(peer, 0)) for peer, count in peers.items()}
             row.rates = {peer: count / passed for peer, count in sent.items()}
             self._sent.setdefault(row.process.party, Flow()).add(row.counted, seconds, sum(sent.values()))
         row.counted, row.peers = seconds, peers
-        row.wan = (int(counts["wan"][0]), int(counts["wan"][1]))
+        row.wan = (_count(counts["wan"][0]), _count(counts["wan"][1]))
 
     def _add(self, curve: str, group: str, seconds: float, value: object, process: str) -> None:
-        if isinstance(value, int | float) and math.isfinite(value):
+        if isinstance(value, int | float) and abs(value) < MOST:
             known = self._curves[curve].setdefault(group, Curve(summed=curve not in MEANS))
             known.add(seconds, float(value), process)
 
@@ -163,6 +164,13 @@ class Live:
             {"from": sender, "to": receiver, "bytes": round(sent), "bytes_per_s": round(rate)}
             for (sender, receiver), (sent, rate) in sorted(total.items())
         ]
+
+
+def _count(value: int) -> int:
+    """Raises ValueError for what is no number of bytes."""
+    if not 0 <= value < MOST:
+        raise ValueError("no number of bytes")
+    return int(value)
 
 
 def _message(seconds: float, process: str, kind: str, text: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import bottle
 
 from geomx_cli.errors import CheckFailed
 
-__all__ = ["Server", "remembered", "started"]
+__all__ = ["Server", "remembered", "started", "write_private"]
 
 ADDRESS = "127.0.0.1"
 FILE = "dashboard.json"
@@ -61,10 +61,7 @@ class Server:
 
     def remember(self, folder: Path) -> None:
         """Note port and token for `remembered`; a folder that cannot be written to is no matter."""
-        with contextlib.suppress(OSError):
-            file = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(file, "w") as stream:
-                json.dump({"port": self.port, "token": self._token}, stream)
+        write_private(folder / FILE, json.dumps({"port": self.port, "token": self._token}))
 
     def close(self) -> None:
         """Answer no more."""
@@ -114,6 +111,21 @@ def remembered(folder: Path) -> tuple[int, str]:
     return 0, new_token()
 
 
+def write_private(path: Path, text: str) -> bool:
+    """Put a file of mode 0600 in the place of whatever is there; False where that cannot be done."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "w") as stream:
+            stream.write(text)
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        return False
+    return True
+
+
 def new_token() -> str:
     """One that nobody guesses."""
     return secrets.token_urlsafe(TOKEN)
@@ -149,6 +161,7 @@ def _error(error: bottle.HTTPError) -> str:
 
 class _Http(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is no matter."""

@@ -1,7 +1,6 @@
 """A dashboard of one job, from the first event that is read to the person's last word."""
 
 import contextlib
-import os
 import signal
 import webbrowser
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from geomx_cli.dashboard.feed import Feed
 from geomx_cli.dashboard.live import Live
-from geomx_cli.dashboard.server import remembered, started
+from geomx_cli.dashboard.server import remembered, started, write_private
 from geomx_cli.dashboard.view import view
 from geomx_cli.events import Event
 from geomx_cli.job.known import KnownJob
@@ -39,15 +38,16 @@ def show(
         stack.callback(server.close)
         server.remember(job.directory)
         told(server.url)
-        if opens:
-            webbrowser.open(_door(job.directory, server.url))
+        if opens and (door := _door(job.directory, server.url)):
+            webbrowser.open(door)
         while True:
             signal.pause()
 
 
 def _door(folder: Path, url: str) -> str:
-    """A file that leads to the page: a browser's command line is seen by everybody, and the token stands in the URL."""
+    """A file that leads to the page: a browser's command line is seen by everybody, and the token stands in the URL. ""
+    where it cannot be written.
+    """
     path = folder / DOOR
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={url}">\n')
-    return path.as_uri()
+    text = f'<!doctype html><meta http-equiv="refresh" content="0; url={url}">\n'
+    return path.as_uri() if write_private(path, text) else ""

@@ -1,5 +1,6 @@
 """What the page is told: the folded events, and what this machine knows of the job."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from geomx_cli.dashboard.feed import Feed
@@ -23,7 +24,19 @@ def view(job: KnownJob, live: Live, feed: Feed) -> dict[str, Any]:
     what = " ".join(job.plan.spec.script) or f"{options['network']} by {options['algo']}"
     if over and shown in UNKNOWN:
         shown = _end(known["processes"]) if feed.complete else f"{shown}, and not all hosts could be read"
-    return {"schema_version": VERSION, "job": job.id, "what": what, "state": shown, "over": over, **known}
+    cause, culprit = _cause(state)
+    for process in known["processes"]:
+        if culprit and process["state"] in ("failed", "ended"):  # the others ended because of it
+            process["state"] = "failed" if process["name"] == culprit else "stopped"
+    fields = {"job": job.id, "what": what, "state": shown, "over": over, "cause": cause}
+    return {"schema_version": VERSION, **fields, **known}
+
+
+def _cause(state: JobState | None) -> tuple[str, str]:
+    """Why the job failed, in a sentence, and the process that did first; "" where there is none."""
+    result: Mapping[str, Any] = (state.result if state is not None else None) or {}
+    failure, error = result.get("failure") or {}, result.get("error") or {}
+    return str(error.get("message") or ""), str(failure.get("process") or "")
 
 
 def _end(processes: list[dict[str, Any]]) -> str:

@@ -104,7 +104,7 @@ class Questioner:
         try:
             answer = json.loads(line)
             number = int(answer["id"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return
         with self._lock:
             box = self._waiting.get(number)

@@ -34,13 +34,14 @@ class Metrics:
             name: client.Gauge(f"geomx_{name}", text, labels, registry=registry) for name, text in GAUGES.items()
         }
         self._accuracy: Any = client.Gauge("geomx_accuracy", "Test accuracy.", ("job",), registry=registry)
-        self._bytes: Any = client.Gauge(
-            "geomx_bytes", "Bytes of messages so far.", (*labels, "net", "direction"), registry=registry
+        self._bytes: Any = client.Counter(
+            "geomx_bytes", "Bytes of messages.", (*labels, "net", "direction"), registry=registry
         )
+        self._counted: dict[tuple[str, str, str], float] = {}
         try:
             self._server, self._thread = client.start_http_server(port, ADDRESS, registry)
         except OSError as error:
-            hint = "choose another with --metrics-port"
+            hint = "choose another port with --metrics-port"
             raise CheckFailed(f"cannot listen on {ADDRESS}:{port}: {error.strerror}", hint) from None
 
     def take(self, process: str, event: Event) -> None:
@@ -59,7 +60,9 @@ class Metrics:
         for net in ("lan", "wan") if isinstance(counted, dict) else ():
             for direction, count in zip(("sent", "received"), counted.get(net, ()), strict=False):
                 if _is_number(count):
-                    self._bytes.labels(*labels, net, direction).set(count)
+                    before = self._counted.get((process, net, direction), 0)
+                    self._counted[process, net, direction] = count
+                    self._bytes.labels(*labels, net, direction).inc(max(0, count - before))
 
     def close(self) -> None:
         """Answer no more."""

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import queue
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ _Scalar = tuple[str, float, int, float]
 
 
 class Board:
-    """Scalars by round, in a new folder: accuracy, and loss, samples_per_s, waiting and wan_MB of each process.
+    """Scalars by round, in a new `folder`: accuracy, and loss, samples_per_s, waiting and wan_MB of each process.
 
     A thread of its own writes, for a disk may hang: `take` never waits, and drops what is too much. Close it: what was
     taken last is on the disk then, within 10 seconds or not at all.
@@ -34,7 +35,8 @@ class Board:
             hint = "pip install 'geomx-cli[tensorboard]'"
             raise InvalidSettings("--tensorboard needs tensorboardX", hint) from None
         try:
-            self._writer: Any = SummaryWriter(logdir=str(_new(folder)), flush_secs=FLUSH)
+            self.folder = _new(folder)
+            self._writer: Any = SummaryWriter(logdir=str(self.folder), flush_secs=FLUSH)
         except OSError as error:
             raise CheckFailed(f"cannot write to {folder}: {error.strerror}", "choose another folder") from None
         self._rounds: dict[str, int] = {}
@@ -72,11 +74,13 @@ class Board:
                 self._scalars.put_nowait((tag.replace(":", "-"), value, step, when))
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             while (scalar := self._scalars.get()) is not None:
                 tag, value, step, when = scalar
                 self._writer.add_scalar(tag, value, step, walltime=when)
             self._writer.close()
+        except Exception as error:  # a disk that is full, gone, or read-only; whatever it is, training goes on
+            print(f"warning: no more figures are written for TensorBoard: {error!r}", file=sys.stderr, flush=True)
 
 
 def _new(folder: Path) -> Path:

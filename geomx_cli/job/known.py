@@ -139,7 +139,7 @@ def find(name: str = "") -> KnownJob:
     if not known:
         raise InvalidSettings(f"there are no jobs in {jobs_folder()}", "start one with geomx launch")
     if not name:
-        running = [job for job in known if job.state is not None and not job.state.over]
+        running = [job for job in known if job.state_shown in ("running", "detached")]
         return (running or known)[0]
     found = [job for job in known if job.id == name] or [job for job in known if job.id.startswith(name)]
     if len(found) == 1:

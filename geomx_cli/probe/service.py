@@ -59,7 +59,7 @@ class Service:
                     return 1
                 for line in lines:
                     self._begin(json.loads(line))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return 1
         finally:
             self._listeners.close()

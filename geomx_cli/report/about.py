@@ -20,7 +20,8 @@ MOST = 2000
 
 class About(msgspec.Struct):
     """traffic: bytes from each party to each other one. seconds, wan_bytes: how many bytes had gone between parties so
-    many seconds after training began. starts: how many seconds after the first each worker (HOST/DEVICE) began.
+    many seconds after training began, the first weights among them. starts: how many seconds after the first each
+    worker (HOST/DEVICE) began.
     """
 
     job: str
@@ -48,6 +49,11 @@ class About(msgspec.Struct):
         """Raises OSError."""
         (folder / ABOUT).write_bytes(msgspec.json.encode(self))
 
+    @property
+    def total(self) -> int | None:
+        """All that has gone between the parties; None where that was not recorded."""
+        return sum(sum(row.values()) for row in self.traffic.values()) if self.seconds else None
+
     def bytes_by(self, seconds: float) -> int | None:
         """What had gone between the parties by then; None where that was not recorded."""
         return round(float(np.interp(seconds, self.seconds, self.wan_bytes))) if self.seconds else None
@@ -63,7 +69,7 @@ def wan_bytes(logs: Sequence[ProcessLog]) -> tuple[list[float], list[int]]:
     seconds = np.linspace(0.0, max(end - begun, STEP), min(MOST, max(2, round((end - begun) / STEP) + 1)))
     total = np.zeros(len(seconds))
     for times, counts in curves:
-        total += np.interp(seconds + begun, times, counts) - np.interp(begun, times, counts)
+        total += np.interp(seconds + begun, times, counts)
     return [round(value, 3) for value in seconds.tolist()], [round(count) for count in total.tolist()]
 
 

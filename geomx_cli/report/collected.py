@@ -5,8 +5,12 @@
     BASE/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
 """
 
+import fcntl
+import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,18 +34,37 @@ def collect(job: KnownJob, base: Path, *, overwrite: bool = False) -> dict[str, 
     It may be done again while the job runs. Raises InvalidSettings where the records of another job lie in the place of
     this one's, unless they are to be replaced, and what control.collect raises.
     """
-    place = base / network_of(job.plan) / mode_of(job.plan.spec.options)
-    if not overwrite:
-        _check(place, job.plan.job)
+    place = (base / network_of(job.plan) / mode_of(job.plan.spec.options)).resolve()
     folder = base / job.plan.job
-    manifest = collect_logs(job, folder)
-    trial = JobTrial.read(job.plan, folder / "events")
-    written = _write_records(trial, place)
+    with _alone(base):
+        if not overwrite:
+            _check(place, job.plan.job)
+        manifest = collect_logs(job, folder)
+        trial = JobTrial.read(job.plan, folder / "events")
+        written = _write_records(trial, place)
     for process in job.plan.processes:
         if (folder / "events" / f"{process.file_name}.jsonl").exists():
             problems = trial.logs[process.name].problems
             manifest["problems"] += [{"host": process.host, "problem": problem} for problem in problems]
     return {**manifest, "folder": str(folder), "records": str(place) if written else None}
+
+
+@contextmanager
+def _alone(base: Path) -> Iterator[None]:
+    """Nobody else collects into this folder meanwhile. Raises CheckFailed where somebody does."""
+    try:
+        base.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckFailed(f"cannot write to {base}: {error.strerror}", "choose another folder") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        hint = "wait until it is done, or choose another folder"
+        raise CheckFailed(f"another geomx collects into {base}", hint) from None
+    finally:
+        os.close(lock)
 
 
 def fetched(job: KnownJob) -> Trial:
@@ -92,4 +115,6 @@ def _write_records(trial: JobTrial, place: Path) -> bool:
             shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise CheckFailed(f"cannot write to {place}: {error.strerror}", "make room or rights there") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
     return written

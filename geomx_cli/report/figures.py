@@ -15,7 +15,7 @@ from geomx_cli.report.trial import MODES, NON_IID, Trial
 __all__ = ["Bars", "Curves", "Figure", "Matrix", "Span", "Timeline", "of"]
 
 STANDALONE = "local"
-PHASES = ("computes", "sends", "waits")
+PHASES = ("computes", "evaluates", "sends", "waits")
 MOST_ROUNDS = 200
 SHORT = 180.0  # seconds, up to which an axis has those
 
@@ -194,11 +194,15 @@ def _record(folder: Path, number: int) -> Record | None:
 
 
 def _spans(begin: float, record: Record, start: float) -> Iterator[Span]:
-    """Steps, then the exchange of which the end is waited for; `start` is added to the worker's own seconds."""
+    """Steps, then the exchange, in which a part of the test set may be evaluated and of which the end is waited for;
+    `start` is added to the worker's own seconds.
+    """
     end = record.total_time
     exchange = max(begin, end - (record.communicate or 0.0))
     waiting = max(exchange, end - (record.wait or 0.0))
-    for phase, first, last in zip(PHASES, (begin, exchange, waiting), (exchange, waiting, end), strict=True):
+    evaluated = min(waiting, exchange + sum(step.get("evaluation", 0.0) for step in record.time.values()))
+    cuts = (begin, exchange, evaluated, waiting, end)
+    for phase, first, last in zip(PHASES, cuts, cuts[1:], strict=False):
         if last > first:
             yield Span(start + first, start + last, phase)
 

@@ -94,7 +94,7 @@ def _timeline(axes: "Axes", figure: Timeline) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("time (seconds)")
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
+    axes.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, frameon=False)
 
 
 def _matrix(axes: "Axes", figure: Matrix) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from geomx_cli.events import Event, read_events
-from geomx_cli.report.record import Record, Worker
+from geomx_cli.report.record import MAX_SECONDS, MOST_COUNTED, Record, Worker, check
 
 __all__ = ["ProcessLog"]
 
@@ -52,7 +52,8 @@ class ProcessLog:
                 try:
                     fields = {**event, "time": event["times"], "accuracy": self.accuracies.get(event["num_iters"])}
                     record = msgspec.convert(fields, Record)
-                except (KeyError, TypeError, msgspec.ValidationError) as error:
+                    check(record)
+                except (KeyError, TypeError, ValueError) as error:
                     self._complain(event, error)
                 else:
                     yield record
@@ -77,15 +78,16 @@ class ProcessLog:
             case "round":  # what is wrong with one `records` says
                 self.last = event["num_iters"] if isinstance(event.get("num_iters"), int) else self.last
             case "evaluation":
-                self.accuracies[int(event["round"])] = float(event["accuracy"])
+                self.accuracies[int(event["round"])] = _within(event["accuracy"], 1.0)
             case "finished" if self.last and event.get("accuracy") is not None:
-                self.accuracies.setdefault(self.last, float(event["accuracy"]))
+                self.accuracies.setdefault(self.last, _within(event["accuracy"], 1.0))
             case "state" if event["state"] == "training":
-                self.training = float(event["time"])
+                self.training = _within(event["time"], MAX_SECONDS)
             case "telemetry":
                 counts = event["bytes"]
-                self.sent.append((float(event["time"]), int(counts["wan"][0])))
-                self.peers = {str(peer): int(pair[0]) for peer, pair in counts["peers"].items()}
+                when, sent = _within(event["time"], MAX_SECONDS), int(_within(counts["wan"][0], MOST_COUNTED))
+                self.sent.append((when, sent))
+                self.peers = {str(peer): int(_within(pair[0], MOST_COUNTED)) for peer, pair in counts["peers"].items()}
                 if len(self.sent) > MOST_COUNTS:
                     self.sent = self.sent[::2]
 
@@ -96,3 +98,10 @@ class ProcessLog:
         sentence = f"{self.process or self.path}: {problem}"
         if sentence not in self.problems[-2:]:  # the log is read twice
             self.problems.append(sentence)
+
+
+def _within(value: float, most: float) -> float:
+    """A number from 0 to `most`. Raises ValueError for another one."""
+    if not 0 <= value <= most:
+        raise ValueError(f"{value!r:.40} is no number from 0 to {most:g}")
+    return float(value)

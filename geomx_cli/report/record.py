@@ -9,11 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Record", "Worker", "read_record"]
+__all__ = ["MAX_SECONDS", "MOST_COUNTED", "Record", "Worker", "check", "read_record"]
 
 MAX_BYTES = 4 << 20
 PIECE = 1 << 15
 MAX_SECONDS = 1e10
+MOST_COUNTED = 1 << 53
 _NAME = re.compile(r"iter-([0-9]{1,9})\.txt", re.ASCII)
 
 
@@ -138,9 +139,23 @@ def read_record(path: str, number: int) -> Record:
         raise ValueError(f"it is no whole record: {error}" if data.strip() else "it is empty") from None
     if record.num_iters != number:
         raise ValueError(f"it is a record of round {record.num_iters}")
-    if record.num_samples < 0 or not 0 <= record.total_time < MAX_SECONDS or not all(map(_is_number, record.time)):
-        raise ValueError("its numbers make no sense")
+    check(record)
     return record
+
+
+def check(record: Record) -> None:
+    """Raises ValueError where its numbers make no sense: whoever wrote it, no report fails for one."""
+    counts = (record.num_iters, record.num_samples, record.bytes_sent, record.bytes_received)
+    told = (record.total_time, record.compute, record.communicate, record.wait, record.accuracy)
+    times = [seconds for seconds in told if seconds is not None]
+    for step in record.time.values():
+        times += step.values()
+    if (
+        any(not 0 <= count < MOST_COUNTED for count in counts)
+        or any(not 0 <= seconds < MAX_SECONDS for seconds in times)
+        or not all(map(_is_number, record.time))
+    ):
+        raise ValueError("its numbers make no sense")
 
 
 def _is_number(name: str) -> bool:

@@ -33,7 +33,7 @@ _STYLES: Mapping[str, Style] = {
     "diloco": Style("#8C6BB1", "*", "||"),
     "local": Style("#7F7F7F", "h", ""),
 }
-PHASES: Mapping[str, str] = {"computes": "#0072B2", "sends": "#E69F00", "waits": "#D0D0D0"}
+PHASES: Mapping[str, str] = {"computes": "#0072B2", "evaluates": "#009E73", "sends": "#E69F00", "waits": "#D0D0D0"}
 """The colours of what a worker does."""
 
 

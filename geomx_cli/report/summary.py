@@ -53,6 +53,7 @@ class Summary:
     accuracy: float | None
     target: float
     reached: Reached | None
+    parity: bool
 
     @classmethod
     def of(cls, trial: Trial, target: float, *, parity: bool) -> "Summary":
@@ -72,8 +73,8 @@ class Summary:
             rounds=max(len(worker.samples) for worker in workers), samples=samples, seconds=seconds,
             samples_per_s=rate, traffic=traffic,
             busy=sum(busy) / len(busy),
-            bytes=(sent, received), wan_bytes=_wan_bytes(trial, seconds), target=target,
-            accuracy=judge.accuracies[-1][1] if judge.accuracies else None,
+            bytes=(sent, received), wan_bytes=trial.about.total if trial.about is not None else None, target=target,
+            accuracy=judge.accuracies[-1][1] if judge.accuracies else None, parity=parity,
             reached=None if first is None
             else Reached(*first, trial.bytes_by(first[0]), _wan_bytes(trial, first[0])),
         )  # fmt: skip
@@ -83,6 +84,7 @@ class Summary:
         fields = asdict(self)
         return {
             "schema_version": SUMMARY_VERSION,
+            "parity": self.parity,
             **{name: fields[name] for name in ("network", "mode", "rounds", "samples", "seconds", "samples_per_s")},
             "traffic": self.traffic,
             "busy": self.busy,

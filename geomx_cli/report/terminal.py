@@ -13,7 +13,7 @@ __all__ = ["painted"]
 WIDTH, HEIGHT = 64, 20
 FULL = "█"
 MARKERS = "ox*+#@%&s"
-LETTERS: Mapping[str, str] = dict(zip(PHASES, (FULL, "▒", "·"), strict=True))
+LETTERS: Mapping[str, str] = dict(zip(PHASES, (FULL, "▓", "░", "·"), strict=True))
 
 
 def painted(figure: Figure) -> str:

@@ -45,8 +45,7 @@ class Trial:
         folder = base / network / mode
         places = list(_places(folder))
         if not places:
-            hint = f"records lie in {folder}/HOST/DEVICE/iter-1.txt, ...; geomx logs collect writes them"
-            raise InvalidSettings(f"there are no records in {folder}", hint)
+            raise InvalidSettings(f"there are no records in {folder}", _what_there_is(base))
         workers: dict[str, dict[str, Worker]] = {}
         with _mapping(len(places)) as mapping:
             for done, (place, worker) in enumerate(zip(places, mapping(Worker.read, places), strict=True), 1):
@@ -89,7 +88,7 @@ def _places(folder: Path) -> Iterator[Path]:
     try:
         for host in sorted(path for path in folder.iterdir() if path.is_dir()):
             yield from sorted(path for path in host.iterdir() if path.is_dir())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         raise InvalidSettings(f"cannot read {error.filename}: {error.strerror}", "see who may read it") from None
@@ -110,9 +109,17 @@ def modes_in(base: Path, network: str) -> list[str]:
     known = [mode + suffix for mode in MODES for suffix in ("", NON_IID)]
     found = [mode for mode in known if (base / network / mode).is_dir()]
     if not found:
-        hint = "geomx logs collect --to DIR writes them; --base names DIR and --network what lies in it"
-        raise InvalidSettings(f"there are no trials in {base / network}", hint)
+        raise InvalidSettings(f"there are no trials in {base / network}", _what_there_is(base))
     return found
+
+
+def _what_there_is(base: Path) -> str:
+    """The trials in a folder, for whoever has named another."""
+    if not base.is_dir():
+        return f"there is no folder {base}; geomx logs collect --to DIR writes records to DIR"
+    known = {mode + suffix for mode in MODES for suffix in ("", NON_IID)}
+    found = sorted(f"{path.parent.name}/{path.name}" for path in base.glob("*/*") if path.name in known)
+    return f"there is {', '.join(found)}" if found else f"geomx logs collect --to {base} writes records there"
 
 
 def title(mode: str) -> str:

@@ -3,7 +3,7 @@
 
 const SPACE = "http://www.w3.org/2000/svg";
 const STATES = { starting: "#B0B7BF", waiting: "#E69F00", training: "#0072B2", evaluating: "#56B4E9",
-                 serving: "#009E73", finished: "#5b6570", ended: "#5b6570", failed: "#b3261e", lost: "#b3261e" };
+                 serving: "#009E73", finished: "#5b6570", ended: "#5b6570", stopped: "#5b6570", failed: "#b3261e", lost: "#b3261e" };
 const KEY = "W worker · S server · G root · C, K schedulers";
 const SHORT = { worker: "W", server: "S", scheduler: "C", global_server: "G", global_scheduler: "K" };
 
@@ -71,9 +71,9 @@ function wire(links, places) {
   const rate = links.reduce((sum, link) => sum + link.bytes_per_s, 0);
   const line = element("line", { class: "wire", x1: from.x, y1: from.y, x2: to.x, y2: to.y });
   line.style.strokeWidth = 1 + Math.min(7, Math.log10(1 + rate / 1e3));
-  // Near the lower end, where wires of several parties are apart; an arrow points where it goes on the page.
-  const [high, low] = from.y <= to.y ? [from, to] : [to, from];
-  const at = { x: high.x + 0.55 * (low.x - high.x), y: high.y + 0.55 * (low.y - high.y) };
+  // Above the lower box, where those of several parties are apart; an arrow points where it goes on the page.
+  const low = from.y <= to.y ? to : from, level = from.y === to.y;
+  const at = { x: level ? (from.x + to.x) / 2 : low.x, y: low.y - (level ? 38 : 26) };
   const texts = links.map((link, index) => {
     const end = places.get(link.to), start = places.get(link.from);
     const arrow = end.y > start.y ? "↓" : end.y < start.y ? "↑" : end.x > start.x ? "→" : "←";

@@ -33,6 +33,8 @@ function show(known) {
   document.title = `geomx ${known.job}`;
   get("job").textContent = known.job;
   get("summary").textContent = summary(known);
+  get("cause").textContent = known.cause;
+  get("cause").hidden = !known.cause;
   for (const [name, chart] of Object.entries(charts)) chart.show(known.curves[name]);
   map.show(known.processes, known.links);
   get("processes").tBodies[0].replaceChildren(...known.processes.map(row));

@@ -34,6 +34,8 @@ def main(client: "Client") -> None:
         _train(client, recipe, algorithm)
     else:
         _initialise(client, recipe)
+        client.report(state="finished")
+        client.events.write("state", state="finished")
 
 
 def _network(recipe: "Recipe") -> "Network":

@@ -24,6 +24,8 @@ __all__ = ["DATA_SETS", "DataSet", "Split", "check_name", "directories", "find",
 
 Split = Literal["train", "test"]
 CLASSES = 10
+MOST_CLASSES = 1000  # that may have no samples here
+LOOKED_AT = 1024
 _RECORD = 1 + 3 * 32 * 32
 
 
@@ -47,7 +49,15 @@ def _read_mnist(paths: list[Path]) -> tuple[Bytes, Bytes]:
         raise damaged(images_path, f"its images are {images.shape[1]} x {images.shape[2]}, not 28 x 28")
     if len(images) != len(labels):
         raise damaged(labels_path, f"it has {len(labels)} labels for {len(images)} images of {images_path.name}")
+    _check_labels(labels_path, labels)
     return images.reshape(-1, 1, 28, 28), labels
+
+
+def _check_labels(path: Path, labels: Bytes) -> None:
+    if not len(labels):
+        raise damaged(path, "it is empty")
+    if int(labels.max()) >= CLASSES:
+        raise damaged(path, f"it has the label {int(labels.max())}; labels are 0 to {CLASSES - 1}")
 
 
 def _read_cifar10(paths: list[Path]) -> tuple[Bytes, Bytes]:
@@ -58,6 +68,7 @@ def _read_cifar10(paths: list[Path]) -> tuple[Bytes, Bytes]:
         if len(content) % _RECORD:
             raise damaged(path, f"it has {len(content)} bytes (unpacked), no multiple of the {_RECORD} of a record")
         parts.append(content.reshape(-1, _RECORD))
+        _check_labels(path, parts[-1][:, 0])
     records = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
 
@@ -100,12 +111,7 @@ def load(name: str, split: Split, data_dir: str | Path = "") -> Samples:
         hint = f"give --data {other}, or another --data-dir"
         raise InvalidSettings(f"{directory} has {other}, not {name}: their files have the same names", hint)
     paths = [path for file in known.files[split] if (path := _path(directory, file)) is not None]
-    images, labels = known.read(paths)
-    if not len(labels):
-        raise damaged(paths[-1], "it is empty")
-    if int(labels.max()) >= CLASSES:
-        raise damaged(paths[-1], f"it has the label {int(labels.max())}; labels are 0 to {CLASSES - 1}")
-    return Samples(images, labels, CLASSES)
+    return Samples(*known.read(paths), CLASSES)
 
 
 def shape_of(name: str, data_dir: str | Path = "") -> tuple[tuple[int, int, int], int]:
@@ -172,5 +178,9 @@ def _checked(name: str, given: Any) -> Samples:
         raise wrong(f"its labels are {numbers.dtype} of shape {numbers.shape} for {len(pictures)} images")
     if not len(numbers) or int(numbers.min()) < 0:
         raise wrong("it has no samples" if not len(numbers) else f"it has the label {int(numbers.min())}")
+    if int(numbers.max()) >= max(MOST_CLASSES, len(numbers)):
+        raise wrong(f"it has the label {int(numbers.max())} among {len(numbers)} samples")
+    if pictures.dtype == np.float32 and not np.isfinite(pictures[:LOOKED_AT]).all():
+        raise wrong("its images have values that are no numbers")
     whole: npt.NDArray[np.int64] = numbers.astype(np.int64)
     return Samples(pictures, whole, max(int(whole.max()) + 1, 2))

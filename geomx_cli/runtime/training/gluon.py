@@ -28,9 +28,14 @@ def of_the_zoo(function: str, shape: Shape, classes: int, size: int) -> Network:
 
 def of_a_person(name: str, shape: Shape, classes: int) -> Network:
     """The block that MODULE:FUNCTION makes. It is called again for each copy that is needed."""
+    made: list[Any] = []
 
     def make(mx: Any) -> Any:
         block = call(name, "--network", classes)
+        if any(block is other for other in made):
+            what = "it returned the same block again, and copies are to have weights of their own"
+            raise InvalidSettings(f"--network {name}: {what}", "let it make a new one each time")
+        made.append(block)
         if not isinstance(block, mx.gluon.HybridBlock):
             what = f"it returned {type(block).__name__}, no gluon HybridBlock"
             raise InvalidSettings(f"--network {name}: {what}", "return a block such as gluon.nn.HybridSequential")

@@ -198,7 +198,8 @@ class Loop:
     def _judge(self, evaluation: Evaluation) -> None:
         """Warn, once, when training gets nowhere."""
         rate = self._recipe.optimizer_params["learning_rate"]
-        before, self._doubt = self._doubt, doubt(self._loss, evaluation.accuracy, evaluation.test, rate)
+        split = self._recipe.split
+        before, self._doubt = self._doubt, doubt(self._loss, evaluation.accuracy, evaluation.test, rate, split)
         if self._doubt and not before:
             self._record.warn(self._doubt)
 

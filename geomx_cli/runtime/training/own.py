@@ -37,14 +37,14 @@ def call(name: str, option: str, *arguments: Any) -> Any:
             raise _failed(name, option) from None
         hint = f"it is looked for in {here}; --sync {module_name.partition('.')[0]}.py brings it to other hosts"
         raise InvalidSettings(f"{option} {name}: there is no module {module_name!r}", hint) from None
-    except Exception:
+    except (Exception, SystemExit):
         raise _failed(name, option) from None
     found = getattr(module, function, None)
     if not callable(found):
         raise InvalidSettings(f"{option} {name}: {module_name} has no function {function!r}", "correct the name")
     try:
         return found(*arguments)
-    except Exception:
+    except (Exception, SystemExit):
         raise _failed(name, option) from None
 
 
