@@ -32,7 +32,7 @@ def base(tmp_path: Path) -> Path:
                 judged = {"accuracy": accuracy} if accuracy and device == "cpu0" else {}
                 write(folder / "A" / device, number, {**record, **judged, "bytes_sent": 1000, "bytes_received": 500})
         traffic = {"A": {"central": 4_000_000}, "central": {"A": 2_000_000}}
-        About("job-1", "central", {}, traffic, [0.0, 10.0, 30.0], [0, 2_000_000, 6_000_000], STARTS).write(folder)
+        About("job-1", "central", {"wan": "" if mode == "hfa" else "50mbit"}, traffic, [0.0, 10.0, 30.0], [0, 2_000_000, 6_000_000], STARTS).write(folder)
     for number in (1, 2):
         write(tmp_path / "cnn" / "esync" / "cloud3" / "gpu0", number, esync_record(number, 3, judge=True))
     write(tmp_path / "cnn" / "local" / "here" / "cpu", 1, sync_record(1))
@@ -117,6 +117,7 @@ def test_the_commands(base: Path, tmp_path: Path) -> None:
     assert "Test accuracy of cnn by traffic" in done.stdout and "⠤o⠤ ESync" in done.stdout
     done = command("compare", base / "cnn" / "hfa", base / "cnn" / "hfa-niid")
     assert done.returncode == 7
+    assert "note: these jobs differ in more than the algorithm: --wan" in done.stderr
     lines = done.stdout.splitlines()
     assert lines[1].split()[:6] == ["cnn", "HFA", "15.0", "s", "3", "MB"] and lines[1].split()[-1] == "job-1"
     assert "HFA-Non-IID" in lines[2] and "0.4000" in lines[2]

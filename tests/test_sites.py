@@ -145,7 +145,7 @@ def test_a_job_over_three_sites_survives_a_dropped_connection(world: World) -> N
     assert world.geomx("status").returncode == 0
     collected = world.geomx("logs", "collect", "--to", "here")
     assert collected.returncode == 0, collected.stderr
-    assert len(list((world.desk / "here/logs").glob("*.log"))) == 12
+    assert len(list((world.desk / "here").glob("*/logs/*.log"))) == 12
     stopped = world.geomx("stop")
     assert stopped.returncode == 0 and "had ended" in stopped.stdout
     assert not world.running()

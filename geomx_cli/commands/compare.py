@@ -17,6 +17,7 @@ __all__ = ["compare"]
 
 COMPARE_VERSION = 1
 WIDTH = 132
+ALIKE = ("parties", "workers", "central_workers", "network", "data", "split", "batch_size", "wan", "factor", "seed")
 
 
 @click.command()
@@ -50,7 +51,16 @@ def compare(names: tuple[str, ...], target: float, json: bool) -> None:
         print_json({"schema_version": COMPARE_VERSION, "target": target, "jobs": rows})
     else:
         _print_table(trials, summaries, target)
+    unlike = sorted(_unlike(trials))
+    if unlike:
+        click.echo(f"note: these jobs differ in more than the algorithm: {', '.join(unlike)}", err=True)
     tell_problems(problems, "the rest is compared")
+
+
+def _unlike(trials: "list[Trial]") -> set[str]:
+    """Options beside those of algorithms in which the trials differ, as far as they are known."""
+    known = [trial.about.options for trial in trials if trial.about is not None]
+    return {f"--{name.replace('_', '-')}" for name in ALIKE if len({str(options.get(name)) for options in known}) > 1}
 
 
 def _trial(name: str) -> "Trial":

@@ -206,8 +206,9 @@ class SshHost:
                 raise TimedOut(what, _SLOW) from None
             if isinstance(error, HostUnreachable) or (isinstance(error, OSError) and self._active()):
                 raise
-            words = f": {error}" if str(error) else ""
-            raise HostUnreachable(f"host {self.name}: the connection broke{words}", "launch again") from None
+            words = str(error).rstrip(": ")  # paramiko says why behind a colon, and may not know it
+            message = f"the connection broke: {words}" if words else "the connection broke"
+            raise HostUnreachable(f"host {self.name}: {message}", "launch again") from None
         finally:
             timer.cancel()
         if expired.is_set():
