@@ -32,7 +32,8 @@ def base(tmp_path: Path) -> Path:
                 judged = {"accuracy": accuracy} if accuracy and device == "cpu0" else {}
                 write(folder / "A" / device, number, {**record, **judged, "bytes_sent": 1000, "bytes_received": 500})
         traffic = {"A": {"central": 4_000_000}, "central": {"A": 2_000_000}}
-        About("job-1", "central", {"wan": "" if mode == "hfa" else "50mbit"}, traffic, [0.0, 10.0, 30.0], [0, 2_000_000, 6_000_000], STARTS).write(folder)
+        options, sent = {"wan": "" if mode == "hfa" else "50mbit"}, [0, 2_000_000, 6_000_000]
+        About("job-1", "central", options, traffic, [0.0, 10.0, 30.0], sent, STARTS).write(folder)
     for number in (1, 2):
         write(tmp_path / "cnn" / "esync" / "cloud3" / "gpu0", number, esync_record(number, 3, judge=True))
     write(tmp_path / "cnn" / "local" / "here" / "cpu", 1, sync_record(1))
