@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ class World:
         self.desk = folder / "desk"
         self.desk.mkdir()
         self.person = Person(folder / "home")
-        self.mark = folder.name
+        self.mark = uuid.uuid4().hex  # two tests at once may have folders of one name
         self.machines = {
             name: Sshd(folder / name, name, self.person, network.address(name), network.spaces.name(name), port=22)
             for name in NAMES
