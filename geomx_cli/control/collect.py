@@ -75,18 +75,20 @@ def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
             entries, left_out = _fetch(job, host, folder)
             problems.extend({"host": host.name, "problem": what} for what in left_out)
             return entries
-        except OSError as error:
-            if (error.filename and str(error.filename).startswith(str(folder))) or error.errno in _FULL:
+        except (GeomxError, OSError, ValueError) as error:
+            if isinstance(error, OSError) and _is_here(error, folder):
                 raise CheckFailed(f"cannot write to {folder}: {error.strerror}", _HERE) from None
-            problems.append({"host": host.name, "problem": first_line(error, host.name)})
-            return [entry for entry in kept if entry.host == host.name]
-        except (GeomxError, ValueError) as error:
             problems.append({"host": host.name, "problem": first_line(error, host.name)})
             return [entry for entry in kept if entry.host == host.name]
 
     with closing(job.open_hosts()) as hosts:
         entries = [entry for found in everywhere(fetch, hosts.values()) for entry in found]
     return _write(folder, job, entries, problems)
+
+
+def _is_here(error: OSError, folder: Path) -> bool:
+    """Whether it is this machine that cannot write, and not the host that failed."""
+    return error.errno in _FULL or (error.filename is not None and str(error.filename).startswith(str(folder)))
 
 
 def _prepare(folder: Path, job: KnownJob) -> list[_Entry]:
