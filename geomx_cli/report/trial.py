@@ -19,6 +19,7 @@ MODES: Mapping[str, str] = {
 """What each mode is called in figures and files. With "-niid" behind it the data were split by class."""
 
 NON_IID = "-niid"
+FOLDERS = tuple(mode + suffix for mode in MODES for suffix in ("", NON_IID))
 MANY = 8
 
 
@@ -106,8 +107,7 @@ def _mapping(count: int) -> Iterator[Callable[..., Iterable[Worker]]]:
 
 def modes_in(base: Path, network: str) -> list[str]:
     """The modes that a network has trials of, as there are folders. Raises InvalidSettings where there are none."""
-    known = [mode + suffix for mode in MODES for suffix in ("", NON_IID)]
-    found = [mode for mode in known if (base / network / mode).is_dir()]
+    found = [mode for mode in FOLDERS if (base / network / mode).is_dir()]
     if not found:
         raise InvalidSettings(f"there are no trials in {base / network}", _what_there_is(base))
     return found
@@ -117,8 +117,7 @@ def _what_there_is(base: Path) -> str:
     """The trials in a folder, for whoever has named another."""
     if not base.is_dir():
         return f"there is no folder {base}; geomx logs collect --to DIR writes records to DIR"
-    known = {mode + suffix for mode in MODES for suffix in ("", NON_IID)}
-    found = sorted(f"{path.parent.name}/{path.name}" for path in base.glob("*/*") if path.name in known)
+    found = sorted(f"{path.parent.name}/{path.name}" for path in base.glob("*/*") if path.name in FOLDERS)
     return f"there is {', '.join(found)}" if found else f"geomx logs collect --to {base} writes records there"
 
 

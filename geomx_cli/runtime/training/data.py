@@ -20,7 +20,7 @@ from geomx_cli.runtime.training.idx import Bytes, damaged, read_bytes, read_idx
 from geomx_cli.runtime.training.own import call, is_own
 from geomx_cli.runtime.training.samples import Samples
 
-__all__ = ["DATA_SETS", "DataSet", "Split", "check_name", "directories", "find", "load", "own_directory"]
+__all__ = ["DATA_SETS", "DataSet", "Split", "check_name", "directories", "find", "load", "own_directory", "shape_of"]
 
 Split = Literal["train", "test"]
 CLASSES = 10
