@@ -29,7 +29,7 @@ def expected(
 ) -> list[np.ndarray]:
     """Ranks are added in order inside a party, then the parties in order; sgd with momentum as MXNet writes it.
 
-    fp16 is added in fp32 and updated in fp32; a party's sum is rounded to fp16 for the wire.
+    fp16 is added in fp32 and updated in fp32.
     """
     work = np.float64 if dtype == "float64" else np.float32
     results = []
@@ -40,8 +40,8 @@ def expected(
             for party in parties:
                 members = [gradient(rank, number, size, index, dtype) for rank in party if number < rounds[rank]]
                 if members:
-                    sums.append(_ordered_sum([member.astype(work) for member in members]).astype(dtype))
-            total = _ordered_sum([part.astype(work) for part in sums])
+                    sums.append(_ordered_sum([member.astype(work) for member in members]))
+            total = _ordered_sum(sums)
             if optimizer:
                 momentum = work(0.9) * momentum - work(0.1) * (work(0.25) * total)
                 weight = weight + momentum

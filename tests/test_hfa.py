@@ -46,7 +46,7 @@ def expected(
 ) -> dict[int, list[Array]]:  # fmt: skip
     """What each worker has after each of its rounds; `parties` are global ranks, `counts` what each one's samples are.
 
-    A mean is of those that are still there. fp16 is averaged in fp32, and rounded where it is sent or kept.
+    A mean is of those that are still there. fp16 is averaged in fp32, and rounded where it is sent to workers or kept.
     """
     kind, work = np.dtype(dtype), np.dtype("float64" if dtype == "float64" else "float32")
     milestone = np.random.default_rng(1000 + index).standard_normal(size).astype(kind)
@@ -72,7 +72,7 @@ def expected(
                     history[rank].append(mean.astype(kind))
                 continue
             weight, since[which] = since[which] if counts else 1.0, 0.0
-            difference = ((mean - value.astype(kind).astype(work)) * work.type(weight)).astype(kind)
+            difference = (mean - value.astype(kind).astype(work)) * work.type(weight)
             given = sum_of([difference] if given is None else [given, difference], work)
             total_weight += weight
             there += members

@@ -189,7 +189,7 @@ def test_each_slice_is_read_at_one_version_wherever_a_writer_comes(optimizer: st
                     for number in (1, 2):
                         bench.push(1, number, np.ones(1000, np.float32), slice=written)
             if index < count:
-                bench.rounds.on_pull(bench.links[0], bench.header(Kind.PULL, slice=index))  # type: ignore[arg-type]
+                bench.rounds.on_pull(bench.links[0], bench.header(Kind.PULL, slice=index), 0)  # type: ignore[arg-type]
         answers = {link: [item for item in bench.delivery.downs if item[0] is link] for link in bench.links}
         values = {0: start, 2: view(*answers[bench.links[1]][-1][1:])}
         exchange = Exchange(np.zeros(1000 * count, np.float32), count)

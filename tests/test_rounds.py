@@ -151,13 +151,13 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_only_the_first_initial_value_counts_and_pulls_wait_for_it() -> None:
     bench = Bench()
     for link in bench.links:
-        bench.rounds.on_pull(link, bench.header(Kind.PULL, request=5))
+        bench.rounds.on_pull(link, bench.header(Kind.PULL, request=5), 0)
     assert bench.results() == []
     ones = np.ones(SIZE, np.float32).data.cast("B")
     bench.rounds.on_push(bench.links[0], bench.header(Kind.PUSH, request=1), ones)
     assert [request for request, *_ in _with_values(bench)] == [5, 5]
     bench.init(np.zeros(SIZE, np.float32))
-    bench.rounds.on_pull(bench.links[1], bench.header(Kind.PULL, request=6))
+    bench.rounds.on_pull(bench.links[1], bench.header(Kind.PULL, request=6), 0)
     assert bench.results()[0][2][0] == 1
 
 

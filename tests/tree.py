@@ -106,17 +106,21 @@ class Tree:
         self._root(where).rounds.on_push(Wire(), self._header(Kind.PUSH, where), _bytes(value))  # type: ignore[arg-type]
         self._delivery.run()
 
-    def push(self, who: Who, number: int, value: Array, where: Slice = (0, 0), weight: float = 1.0) -> None:
-        """A worker's contribution to a round."""
+    def push(self, who: Who, number: int, value: Array | None, where: Slice = (0, 0), weight: float = 1.0) -> None:
+        """A worker's contribution to a round; without a value it abstains."""
         node, rank = self._above(who, where)
-        header = self._header(Kind.EXCHANGE, where, round=number, contributors=(rank,), weight=weight)
-        node.rounds.on_exchange(node.wires[rank], header, _bytes(value.copy()))  # type: ignore[arg-type]
+        header = self._header(
+            Kind.EXCHANGE, where, round=number, contributors=(rank,), weight=0.0 if value is None else weight,
+            acked=number - 1,
+        )  # fmt: skip
+        payload = None if value is None else _bytes(value.copy())
+        node.rounds.on_exchange(node.wires[rank], header, payload)  # type: ignore[arg-type]
         self._delivery.run()
 
-    def pull(self, who: Who, where: Slice = (0, 0)) -> None:
-        """A worker asks for the value."""
+    def pull(self, who: Who, where: Slice = (0, 0), number: int = 0) -> None:
+        """A worker asks for the value, after it has begun round `number`."""
         node, rank = self._above(who, where)
-        node.rounds.on_pull(node.wires[rank], self._header(Kind.PULL, where))  # type: ignore[arg-type]
+        node.rounds.on_pull(node.wires[rank], self._header(Kind.PULL, where, round=number), rank)  # type: ignore[arg-type]
         self._delivery.run()
 
     def leave(self, who: Who) -> None:
@@ -129,7 +133,7 @@ class Tree:
             left += [(root, party) for root in self.roots if self.servers[party].members == [rank]]
         for node, member in left:
             node.members.remove(member)
-            node.rounds.members_changed()
+            node.rounds.left(member)
         self._delivery.run()
 
     def got(self, who: Who, where: Slice = (0, 0)) -> list[Result]:
@@ -171,7 +175,7 @@ class Tree:
     def _at_root(self, root: Node, party: int, header: Header, payload: memoryview | None) -> None:
         wire: Any = root.wires[party]
         if header.kind == Kind.PULL:
-            root.rounds.on_pull(wire, header)
+            root.rounds.on_pull(wire, header, party)
         else:
             root.rounds.on_exchange(wire, header, payload)
 

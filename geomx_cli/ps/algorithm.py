@@ -35,7 +35,8 @@ class Slot:
 class Total:
     """The sum of what members gave to a slice in one round: fp32, or fp64 for fp64 slices; not to be written to.
 
-    weight: the sum of their weights. member: whose it is, where each member's contribution counts alone, else 0.
+    weight: the sum of their weights; 0 where all abstain, and then the array is zeros. member: whose it is, where each
+    member's contribution counts alone, else 0.
     """
 
     array: Array
@@ -45,7 +46,9 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Exchange `array` with the root, with this weight; its result becomes the value."""
+    """Exchange `array` with the root, with this weight; its result becomes the value. With weight 0 the array does not
+    count, and is not sent.
+    """
 
     array: Array
     weight: float = 1.0

@@ -1,4 +1,4 @@
-"""What a server keeps of one slice: its value, and the rounds that are open."""
+"""What a server keeps of one slice: its value, the rounds that are open, and results that not all members have."""
 
 import time
 from dataclasses import dataclass, field
@@ -6,18 +6,19 @@ from dataclasses import dataclass, field
 from geomx_cli.ps.algorithm import Slot
 from geomx_cli.ps.gather import Gathering
 from geomx_cli.ps.link import Link
-from geomx_cli.ps.wire import Header
+from geomx_cli.ps.wire import Array
 
-__all__ = ["Asker", "Book", "Pace", "Round"]
+__all__ = ["Asker", "Book", "Pace", "Result", "Round"]
 
 
 @dataclass(slots=True)
 class Asker:
-    """Who waits for a result, and the number of its request."""
+    """Who waits for a result, and the number of its request; of a pull also the rank among the contributors."""
 
     link: Link
     request: int
     priority: int
+    rank: int = -1
 
 
 @dataclass(slots=True)
@@ -32,11 +33,27 @@ class Round:
     wanted: set[int] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the members of a round were answered: the value, its version, the ranks and weight that are in it.
+
+    `owed` are the ranks that have not acknowledged it: one whose answer was lost asks again.
+    """
+
+    array: Array
+    version: int
+    contributors: tuple[int, ...]
+    weight: float
+    owed: set[int]
+
+
 @dataclass(slots=True)
 class Pace:
     """The rounds of members who go through them together: all of a server's, or one party's where each goes alone.
 
-    closed: the last round that is decided. finished: the last one that is answered. result: who is in that.
+    closed: the last round that is decided. finished: the last one that is answered. results: of finished rounds, kept
+    until all have acknowledged them; members acknowledge with their next contributions, so in a job where each worker
+    has one round under way this is the value itself, and else as many as there are rounds under way.
     held: who is in a root's round that is in the value and not yet answered, because others are too far behind.
     version: that of the value which the last round has led to, or which its members were given since.
     """
@@ -45,9 +62,17 @@ class Pace:
     rounds: dict[int, Round] = field(default_factory=dict)
     closed: int = 0
     finished: int = 0
-    result: Header = field(default_factory=Header)
+    results: dict[int, Result] = field(default_factory=dict)
     held: Gathering | None = None
     version: int = 0
+
+    def acknowledge(self, rank: int, round_: int) -> None:
+        """This rank has the results of all rounds up to this one."""
+        for number in [number for number in self.results if number <= round_]:
+            owed = self.results[number].owed
+            owed.discard(rank)
+            if not owed:
+                del self.results[number]
 
 
 @dataclass(slots=True)

@@ -7,9 +7,12 @@ any process of the job ends all waits with PeerLost, which every later call rais
 
 import math
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
+
+import numpy as np
 
 from geomx_cli.errors import GeomxError, InvalidSettings, TimedOut
 from geomx_cli.events import EventLog
@@ -25,6 +28,9 @@ __all__ = ["Client"]
 
 Body = dict[str, Any]
 
+MAX_OPEN = 4096
+"""Rounds of one key that may be begun and without a result."""
+
 
 class Client:
     """A worker's end of the parameter server; connected when the constructor returns.
@@ -32,7 +38,8 @@ class Client:
     rank, num_workers: within the party's plane. party_index: -1 for the central party. global_rank: over all training
     workers, -1 for a master worker that does not train. num_all_workers: training workers of the job.
     trains: whether this worker may contribute. is_master: whether it configures the servers and gives the initial
-    values; in a flat cluster that is rank 0.
+    values; in a flat cluster that is rank 0. asynchronous: whether the global servers take each party's contributions
+    by themselves; what sets this of a store's type may change it.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: Delivery) -> None:
@@ -43,8 +50,8 @@ class Client:
         self.process = self._worker.node.process
         self._placements: dict[str, Placement] = {}
         self._rounds: dict[str, int] = {}
-        self._latest: dict[str, Exchange] = {}
-        self._pulled: dict[str, Exchange] = {}
+        self._open: dict[str, deque[Exchange]] = {}  # the last one, and those before it without a result
+        self._newest: dict[str, Exchange] = {}
         self._thread = threading.Thread(target=self._worker.run, name="geomx-client", daemon=True)
         self._thread.start()
         standing: Standing = self._wait(self._worker.ready, settings.number("timeout") + 10, "the cluster")
@@ -55,6 +62,7 @@ class Client:
         self.num_all_workers = standing.num_all_workers
         self.num_workers = settings.local.workers if settings.local is not None else 0
         self.trains = standing.trains
+        self.asynchronous = standing.asynchronous
         self.is_master = standing.rank == 0 if standing.flat else settings.master
         self._left = False
 
@@ -91,7 +99,7 @@ class Client:
     def exchange(
         self,
         name: str,
-        src: Array,
+        src: Array | None,
         out: Array | None,
         *,
         priority: int = 0,
@@ -100,9 +108,11 @@ class Client:
     ) -> Exchange:
         """Contribute `src` to this key's next round; its result goes to `out`, or is kept for `pull`. Returns at once.
 
-        src, out: 1-D, contiguous, of the declared size and dtype. `src` must not change before `.sent`. A higher
-        priority goes first. `weight`, above 0, travels with the contribution; `hyper` holds hyper-parameters for the
-        optimizer. Raises InvalidSettings for a worker that does not train, or has left.
+        src, out: 1-D, of the declared size and dtype. `src` must not change before `.sent`; it is copied if it is not
+        contiguous. Without `src` this worker abstains: it takes the round's result and counts for nothing in it, which
+        costs next to nothing to send. A higher priority goes first. `weight`, above 0, travels with the contribution;
+        `hyper` holds hyper-parameters for the optimizer. Raises InvalidSettings for a worker that does not train, or
+        has left, and when MAX_OPEN rounds of the key have no result yet.
         """
         self._check()
         if not 0 < weight < math.inf:
@@ -111,19 +121,36 @@ class Client:
             what = "has left the job" if self._left else "is the master, which does not train"
             hint = "is_master_worker and global_rank tell who is to push, and nobody pushes after leave"
             raise InvalidSettings(f"this worker {what}: it cannot contribute", hint)
-        placement = self._placement(name, src)
+        placement = self._placement(name, *(array for array in (src, out) if array is not None))
+        begun = self._open.setdefault(name, deque())
+        while len(begun) > 1 and begun[0].done.done():
+            begun.popleft()
+        if len(begun) > MAX_OPEN:
+            raise InvalidSettings(
+                f"{len(begun)} rounds of key {name!r} have no result yet", "wait for some of them before the next"
+            )
+        if src is None:
+            weight = 0.0
+        elif not src.flags.c_contiguous:
+            src = np.ascontiguousarray(src)
         number = self._rounds[name] = self._rounds.get(name, 0) + 1
         errand = Errand(Kind.EXCHANGE, placement, src, number, weight, priority, dict(hyper or {}))
-        exchange = self._latest[name] = self._start(out, errand)
+        exchange = self._newest[name] = self._start(out, errand)
+        begun.append(exchange)
         return exchange
 
     def pull(self, name: str, out: Array, *, priority: int = 0) -> "Future[None]":
-        """Copy to `out` the result of this worker's latest exchange of the key, or without one the servers' value."""
+        """Copy to `out` the result of this worker's latest exchange of the key, or without one the servers' value.
+
+        In an asynchronous job others go on meanwhile: once that result has come, the global servers' newest value.
+        """
         self._check()
         placement = self._placement(name, out)
-        latest = self._latest.get(name)
-        if latest is None:
-            pulled = self._pulled[name] = self._start(out, Errand(Kind.PULL, placement, priority=priority))
+        latest = self._open[name][-1] if self._open.get(name) else None
+        if latest is None or (self.asynchronous and latest.done.done()):
+            round_ = self._rounds.get(name, 0)
+            pulled = self._start(out, Errand(Kind.PULL, placement, round=round_, priority=priority))
+            self._newest[name] = pulled
             return pulled.done
         done: Future[None] = Future()
 
@@ -142,7 +169,7 @@ class Client:
         """Lowest and highest version at the roots of the slices that this worker's latest exchange or pull of the key
         has got; (-1, -1) before any. They differ only where parties train asynchronously.
         """
-        found = self._latest.get(name) or self._pulled.get(name)
+        found = self._newest.get(name)
         return (-1, -1) if found is None else (found.lowest, found.highest)
 
     # Requests.
@@ -197,8 +224,8 @@ class Client:
 
     def settle(self) -> None:
         """Wait for the results of all rounds that this worker has begun."""
-        for exchange in list(self._latest.values()):
-            self._wait(exchange.done, self.settings.number("patience"), "the last rounds")
+        for begun in list(self._open.values()):
+            self._wait(begun[-1].done, self.settings.number("patience"), "the last rounds")
 
     def leave(self) -> None:
         """This worker owes no more contributions. Waits for the results of those that it has begun, and until the
@@ -230,16 +257,18 @@ class Client:
             raise InvalidSettings(what, "size and dtype of a key never change")
         return placement
 
-    def _placement(self, name: str, array: Array) -> Placement:
+    def _placement(self, name: str, *arrays: Array) -> Placement:
         placement = self._placements.get(name)
         if placement is None:
             raise InvalidSettings(f"key {name!r} has not been initialised", "call init first")
         tensor = placement.tensor
-        if (array.size, str(array.dtype)) != (tensor.size, tensor.dtype):
-            raise InvalidSettings(
-                f"key {name!r} has {tensor.size} elements of {tensor.dtype}, not {array.size} of {array.dtype}",
-                "size and dtype of a key never change",
-            )
+        for array in arrays:
+            if (array.shape, str(array.dtype)) != ((tensor.size,), tensor.dtype):
+                shape = f"shape {array.shape}" if array.ndim != 1 else f"{array.size}"
+                raise InvalidSettings(
+                    f"key {name!r} has {tensor.size} elements of {tensor.dtype}, not {shape} of {array.dtype}",
+                    "give one-dimensional arrays; size and dtype of a key never change",
+                )
         return placement
 
     def _start(self, out: Array | None, errand: Errand) -> Exchange:

@@ -48,8 +48,9 @@ class _Compensated(Optimizer):
 class Dcasgd(_Compensated):
     """DC-ASGD with constant lamda ("-c"): d = w - b, where b is what the contributing member was given last.
 
-    That is the weight after the member's update before this one (or a newer one: see `given`), and at its first the
-    weight before the slot's very first update, so a server keeps one copy of the weights for each member and one more.
+    That is the weight after the member's update before this one, or a newer one that it has pulled since (see `given`),
+    and for a member that has pulled only before the slot's first update the weight before that. So a server keeps one
+    copy of the weights for each member and one more.
     Where there is only one member, d is 0 and this is `sgd`.
     """
 

@@ -17,10 +17,13 @@ __all__ = ["Contribution", "Gathering"]
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one member gives: the ranks merged in, an array that nobody writes to, what to call at the end."""
+    """What one member gives: the ranks merged in, an array that nobody writes to, what to call at the end.
+
+    Without an array it abstains: it counts as having come, and adds nothing.
+    """
 
     ranks: tuple[int, ...]
-    array: Array
+    array: Array | None
     weight: float
     hyper: dict[str, float]
     done: Callable[[], None]
@@ -31,14 +34,16 @@ class Gathering:
     """The contributions to one slice and round.
 
     `total` is fp32 (fp64 for fp64 contributions); with a single contribution it may be that contribution's own,
-    read-only array. `ranks` are those added so far, `weight` the sum of their weights, `hyper` the hyper-parameters of
-    the lowest rank that sent any.
+    read-only array; None if all have abstained. `ranks` are those added so far, `weight` the sum of their weights,
+    `hyper` the hyper-parameters that any of them sent. Where two sent different values, that of the lower rank holds,
+    and `conflicts` has the name with the other value.
     """
 
     total: Array | None = None
     ranks: set[int] = field(default_factory=set)
     weight: float = 0.0
     hyper: dict[str, float] = field(default_factory=dict)
+    conflicts: dict[str, float] = field(default_factory=dict)
     priority: int = 0
     _parked: dict[int, Contribution] = field(default_factory=dict)
     _added: list[tuple[tuple[int, ...], Callable[[], None]]] = field(default_factory=list)
@@ -82,7 +87,16 @@ class Gathering:
         return parked.union(*(ranks for ranks, _ in self._added))
 
     def _add(self, contribution: Contribution) -> None:
-        array = contribution.array
+        if contribution.array is not None:
+            self._add_array(contribution.array)
+        self.ranks.update(contribution.ranks)
+        self.weight += contribution.weight
+        for name, value in contribution.hyper.items():
+            if self.hyper.setdefault(name, value) != value:
+                self.conflicts[name] = value
+        self._added.append((contribution.ranks, contribution.done))
+
+    def _add_array(self, array: Array) -> None:
         if array.dtype == np.float16:
             array = array.astype(np.float32)
         if self.total is None:
@@ -92,7 +106,3 @@ class Gathering:
         else:
             self.total = np.add(self.total, array)
             self._owned = True
-        self.ranks.update(contribution.ranks)
-        self.weight += contribution.weight
-        self.hyper = self.hyper or contribution.hyper
-        self._added.append((contribution.ranks, contribution.done))

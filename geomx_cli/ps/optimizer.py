@@ -174,13 +174,18 @@ class Optimizer(ABC):
         return result
 
     def given(self, slot: Slot, member: int, weight: Array) -> None:
-        """This member was given the slot's present weight, which is newer than the one after its own last update."""
+        """This member was given the slot's present weight, which is newer than the one after its own last update; or it
+        has pulled before its first update.
+        """
         state = self._states.get(slot)
-        if state is None:
+        if state is None or not self.seen:  # before the slot's first update there is only one weight
             return
         now = weight.reshape(-1) if state.master is None else state.master
-        for name in [f"{what}.{member}" for what in self.seen]:
-            if name in state.arrays:
+        for what in self.by_member:
+            name = f"{what}.{member}"
+            if name not in state.arrays:
+                state.arrays[name] = self._fresh(what, now, state.arrays)
+            if what in self.seen:
                 np.copyto(state.arrays[name], now)
 
     def _run(

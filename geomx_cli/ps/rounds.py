@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from geomx_cli.ps.algorithm import Answer, Total
-from geomx_cli.ps.book import Asker, Book, Pace
+from geomx_cli.ps.book import Asker, Book, Pace, Result
 from geomx_cli.ps.gather import Contribution, Gathering
 from geomx_cli.ps.ledger import Ledger
 from geomx_cli.ps.link import Link
@@ -23,7 +23,10 @@ __all__ = ["Rounds", "as_payload"]
 
 
 class Rounds:
-    """`uplink` is None at a root, `ledger` has all slices. Used by the loop's thread only."""
+    """`uplink` is None at a root, `ledger` has all slices; `warn` gets what the user should know of.
+
+    Used by the loop's thread only.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class Rounds:
         uplink: Uplink | None,
         own_rank: Callable[[], int],
         ledger: Ledger,
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.optimizer: Optimizer | None = None
         self._initial: dict[str, float] = {}
@@ -40,6 +44,8 @@ class Rounds:
         self._delivery = delivery
         self._uplink = uplink
         self._own_rank = own_rank
+        self._warn = warn
+        self._warned: set[str] = set()
         self.ledger = ledger
 
     # What comes from below.
@@ -62,36 +68,50 @@ class Rounds:
             self._acknowledge(book, asker)
         link.consumed(array.nbytes)
 
-    def on_pull(self, link: Link, header: Header) -> None:
-        """Answer with the current value; wait for it, or fetch it from the root, if there is none."""
+    def on_pull(self, link: Link, header: Header, rank: int) -> None:
+        """Answer with the current value; wait for it, or fetch it from the root, if there is none.
+
+        Who pulls after it has begun to push asks, in an asynchronous job, for the newest value: that of the root.
+        """
         book = self.ledger.book(header)
-        asker = Asker(link, header.request, header.priority)
-        if book.slot.value is not None:
-            self._answer(book, asker, None)
-            return
-        book.pulls.append(asker)
-        if self._uplink is not None and not book.fetching:
-            self._fetch(book, header.priority)
+        asker = Asker(link, header.request, header.priority, rank)
+        if self._uplink is not None and header.round:
+            self._pull_above(book, header, partial(self._answer_newest, book, asker))
+        elif book.slot.value is not None:
+            self._answer_pull(book, asker)
+        else:
+            book.pulls.append(asker)
+            if self._uplink is not None and not book.fetching:
+                self._fetch(book, header.priority)
 
     def on_exchange(self, link: Link, header: Header, payload: memoryview | None) -> None:
-        """A contribution; whoever makes it has been checked to be among its contributors."""
-        book, array = self.ledger.book(header), view(header, payload)
-        pace = book.pace(self.ledger.member(header.contributors[0]))
-        asker = Asker(link, header.request, header.priority)
-        if header.round <= pace.finished:
-            self._answer(book, asker, pace)
-            link.consumed(array.nbytes)
-            return
+        """A contribution; whoever makes it has been checked to be among its contributors. One that is there already
+        is answered as before. One of weight 0 has no payload: its sender only takes the round's result.
+        """
+        book, rank = self.ledger.book(header), header.contributors[0]
+        array = view(header, payload) if header.weight else None
+        size = 0 if payload is None else len(payload)
+        if array is None and size:
+            raise BadMessage("a contribution of weight 0 with a payload")
+        pace = book.pace(self.ledger.member(rank))
         if not 0 < header.round <= pace.finished + MAX_ROUNDS_AHEAD:
             raise BadMessage(f"round {header.round} while round {pace.finished + 1} is open")
-        if header.weight <= 0:
-            raise BadMessage(f"a contribution of weight {header.weight:g}")
+        # So a server never keeps the results of more rounds than may be under way.
+        if not header.round - 1 - MAX_ROUNDS_AHEAD <= header.acked < header.round:
+            raise BadMessage(f"a contribution to round {header.round} from one that has {header.acked} results")
+        pace.acknowledge(rank, header.acked)
+        asker = Asker(link, header.request, header.priority)
+        if header.round <= pace.finished:
+            result = pace.results.get(header.round)
+            if result is not None:  # else this repeat came late: the sender has acknowledged the result since
+                self._answer(book, asker, header.round, result)
+            link.consumed(size)
+            return
         round_ = self.ledger.round(book, pace, header.round, header.priority)
-        round_.askers[header.contributors[0]] = asker
-        done = partial(link.consumed, array.nbytes)
-        given = Contribution(header.contributors, array, header.weight, header.hyper, done)
+        round_.askers[rank] = asker
+        given = Contribution(header.contributors, array, header.weight, header.hyper, partial(link.consumed, size))
         if header.round <= pace.closed or not round_.gathering.offer(given):
-            link.consumed(array.nbytes)
+            link.consumed(size)
         self._advance(book)
 
     def use(self, optimizer: Optimizer) -> None:
@@ -107,6 +127,13 @@ class Rounds:
             return False
         self.members_changed()
         return True
+
+    def left(self, rank: int) -> None:
+        """This rank owes nothing more, and has all results that it was owed."""
+        for book in self.ledger.books.values():
+            pace = book.pace(self.ledger.member(rank))
+            pace.acknowledge(rank, pace.finished)
+        self.members_changed()
 
     def members_changed(self) -> None:
         """Somebody has come or left: close what is now complete."""
@@ -144,10 +171,14 @@ class Rounds:
         if round_ is None or pace.closed > pace.finished or self._lacks_value(book):
             return False
         gathering = round_.gathering
-        if not gathering.merge(self.ledger.members(pace)) or gathering.total is None:
+        if not gathering.merge(self.ledger.members(pace)) or not gathering.ranks:
             return False
         pace.closed += 1
-        self._close(book, pace, gathering, gathering.total)
+        total, gathering.total = gathering.total, None
+        if total is None:  # all abstain
+            dtype = DTYPES[book.dtype]
+            total = np.zeros(book.length, np.float64 if dtype == np.float64 else np.float32)
+        self._close(book, pace, gathering, total)
         return True
 
     def _lacks_value(self, book: Book) -> bool:
@@ -162,12 +193,15 @@ class Rounds:
 
     def _close(self, book: Book, pace: Pace, gathering: Gathering, array: Array) -> None:
         total = Total(array, gathering.weight, pace.member)
+        self._report_conflicts(book, gathering)
         if self._uplink is None:
             self._tune(book, gathering.hyper)
-            book.slot.value = _cast(self.ledger.algorithm.at_root(book.slot, total, self.optimizer), book.dtype)
-            book.slot.version += 1
+            before, new = book.slot.value, self.ledger.algorithm.at_root(book.slot, total, self.optimizer)
+            if new is not before:
+                book.slot.value = _cast(new, book.dtype)
+                book.slot.version += 1
             pace.version = book.slot.version
-            pace.held, gathering.total = gathering, None
+            pace.held = gathering
             return
         decision = self.ledger.algorithm.at_party(book.slot, total)
         if isinstance(decision, Answer):
@@ -176,22 +210,32 @@ class Rounds:
             return
         self.ledger.waits_no_more(book, pace)
         book.forwarded += 1
+        payload, wide = _sum_payload(decision.array, book.dtype) if decision.weight else (None, False)
         header = Header(
             kind=Kind.EXCHANGE, key=book.slot.key, slice=book.slot.index, root=book.root, offset=book.offset,
             length=book.length, dtype=book.dtype, round=book.forwarded, contributors=(self._own_rank(),),
-            weight=decision.weight, base=book.slot.version, priority=gathering.priority, hyper=gathering.hyper,
+            weight=decision.weight, wide=wide, base=book.slot.version, priority=gathering.priority,
+            hyper=gathering.hyper,
         )  # fmt: skip
 
         def on_result(result: Header, array: Array) -> None:
             gathering.ranks = set(result.contributors)
             gathering.weight = result.weight
-            gathering.total = None
             book.slot.version = result.value
             book.slot.value = _cast(self.ledger.algorithm.from_root(book.slot, array), book.dtype)
             self._finish(book, pace, gathering)
             self._advance(book)
 
-        self._uplink.send(book.root, header, as_payload(decision.array, book.dtype), on_result)
+        self._uplink.send(book.root, header, payload, on_result)
+
+    def _report_conflicts(self, book: Book, gathering: Gathering) -> None:
+        """Workers that set a hyper-parameter to different values in one round: say so, once for each name."""
+        for name in gathering.conflicts.keys() - self._warned:
+            self._warned.add(name)
+            self._warn(
+                f"workers set {name} to {gathering.hyper[name]:g} and to {gathering.conflicts[name]:g} in one round of"
+                f" key {book.slot.key}: that of the lower rank holds; let all workers set the same"
+            )
 
     def _tune(self, book: Book, news: dict[str, float]) -> None:
         """Set the optimizer to what holds for this slice: not all slices are in the same round when a rate changes."""
@@ -209,20 +253,36 @@ class Rounds:
         self.ledger.waits_no_more(book, pace)
         self.last_round = max(self.last_round, pace.finished)
         self.versions[pace.member] = max(self.versions.get(pace.member, 0), pace.finished)
-        pace.result = Header(contributors=tuple(sorted(gathering.ranks))[:4096], weight=gathering.weight)
-        for asker in pace.rounds.pop(pace.finished).askers.values():
-            self._answer(book, asker, pace)
+        if pace.version != book.slot.version:  # others' rounds are in the value as well
+            self._given(book, pace.member)
+            pace.version = book.slot.version
+        assert book.slot.value is not None
+        askers = pace.rounds.pop(pace.finished).askers
+        ranks = tuple(sorted(gathering.ranks))[:4096]
+        result = Result(book.slot.value, book.slot.version, ranks, gathering.weight, set(askers))
+        pace.results[pace.finished] = result
+        for asker in askers.values():
+            self._answer(book, asker, pace.finished, result)
         self._answer_pulls(book)
+
+    def _given(self, book: Book, member: int) -> None:
+        """A member is about to get the root's newest value, from which its next gradient will be computed."""
+        if self._uplink is None and self.ledger.algorithm.asynchronous and self.optimizer is not None:
+            assert book.slot.value is not None
+            self.optimizer.given(book.slot.id, member, book.slot.value)
 
     def _fetch(self, book: Book, priority: int) -> None:
         """Get the value from the root, which has it or will have it."""
-        assert self._uplink is not None
         book.fetching = True
+        self._pull_above(book, Header(priority=priority), partial(self._fetched, book))
+
+    def _pull_above(self, book: Book, asked: Header, on_result: Callable[[Header, Array], None]) -> None:
+        assert self._uplink is not None
         header = Header(
             kind=Kind.PULL, key=book.slot.key, slice=book.slot.index, root=book.root, offset=book.offset,
-            length=book.length, dtype=book.dtype, priority=priority,
+            length=book.length, dtype=book.dtype, round=asked.round, priority=asked.priority,
         )  # fmt: skip
-        self._uplink.send(book.root, header, None, lambda result, array: self._fetched(book, result, array))
+        self._uplink.send(book.root, header, None, on_result)
 
     def _fetched(self, book: Book, result: Header, array: Array) -> None:
         book.fetching = False
@@ -233,23 +293,25 @@ class Rounds:
 
     def _answer_pulls(self, book: Book) -> None:
         for asker in book.pulls:
-            self._answer(book, asker, None)
+            self._answer_pull(book, asker)
         book.pulls.clear()
 
-    def _answer(self, book: Book, asker: Asker, pace: Pace | None) -> None:
-        """Send the value: the result of the last round of `pace`, or to somebody who only asks for it."""
+    def _answer_pull(self, book: Book, asker: Asker) -> None:
+        self._given(book, self.ledger.member(asker.rank))
         assert book.slot.value is not None
-        last = pace or Pace(0)
-        if self._uplink is None and last.version not in (0, book.slot.version):  # it is newer than that round's
-            last.version = book.slot.version
-            if self.optimizer is not None:
-                self.optimizer.given(book.slot.id, last.member, book.slot.value)
+        self._answer(book, asker, 0, Result(book.slot.value, book.slot.version, (), 0.0, set()))
+
+    def _answer_newest(self, book: Book, asker: Asker, above: Header, array: Array) -> None:
+        """The root's value for one who asks; what this server has stays as its rounds left it."""
+        self._answer(book, asker, 0, Result(array, above.value, (), 0.0, set()))
+
+    def _answer(self, book: Book, asker: Asker, round_: int, result: Result) -> None:
         header = Header(
             kind=Kind.RESULT, request=asker.request, key=book.slot.key, slice=book.slot.index, offset=book.offset,
-            length=book.length, dtype=book.dtype, round=last.finished, value=book.slot.version,
-            contributors=last.result.contributors, weight=last.result.weight, priority=asker.priority,
+            length=book.length, dtype=book.dtype, round=round_, value=result.version,
+            contributors=result.contributors, weight=result.weight, priority=asker.priority,
         )  # fmt: skip
-        self._delivery.down(asker.link, header, as_payload(book.slot.value, book.dtype))
+        self._delivery.down(asker.link, header, as_payload(result.array, book.dtype))
 
     def _acknowledge(self, book: Book, asker: Asker) -> None:
         header = Header(kind=Kind.RESULT, request=asker.request, key=book.slot.key, slice=book.slot.index)
@@ -259,6 +321,17 @@ class Rounds:
 def as_payload(array: Array, dtype: int) -> memoryview:
     """The bytes of `array` in the slice's dtype, without a copy where it has that dtype already."""
     return memoryview(_cast(array, dtype).data).cast("B")
+
+
+def _sum_payload(array: Array, dtype: int) -> tuple[memoryview, bool]:
+    """The bytes of a party's sum, and whether they are wider than the slice's dtype.
+
+    A sum of fp16 crosses in fp32 unless fp16 holds it exactly: it may be too large where the sum over all parties is
+    not, and rounding it would make two levels differ from one.
+    """
+    narrow = _cast(array, dtype)
+    wide = narrow.dtype == np.float16 and not np.array_equal(narrow, array)
+    return memoryview((array if wide else narrow).data).cast("B"), wide
 
 
 def _cast(array: Array, dtype: int) -> Array:

@@ -52,8 +52,9 @@ class Server:
             alone=self._members.alone,
         )
         self.rounds = Rounds(
-            delivery=delivery, uplink=uplink, own_rank=lambda: self._party_index, ledger=self._ledger
-        )
+            delivery=delivery, uplink=uplink, own_rank=lambda: self._party_index, ledger=self._ledger,
+            warn=lambda message: events.write("warning", message=message),
+        )  # fmt: skip
         self._party_index = 0
         self._requests = Requests(self.node, self._members, self._uplink, self.rounds, lambda: self._party_index)
         self._patience = Patience(self.node, self._members, self._waits)
@@ -141,7 +142,7 @@ class Server:
     def _leave(self, request: Request) -> None:
         self._members.leave(request.link)
         request.answer()
-        self.rounds.members_changed()
+        self.rounds.left(self._members.rank_of(request.link))
         self._requests.release_barriers()
         if self._uplink is not None and self._members.owing() == []:
             for root in self._uplink.links:
@@ -168,7 +169,7 @@ class Server:
                 raise BadMessage(f"contributions of ranks {header.contributors} from rank {rank}")
             self.rounds.on_exchange(link, header, payload)
         elif header.kind == Kind.PULL:
-            self.rounds.on_pull(link, header)
+            self.rounds.on_pull(link, header, rank)
             if self._members.settle(rank):
                 self.rounds.members_changed()
         else:

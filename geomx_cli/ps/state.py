@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from geomx_cli.ps.algorithm import Slot
-from geomx_cli.ps.book import Book, Pace, Round
+from geomx_cli.ps.book import Book, Pace, Result, Round
 from geomx_cli.ps.optimizers import Optimizer
 from geomx_cli.ps.wire import Array
 
@@ -19,7 +19,9 @@ def export_state(books: Books, optimizer: Optimizer | None) -> dict[str, Array]:
 
     Names: "value/KEY/SLICE", "book/KEY/SLICE" (int64: version, root, length, dtype, offset, rounds that the root has
     answered), "paces/KEY/SLICE" (int64, a row for each: member, rounds answered, version), "held/KEY/SLICE/MEMBER" (its
-    round that is in the value but not answered: weight, ranks), "kept/KEY/SLICE/NAME",
+    round that is in the value but not answered: weight, ranks), "result/KEY/SLICE/MEMBER/ROUND" (of a round that not
+    all have acknowledged) with "about/KEY/SLICE/MEMBER/ROUND" (version, weight, how many and which ranks have not, the
+    ranks in it), "kept/KEY/SLICE/NAME",
     "hyper/KEY/SLICE/NAME" (what workers have changed of the optimizer), "optimizer/...". All are copies.
     """
     state: dict[str, Array] = {}
@@ -27,14 +29,18 @@ def export_state(books: Books, optimizer: Optimizer | None) -> dict[str, Array]:
         if book.slot.value is None:
             continue
         answered = book.forwarded - sum(pace.closed > pace.finished and not pace.held for pace in book.paces.values())
-        where = [book.slot.version, book.root, book.length, book.dtype, book.offset, answered]
+        place = [book.slot.version, book.root, book.length, book.dtype, book.offset, answered]
         state[f"value/{key}/{index}"] = book.slot.value.copy()
-        state[f"book/{key}/{index}"] = np.array(where, np.int64)
+        state[f"book/{key}/{index}"] = np.array(place, np.int64)
         paces = [[pace.member, pace.finished, pace.version] for pace in book.paces.values()]
         state[f"paces/{key}/{index}"] = np.array(paces, np.int64).reshape(-1, 3)
         for pace in book.paces.values():
             if pace.held is not None:
                 state[f"held/{key}/{index}/{pace.member}"] = np.array([pace.held.weight, *sorted(pace.held.ranks)])
+            for number, result in pace.results.items():
+                where = f"{key}/{index}/{pace.member}/{number}"
+                about = [result.version, result.weight, len(result.owed), *sorted(result.owed), *result.contributors]
+                state |= {f"result/{where}": result.array.copy(), f"about/{where}": np.array(about, np.float64)}
         state |= {f"kept/{key}/{index}/{name}": array.copy() for name, array in book.slot.kept.items()}
         state |= {f"hyper/{key}/{index}/{name}": np.array([number]) for name, number in book.hyper.items()}
     if optimizer is not None:
@@ -57,7 +63,10 @@ def import_state(state: Mapping[str, Array], books: Books, optimizer: Optimizer 
                 pace.version = version
     for name, array in state.items():
         kind, _, rest = name.partition("/")
-        if kind in ("kept", "hyper", "held"):
+        if kind == "result":
+            key, index, member, number = (int(part) for part in rest.split("/"))
+            books[key, index].pace(member).results[number] = _result(array.copy(), state[f"about/{rest}"])
+        elif kind in ("kept", "hyper", "held"):
             *where, what = rest.split("/", 2)
             book = books[int(where[0]), int(where[1])]
             if kind == "kept":
@@ -76,3 +85,9 @@ def _hold(pace: Pace, weight: float, ranks: set[int]) -> None:
     round_ = pace.rounds[pace.closed] = Round()
     round_.gathering.weight, round_.gathering.ranks = weight, ranks
     pace.held = round_.gathering
+
+
+def _result(array: Array, about: Array) -> Result:
+    version, weight, count, *ranks = about.tolist()
+    owed, contributors = ranks[: int(count)], ranks[int(count) :]
+    return Result(array, int(version), tuple(map(int, contributors)), weight, set(map(int, owed)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from geomx_cli.ps.link import Link
-from geomx_cli.ps.wire import Array, BadMessage, Header, view
+from geomx_cli.ps.wire import Array, BadMessage, Header, Kind, view
 
 __all__ = ["Delivery", "Uplink"]
 
@@ -43,19 +43,27 @@ class Uplink:
         self._delivery = delivery
         self._serial = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
+        self._rounds: dict[tuple[int, int], list[int]] = {}  # of each slice those without a result, ascending
 
     def send(self, server: int, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
         """Send an EXCHANGE, PUSH or PULL; `on_result` gets the RESULT with its payload, valid as long as it is held."""
         header.request = next(self._serial)
-        self._pending[header.request] = _Pending(server, header, payload, on_result)
-        self._delivery.up(self.links[server], header, payload)
+        pending = self._pending[header.request] = _Pending(server, header, payload, on_result)
+        if header.kind == Kind.EXCHANGE:
+            self._rounds.setdefault((header.key, header.slice), []).append(header.round)
+        self._send(pending)
 
     def on_result(self, link: Link, header: Header, payload: memoryview | None) -> None:
-        """Handle a RESULT. One that was answered before is dropped."""
+        """Handle a RESULT. One that was answered before is dropped; one of another slice or round is refused."""
         if link not in self.links:
             raise BadMessage("a result from a process that is no server of this one")
         array = view(header, payload if payload is not None else memoryview(b""))
-        pending = self._pending.pop(header.request, None)
+        pending = self._pending.get(header.request)
+        if pending is not None:
+            _check(pending.header, header)
+            del self._pending[header.request]
+            if pending.header.kind == Kind.EXCHANGE:
+                self._rounds[header.key, header.slice].remove(header.round)
         link.consumed(array.nbytes)
         if pending is not None:
             pending.on_result(header, array)
@@ -64,9 +72,25 @@ class Uplink:
         """Send again whatever has no result yet from this server. Harmless: servers know repeats."""
         for pending in list(self._pending.values()):
             if self.links[pending.server] is link:
-                self._delivery.up(link, pending.header, pending.payload)
+                self._send(pending)
+
+    def _send(self, pending: _Pending) -> None:
+        header = pending.header
+        if header.kind == Kind.EXCHANGE:
+            header.acked = self._rounds[header.key, header.slice][0] - 1
+        self._delivery.up(self.links[pending.server], header, pending.payload)
 
     @property
     def waiting(self) -> int:
         """How many results are outstanding."""
         return len(self._pending)
+
+
+def _check(asked: Header, result: Header) -> None:
+    """Raise BadMessage for a result that is not what was asked for."""
+    round_ = asked.round if asked.kind == Kind.EXCHANGE else 0
+    length = 0 if asked.kind == Kind.PUSH else asked.length
+    wanted = (asked.key, asked.slice, round_, length)
+    found = (result.key, result.slice, result.round, result.length)
+    if found != wanted or (length and (result.dtype != asked.dtype or result.wide)):
+        raise BadMessage(f"a result of (key, slice, round, length) {found} where {wanted} was asked for")

@@ -39,7 +39,7 @@ MAX_ELEMENTS = 8_388_608
 MAX_MESSAGE = MAX_ELEMENTS * 8 + 65_536
 MAX_CONTROL = 16 * 2**20
 DTYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(name) for name in ("float32", "float64", "float16"))
-
+_WIDE = {np.dtype("float16"): np.dtype("float32")}
 
 MAX_ROUNDS_AHEAD = 64
 """Rounds of one key that a worker may have begun beyond the last one whose result it has."""
@@ -94,8 +94,12 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     kind, request (number that an answer repeats), topic (of a CONTROL).
     key, slice, root (rank of the root that owns the slice), offset and length in elements, dtype (index in DTYPES),
     part of parts (of a payload that was cut again for sending).
-    round (of this key, from 1), sender (process name), incarnation (of the sender).
-    contributors: ranks merged into the payload. weight: their sum of weights.
+    round (of this key, from 1; of a PULL the last one that the sender has begun).
+    sender (process name), incarnation (of the sender).
+    acked: of an EXCHANGE: the sender has the results of all rounds of this slice up to this one.
+    contributors: ranks merged into the payload. weight: their sum of weights; 0, and no payload, from those who only
+    take the round's result.
+    wide: the payload of an fp16 slice is fp32.
     base: version that the payload was computed from. value: version of a result.
     form, codec and its parameters, place of the payload.
     priority: higher goes first. deadline: Unix seconds after which nobody wants it, 0 for none.
@@ -120,10 +124,12 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     part: _U32 = 0
     parts: _U32 = 1
     round: _Count = 0
+    acked: _Count = 0
     sender: _Name = ""
     incarnation: _Count = 0
     contributors: _Ranks = ()
     weight: float = 0.0
+    wide: bool = False
     base: _Count = 0
     value: _Count = 0
     form: Form = Form.FULL
@@ -161,7 +167,7 @@ def decode_header(data: memoryview | bytes, job: int) -> Header:
         raise BadMessage(f"unknown dtype {header.dtype}")
     if header.form != Form.FULL or header.codec or header.parts != 1:
         raise BadMessage(f"unreadable: form {header.form.name}, codec {header.codec!r}, {header.parts} parts")
-    if not math.isfinite(header.weight):
+    if not 0 <= header.weight < math.inf:
         raise BadMessage(f"weight {header.weight}")
     return header
 
@@ -185,7 +191,7 @@ def decode_body(data: memoryview | bytes) -> dict[str, Any]:
 
 def view(header: Header, payload: memoryview | None) -> Array:
     """The payload as a read-only 1-D array of `length` elements. Raises BadMessage if the sizes disagree."""
-    dtype = DTYPES[header.dtype]
+    dtype = _WIDE.get(DTYPES[header.dtype], DTYPES[header.dtype]) if header.wide else DTYPES[header.dtype]
     if payload is None or len(payload) != header.length * dtype.itemsize:
         size = 0 if payload is None else len(payload)
         raise BadMessage(f"{size} bytes of payload for {header.length} elements of {dtype}")

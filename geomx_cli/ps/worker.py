@@ -41,11 +41,15 @@ class Standing:
     contributor: int
     at_root: bool
     flat: bool
+    asynchronous: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """What the servers are to do with a tensor: a PUSH, PULL or EXCHANGE of `src` (1-D, contiguous)."""
+    """What the servers are to do with a tensor: a PUSH, PULL or EXCHANGE of `src` (1-D, contiguous).
+
+    round: of an EXCHANGE; of a PULL the last one that this worker has begun.
+    """
 
     kind: Kind
     placement: Placement
@@ -103,7 +107,7 @@ class Worker:
             return
         self.open.add(exchange)
         key = errand.placement.key
-        if errand.round > self._done.get(key, 0) + MAX_ROUNDS_AHEAD:
+        if errand.kind == Kind.EXCHANGE and errand.round > self._done.get(key, 0) + MAX_ROUNDS_AHEAD:
             self._later.setdefault(key, deque()).append((exchange, errand))
         else:
             self._send(exchange, errand)
@@ -150,13 +154,14 @@ class Worker:
             exchange.take(offset, array, header.value)
             if exchange.missing == 0:
                 self.open.discard(exchange)
-                self.node.telemetry["round"] = max(errand.round, self.node.telemetry["round"])
-                self._has(errand.placement.key, errand.round)
+                if errand.kind == Kind.EXCHANGE:
+                    self.node.telemetry["round"] = max(errand.round, self.node.telemetry["round"])
+                    self._has(errand.placement.key, errand.round)
 
         return take
 
     def _has(self, key: int, round_: int) -> None:
-        """The result of this round of the key is here, or with 0 only its value."""
+        """The result of this round of the key is here."""
         self._done[key] = max(round_, self._done.get(key, 0))
         later = self._later.get(key)
         while later and later[0][1].round <= self._done[key] + MAX_ROUNDS_AHEAD:
@@ -194,6 +199,7 @@ class Worker:
                 contributor=contributor,
                 at_root=at_root,
                 flat=flat,
+                asynchronous=bool(body["asynchronous"]),
             )
         )
 

@@ -90,6 +90,8 @@ class MeanServer(FsaServer):
     def at_root(self, slot: "Slot", total: "Total", optimizer: "Optimizer | None") -> "Array":
         """New weights."""
         assert slot.value is not None
+        if total.weight == 0:
+            return slot.value
         mean = total.array / total.array.dtype.type(total.weight)
         return slot.value - mean if optimizer is None else optimizer.update(slot.id, slot.value, mean)
 

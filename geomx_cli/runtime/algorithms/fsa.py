@@ -59,7 +59,9 @@ class FsaServer:
         return result
 
     def at_root(self, slot: "Slot", total: "Total", optimizer: "Optimizer | None") -> "Array":
-        """New weights, or without an optimizer the sum itself."""
+        """New weights, or without an optimizer the sum itself. Where all abstain there is no update."""
+        if slot.value is not None and total.weight == 0 and (optimizer is not None or self.asynchronous):
+            return slot.value
         if optimizer is not None and slot.value is not None:
             return optimizer.update(slot.id, slot.value, total.array, member=total.member)
         if self.asynchronous:

@@ -87,13 +87,16 @@ class HfaServer:
         self._is_flat = is_flat
 
     def at_party(self, slot: "Slot", total: "Total") -> "Answer | Forward":
-        """The party's mean; every K2-th goes on as its difference to the milestone."""
+        """The party's mean; every K2-th goes on as its difference to the milestone.
+
+        Who abstains does not count. Where a whole party has since the milestone, it has no difference to it.
+        """
         import numpy as np
 
         from geomx_cli.ps.algorithm import Answer, Forward
 
         assert slot.value is not None
-        mean = self._mean(total)
+        mean = self._mean(total) if total.weight else slot.value.astype(total.array.dtype, copy=False)
         milestone = slot.kept.setdefault("milestone", slot.value.astype(mean.dtype))
         count = slot.kept.setdefault("means", np.zeros(1, np.int64))
         given = slot.kept.setdefault("weight", np.zeros(1, np.float64))
@@ -101,7 +104,7 @@ class HfaServer:
         given += total.weight
         if count[0] % self._k2:
             return Answer(mean)
-        weight = float(given[0]) if self._by_samples else 1.0
+        weight = float(given[0]) if self._by_samples else float(given[0] > 0)
         given[0] = 0
         return Forward((mean - milestone) * mean.dtype.type(weight), weight)
 
@@ -113,6 +116,8 @@ class HfaServer:
     def at_root(self, slot: "Slot", total: "Total", optimizer: "Optimizer | None") -> "Array":
         """The milestone and the mean of the parties' differences."""
         assert slot.value is not None
+        if total.weight == 0:
+            return slot.value
         scalar = total.array.dtype.type
         step: Array = self._mean(total) - slot.value if self._is_flat else total.array / scalar(total.weight)
         if optimizer is not None:

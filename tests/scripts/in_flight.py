@@ -1,0 +1,49 @@
+"""A worker with several rounds of each key under way, which saves the result of every round.
+
+Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS, AHEAD (rounds of a key under way at most), SIZES,
+SERVER_OPTIMIZER (1: the master sets one), PAUSE (seconds, at most, before each round: random).
+"""
+
+import os
+import random
+import time
+from collections import deque
+
+import numpy as np
+
+from geomx_cli import plugins
+from geomx_cli.events import EventLog
+from geomx_cli.ps.client import Client
+from geomx_cli.ps.partition import Tensor
+from geomx_cli.runtime.settings import Settings
+
+sizes = [int(size) for size in os.environ["SIZES"].split(",")]
+settings = Settings.from_environment(plugins.table())
+client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
+tensors = [Tensor(f"t{index}", size, "float32") for index, size in enumerate(sizes)]
+client.declare(tensors)
+if client.is_master and os.environ.get("SERVER_OPTIMIZER"):
+    client.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 0.25})
+for index, tensor in enumerate(tensors):
+    client.init({tensor.name: np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(np.float32)})
+if client.trains:
+    for tensor in tensors:
+        client.pull(tensor.name, np.empty(tensor.size, np.float32)).result(30)
+    pauses, under_way = random.Random(client.global_rank), deque()
+    count, ahead = int(os.environ["ROUNDS"]), int(os.environ["AHEAD"])
+    results = {
+        f"{number}-{index}": np.zeros(size, np.float32) for number in range(count) for index, size in enumerate(sizes)
+    }
+    for number in range(count):
+        time.sleep(pauses.random() * float(os.environ.get("PAUSE", "0")))
+        for index, size in enumerate(sizes):
+            source = np.random.default_rng([client.global_rank, number, index]).standard_normal(size)
+            out = results[f"{number}-{index}"]
+            under_way.append(client.exchange(f"t{index}", source.astype(np.float32), out, priority=-index))
+        while len(under_way) > ahead * len(sizes):
+            under_way.popleft().done.result(60)
+    for exchange in under_way:
+        exchange.done.result(60)
+    np.savez(os.environ["OUT"].format(rank=client.global_rank), **results)
+client.leave()
+client.close()
