@@ -1,0 +1,276 @@
+"""What members of a round are answered: its own result however late they ask, also those who only abstain."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_rounds import SIZE, Bench, KeptDelivery, KeptLink, gradient
+from tree import Tree
+
+from geomx_cli.ps.uplink import Uplink
+from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD, Array, BadMessage, Header, Kind, decode_header, encode_header
+from geomx_cli.runtime.algorithms.diloco import MeanServer
+from geomx_cli.runtime.algorithms.fsa import FsaServer
+from geomx_cli.runtime.algorithms.hfa import HfaServer
+
+WHO = [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def full(value: float, dtype: str = "float32", size: int = 8) -> Array:
+    return np.full(size, value, dtype)
+
+
+@pytest.mark.parametrize("optimizer", ["", "sgd", "adam"])
+def test_a_repeat_gets_the_result_of_its_own_round(optimizer: str) -> None:
+    bench = Bench(optimizer)
+    bench.init(np.zeros(SIZE, np.float32))
+    wanted = {}
+    for number in range(1, 9):
+        for rank in (0, 1):
+            bench.push(rank, number, gradient(rank, number), acked=0)
+        wanted[number] = bench.results()[0][2].copy()
+    for number in (3, 8, 1):
+        bench.push(1, number, gradient(1, number), acked=0)
+        ((request, answered, value),) = bench.results()
+        assert (request, answered) == (10 * number + 1, number)
+        assert value.tobytes() == wanted[number].tobytes()
+
+
+def test_a_result_is_kept_until_all_have_acknowledged_it() -> None:
+    bench = Bench()
+    bench.init(np.zeros(SIZE, np.float32))
+    for number in range(1, 6):
+        for rank in (0, 1):
+            bench.push(rank, number, gradient(rank, number), acked=number - 1 if rank == 0 else 0)
+    (pace,) = bench.rounds.ledger.books[0, 0].paces.values()
+    assert sorted(pace.results) == [1, 2, 3, 4, 5], "rank 1 may still ask for all of them"
+    bench.push(1, 6, gradient(1, 6), acked=3)
+    assert sorted(pace.results) == [4, 5]
+    bench.results()
+    bench.push(1, 2, gradient(1, 2), acked=1)
+    assert bench.results() == [], "a late repeat from one that has acknowledged that round"
+    bench.rounds.left(1)
+    assert sorted(pace.results) == [5], "who leaves has all results; rank 0 has acknowledged 4"
+    bench.rounds.left(0)
+    assert not pace.results
+
+
+def test_in_step_a_server_keeps_one_result() -> None:
+    bench = Bench("sgd")
+    bench.init(np.zeros(SIZE, np.float32))
+    (pace,) = [bench.rounds.ledger.books[0, 0].pace(0)]
+    for number in range(1, 20):
+        for rank in (0, 1):
+            bench.push(rank, number, gradient(rank, number), acked=number - 1)
+        assert list(pace.results) == [number]
+        assert pace.results[number].array is bench.rounds.ledger.books[0, 0].slot.value, "no copy"
+
+
+@pytest.mark.parametrize(
+    ("number", "acked"), [(MAX_ROUNDS_AHEAD + 2, 0), (3, 3), (3, 9)], ids=["never", "its own", "later ones"]
+)
+def test_impossible_acknowledgements_are_refused(number: int, acked: int) -> None:
+    bench = Bench()
+    bench.init(np.zeros(SIZE, np.float32))
+    for done in range(1, number):
+        for rank in (0, 1):
+            bench.push(rank, done, gradient(rank, done), acked=done - 1)
+    with pytest.raises(BadMessage):
+        bench.push(0, number, gradient(0, number), acked=acked)
+
+
+def test_exported_state_has_the_results_that_somebody_may_ask_for() -> None:
+    before, after = Bench("sgd"), Bench("sgd")
+    before.init(np.zeros(SIZE, np.float32))
+    wanted = {}
+    for number in (1, 2, 3):
+        for rank in (0, 1):
+            before.push(rank, number, gradient(rank, number), acked=max(0, number - 2))
+        wanted[number] = before.results()[0][2].copy()
+    after.rounds.import_state({name: array.copy() for name, array in before.rounds.export_state().items()})
+    for number in (2, 3):
+        after.push(1, number, gradient(1, number), acked=1)
+        ((_, answered, value),) = after.results()
+        assert (answered, value.tobytes()) == (number, wanted[number].tobytes())
+
+
+# Abstaining.
+
+
+def test_who_abstains_counts_for_nothing_in_a_sum_and_gets_it() -> None:
+    job = Tree([2, 2], lambda workers, is_root: FsaServer())
+    job.init(full(0))
+    for who, value in zip(WHO, (1, None, 2, None), strict=True):
+        job.push(who, 1, None if value is None else full(value))
+    assert [job.last(who)[0] for who in WHO] == [3] * 4
+    for who, value in zip(WHO, (None, None, 5, 6), strict=True):
+        job.push(who, 2, None if value is None else full(value))
+    assert [job.last(who)[0] for who in WHO] == [11] * 4
+    assert {job.got(who)[-1].weight for who in WHO} == {2.0}
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "dcasgd"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_where_all_abstain_the_optimizer_makes_no_update(name: str, asynchronous: bool) -> None:
+    job = Tree([1, 1], lambda workers, is_root: FsaServer(asynchronous=asynchronous))
+    job.use(name, learning_rate=0.1, **({} if name == "adam" else {"momentum": 0.9}))
+    job.init(full(1))
+    for number, values in enumerate([(1, 1), (None, None), (None, None)], start=1):
+        for party, value in enumerate(values):
+            job.push((party, 0), number, None if value is None else full(value))
+    first, second, third = job.got((1, 0))
+    assert first.value[0] != 1
+    assert first.value.tobytes() == second.value.tobytes() == third.value.tobytes()
+    assert first.version == second.version == third.version
+    assert job.roots[0].rounds.optimizer.updates == (2 if asynchronous else 1)  # type: ignore[union-attr]
+
+
+def test_without_anybody_a_sum_is_zero() -> None:
+    job = Tree([1, 1], lambda workers, is_root: FsaServer())
+    for party in (0, 1):
+        job.push((party, 0), 1, None)
+    assert not job.last((0, 0)).any()
+
+
+def test_a_mean_is_of_those_who_contribute() -> None:
+    job = Tree([2, 1], lambda workers, is_root: MeanServer())
+    job.init(full(10))
+    for who, value in zip(WHO, (2, None, 4), strict=False):
+        job.push(who, 1, None if value is None else full(value))
+    assert job.last((0, 1))[0] == 10 - 3
+    for who in WHO[:3]:
+        job.push(who, 2, None)
+    assert job.last((0, 1))[0] == 7
+
+
+@pytest.mark.parametrize("by_samples", [False, True])
+def test_hfa_means_are_of_those_who_contribute(by_samples: bool) -> None:
+    """Two parties, K2 = 2. One worker abstains in one round, a party in all: it does not damp the other."""
+    job = Tree([2, 2], lambda workers, is_root: HfaServer(2, workers, by_samples))
+    job.init(full(0))
+    for number in (1, 2):
+        for who, value in zip(WHO, (4, None if number == 2 else 6, None, None), strict=True):
+            job.push(who, number, None if value is None else full(value / 2))  # scripts divide by the party's workers
+    assert job.got((0, 0))[0].value[0] == 5, "the mean of 4 and 6"
+    assert job.got((1, 1))[0].value[0] == 0, "nobody of this party contributes"
+    assert [job.last(who)[0] for who in WHO] == [4] * 4, "party A's mean of one is the milestone"
+    for number in (3, 4):
+        for who in WHO:
+            job.push(who, number, None)
+    assert [job.last(who)[0] for who in WHO] == [4] * 4, "nobody contributes: the milestone stays"
+    for number in (5, 6):
+        for who, value in zip(WHO, (None, None, 8, None), strict=True):
+            job.push(who, number, None if value is None else full(value / 2))
+    assert [job.last(who)[0] for who in WHO] == [8] * 4
+
+
+def test_a_contribution_of_weight_0_has_no_payload() -> None:
+    bench = Bench()
+    bench.init(np.zeros(SIZE, np.float32))
+    with pytest.raises(BadMessage):
+        bench.push(0, 1, gradient(0, 1), weight=0.0)
+    with pytest.raises(BadMessage):
+        decode_header(encode_header(Header(weight=-1.0)), 0)
+
+
+# What is merged, and how wide it travels.
+
+
+@pytest.mark.parametrize("parties", [[3, 3], [6]])
+def test_sums_of_fp16_do_not_overflow_between_the_levels(parties: list[int]) -> None:
+    job = Tree(parties, lambda workers, is_root: FsaServer(), dtype="float16")
+    job.init(full(0, "float16"))
+    ranks = [(party, rank) for party, count in enumerate(parties) for rank in range(count)]
+    for index, who in enumerate(ranks):
+        job.push(who, 1, full(60_000 if index < 3 else -60_000, "float16"))
+    assert all(job.last(who).tobytes() == full(0, "float16").tobytes() for who in ranks)
+    for index, who in enumerate(ranks):
+        job.push(who, 2, full(2048 if index in (0, 3) else 1, "float16"))
+    assert job.last(ranks[0])[0] == np.float16(4100), "as in one sum: 2048 + 1 + 1 is no number of fp16's"
+
+
+def test_hyper_parameters_of_all_ranks_are_merged_and_conflicts_reported() -> None:
+    warnings: list[str] = []
+    bench = Bench("sgd")
+    bench.rounds._warn = warnings.append
+    bench.init(np.zeros(SIZE, np.float32))
+    ones = np.ones(SIZE, np.float32)
+    bench.push(0, 1, ones, hyper={"wd": 0.5})
+    bench.push(1, 1, ones, hyper={"learning_rate": 0.25})
+    assert bench.rounds.optimizer is not None
+    assert (bench.rounds.optimizer.params["wd"], bench.rounds.optimizer.params["learning_rate"]) == (0.5, 0.25)
+    assert not warnings
+    for number in (2, 3):
+        bench.push(1, number, ones, hyper={"learning_rate": 4.0})
+        bench.push(0, number, ones, hyper={"learning_rate": 1.0, "momentum": 0.5})
+    assert (bench.rounds.optimizer.params["learning_rate"], bench.rounds.optimizer.params["momentum"]) == (1.0, 0.5)
+    assert len(warnings) == 1 and "learning_rate to 1 and to 4" in warnings[0]
+
+
+# Asynchronous jobs.
+
+
+def test_dcasgd_compensates_from_what_the_party_has_pulled() -> None:
+    """Party 1 pulls first when party 0 has made two updates."""
+    for pulls, drift in ((True, 0), (False, 2)):
+        job = Tree([1, 1], lambda workers, is_root: FsaServer(asynchronous=True))
+        job.use("dcasgd", learning_rate=1.0, lamda=0.5)
+        job.init(full(0))
+        job.pull((0, 0))
+        for number in (1, 2):
+            job.push((0, 0), number, full(-1))
+        if pulls:
+            job.pull((1, 0))
+            assert job.last((1, 0))[0] == 2
+        job.push((1, 0), 1, full(-1))
+        assert job.last((1, 0))[0] == 2 + 1 - 0.5 * drift
+
+
+def test_a_pull_of_one_who_trains_gets_the_newest_value_of_the_global_server() -> None:
+    job = Tree([1, 1], lambda workers, is_root: FsaServer(asynchronous=True)).use("dcasgd", learning_rate=1.0, lamda=0.5)
+    job.init(full(0))
+    job.push((0, 0), 1, full(-1))
+    job.push((1, 0), 1, full(-1))
+    assert job.last((0, 0))[0] == 1
+    job.pull((0, 0), number=1)
+    assert (job.last((0, 0))[0], job.got((0, 0))[-1].version) == (1.5, 2)
+    job.push((0, 0), 2, full(-1))
+    assert job.last((0, 0))[0] == 2.5, "nothing is compensated for: this party has seen it"
+
+
+# The lower side.
+
+
+@pytest.mark.parametrize(
+    "change", [{"round": 6}, {"slice": 1}, {"key": 1}, {"length": 7}, {"dtype": 1}, {"wide": True}], ids=str
+)
+def test_a_result_of_another_round_or_slice_is_refused(change: dict[str, Any]) -> None:
+    link, taken = KeptLink(), []
+    uplink = Uplink(KeptDelivery())  # type: ignore[arg-type]
+    uplink.links.append(link)  # type: ignore[arg-type]
+    asked = Header(kind=Kind.EXCHANGE, key=0, slice=0, length=8, round=5, weight=1.0)
+    uplink.send(0, asked, full(1).data.cast("B"), lambda header, array: taken.append(array))
+    right = {"kind": Kind.RESULT, "request": asked.request, "key": 0, "slice": 0, "length": 8, "round": 5}
+    fields = {**right, **change}
+    size = fields["length"] * (8 if fields.get("dtype") else 4)
+    with pytest.raises(BadMessage):
+        uplink.on_result(link, Header(**fields), memoryview(bytes(size)))  # type: ignore[arg-type]
+    assert not taken and uplink.waiting == 1
+    uplink.on_result(link, Header(**right), full(3).data.cast("B"))  # type: ignore[arg-type]
+    assert taken[0][0] == 3 and not uplink.waiting
+
+
+def test_a_contribution_acknowledges_what_has_come_without_gaps() -> None:
+    link, delivery = KeptLink(), KeptDelivery()
+    uplink = Uplink(delivery)  # type: ignore[arg-type]
+    uplink.links.append(link)  # type: ignore[arg-type]
+    asked = [Header(kind=Kind.EXCHANGE, length=8, round=number, weight=1.0) for number in range(1, 6)]
+    for header in asked[:4]:
+        uplink.send(0, header, None, lambda header, array: None)
+    for done in (2, 1, 4):
+        answer = Header(kind=Kind.RESULT, request=asked[done - 1].request, length=8, round=done)
+        uplink.on_result(link, answer, full(0).data.cast("B"))  # type: ignore[arg-type]
+    uplink.send(0, asked[4], None, lambda header, array: None)
+    assert [header.acked for _, header, _ in delivery.ups] == [0, 0, 0, 0, 2]
+    uplink.repeat(link)  # type: ignore[arg-type]
+    assert [(header.round, header.acked) for _, header, _ in delivery.ups[5:]] == [(3, 2), (5, 2)]
