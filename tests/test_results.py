@@ -13,6 +13,7 @@ from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.hfa import HfaServer
 
+COMPENSATED = {"learning_rate": 1.0, "lamda": 0.5}
 WHO = [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
@@ -214,7 +215,7 @@ def test_dcasgd_compensates_from_what_the_party_has_pulled() -> None:
     """Party 1 pulls first when party 0 has made two updates."""
     for pulls, drift in ((True, 0), (False, 2)):
         job = Tree([1, 1], lambda workers, is_root: FsaServer(asynchronous=True))
-        job.use("dcasgd", learning_rate=1.0, lamda=0.5)
+        job.use("dcasgd", **COMPENSATED)
         job.init(full(0))
         job.pull((0, 0))
         for number in (1, 2):
@@ -227,7 +228,7 @@ def test_dcasgd_compensates_from_what_the_party_has_pulled() -> None:
 
 
 def test_a_pull_of_one_who_trains_gets_the_newest_value_of_the_global_server() -> None:
-    job = Tree([1, 1], lambda workers, is_root: FsaServer(asynchronous=True)).use("dcasgd", learning_rate=1.0, lamda=0.5)
+    job = Tree([1, 1], lambda workers, is_root: FsaServer(asynchronous=True)).use("dcasgd", **COMPENSATED)
     job.init(full(0))
     job.push((0, 0), 1, full(-1))
     job.push((1, 0), 1, full(-1))

@@ -191,8 +191,26 @@ def test_a_member_whose_window_is_filled_by_what_waits_is_asked_for_what_is_miss
     assert bench.links[0].asked == [(2, 0, 1)], "each has something that waits for the other"
     bench.rounds.ledger.forget_asked(1)
     bench.rounds.ledger.unstall()
+    bench.rounds.ledger.unstall()
     assert bench.links[1].asked == 2 * [(1, 0, 1)], "its connection was cut, and the question with it"
     assert bench.links[0].asked == [(2, 0, 1)]
+
+
+def test_a_server_does_not_look_for_what_is_stuck_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, ones, looks = Bench(), np.ones(SIZE, np.float32), []
+    ledger = bench.rounds.ledger
+    look = ledger._ask_stuck
+    monkeypatch.setattr("geomx_cli.ps.ledger.STALL", 0.0)
+    monkeypatch.setattr(ledger, "_ask_stuck", lambda now: looks.append(now) or look(now))
+    for key in range(4000):
+        bench.push(0, 1, ones, key=key)
+    for _ in range(50):
+        ledger.unstall()
+    assert len(looks) <= 2, "one late worker, 4000 slices: nobody to ask"
+    bench.push(1, 1, ones, key=4001)
+    for _ in range(3):
+        ledger.unstall()
+    assert len(bench.links[1].asked) >= 8, "now each holds up the other"
 
 
 # The uplink.

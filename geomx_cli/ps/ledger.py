@@ -13,6 +13,8 @@ __all__ = ["STALL", "Ledger"]
 MAX_SLICES = 1_000_000
 STALL = 0.02
 MAX_ASKED = 4
+LONGEST_LOOK = 0.5
+"""Seconds after which `unstall` looks also while contributions still come."""
 
 
 class Ledger:
@@ -39,6 +41,7 @@ class Ledger:
         self._links_of = links_of
         self._alone = alone
         self._open: dict[tuple[int, int, int, int], tuple[Book, Pace, Round]] = {}
+        self._changed, self._looked, self._stalled = False, 0.0, False
 
     def book(self, header: Header) -> Book:
         """The slice that a message is about. Raises BadMessage where that is impossible or another one."""
@@ -60,7 +63,8 @@ class Ledger:
         return self._alone(rank) if self.algorithm.asynchronous and self._roots is None else 0
 
     def round(self, book: Book, pace: Pace, number: int, priority: int) -> Round:
-        """This round of a slice, which is open from now on."""
+        """This round of a slice, which is open from now on, for a contribution that has come."""
+        self._changed = True
         round_ = pace.rounds.get(number)
         if round_ is None:
             round_ = pace.rounds[number] = Round()
@@ -115,11 +119,30 @@ class Ledger:
 
         That is so where a contribution of theirs waits for others: it fills their window. Only slices that become
         complete by it are asked for; another would wait as well, and take memory while a slow member keeps all waiting.
+
+        To be called every STALL seconds. It costs nothing while contributions come, nor when nothing has changed since
+        it has found nothing to ask for, however many slices are open.
         """
+        now, changed, self._changed = time.monotonic(), self._changed, False
+        self._stalled = self._stalled or changed
+        if not self._stalled or (changed and now - self._looked < LONGEST_LOOK):
+            return
+        self._looked = now
+        self._stalled = self._ask_stuck(now) or changed
+
+    def changed(self) -> None:
+        """Members have come or left, or a connection is a new one: other slices may be missing now."""
+        self._changed = True
+
+    def _ask_stuck(self, now: float) -> bool:
+        """Ask for some slices that `unstall` is about; False where there are none, nor any that may become so."""
         stuck: set[int] = set().union(*(item[2].gathering.without_credit() for item in self._open.values()))
-        now, asked = time.monotonic(), 0
+        asked, young = 0, False
         for (key, index, _, number), (book, pace, round_) in self._open.items() if stuck else ():
-            if asked >= MAX_ASKED or now - round_.started < STALL:
+            if asked >= MAX_ASKED:
+                break
+            if now - round_.started < STALL:
+                young = True
                 continue
             missing = self._missing(book, pace, round_)
             if not missing <= stuck:
@@ -129,9 +152,11 @@ class Ledger:
                 round_.wanted.add(rank)
                 for link in self._links_of(rank):
                     link.ask_for(key, index, number)
+        return asked > 0 or young
 
     def forget_asked(self, rank: int) -> None:
         """What this member was asked for may have been lost with its connection; it may be asked again."""
+        self._changed = True
         for _, _, round_ in self._open.values():
             round_.wanted.discard(rank)
 

@@ -137,6 +137,7 @@ class Rounds:
 
     def members_changed(self) -> None:
         """Somebody has come or left: close what is now complete."""
+        self.ledger.changed()
         for book in self.ledger.books.values():
             self._advance(book)
 
