@@ -39,3 +39,11 @@ def test_pairs(keys: object, values: object, wanted: object) -> None:
 def test_pairs_refuses(keys: object, values: object) -> None:
     with pytest.raises(InvalidSettings):
         pairs(keys, values)  # type: ignore[arg-type]
+
+
+@pytest.mark.timeout(60)
+def test_a_client_takes_arrays_of_any_stride_abstains_and_bounds_what_is_open(cluster: Cluster) -> None:
+    script = Path(__file__).parent / "scripts" / "arrays.py"
+    cut = {"MXNET_KVSTORE_BIGARRAY_BOUND": "1024"}
+    cluster.launch_flat([sys.executable, str(script)], workers=2, servers=2, env=cut)
+    cluster.finish()

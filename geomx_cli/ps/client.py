@@ -38,8 +38,7 @@ class Client:
     rank, num_workers: within the party's plane. party_index: -1 for the central party. global_rank: over all training
     workers, -1 for a master worker that does not train. num_all_workers: training workers of the job.
     trains: whether this worker may contribute. is_master: whether it configures the servers and gives the initial
-    values; in a flat cluster that is rank 0. asynchronous: whether the global servers take each party's contributions
-    by themselves; what sets this of a store's type may change it.
+    values; in a flat cluster that is rank 0.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: Delivery) -> None:
@@ -62,7 +61,6 @@ class Client:
         self.num_all_workers = standing.num_all_workers
         self.num_workers = settings.local.workers if settings.local is not None else 0
         self.trains = standing.trains
-        self.asynchronous = standing.asynchronous
         self.is_master = standing.rank == 0 if standing.flat else settings.master
         self._left = False
 
@@ -125,7 +123,7 @@ class Client:
         begun = self._open.setdefault(name, deque())
         while len(begun) > 1 and begun[0].done.done():
             begun.popleft()
-        if len(begun) > MAX_OPEN:
+        if len(begun) >= MAX_OPEN:
             raise InvalidSettings(
                 f"{len(begun)} rounds of key {name!r} have no result yet", "wait for some of them before the next"
             )
@@ -147,7 +145,7 @@ class Client:
         self._check()
         placement = self._placement(name, out)
         latest = self._open[name][-1] if self._open.get(name) else None
-        if latest is None or (self.asynchronous and latest.done.done()):
+        if latest is None or (latest.done.done() and self._worker.asynchronous):
             round_ = self._rounds.get(name, 0)
             pulled = self._start(out, Errand(Kind.PULL, placement, round=round_, priority=priority))
             self._newest[name] = pulled

@@ -111,7 +111,6 @@ class Requests:
                 "workers": self._members.workers_by_party(),
                 "central": self._members.central_workers(),
                 "root": True,
-                "asynchronous": self._rounds.ledger.algorithm.asynchronous,
                 "flat": self._node.settings.upper is None,
                 "trains": self._members.trains(self._members.rank_of(request.link)),
                 "party_index": -1,

@@ -23,7 +23,8 @@ __all__ = ["Rounds", "as_payload"]
 
 
 class Rounds:
-    """`uplink` is None at a root, `ledger` has all slices; `warn` gets what the user should know of.
+    """`uplink` is None at a root, `ledger` has all slices; `warn` gets what the user should know of. `asynchronous`:
+    whether the roots take each party's contributions by themselves; a local server knows by their results.
 
     Used by the loop's thread only.
     """
@@ -38,6 +39,7 @@ class Rounds:
         warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.optimizer: Optimizer | None = None
+        self.asynchronous = ledger.algorithm.asynchronous
         self._initial: dict[str, float] = {}
         self.last_round = 0
         self.versions: dict[int, int] = {}
@@ -125,6 +127,7 @@ class Rounds:
         """See Ledger.go_alone."""
         if not self.ledger.go_alone(late=self.last_round > 0):
             return False
+        self.asynchronous = True
         self.members_changed()
         return True
 
@@ -220,6 +223,7 @@ class Rounds:
         )  # fmt: skip
 
         def on_result(result: Header, array: Array) -> None:
+            self.asynchronous = result.asynchronous
             gathering.ranks = set(result.contributors)
             gathering.weight = result.weight
             book.slot.version = result.value
@@ -286,7 +290,7 @@ class Rounds:
         self._uplink.send(book.root, header, None, on_result)
 
     def _fetched(self, book: Book, result: Header, array: Array) -> None:
-        book.fetching = False
+        book.fetching, self.asynchronous = False, result.asynchronous
         if book.slot.value is None:
             book.slot.value, book.slot.version = array, result.value
         self._answer_pulls(book)
@@ -310,7 +314,8 @@ class Rounds:
         header = Header(
             kind=Kind.RESULT, request=asker.request, key=book.slot.key, slice=book.slot.index, offset=book.offset,
             length=book.length, dtype=book.dtype, round=round_, value=result.version,
-            contributors=result.contributors, weight=result.weight, priority=asker.priority,
+            contributors=result.contributors, weight=result.weight, asynchronous=self.asynchronous,
+            priority=asker.priority,
         )  # fmt: skip
         self._delivery.down(asker.link, header, as_payload(result.array, book.dtype))
 

@@ -100,6 +100,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     contributors: ranks merged into the payload. weight: their sum of weights; 0, and no payload, from those who only
     take the round's result.
     wide: the payload of an fp16 slice is fp32.
+    asynchronous: of a RESULT: parties go through rounds by themselves, so the global servers may have a newer value.
     base: version that the payload was computed from. value: version of a result.
     form, codec and its parameters, place of the payload.
     priority: higher goes first. deadline: Unix seconds after which nobody wants it, 0 for none.
@@ -130,6 +131,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     contributors: _Ranks = ()
     weight: float = 0.0
     wide: bool = False
+    asynchronous: bool = False
     base: _Count = 0
     value: _Count = 0
     form: Form = Form.FULL

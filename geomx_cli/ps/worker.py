@@ -41,7 +41,6 @@ class Standing:
     contributor: int
     at_root: bool
     flat: bool
-    asynchronous: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,7 @@ class Errand:
 
 class Worker:
     """`ready` gets the worker's standing once it is connected. `error` is why nothing more can be done, if anything.
+    `asynchronous` says whether parties train by themselves, as far as results have told.
 
     `run` is the thread's body; the other methods are called in its loop. When it ends, whatever is under way fails
     with `error`, and so does whatever is asked afterwards.
@@ -72,6 +72,7 @@ class Worker:
             raise InvalidSettings("a worker needs a plane", "set DMLC_PS_ROOT_URI")
         self.ready: Future[Standing] = Future()
         self.error: GeomxError | None = None
+        self.asynchronous = False
         self.uplink = Uplink(delivery)
         self.open: set[Exchange] = set()
         self.node = Node(
@@ -151,6 +152,7 @@ class Worker:
     def _taker(self, exchange: Exchange, errand: Errand, offset: int) -> Callable[[Header, Array], None]:
         def take(header: Header, array: Array) -> None:
             exchange.contributors, exchange.weight = header.contributors, header.weight
+            self.asynchronous = header.asynchronous
             exchange.take(offset, array, header.value)
             if exchange.missing == 0:
                 self.open.discard(exchange)
@@ -199,7 +201,6 @@ class Worker:
                 contributor=contributor,
                 at_root=at_root,
                 flat=flat,
-                asynchronous=bool(body["asynchronous"]),
             )
         )
 
