@@ -4,6 +4,7 @@ import atexit
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,32 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 os.environ["OMP_NUM_THREADS"] = "1"
 # Who starts the tests in the background of a shell has them ignore Ctrl-C, and so whatever they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+STARTERS = {"cluster", "machines", "sites", "desk"}
+"""Fixtures whose tests start processes."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--no-processes` is what `make check` runs."""
+    parser.addoption("--no-processes", action="store_true", help="leave out tests that start processes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests by their fixtures, and with --no-processes leave out those that are marked."""
+    for item in items:
+        if STARTERS.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("processes")
+    if config.getoption("--no-processes"):
+        left_out = [item for item in items if item.get_closest_marker("processes")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("processes")]
+        sys.addaudithook(_refuse_processes)
+
+
+def _refuse_processes(event: str, given: tuple[object, ...]) -> None:
+    by_numpy = given[:1] == ("lscpu",)
+    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system") and not by_numpy:
+        raise RuntimeError("a test that starts processes has to be marked: pytest.mark.processes")
 
 
 @pytest.fixture
