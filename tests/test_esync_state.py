@@ -2,9 +2,11 @@
 
 import heapq
 import math
+import sys
 from typing import Any
 
 import pytest
+from cluster import ROOT, Cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -270,3 +272,13 @@ def test_what_is_out_of_range_changes_nothing(method: str, arguments: tuple[Any,
     with pytest.raises(InvalidSettings, match=says):
         getattr(state, method)(*arguments)
     assert state.home() == before
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_hears_what_was_refused_when_it_next_waits(cluster: Cluster) -> None:
+    cluster.environment = {"GEOMX_ALGO": "esync"}
+    ranks = {f"w{rank}": {"GEOMX_RANK": str(rank)} for rank in range(2)}
+    cluster.launch_flat([sys.executable, str(ROOT / "tests/scripts/refused.py")], workers=2, worker_env=ranks)
+    cluster.finish()
+    raised, left = cluster.output("w1").splitlines()
+    assert raised.startswith("step raised: worker 1 begins round 2, but round 3 has begun already") and left == "left"

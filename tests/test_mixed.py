@@ -11,9 +11,11 @@ from cluster import ROOT, Cluster
 from test_rounds import Bench
 from tree import Tree, Who
 
+from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.wire import Array, Kind, view
 from geomx_cli.runtime.algorithms.fsa import FsaServer
+from geomx_cli.runtime.algorithms.mixed import MixedServer
 
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/averages.py")]
 RATE = 0.125
@@ -224,6 +226,40 @@ def test_state_with_parties_in_different_rounds_goes_on_bit_for_bit(bound: int) 
     play(after, later)
     assert whole.last((0, 0)).tobytes() == after.last((0, 0)).tobytes()
     assert whole.last((1, 0)).tobytes() == after.last((1, 0)).tobytes()
+
+
+# Who is done.
+
+
+def reported(server: MixedServer, **fields: object) -> object:
+    body = {"rank": 0, "workers": 2, "done": False, "stop": False, **fields}
+    return server.on_request("completion", body, True)
+
+
+def test_the_root_counts_the_workers_that_are_done() -> None:
+    server = MixedServer()
+    assert reported(server) == {"missing": 2, "stop": False}
+    for _ in range(2):
+        assert reported(server, rank=1, done=True) == {"missing": 1, "stop": False}, "twice is once"
+    assert reported(server, stop=True) == {"missing": 1, "stop": True}
+    assert reported(server, rank=1, done=True) == {"missing": 1, "stop": True}
+    assert reported(server, done=True) == {"missing": 0, "stop": True}
+    assert server.on_request("completion", {}, False) is None, "a local server relays it"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rank": -1}, {"rank": 2}, {"rank": True}, {"rank": "0"}, {"workers": 0}, {"workers": 1 << 20},
+        {"workers": 2.0}, {"done": 1}, {"stop": None}, {"stop": "yes"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_report_that_makes_no_sense_changes_nothing(fields: dict[str, object]) -> None:
+    server = MixedServer()
+    with pytest.raises(InvalidSettings):
+        reported(server, **{"done": True, "stop": True, **fields})
+    assert reported(server) == {"missing": 2, "stop": False}
 
 
 # Clusters.

@@ -36,9 +36,9 @@ class Client:
     """A worker's end of the parameter server; connected when the constructor returns.
 
     rank, num_workers: within the party's plane. party_index: -1 for the central party. global_rank: over all training
-    workers, -1 for a master worker that does not train. num_all_workers: training workers of the job.
-    trains: whether this worker may contribute. is_master: whether it configures the servers and gives the initial
-    values; in a flat cluster that is rank 0.
+    workers, -1 for a master worker that does not train. num_all_workers: training workers of the job. flat: whether
+    there is only one plane. trains: whether this worker may contribute. is_master: whether it configures the servers
+    and gives the initial values; in a flat cluster that is rank 0.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: Delivery) -> None:
@@ -60,6 +60,7 @@ class Client:
         self.party_index = standing.party_index
         self.num_all_workers = standing.num_all_workers
         self.num_workers = settings.local.workers if settings.local is not None else 0
+        self.flat = standing.flat
         self.trains = standing.trains
         self.is_master = standing.rank == 0 if standing.flat else settings.master
         self._left = False

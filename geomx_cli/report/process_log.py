@@ -80,7 +80,7 @@ class ProcessLog:
             case "evaluation":
                 self.accuracies[int(event["round"])] = _within(event["accuracy"], 1.0)
             case "finished" if self.last and event.get("accuracy") is not None:
-                self.accuracies.setdefault(self.last, _within(event["accuracy"], 1.0))
+                self.accuracies[self.last] = _within(event["accuracy"], 1.0)
             case "state" if event["state"] == "training":
                 self.training = _within(event["time"], MAX_SECONDS)
             case "telemetry":

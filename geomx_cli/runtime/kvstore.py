@@ -122,12 +122,17 @@ class Store:
             raise InvalidSettings(f"key {key!r} among keys of {self._key_type.__name__}", "use either int or str keys")
         return str(key)
 
+    def known(self, key: Key) -> str:
+        """The name of a known key. Raises InvalidSettings for an unknown one."""
+        name = self._name(key)
+        if name not in self._tensors:
+            raise InvalidSettings(f"key {key!r} has not been initialised", "call init first")
+        return name
+
     def lookup(self, key: Key, size: int, dtype: str) -> str:
         """The name of a known key. Raises InvalidSettings for an unknown one, or one of another size or dtype."""
-        name = self._name(key)
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise InvalidSettings(f"key {key!r} has not been initialised", "call init first")
+        name = self.known(key)
+        tensor = self._tensors[name]
         if (size, dtype) != (tensor.size, tensor.dtype):
             raise InvalidSettings(
                 f"key {key!r} has {tensor.size} elements of {tensor.dtype}, not {size} of {dtype}",
@@ -205,6 +210,10 @@ class Store:
     def start(self, name: str, source: Array, priority: int, hyper: Hyper, weight: float = 1.0) -> Exchange:
         """Begin the next round of one key with `source` (1-D), which must not change before the exchange's `sent`."""
         return self._client.exchange(name, source, None, priority=priority, weight=weight, hyper=hyper)
+
+    def abstain(self, name: str, priority: int) -> Exchange:
+        """Take part in the next round of one key with nothing: it counts for nothing, and `fetch` gives the result."""
+        return self._client.exchange(name, None, None, priority=priority)
 
     def fetch(self, name: str, out: Array, priority: int) -> "Future[None]":
         """Have `out` (1-D) filled: with the result of the latest round of this key, else with the servers' value."""

@@ -95,6 +95,17 @@ class MxnetStore(MxnetStanding):
             self._push(one, values, priority, weight)
 
     @_guarded
+    def abstain(self, key: Any, priority: int = 0) -> None:
+        """Take part in the keys' next round with nothing to contribute; returns at once, and `pull` gives the result.
+
+        For a worker that has no more data while others train: it stays in step with them, and counts for nothing.
+        """
+        names = [self._store.known(one) for one in (key if isinstance(key, (list, tuple)) else [key])]
+        self._store.begin_training()
+        for name in names:
+            self._abstain(name, priority)
+
+    @_guarded
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Write the result of the latest push of each key, or without one the servers' value; returns at once.
 
@@ -175,6 +186,13 @@ class MxnetStore(MxnetStanding):
             done()
 
         self._engine.queue(send, reads=[source.array], writes=[self._turns[name]], priority=priority, name="geomx push")
+
+    def _abstain(self, name: str, priority: int) -> None:
+        def send(done: Completion) -> None:
+            self._store.abstain(name, priority)
+            done()
+
+        self._engine.queue(send, reads=[], writes=[self._turns[name]], priority=priority, name="geomx abstain")
 
     def _pull(self, key: Key, outs: list[Any], priority: int) -> None:
         target = self._fetch(key, outs, priority)

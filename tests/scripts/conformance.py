@@ -40,6 +40,7 @@ def check_refusals(kv):
     refused("csr", kv.push, KIND(0), sparse)
     refused("initialised already", kv.init, KIND(0), dense)
     refused("not been initialised", kv.push, KIND(999), dense)
+    refused("not been initialised", kv.abstain, KIND(999))
     refused("elements of float32", kv.pull, KIND(0), out=mx.nd.ones((3,)))
     refused("int32", kv.init, KIND(998), dense.astype("int32"))
     refused("int or str", kv.init, "x" if KIND is int else 7, dense)
@@ -82,6 +83,18 @@ def check_sums(kv, rank):
     kv.push(KIND(0), big[1:3])
     kv.pull(KIND(0), out=big[2:4])
     assert big.asnumpy()[:, 0].tolist() == [rank, rank, 6, 6], big
+
+
+def check_abstaining(kv, rank):
+    """One of a party, a whole party, and all but the pushes around them; results come in order."""
+    outs = [mx.nd.ones((2, 2)) * -1 for _ in range(4)]
+    for out, there in zip(outs, ((0, 1, 2, 3), (0, 2, 3), (0, 1), (0, 1, 2, 3)), strict=True):
+        if rank in there:
+            kv.push([KIND(0), KIND(1)], [mx.nd.full((2, 2), rank + 1)] * 2)
+        else:
+            kv.abstain([KIND(0), KIND(1)])
+        kv.pull(KIND(0), out=out)
+    assert [float(out[1, 0].asscalar()) for out in outs] == [10, 8, 3, 10]
 
 
 def check_dtypes(kv, rank):
@@ -166,6 +179,7 @@ def main():
     rank = kv.global_rank
     check_refusals(kv)
     check_sums(kv, rank)
+    check_abstaining(kv, rank)
     check_dtypes(kv, rank)
     check_many(kv, rank)
     check_layouts(kv, rank)

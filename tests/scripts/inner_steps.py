@@ -61,9 +61,12 @@ def main():
             part.synchronise()
             begun = False
         history.append(replica.now())
-    while begun or part.finish():
+    while begun or part.unfinished(0):
+        if not begun:
+            part.drain()
         part.synchronise()
         begun = False
+    part.end()
     np.savez(os.environ["OUT"].format(rank=client.global_rank), history=np.array(history), final=replica.now())
     client.leave()
     client.close()

@@ -40,6 +40,13 @@ class Differences:
             self._store.push(key, self._replica.array(difference), priority=-index, weight=weight)
             self._store.pull(key, out=self._results[index], priority=-index)
 
+    def abstain(self, tensors: Iterable[int]) -> None:
+        """Begin a round of these tensors with nothing to contribute."""
+        for index in tensors:
+            key = self._replica.names[index]
+            self._store.abstain(key, priority=-index)
+            self._store.pull(key, out=self._results[index], priority=-index)
+
     def end(self) -> None:
         """Give up what is this worker's own for the global weights."""
         for index, origin in enumerate(self._origin):

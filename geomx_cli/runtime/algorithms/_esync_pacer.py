@@ -22,7 +22,8 @@ class Pacer:
     paused would make a fast worker the slowest, or the slowest's end seem far. With `--esync-query overlapped` the
     answer to one step's question may be taken after the next step; a worker that is the slowest waits for it, as its
     next step would keep all waiting.
-    Raises what the client does when the job has failed.
+    Raises what the client does when the job has failed. What the state server has refused is raised where this worker
+    next waits: for an answer, or at the begin of a round.
     """
 
     def __init__(self, client: "Client") -> None:
@@ -36,16 +37,19 @@ class Pacer:
         self._limit = settings.number("timeout") + 5
         self._slowest = True  # until it is known
         self._asked: Future[dict[str, Any]] | None = None
+        self._told: deque[Future[dict[str, Any]]] = deque()
+        self._left = False
         self._steps = 0
         self._ended = 0.0
         self._times: deque[float] = deque(maxlen=REMEMBERED)
 
     def begin(self) -> None:
         """A round begins: this worker has the weights that it goes on from."""
+        self.settle()
         self.rounds += 1
         self._steps = 0
-        if self.rounds > 1:
-            self._tell("enter", t=self.rounds)
+        if self.rounds > 1 and not self._left:
+            self._told.append(self._ask("enter", t=self.rounds))
         self._ended = time.monotonic()
 
     def step(self) -> bool:
@@ -56,12 +60,19 @@ class Pacer:
         if self._ready(wait=False):
             return True
         if self._asked is None:
-            self._asked = self._tell("query", k=self._steps, c=statistics.median(self._times), age=0.0)
+            self._asked = self._ask("query", k=self._steps, c=statistics.median(self._times), age=0.0)
         return self._ready(wait=self._waits or self._slowest)
 
     def leave(self) -> None:
-        """This worker takes no more steps; nobody needs to reckon with it."""
-        self._tell("leave")
+        """This worker takes no more steps; nobody needs to reckon with it. Leaving twice changes nothing."""
+        if not self._left:
+            self._left, self._asked = True, None
+            self._told.append(self._ask("leave"))
+
+    def settle(self) -> None:
+        """Wait until the state server knows all that it was told. Raises what it has refused."""
+        while self._told:
+            self._told.popleft().result(self._limit)
 
     def _ready(self, *, wait: bool) -> bool:
         """Whether the answer, if it is here, says that this worker is ready."""
@@ -69,8 +80,9 @@ class Pacer:
             return False
         answer = self._asked.result(self._limit)
         self._asked = None
+        self.settle()  # was told before the question
         self._slowest = bool(answer["slowest"])
         return bool(answer["ready"])
 
-    def _tell(self, do: str, **fields: float) -> "Future[dict[str, Any]]":
+    def _ask(self, do: str, **fields: float) -> "Future[dict[str, Any]]":
         return self._client.ask("esync", {"do": do, "r": self._rank, "workers": self._workers, **fields})

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from geomx_cli.options import Option
 from geomx_cli.runtime.algorithms._differences import Differences
 from geomx_cli.runtime.algorithms.fsa import FsaServer
+from geomx_cli.runtime.training.part import WorkerPart
 
 if TYPE_CHECKING:
     from geomx_cli.plugins import Spec
@@ -109,21 +110,20 @@ def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -
     return DilocoWorker(Differences(store, replica, recipe), len(replica.names), recipe)
 
 
-class DilocoWorker:
+class DilocoWorker(WorkerPart):
     """Inner steps, and every so many of them the exchange of a fragment; plain DiLoCo has a single one.
 
     `_wait`: steps until the result of the exchange under way is taken; -1 when there is none.
     """
 
     def __init__(self, differences: Differences, tensors: int, recipe: "Recipe") -> None:
-        self.rounds = 0
-        self.gradient_scale = 1.0
         self.exchange_apart = True
         self._differences = differences
         self._tensors = tensors
         self._fragments = int(recipe.number("fragments"))
         self._overlap = int(recipe.number("overlap"))
         self._mix = recipe.number("mix") if self._overlap else 0.0
+        self.partial_rounds = self._fragments > 1 or self._overlap > 0
         self._by_samples = recipe.text("weight") == "samples"
         inner_steps = int(recipe.number("inner_steps"))
         self.steps_per_round = inner_steps // self._fragments
@@ -137,11 +137,6 @@ class DilocoWorker:
         """Whether it is time to take the result of the exchange under way."""
         return self._wait == 0
 
-    @property
-    def everywhere(self) -> bool:
-        """Always: the roots take part in every round."""
-        return True
-
     def start(self) -> None:
         """Take the initial weights from the servers."""
         self._differences.start()
@@ -154,13 +149,22 @@ class DilocoWorker:
         self._wait -= int(self._wait > 0)
         return steps.count % self.steps_per_round == 0 and self._exchange()
 
-    def finish(self) -> bool:
-        """Bring in the steps since the last exchange of each fragment, one after the other; end with one model."""
-        if any(self._samples):
-            return self._exchange()
-        if self._mix:
+    def drain(self) -> None:
+        """Bring in the steps since the last exchange of the fragment in turn, or abstain where it has had none."""
+        self._mix = 0.0  # no step will bring in what of the weights is this worker's own
+        if self._samples[self._turn]:
+            self._exchange()
+        else:
+            self._differences.abstain(self._fragment())
+
+    def unfinished(self, steps_left: int) -> bool:
+        """Whether there are batches left, or steps that some fragment has not had yet."""
+        return steps_left > 0 or any(self._samples)
+
+    def end(self) -> None:
+        """Give up what a mix has left of this worker's own."""
+        if self._overlap:
             self._differences.end()
-        return False
 
     def _exchange(self) -> bool:
         weight = max(1, self._samples[self._turn]) / self._usual if self._by_samples else 1.0

@@ -22,6 +22,7 @@ from geomx_cli.runtime.algorithms._differences import Differences
 from geomx_cli.runtime.algorithms._esync_pacer import Pacer
 from geomx_cli.runtime.algorithms._esync_state import StateServer
 from geomx_cli.runtime.algorithms.diloco import MeanServer
+from geomx_cli.runtime.training.part import WorkerPart
 
 if TYPE_CHECKING:
     from geomx_cli.plugins import Spec
@@ -171,28 +172,16 @@ def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -
     return EsyncWorker(client, Differences(store, replica, recipe), len(replica.names))
 
 
-class EsyncWorker:
+class EsyncWorker(WorkerPart):
     """Steps until the state server says that it is time; then a round."""
 
     steps_per_round = 10  # nobody knows before
 
     def __init__(self, client: "Client", differences: Differences, tensors: int) -> None:
-        self.rounds = 0
-        self.gradient_scale = 1.0
         self.exchange_apart = True
         self._pacer = Pacer(client)
         self._differences = differences
         self._tensors = range(tensors)
-
-    @property
-    def due(self) -> bool:
-        """Always: who is ready waits."""
-        return True
-
-    @property
-    def everywhere(self) -> bool:
-        """Always: the roots take part in every round."""
-        return True
 
     def start(self) -> None:
         """Take the initial weights from the servers."""
@@ -216,10 +205,15 @@ class EsyncWorker:
         self.rounds += 1
         self._pacer.begin()
 
-    def finish(self) -> bool:
-        """Bring in the last steps; then the others need not reckon with this worker."""
+    def drain(self) -> None:
+        """Bring in the last steps, or abstain; nobody needs to wait for a step of this worker's any more."""
+        self._pacer.leave()
         if self._differences.steps.count:
             self._differences.push(self._tensors)
-            return True
+        else:
+            self._differences.abstain(self._tensors)
+
+    def end(self) -> None:
+        """The state server has heard that this worker takes no more steps."""
         self._pacer.leave()
-        return False
+        self._pacer.settle()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.options import Option
+from geomx_cli.runtime.training.part import WorkerPart
 
 if TYPE_CHECKING:
     from geomx_cli.ps.algorithm import Forward, ServerPart, Slot, Total
@@ -91,21 +92,23 @@ def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -
         from geomx_cli.ps import optimizers
 
         optimizer = optimizers.create(recipe.optimizer, recipe.optimizer_params)
-    return FsaWorker(store, replica, client.num_all_workers, optimizer)
+    return FsaWorker(store, replica, client.num_all_workers, optimizer=optimizer)
 
 
-class FsaWorker:
+class FsaWorker(WorkerPart):
     """Every step is a round: push gradients, pull weights, or the sums for this worker's own optimizer.
 
-    Gradients are divided by the number of all workers, so that the sum which a round makes of them is their
-    mean. The optimizer of a worker is the servers' own, so weights are the same bit for bit wherever it runs.
+    Gradients are divided by the number of workers that contribute to the round, so that the sum which it makes of them
+    is their mean. The optimizer of a worker is the servers' own, so weights are the same bit for bit wherever it runs.
+
+    workers: how many go through rounds together. share: what their mean counts in the sum of all.
     """
 
-    def __init__(self, store: Any, replica: "Replica", num_all_workers: int, optimizer: "Optimizer | None") -> None:
-        self.rounds = 0
-        self.steps_per_round = 1
-        self.exchange_apart = False
-        self.gradient_scale = 1.0 / num_all_workers
+    def __init__(
+        self, store: Any, replica: "Replica", workers: int, share: float = 1.0, optimizer: "Optimizer | None" = None
+    ) -> None:
+        self._share = share
+        self.gradient_scale = share / workers
         self._store = store
         self._replica = replica
         self._optimizer = optimizer
@@ -115,22 +118,22 @@ class FsaWorker:
         """Take the initial weights from the servers."""
         self._replica.pull(self._store)
 
-    @property
-    def due(self) -> bool:
-        """Always: every step is a round."""
-        return True
-
-    @property
-    def everywhere(self) -> bool:
-        """Always."""
-        return True
-
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """Queue the exchange of every tensor; the first layer, needed first, goes before the others."""
         for index, name in enumerate(self._replica.names):
             self._store.push(name, self._replica.gradients[index], priority=-index)
             self._store.pull(name, out=self._results[index], priority=-index)
         return True
+
+    def drain(self) -> None:
+        """No step is ever left: abstain."""
+        for index, name in enumerate(self._replica.names):
+            self._store.abstain(name, priority=-index)
+            self._store.pull(name, out=self._results[index], priority=-index)
+
+    def expect(self, workers: int) -> None:
+        """The next round's mean is of so many gradients."""
+        self.gradient_scale = self._share / max(1, workers)
 
     def synchronise(self) -> None:
         """Wait for the results; without an optimizer on the servers, apply the sums."""
@@ -140,7 +143,3 @@ class FsaWorker:
                 self._replica.set_weight(index, new)
         self._replica.wait_for_weights()
         self.rounds += 1
-
-    def finish(self) -> bool:
-        """Nothing is left."""
-        return False

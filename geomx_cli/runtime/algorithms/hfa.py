@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.options import Option
+from geomx_cli.runtime.training.part import WorkerPart
 
 if TYPE_CHECKING:
     from geomx_cli.plugins import Spec
@@ -149,14 +150,12 @@ def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -
     return HfaWorker(client, store, replica, recipe)
 
 
-class HfaWorker:
+class HfaWorker(WorkerPart):
     """Every K1 steps of its own: push weights, pull the party's mean or the next milestone."""
 
     def __init__(self, client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> None:
         from geomx_cli.runtime.training.local_steps import LocalSteps
 
-        self.rounds = 0
-        self.gradient_scale = 1.0
         self.exchange_apart = True
         self.steps_per_round = int(recipe.number("k1"))
         self._k2 = int(recipe.number("k2"))
@@ -168,11 +167,6 @@ class HfaWorker:
         self._steps = LocalSteps(replica, recipe)
         self._results = [item.copy() for item in replica.weights]
         self._statistics = replica.statistics if recipe.options["sync_stats"] else {}
-
-    @property
-    def due(self) -> bool:
-        """Always: the weights are about to be replaced."""
-        return True
 
     @property
     def everywhere(self) -> bool:
@@ -189,9 +183,26 @@ class HfaWorker:
         self._steps.step(samples, watch)
         return self._steps.count == self.steps_per_round and self._exchange()
 
-    def finish(self) -> bool:
-        """Go on to the next milestone, so that all parties end with one model."""
-        return (self._steps.count > 0 or not self.everywhere) and self._exchange()
+    def drain(self) -> None:
+        """Push the weights after less than K1 steps, or abstain and follow the party to its next milestone."""
+        if self._steps.count:
+            self._exchange()
+            return
+        for index, key in enumerate(self._replica.names):
+            self._store.abstain(key, priority=-index)
+            self._store.pull(key, out=self._results[index], priority=-index)
+        for key, running in self._statistics.items():
+            self._store.abstain(key)
+            self._store.pull(key, out=running)
+
+    def unfinished(self, steps_left: int) -> bool:
+        """Whether steps are left for the rounds after the next milestone.
+
+        Only a milestone can be the end, and its weight at the roots is of all rounds that have led to it: so a worker
+        says in each of them what will be true then.
+        """
+        rounds_before = -(self.rounds + 1) % self._k2
+        return steps_left > rounds_before * self.steps_per_round
 
     def _exchange(self) -> bool:
         weight = max(1, self._steps.samples) / self._usual if self._by_samples else 1.0

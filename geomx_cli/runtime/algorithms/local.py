@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.runtime.algorithms.fsa import refuses, server
+from geomx_cli.runtime.training.part import WorkerPart
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -27,29 +28,15 @@ def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -
     return LocalWorker(store, replica, recipe)
 
 
-class LocalWorker:
+class LocalWorker(WorkerPart):
     """Steps of its own; a round is a step, in which nothing but the wish to stop is exchanged."""
 
     def __init__(self, store: Any, replica: "Replica", recipe: "Recipe") -> None:
         from geomx_cli.runtime.training.local_steps import LocalSteps
 
-        self.rounds = 0
-        self.gradient_scale = 1.0
-        self.steps_per_round = 1
-        self.exchange_apart = False
         self._store = store
         self._replica = replica
         self._steps = LocalSteps(replica, recipe)
-
-    @property
-    def due(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def everywhere(self) -> bool:
-        """Always."""
-        return True
 
     def start(self) -> None:
         """Take the initial weights from the servers."""
@@ -61,11 +48,10 @@ class LocalWorker:
         self._steps.step(samples, watch)
         return True
 
+    def drain(self) -> None:
+        """There is nothing to exchange."""
+
     def synchronise(self) -> None:
         """Nothing is under way."""
         self._replica.wait_for_weights()
         self.rounds += 1
-
-    def finish(self) -> bool:
-        """Nothing is left."""
-        return False

@@ -7,15 +7,19 @@ as its party would be further ahead of the slowest (Ho et al., "More Effective D
 Parallel Parameter Server", NIPS 2013). The optimizers called dcasgd compensate for what has changed meanwhile.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from geomx_cli.options import Option
-from geomx_cli.runtime.algorithms.fsa import FsaServer, server_optimizer, worker
+from geomx_cli.runtime.algorithms._completion import TOPIC, CompletionServer
+from geomx_cli.runtime.algorithms.fsa import FsaServer, FsaWorker, server_optimizer
 
 if TYPE_CHECKING:
     from geomx_cli.plugins import Spec
     from geomx_cli.ps.algorithm import ServerPart
+    from geomx_cli.ps.client import Client
     from geomx_cli.ps.config import NodeSettings
+    from geomx_cli.runtime.training.recipe import Recipe
+    from geomx_cli.runtime.training.replica import Replica
 
 __all__ = ["name", "options", "refuses", "server", "server_optimizer", "worker"]
 
@@ -38,4 +42,36 @@ def refuses(spec: "Spec") -> str | None:
 
 def server(settings: "NodeSettings") -> "ServerPart":
     """The part in a server: FSA's, with each party for itself."""
-    return FsaServer(asynchronous=True, max_staleness=int(settings.number("max_staleness")))
+    return MixedServer(asynchronous=True, max_staleness=int(settings.number("max_staleness")))
+
+
+class MixedServer(FsaServer):
+    """FSA's, with each party for itself; the rank-0 root counts the workers that are done."""
+
+    def __init__(self, *, asynchronous: bool = True, max_staleness: int = -1) -> None:
+        super().__init__(asynchronous=asynchronous, max_staleness=max_staleness)
+        self._completion = CompletionServer()
+
+    def on_request(self, topic: str, body: dict[str, Any], is_root: bool) -> dict[str, Any] | None:
+        """What CompletionClient asks."""
+        return self._completion.answer(body) if topic == TOPIC and is_root else None
+
+
+# The part in a worker of the bundled training job.
+
+
+def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> "MixedWorker":
+    """The part in a worker. `store` is an MXNet KVStore."""
+    workers = 1 if client.flat else client.num_workers
+    return MixedWorker(store, replica, workers, workers / client.num_all_workers)
+
+
+class MixedWorker(FsaWorker):
+    """FSA's, whose rounds are the party's, or in a flat cluster the worker's own."""
+
+    asynchronous = True
+
+    def newest(self) -> None:
+        """Pull the weights that the global servers have now; counts as a round."""
+        self._replica.pull(self._store)
+        self.rounds += 1

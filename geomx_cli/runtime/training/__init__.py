@@ -18,7 +18,8 @@ def main(client: "Client") -> None:
 
     A master worker that does not train only sets the job up, and needs no data unless they are of one's own. The others
     write an event "round" for every round and at the end "finished": rounds, samples and seconds of this
-    worker, why training ended, the digest of the final weights and, on global rank 0, the test accuracy.
+    worker, why training ended, the digest of the final weights, which is the same for all, and, on global rank 0,
+    their test accuracy.
     Raises GeomxError when the job cannot start or fails.
     """
     from geomx_cli import plugins
@@ -100,7 +101,7 @@ def _run(
     evaluation = None
     if test is not None:
         evaluation = Evaluation(Replica(mx, network), test, recipe.eval_every // part.steps_per_round)
-    loop = Loop(client, recipe, mx=mx, store=store, replica=replica, part=part, shard=shard, evaluation=evaluation)
+    loop = Loop(client, recipe, replica=replica, part=part, shard=shard, evaluation=evaluation)
     loop.run()
     fields: dict[str, object] = {"rounds": part.rounds, "samples": loop.samples, "seconds": loop.seconds}
     if evaluation is not None:

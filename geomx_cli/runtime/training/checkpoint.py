@@ -19,7 +19,7 @@ _ABOUT = ("seconds", "samples", "rounds")
 class Checkpoint:
     """The weights of one worker, float32 arrays by name, after so many of its steps, samples and rounds.
 
-    seconds: since its training began.
+    steps: with those of a usual round for each one that it had no data for. seconds: since its training began.
     """
 
     steps: int

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from geomx_cli.runtime.algorithms._completion import INTERVAL, CompletionClient
 from geomx_cli.runtime.training.agreement import Agreement
 from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
 from geomx_cli.runtime.training.doubt import doubt
@@ -45,13 +46,14 @@ class _Round:
 class Loop:
     """Trains `replica` on `shard` to the job's end. `evaluation` is given on global rank 0 alone.
 
-    The exchange of a round runs while the next batch is made and a piece of the test set is evaluated. A
-    failure of the job comes out of `run` as a GeomxError; training cannot go on after it.
+    The exchange of a round runs while the next batch is made and a piece of the test set is evaluated. A worker that
+    is out of data abstains from the rounds of the others until none has more; so all end with one model. A failure of
+    the job comes out of `run` as a GeomxError; training cannot go on after it.
     """
 
     def __init__(
-        self, client: "Client", recipe: Recipe, *, mx: Any, store: Any, replica: Replica, part: WorkerPart,
-        shard: Samples, evaluation: Evaluation | None,
+        self, client: "Client", recipe: Recipe, *, replica: Replica, part: WorkerPart, shard: Samples,
+        evaluation: Evaluation | None,
     ) -> None:  # fmt: skip
         self._recipe = recipe
         self._replica = replica
@@ -65,14 +67,17 @@ class Loop:
         self._slowness = Slowness(factor) if factor > 1 else None
         every = recipe.checkpoint_every if self._rank == 0 else 0
         self._checkpoints = Checkpoints(client.settings.job_dir, every) if every else None
-        self._agreement = Agreement(mx, store, priority=-len(replica.names))
+        self._agreement = Agreement(client, priority=-len(replica.names))
+        self._completion = CompletionClient(client) if part.asynchronous else None
         self._watch = Stopwatch()
         self._round = _Round()
-        self._steps = self._evaluated = 0
+        self._evaluations = 0
+        self._steps = self._evaluated = 0  # a round without a batch counts as the steps of a usual one
         self._begun: float | None = None
         self._reason = ""
-        steps = recipe.epochs * -(-len(shard) // recipe.batch_size)
-        self._record = Record(client, steps=steps, time_limit=recipe.time_limit)
+        self._ended = False
+        self._all_steps = recipe.epochs * -(-len(shard) // recipe.batch_size)
+        self._record = Record(client, steps=self._all_steps, time_limit=recipe.time_limit)
         self._loss = 0.0
         self._doubt = ""
         self.samples = 0
@@ -91,16 +96,16 @@ class Loop:
         """
         with contextlib.closing(Prefetch(self._batches())) as batches:
             batch = self._next(batches)
-            while batch is not None and not self.stopped:
-                if self._step(batch):
+            while not self._ended:
+                if self._drain() if batch is None else self._step(batch):
                     self._begin()
-                batch = self._next(batches)
-                if self._begun is not None and self._part.due:
+                batch = None if batch is None else self._next(batches)
+                if self._begun is not None and (batch is None or self._part.due):
                     self._synchronise()
-        while self._begun is not None or self._part.finish():
-            if self._begun is None:
-                self._begin()
-            self._synchronise()
+                batch = None if self.stopped else batch
+        if self._completion is not None:
+            self._wait_for_others(self._completion)
+        self._part.end()
         self.stopped = self.stopped or "epochs"
         self._keep(at_end=True)
 
@@ -139,9 +144,17 @@ class Loop:
         current.times.append(self._watch.take())
         return exchanging
 
+    def _drain(self) -> bool:
+        """Take part in a round without a batch. True, as the exchange has begun."""
+        self._part.drain()
+        self._steps += self._part.steps_per_round
+        return True
+
     def _begin(self) -> None:
         """The exchange of a round has begun."""
-        self._agreement.begin(bool(self._reason))
+        stop = bool(self._reason) or (self._completion is not None and self._completion.stop_requested())
+        left = 0 if self.stopped else max(0, self._all_steps - self._steps)
+        self._agreement.begin(stop=stop and not self.stopped, unfinished=self._part.unfinished(left))
         self._begun = time.monotonic()
 
     def _synchronise(self) -> None:
@@ -150,22 +163,58 @@ class Loop:
         waiting = time.monotonic()
         with self._watch("global update" if self._part.exchange_apart else "global aggregate"):
             self._part.synchronise()
-            stop = self._agreement.reached()
+            vote = self._agreement.result()
         now, current = time.monotonic(), self._round
         current.add_exchange(self._watch.take(but="get_batch"), apart=self._part.exchange_apart)
+        loss = None
         if current.losses:
-            self._loss = sum(float(loss.asnumpy()[0]) for loss in current.losses) / len(current.losses)
+            loss = self._loss = sum(float(loss.asnumpy()[0]) for loss in current.losses) / len(current.losses)
         self._record.round(
-            self._part.rounds, current.times, samples=current.samples, loss=self._loss, steps=self._steps,
+            self._part.rounds, current.times, samples=current.samples, loss=loss, steps=self._steps,
             communicate=now - (self._begun or waiting), wait=now - waiting,
             accuracy=current.accuracy,
         )  # fmt: skip
         self._round, self._begun = _Round(), None
         self._keep()
         self._begin_evaluation()
-        if stop and self._part.everywhere:
-            self.stopped = self._reason or "asked"
+        self._part.expect(vote.unfinished)
+        if self._part.everywhere:
+            if vote.stop:
+                self.stopped = self.stopped or self._reason or "asked"
+            self._ended = not vote.unfinished or (bool(self.stopped) and not self._part.partial_rounds)
         self._reason = self._reason or self._reason_to_stop()
+
+    def _wait_for_others(self, completion: CompletionClient) -> None:
+        """In an asynchronous job: until all workers are done, when the global servers have the final weights."""
+        completion.leave()
+        pause = max(INTERVAL, self.seconds / max(1, self._evaluations))  # evaluate as often as before
+        due = self.seconds + pause
+        while not completion.complete(stop=bool(self._reason)):
+            if self.seconds >= due:
+                self._evaluate_newest()
+                due = self.seconds + pause
+            self._reason = self._reason or self._reason_to_stop()
+            time.sleep(INTERVAL)
+        self.stopped = self.stopped or self._reason
+        self._take_newest()
+
+    def _evaluate_newest(self) -> None:
+        """Evaluate what the others have trained meanwhile."""
+        if self._evaluation is not None and self._recipe.eval_every:
+            self._take_newest()
+            self._evaluation.run(self._replica, self._part.rounds)
+            self._tell_accuracy(self._evaluation)
+
+    def _take_newest(self) -> None:
+        """Go on from the newest weights. It is recorded as a round, so that their accuracy stands at the right time."""
+        waiting = time.monotonic()
+        with self._watch("global aggregate"):
+            self._part.newest()
+        seconds = time.monotonic() - waiting
+        self._record.round(
+            self._part.rounds, [self._watch.take(but="get_batch")], samples=0, loss=None, steps=self._steps,
+            communicate=seconds, wait=seconds, accuracy=None,
+        )  # fmt: skip
 
     def _keep(self, *, at_end: bool = False) -> None:
         """Write a checkpoint if one is due."""
@@ -192,8 +241,12 @@ class Loop:
             done = evaluation.advance()
         if done:
             self._round.accuracy = evaluation.accuracy
-            self._record.evaluation(evaluation.round, evaluation.accuracy, evaluation.seconds)
-            self._judge(evaluation)
+            self._tell_accuracy(evaluation)
+
+    def _tell_accuracy(self, evaluation: Evaluation) -> None:
+        self._evaluations += 1
+        self._record.evaluation(evaluation.round, evaluation.accuracy, evaluation.seconds)
+        self._judge(evaluation)
 
     def _judge(self, evaluation: Evaluation) -> None:
         """Warn, once, when training gets nowhere."""

@@ -9,47 +9,73 @@ if TYPE_CHECKING:
 __all__ = ["Algorithm", "WorkerPart"]
 
 
-class WorkerPart(Protocol):
-    """Made by an algorithm's `worker(client, store, replica, recipe)`. Used by the training thread only.
+class WorkerPart:
+    """Base of what an algorithm's `worker(client, store, replica, recipe)` returns. Used by the training thread only.
 
     The loop calls `start` once, then for every batch one forward and backward pass and `after_step`. Where that began a
-    round, and `due` says so, `synchronise` follows before the next batch. When no batch is left, or all stop, it goes
-    on with `finish` and `synchronise` until `finish` has nothing more. A failure of the job comes out of any of them as
-    a GeomxError.
+    round, and `due` says so, `synchronise` follows before the next batch. When no batch is left, or all stop, `drain`
+    and `synchronise` follow each other until no worker has anything to contribute, then `end`. So all workers go
+    through the same rounds, however many batches each has. A failure of the job comes out of any method as a
+    GeomxError.
+
+    rounds: completed. gradient_scale: what the gradient of a batch's mean loss is multiplied by in the backward pass.
+    steps_per_round: steps between two rounds, about. exchange_apart: whether a round's record has its exchange behind
+    its steps, and not in the only one. partial_rounds: whether a round may leave steps to later rounds.
+    asynchronous: whether parties go through rounds by themselves.
     """
 
-    rounds: int
-    """Rounds completed."""
-    gradient_scale: float
-    """What the gradient of a batch's mean loss is multiplied by in the backward pass."""
-    steps_per_round: int
-    """Steps between two rounds, about."""
-    exchange_apart: bool
-    """Whether a round's record has its exchange behind its steps, and not in the only one."""
+    rounds: int = 0
+    gradient_scale: float = 1.0
+    steps_per_round: int = 1
+    exchange_apart: bool = False
+    partial_rounds: bool = False
+    asynchronous: bool = False
 
     @property
     def due(self) -> bool:
         """Whether the result of the round that has begun is to be taken before the next step."""
+        return True
 
     @property
     def everywhere(self) -> bool:
-        """Whether the round under way, or the last one, is one of all workers, not of this party alone."""
+        """Whether the last round was one of all workers, not of this party alone."""
+        return True
 
     def start(self) -> None:
         """Take the initial weights from the servers; blocks until all workers can have them."""
+        raise NotImplementedError
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """The backward pass on a batch of so many samples has been queued. True if the exchange of a round has
         begun; it is not waited for here. `watch` times what the part does itself.
         """
+        raise NotImplementedError
+
+    def drain(self) -> None:
+        """There is no batch: begin a round with the steps that no round has had yet, or abstain from it."""
+        raise NotImplementedError
 
     def synchronise(self) -> None:
         """Wait for the result of the round that has begun and put it into the replica's weights."""
+        raise NotImplementedError
 
-    def finish(self) -> bool:
-        """Training ends. True if the exchange of a round has begun that the last steps still need; False when the
-        replica's weights are the final ones.
+    def unfinished(self, steps_left: int) -> bool:
+        """Asked when a round has begun: whether this worker will contribute to a round after the next one of all
+        workers, which may be this one. `steps_left`: batches that it still has.
         """
+        return steps_left > 0
+
+    def expect(self, workers: int) -> None:
+        """A round is over: so many of the workers that took part in it said that they are unfinished."""
+
+    def newest(self) -> None:
+        """Put the newest weights of the global servers into the replica, which counts as a round; blocks. Only
+        asynchronous parts have it.
+        """
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """No round follows: leave the final global weights in the replica."""
 
 
 class Algorithm(Protocol):

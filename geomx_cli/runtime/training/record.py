@@ -30,21 +30,22 @@ class Record:
         return time.monotonic() - self._started
 
     def round(
-        self, number: int, times: list[dict[str, float]], *, samples: int, loss: float, steps: int,
+        self, number: int, times: list[dict[str, float]], *, samples: int, loss: float | None, steps: int,
         communicate: float, wait: float, accuracy: float | None,
     ) -> None:  # fmt: skip
-        """A round is complete. `times`: seconds of each local step by name; `steps`: batches trained on so
-        far.
+        """A round is complete. `times`: seconds of each local step by name; `steps`: those of all rounds so far.
+
+        loss: None for a round that this worker has trained on no batch for.
         """
         before, self._bytes = self._bytes, self._count_bytes()
-        fields: dict[str, object] = {} if accuracy is None else {"accuracy": accuracy}
+        known = {"loss": loss, "accuracy": accuracy}
+        fields = {name: value for name, value in known.items() if value is not None}
         self._client.events.write(
             "round",
             num_iters=number,
             times={str(step): entry for step, entry in enumerate(times)},
             num_samples=samples,
             total_time=self.elapsed,
-            loss=loss,
             bytes_sent=self._bytes[0] - before[0],
             bytes_received=self._bytes[1] - before[1],
             compute=round(sum(entry.get(name, 0.0) for entry in times for name in COMPUTING), 4),
@@ -60,7 +61,7 @@ class Record:
         progress = self._progress(steps)
         left = self.elapsed * (1 - progress) / progress if progress else 0.0
         self._client.report(
-            state="training", round=number, loss=loss, samples_per_s=round(self._rate, 1),
+            state="training", round=number, samples_per_s=round(self._rate, 1),
             waiting=round(min(1.0, self._waiting), 4), progress=round(progress, 4), left_s=round(left, 1), **fields,
         )  # fmt: skip
 

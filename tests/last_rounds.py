@@ -1,0 +1,199 @@
+"""What training with uneven data comes to, computed in numpy and fp64: one dense layer, the algorithms' rounds.
+
+Only who has which batches is taken from the product; no server, weight or vote of its is used here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scripts import tiny
+
+from geomx_cli.runtime.training.samples import Samples
+from geomx_cli.runtime.training.shards import shard
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+Model = list[Array]
+"""The weight, (classes, 4), and the bias, (classes,)."""
+BATCH, EPOCHS, RATE, MOMENTUM = 4, 2, 0.1, 0.5
+
+
+def samples(split: str = "train", count: int = 90) -> Samples:
+    images, labels = tiny.data(split, "", count)
+    return Samples(images, labels, tiny.CLASSES)
+
+
+def shards(workers: int, seed: int, count: int = 90) -> list[Samples]:
+    split = "dirichlet:0.2" if workers > 1 else "iid"
+    return [shard(samples("train", count), rank, workers, split, seed) for rank in range(workers)]
+
+
+def batches_of(workers: int, seed: int) -> list[list[tuple[Array, Array]]]:
+    found = []
+    for rank, own in enumerate(shards(workers, seed)):
+        found.append([b for e in range(EPOCHS) for b in own.batches(BATCH, seed=seed, epoch=e, rank=rank)])
+    return found
+
+
+def initial(seed: int) -> Model:
+    random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))
+    bound = np.sqrt(6 / 4)
+    return [random.uniform(-bound, bound, (tiny.CLASSES, 4)).astype(np.float32).astype(float), np.zeros(tiny.CLASSES)]
+
+
+def gradient(model: Model, batch: tuple[Array, Array]) -> Model:
+    """Of the mean of the softmax's cross entropy."""
+    images, labels = batch[0].reshape(len(batch[0]), 4).astype(float), batch[1].astype(int)
+    scores = images @ model[0].T + model[1]
+    chances = np.exp(scores - scores.max(axis=1, keepdims=True))
+    chances /= chances.sum(axis=1, keepdims=True)
+    chances[np.arange(len(labels)), labels] -= 1
+    return [chances.T @ images / len(labels), chances.mean(axis=0)]
+
+
+def accuracy(model: Sequence[Any]) -> float:
+    test = samples("test")
+    scores = test.images.reshape(-1, 4) @ model[0].T + model[1]
+    return float((scores.argmax(axis=1) == test.labels).mean())
+
+
+def checkpoint(folder: Path) -> Model:
+    """The weights that a job has kept last."""
+    last = max(folder.rglob("step-*.npz"), key=lambda path: path.stat().st_mtime)
+    with np.load(last) as file:
+        names = sorted((name for name in file.files if file[name].ndim), key=lambda name: -file[name].ndim)
+        return [file[name] for name in names]
+
+
+@dataclass
+class Local:
+    """A worker with its own SGD."""
+
+    model: Model
+    batches: list[tuple[Array, Array]]
+    velocity: Model = field(default_factory=lambda: [np.zeros((tiny.CLASSES, 4)), np.zeros(tiny.CLASSES)])
+    taken: int = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.batches) - self.taken
+
+    def step(self) -> int:
+        """The number of samples."""
+        batch = self.batches[self.taken]
+        self.taken += 1
+        for index, slope in enumerate(gradient(self.model, batch)):
+            self.velocity[index] = MOMENTUM * self.velocity[index] - RATE * slope
+            self.model[index] = self.model[index] + self.velocity[index]
+        return len(batch[1])
+
+
+def locals_of(workers: int, seed: int) -> list[Local]:
+    return [Local(initial(seed), batches) for batches in batches_of(workers, seed)]
+
+
+def fsa(workers: int, seed: int) -> Model:
+    """The mean of the gradients of those who have one."""
+    world, velocity, batches = initial(seed), [np.zeros((tiny.CLASSES, 4)), np.zeros(3)], batches_of(workers, seed)
+    for number in range(max(map(len, batches))):
+        given = [gradient(world, own[number]) for own in batches if number < len(own)]
+        for index in range(2):
+            mean = np.mean([slopes[index] for slopes in given], axis=0)
+            velocity[index] = MOMENTUM * velocity[index] - RATE * mean
+            world[index] = world[index] + velocity[index]
+    return world
+
+
+def hfa(parties: Sequence[Sequence[int]], seed: int, k1: int, k2: int, *, by_samples: bool = False) -> Model:
+    """Means of those who have taken steps; of a party's workers in each round, of the parties in each K2-th."""
+    workers = locals_of(sum(map(len, parties)), seed)
+    milestone, values = initial(seed), [initial(seed) for _ in parties]
+    while any(worker.left for worker in workers):
+        since = [0.0 for _ in parties]
+        for _ in range(k2):
+            for which, party in enumerate(parties):
+                given = []
+                for worker in (workers[rank] for rank in party):
+                    worker.model = [item.copy() for item in values[which]]
+                    seen = sum(worker.step() for _ in range(min(k1, worker.left)))
+                    if seen:
+                        given.append((worker.model, float(seen) if by_samples else 1.0))
+                if given:
+                    values[which] = mean_of(given)
+                    since[which] += sum(weight for _, weight in given)
+        found = [(value, weight if by_samples else 1.0) for value, weight in zip(values, since, strict=True) if weight]
+        milestone = mean_of(found)
+        values = [[item.copy() for item in milestone] for _ in parties]
+    return milestone
+
+
+def mean_of(given: Sequence[tuple[Model, float]]) -> Model:
+    total = sum(weight for _, weight in given)
+    return [sum(model[index] * weight for model, weight in given) / total for index in range(2)]
+
+
+@dataclass
+class Streaming:
+    """A worker of DiLoCo; `since`: its samples by fragment; `wait`: steps until it takes a result, None for none."""
+
+    local: Local
+    origin: Model
+    since: list[int]
+    mix: float
+    wait: int | None = None
+
+    def take(self, world: Model, fragment: range) -> None:
+        for index in fragment:
+            self.origin[index] = world[index].copy()
+            own = self.local.model
+            own[index] = world[index] + self.mix * (own[index] - world[index])
+        self.wait = None
+
+
+def diloco(
+    workers: int, seed: int, inner: int, outer: tuple[float, float], *, fragments: int = 1, overlap: int = 0,
+    mix: float = 0.0, by_samples: bool = False,
+) -> Model:  # fmt: skip
+    """Rounds in which each worker gives what one fragment has lacked; the outer step is Nesterov's with their mean."""
+    rate, momentum = outer
+    world, velocity = initial(seed), [np.zeros((tiny.CLASSES, 4)), np.zeros(tiny.CLASSES)]
+    mix = mix if overlap else 0.0
+    made = [Streaming(item, initial(seed), [0] * fragments, mix) for item in locals_of(workers, seed)]
+    turn, last = 0, range(0)
+
+    def gives(worker: Streaming, fragment: range) -> bool:
+        """Steps to the next exchange; whether there is anything to give."""
+        while worker.local.left:
+            seen = worker.local.step()
+            worker.since = [count + seen for count in worker.since]
+            if worker.wait is not None:
+                worker.wait -= 1
+                if worker.wait == 0:
+                    worker.take(world, last)
+            if worker.local.taken % (inner // fragments) == 0:
+                worker.wait = overlap
+                return True
+        if worker.wait is not None:
+            worker.take(world, last)
+        worker.mix, worker.wait = 0.0, 0
+        return worker.since[turn] > 0
+
+    while any(worker.local.left or any(worker.since) for worker in made):
+        fragment = range(turn, 2, fragments)
+        given = []
+        for worker in made:
+            if gives(worker, fragment):
+                weight = float(worker.since[turn]) if by_samples else 1.0
+                given.append(([o - m for o, m in zip(worker.origin, worker.local.model, strict=True)], weight))
+                worker.since[turn] = 0
+        mean = mean_of(given) if given else []
+        for index in fragment if given else ():
+            velocity[index] = momentum * velocity[index] + mean[index]
+            world[index] = world[index] - rate * (mean[index] + momentum * velocity[index])
+        for worker in made:
+            if worker.wait == 0:
+                worker.take(world, fragment)
+        turn, last = (turn + 1) % fragments, fragment
+    return world

@@ -1,0 +1,35 @@
+"""A worker of ESync that begins its second round when the third has begun already, and goes on; prints what is raised.
+
+Rank 0 begins three rounds before.
+"""
+
+from geomx_cli import plugins
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.events import EventLog
+from geomx_cli.ps.client import Client
+from geomx_cli.runtime.algorithms._esync_pacer import Pacer
+from geomx_cli.runtime.settings import Settings
+
+client = Client(Settings.from_environment(plugins.table()), EventLog(None), plugins.deliveries()["direct"].worker())
+pacer = Pacer(client)
+if client.global_rank == 0:
+    for _ in range(3):
+        pacer.begin()
+    pacer.settle()
+client.barrier("all")
+if client.global_rank == 1:
+    pacer.begin()
+    pacer.begin()
+    try:
+        pacer.step()
+        pacer.step()
+    except InvalidSettings as error:
+        print("step raised:", error)
+    pacer.begin()
+    pacer.leave()
+    pacer.leave()
+    pacer.begin()
+    pacer.settle()
+    print("left")
+client.leave()
+client.close()

@@ -1,0 +1,159 @@
+"""Uneven data, to the last round: the bundled job against numpy; one final model on all workers, which is what counts.
+
+Who is out of data counts for nothing and damps nobody; limits of time and accuracy hold until the very end.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import last_rounds as numpy_
+import numpy as np
+import pytest
+from cluster import ROOT
+from last_rounds import BATCH, EPOCHS, MOMENTUM, RATE
+from test_algorithms import finished
+from test_faults import Job
+
+pytestmark = pytest.mark.processes
+Run = Callable[..., Job]
+BOTH = [[0, 1], [2, 3]]
+HFA = "hfa --k1 2 --k2 5"
+DILOCO = "diloco --inner-steps 4 --outer-lr 0.7 --outer-momentum 0.9"
+STREAMING = "--fragments 2 --overlap 1 --mix 0.25"
+OUTER = (0.7, 0.9)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Run]:
+    """Starts a job on tiny data divided by a Dirichlet distribution; so many `samples` in all."""
+    jobs: list[Job] = []
+
+    def begin(algo: str, *arguments: str, samples: int = 90) -> Job:
+        data = ["--data", "tiny:data", "--network", "tiny:network", "--split", "dirichlet:0.2"]
+        rates = ["--optimizer", "sgd", "--lr", str(RATE), "--momentum", str(MOMENTUM)]
+        more = ["--checkpoint-every", "1000000", "--batch-size", str(BATCH), "--epochs", str(EPOCHS)]
+        variables = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/scripts'}", "SAMPLES": str(samples)}
+        words = ["--local", "--json", "--algo", *algo.split(), *data, *rates, *more, *arguments]
+        jobs.append(Job(tmp_path, words, variables))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        job.stop()
+        shutil.rmtree(job.temporary, ignore_errors=True)
+
+
+def final(job: Job, workers: int) -> tuple[dict[str, dict[str, Any]], list[Any]]:
+    """The workers' last words, and the weights that were kept, of a job that ended with one model on all workers."""
+    job.finish(100)
+    assert job.status == 0, job.errors
+    job.assert_clean()
+    found = finished(job)
+    assert len(found) == workers
+    assert len({event["parameters"] for event in found.values()}) == 1
+    model = numpy_.checkpoint(job.directory)
+    assert json.loads(job.output)["accuracy"] == pytest.approx(numpy_.accuracy(model)), "it is that model's"
+    return found, model
+
+
+def assert_every_sample_was_used(found: dict[str, dict[str, Any]], seed: int) -> None:
+    counts = [event["samples"] for _, event in sorted(found.items())]
+    assert counts == [EPOCHS * len(shard) for shard in numpy_.shards(len(found), seed)]
+
+
+@pytest.mark.timeout(130)
+@pytest.mark.parametrize(
+    ("algo", "workers", "seed", "wanted"),
+    [
+        ("fsa", 4, 20, lambda seed: numpy_.fsa(4, seed)),
+        ("fsa --optimizer-on worker --topology spread", 4, 15, lambda seed: numpy_.fsa(4, seed)),
+        ("sync", 4, 15, lambda seed: numpy_.fsa(4, seed)),
+        (HFA, 4, 20, lambda seed: numpy_.hfa(BOTH, seed, 2, 5)),
+        (f"{HFA} --weight samples", 4, 15, lambda seed: numpy_.hfa(BOTH, seed, 2, 5, by_samples=True)),
+        (DILOCO, 4, 15, lambda seed: numpy_.diloco(4, seed, 4, OUTER)),
+        (
+            f"{DILOCO} {STREAMING} --weight samples", 4, 20,
+            lambda seed: numpy_.diloco(4, seed, 4, OUTER, fragments=2, overlap=1, mix=0.25, by_samples=True),
+        ),
+        ("mixed --parties 1 --workers 2", 2, 5, lambda seed: numpy_.fsa(2, seed)),
+        ("local", 1, 1, lambda seed: numpy_.fsa(1, seed)),
+    ],
+    ids=("fsa", "fsa-worker", "sync", "hfa", "hfa-samples", "diloco", "streaming", "mixed", "local"),
+)  # fmt: skip
+def test_as_in_numpy(launch: Run, algo: str, workers: int, seed: int, wanted: Callable[[int], Any]) -> None:
+    """Also where a whole party is out of data before the other has begun its second round (seed 15)."""
+    job = launch(algo, "--seed", str(seed), *(["--split", "iid"] if workers == 1 else []))
+    found, model = final(job, workers)
+    for got, want in zip(model, wanted(seed), strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+    assert_every_sample_was_used(found, seed)
+    assert {event["stopped"] for event in found.values()} == {"epochs"}
+    for name, event in found.items():
+        assert_records(job, name, event["rounds"])
+    if not algo.startswith("mixed"):
+        assert len({event["rounds"] for event in found.values()}) == 1, "all end in one round"
+
+
+def assert_records(job: Job, worker: str, rounds: int) -> None:
+    """A round that a worker has no data for has no samples and no loss."""
+    events = [json.loads(line) for line in (job.directory / f"events/{worker}.jsonl").read_text().splitlines()]
+    found = [event for event in events if event["event"] == "round"]
+    assert [event["num_iters"] for event in found] == list(range(1, rounds + 1))
+    assert all((event["num_samples"] > 0) == ("loss" in event) for event in found)
+    assert all(np.isfinite(event.get("loss", 0.0)) for event in found)
+
+
+@pytest.mark.timeout(130)
+@pytest.mark.parametrize(
+    ("algo", "workers", "seed"),
+    [
+        ("esync", 4, 20),
+        ("mixed --optimizer dcasgd --max-staleness 1 --topology spread", 4, 15),
+        ("async --parties 2 --workers 1", 2, 5),
+    ],
+    ids=("esync", "dcasgd", "async"),
+)
+def test_one_model_of_all_samples(launch: Run, algo: str, workers: int, seed: int) -> None:
+    """Where the weights depend on who is faster."""
+    found, model = final(launch(algo, "--seed", str(seed)), workers)
+    assert_every_sample_was_used(found, seed)
+    assert all(np.isfinite(item).all() for item in model)
+    assert {event["stopped"] for event in found.values()} == {"epochs"}
+
+
+@pytest.mark.timeout(130)
+@pytest.mark.parametrize(
+    ("algo", "seed"),
+    [
+        ("hfa --k1 2 --k2 3", 376),
+        (f"{DILOCO} {STREAMING}", 61),
+        ("mixed", 376),
+        ("async --parties 2 --workers 1 --max-staleness 0", 175),
+    ],
+    ids=("hfa", "streaming", "mixed", "async"),
+)
+def test_a_time_limit_holds_when_rank_0_is_out_of_data(launch: Run, algo: str, seed: int) -> None:
+    """Rank 0 has two or three samples of 3000."""
+    words = ("--batch-size", "1", "--epochs", "5", "--eval-every", "50", "--time-limit", "3s", "--seed", str(seed))
+    workers = 2 if "async" in algo else 4
+    found, _ = final(launch(algo, *words, samples=3000), workers)
+    ends = {name: event["stopped"] for name, event in found.items()}
+    assert ends.pop("A-worker-0") == "time_limit"
+    assert "asked" in ends.values() and "time_limit" not in ends.values()
+
+
+@pytest.mark.timeout(130)
+@pytest.mark.parametrize(
+    ("algo", "seed"), [("fsa", 376), ("async --parties 2 --workers 1", 175)], ids=("fsa", "async")
+)
+def test_a_target_is_reached_by_the_others(launch: Run, algo: str, seed: int) -> None:
+    """What rank 0 evaluates after its own data is what the others have made."""
+    words = ("--batch-size", "1", "--epochs", "5", "--eval-every", "10", "--target-accuracy", "0.6", "--lr", "0.0005")
+    workers = 2 if "async" in algo else 4
+    found, _ = final(launch(algo, *words, "--seed", str(seed), samples=3000), workers)
+    first = found["A-worker-0"]
+    assert (first["stopped"], first["samples"]) == ("target_accuracy", 5 * len(numpy_.shards(workers, seed, 3000)[0]))
+    assert sum(event["samples"] for event in found.values()) < 5 * 3000
