@@ -104,8 +104,16 @@ def launch(
     idle = unused(click.get_current_context(), table(), str(options["algo"]), script=bool(script))
     for sentence in idle:
         click.echo(f"warning: {sentence}", err=True)
+    from geomx_cli.job import rank_scope
+    from geomx_cli.job.script import check_script
     from geomx_cli.plan import JobSpec
 
+    if not dry_run:
+        check_script(script, inventory)
+    chosen = rank_scope.choose(str(options["rank_scope"]), script, str(options["algo"]), inventory)
+    if chosen.sentence:
+        click.echo(chosen.sentence, err=True)
+    inventory = inventory.model_copy(update={"rank_scope": chosen.scope})
     spec = JobSpec(
         options=options,
         script=script,

@@ -19,7 +19,6 @@ from geomx_cli.job import Job, baggage
 from geomx_cli.job import state as job_state
 from geomx_cli.job.baggage import Baggage
 from geomx_cli.job.data import provide
-from geomx_cli.job.script import check_script
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.status.end import End
 from geomx_cli.status.follow import View, view_for
@@ -67,7 +66,6 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> End:
     start, and Interrupted when the job was let go of.
     """
     began, job = time.monotonic(), Job.of(spec)
-    check_script(spec.script, inventory)
     luggage = baggage.pack(spec.script, manner.sync)
     spec = prepared(job, replace(spec, carried=luggage.words))
     remote = {host.name: host.ssh is not None for host in inventory.hosts}

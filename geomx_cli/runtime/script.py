@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from geomx_cli.errors import GeomxError, Interrupted, PeerLost, TrainingFailed
+from geomx_cli.errors import GeomxError, Interrupted, InvalidSettings, PeerLost, TrainingFailed
 
 if TYPE_CHECKING:
     from geomx_cli.events import EventLog
@@ -129,6 +129,7 @@ class Session:
         from geomx_cli.runtime.settings import Settings
 
         settings = Settings.from_environment(plugins.table())
+        _check_ranks(settings.text("algo"), settings.text("rank_scope"))
         self._client = Client(settings, self._log(), part(settings, "delivery", "worker")())
         return self._client
 
@@ -202,6 +203,14 @@ def run(argv: list[str], signals: "Signals | None") -> None:
         print(f"error: {error}", file=sys.stderr)
         session().abort(error)
         raise SystemExit(error.exit_code) from None
+
+
+def _check_ranks(algorithm: str, rank_scope: str) -> None:
+    from geomx_cli import plugins
+
+    if rank_scope == "global" and plugins.ranks_by_party(algorithm):
+        what = f"a script divides its weights by the workers of its party in {algorithm}, and GEOMX_RANK_SCOPE=global"
+        raise InvalidSettings(f"{what} counts those of all", "leave GEOMX_RANK_SCOPE out")
 
 
 def _of_script(trace: TracebackType | None, path: str) -> TracebackType | None:
