@@ -125,11 +125,12 @@ class Session:
     def _connect(self) -> "Client":
         from geomx_cli import plugins
         from geomx_cli.ps.client import Client
-        from geomx_cli.runtime.parts import part
+        from geomx_cli.runtime.parts import part, warn_of_variables
         from geomx_cli.runtime.settings import Settings
 
         settings = Settings.from_environment(plugins.table())
         _check_ranks(settings.text("algo"), settings.text("rank_scope"))
+        warn_of_variables(self._log(), settings)
         self._client = Client(settings, self._log(), part(settings, "delivery", "worker")())
         return self._client
 
