@@ -14,6 +14,14 @@ def test_the_type_of_the_master_decides_for_all_parties(cluster: Cluster, kind: 
 
 
 @pytest.mark.timeout(60)
+def test_with_global_ranks_the_type_of_global_rank_0_decides(cluster: Cluster) -> None:
+    argv, env = hooked("kinds.py", "dist_async", "trainer")
+    env["GEOMX_RANK_SCOPE"] = "global"
+    cluster.launch(argv, env=env, parties=(1, 1), roots=2, local_servers=2, central=False)
+    cluster.finish()
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("kind", "way"),
     [

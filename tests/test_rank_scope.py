@@ -77,6 +77,25 @@ def test_by_hand_global_rank_0_is_the_master(cluster: Cluster, central_workers: 
 
 
 @pytest.mark.timeout(60)
+def test_module_divides_by_all_workers(cluster: Cluster) -> None:
+    """As with four workers of a flat cluster; they have another order of summation."""
+    argv, env = hooked("module.py")
+    cluster.launch(argv, env={**env, "GEOMX_RANK_SCOPE": "global"}, central=False)
+    cluster.finish()
+    first, *others = ([*np.load(cluster.directory / f"params-{rank}.npz").values()] for rank in range(4))
+    assert all(np.array_equal(one, another) for other in others for one, another in zip(first, other, strict=True))
+    flat = Cluster(cluster.directory / "flat")
+    flat.directory.mkdir()
+    try:
+        flat.launch_flat(argv, env=env)
+        flat.finish()
+    finally:
+        flat.stop()
+    found = [*np.load(flat.directory / "params-0.npz").values()]
+    assert all(np.allclose(one, another, rtol=1e-4, atol=1e-6) for one, another in zip(first, found, strict=True))
+
+
+@pytest.mark.timeout(60)
 def test_by_hand_ranks_are_those_of_the_party(cluster: Cluster) -> None:
     argv, env = hooked("unaware.py", "0")
     cluster.launch(argv, env=env, parties=(2, 1))
