@@ -156,7 +156,10 @@ def test_the_scope_follows_the_names_that_a_script_uses(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    for script in (("python3", "-u", "train.py", "--lr", "1"), ("./train.py",), ("python", "-m", "train")):
+    for script in (
+        ("python3", "-u", "train.py", "--lr", "1"), ("./train.py",), ("python", "-m", "train"),
+        ("nice", "python", "train.py"),
+    ):  # fmt: skip
         found = chosen("auto", *script)
         assert found.scope == scope and why in found.why, found
 

@@ -69,7 +69,7 @@ def _python_code(script: Sequence[str]) -> tuple[str, bool]:
     """The Python file that a command runs, "" where none can be told, and whether it is named as a module (-m)."""
     if script[1:2] == ("-m",) and len(script) > 2 and script[0].rpartition("/")[2].startswith("python"):
         return script[2].replace(".", "/") + ".py", True
-    return python_file(script) or (script[0] if script[0].endswith(".py") else ""), False
+    return python_file(script) or next((word for word in script if word.endswith(".py")), ""), False
 
 
 def _folder(word: str, inventory: Inventory) -> Path | None:
