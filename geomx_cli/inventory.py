@@ -12,7 +12,7 @@ from geomx_cli.options import Value
 from geomx_cli.ps.config import Role
 
 __all__ = [
-    "CENTRAL", "DEVICE", "NAME", "Host", "Inventory", "Party", "Ssh", "Topology", "is_ip", "validated",
+    "CENTRAL", "DEVICE", "NAME", "Host", "Inventory", "Party", "RankScope", "Ssh", "Topology", "is_ip", "validated",
 ]  # fmt: skip
 
 CENTRAL = "central"
@@ -22,6 +22,7 @@ DEVICE = r"^(cpu|gpu(0|[1-9][0-9]?))$"
 """What a worker may train on."""
 Device = Annotated[str, Field(pattern=DEVICE)]
 Topology = Literal["central", "spread", "flat"]
+RankScope = Literal["global", "party"]
 
 
 class _Frozen(BaseModel):
@@ -110,6 +111,7 @@ class Inventory(_Frozen):
     topology: Topology = "central"
     global_servers: int = Field(default=1, ge=1, le=256)
     central_server: bool = Field(default=False, description="a central party that trains has a local server")
+    rank_scope: RankScope = Field(default="party", description="global: global rank 0 is the master worker")
     local_servers: int = Field(default=1, ge=1, le=64)
 
     @model_validator(mode="after")
@@ -161,6 +163,7 @@ class Inventory(_Frozen):
             "topology": self.topology,
             "global_servers": self.global_servers,
             "local_servers": self.local_servers,
+            "rank_scope": self.rank_scope,
         }
 
 

@@ -98,6 +98,13 @@ OPTIONS: tuple[Option, ...] = (
         "Local servers in each party that share the model.", minimum=1, maximum=64,
     ),
     _sync("algo", "text", "fsa", "GEOMX_ALGO", "Synchronisation algorithm."),
+    _sync(
+        "rank_scope", "text", "auto", "GEOMX_RANK_SCOPE",
+        "What a script's kv.rank and kv.num_workers count: global, the workers of all parties, of which rank 0 is the"
+        " master; or party, those of its own, beside a master worker. auto: party for a script that uses GeoMX's names"
+        " (kv.num_all_workers, ...) and for HFA, else global.",
+        choices=("auto", "global", "party"),
+    ),
     _sync("delivery", "text", "direct", "GEOMX_DELIVERY", "How slices travel."),
     _net(
         "slice_elements", "int", 0, "MXNET_KVSTORE_BIGARRAY_BOUND",

@@ -28,6 +28,7 @@ __all__ = [
     "fixes",
     "in_two_tiers",
     "merge",
+    "ranks_by_party",
     "scan",
     "table",
     "users",
@@ -129,6 +130,11 @@ def fixes(algorithm: str) -> Mapping[str, Value]:
 def in_two_tiers(algorithm: str) -> bool:
     """Whether every worker needs a local server above it, the central party's too: its module's `two_tiers`."""
     return bool(getattr(find("algorithm", algorithm), "two_tiers", False))
+
+
+def ranks_by_party(algorithm: str) -> bool:
+    """Whether scripts that are written for it count ranks within their party: its module's `ranks_by_party`."""
+    return bool(getattr(find("algorithm", algorithm), "ranks_by_party", False))
 
 
 def users(option: str) -> list[str]:

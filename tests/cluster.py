@@ -103,6 +103,7 @@ class Cluster:
         parties: Sequence[int] = (2, 2),
         roots: int = 1,
         local_servers: int = 1,
+        central: bool = True,
         central_workers: int = 0,
         env: Mapping[str, str] = {},
         worker_env: Mapping[str, Mapping[str, str]] = {},
@@ -112,6 +113,7 @@ class Cluster:
         """Two planes: the central party with `roots` and the master worker, and `parties` of so many workers.
 
         Processes are called gs, root0, cs, master, central1..., and for each party A, B, ...: As, Asrv0, Aw0, Aw1, ...
+        Without `central` the central party has no scheduler and no worker.
         `ports` are where the schedulers are dialled: gs, cs, As, Bs, ...
         """
         ports = ports or free_ports(2 + len(parties))
@@ -119,20 +121,20 @@ class Cluster:
             **self._plane("GLOBAL_", ports[0], roots, len(parties) * local_servers),
             **env,
         }
-        central = {**self._plane("", ports[1], roots, max(1, central_workers)), **env}
+        plane = {**self._plane("", ports[1], roots, max(1, central_workers)), **env} if central else {}
         if central_workers:
-            central["DMLC_ENABLE_CENTRAL_WORKER"] = "1"
+            plane["DMLC_ENABLE_CENTRAL_WORKER"] = "1"
         self.start("gs", RUNTIME, {**upper, "DMLC_ROLE_GLOBAL": "global_scheduler"})
-        self.start("cs", RUNTIME, {**central, "DMLC_ROLE": "scheduler"})
         for rank in range(roots):
             roles = {"DMLC_ROLE_GLOBAL": "global_server", "DMLC_ROLE": "server"}
-            self.start(f"root{rank}", RUNTIME, {**upper, **central, **roles, **root_env})
-        extra = worker_env.get("master", {})
-        master = {**central, "DMLC_ROLE": "worker", "DMLC_ROLE_MASTER_WORKER": "1", **extra}
-        self.start("master", worker, master)
+            self.start(f"root{rank}", RUNTIME, {**upper, **plane, **roles, **root_env})
+        if central:
+            self.start("cs", RUNTIME, {**plane, "DMLC_ROLE": "scheduler"})
+            extra = worker_env.get("master", {})
+            self.start("master", worker, {**plane, "DMLC_ROLE": "worker", "DMLC_ROLE_MASTER_WORKER": "1", **extra})
         for rank in range(1, central_workers):
             name = f"central{rank}"
-            self.start(name, worker, {**central, "DMLC_ROLE": "worker", **worker_env.get(name, {})})
+            self.start(name, worker, {**plane, "DMLC_ROLE": "worker", **worker_env.get(name, {})})
         for letter, count, port in zip("ABCDEFGH", parties, ports[2:], strict=False):
             local = {**self._plane("", port, local_servers, count), **env}
             self.start(f"{letter}s", RUNTIME, {**local, "DMLC_ROLE": "scheduler"})

@@ -40,6 +40,8 @@ def test_schedulers_by_name_or_ipv6_address(cluster: Cluster, tmp_path: Path, ur
         ("server", {"DMLC_PS_ROOT_URI": "255.255.255.255"}, "this machine has no route to 255.255.255.255"),
         ("server", {"DMLC_NODE_HOST": ELSEWHERE}, f"{ELSEWHERE} is no address of this machine"),
         ("server", {"DMLC_INTERFACE": "none0"}, "DMLC_INTERFACE=none0: no such interface"),
+        ("worker", {"DMLC_INTERFACE": "none0"}, "DMLC_INTERFACE=none0: no such interface"),
+        ("scheduler", {"DMLC_INTERFACE": "none0"}, "DMLC_INTERFACE=none0: no such interface"),
         ("worker", {"DMLC_PS_ROOT_URI": "no such host"}, "cannot find the address of 'no such host'"),
     ],
 )

@@ -420,11 +420,11 @@ def test_the_reference_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "inventory.md").read_text() == page((*TOP_KEYS, *HOST_KEYS))
 
 
-def geomx(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def geomx(*arguments: str, cwd: Path, limit: float = 30.0, **env: str) -> subprocess.CompletedProcess[str]:
     code = "import sys; from geomx_cli.cli import main; sys.exit(main())"
     variables = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "PYTHONPATH": str(ROOT), **env}
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=cwd, env=variables, timeout=30,
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=cwd, env=variables, timeout=limit,
         check=False,
     )  # fmt: skip
 
@@ -497,7 +497,7 @@ def test_the_script_of_init_trains(tmp_path: Path) -> None:
     starter.write(tmp_path)
     done = geomx(
         "launch", "--local", "--json", "--workers", "1", "--job-dir", str(tmp_path / "job"), "--",
-        "python", "train.py", "--epochs", "1", "--samples", "192", cwd=tmp_path,
+        "python", "train.py", "--epochs", "1", "--samples", "192", cwd=tmp_path, limit=50,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "done"

@@ -41,6 +41,7 @@ def environment(name: str, host: str, **variables: Any) -> dict[str, str]:
         "GEOMX_HOST": host,
         "GEOMX_RANK": rest.partition(":")[2],
         "GEOMX_KEY_FILE": f"/jobs/j1/keys/{name.replace('/', '-').replace(':', '-')}.key",
+        "GEOMX_RANK_SCOPE": "party",
         "OMP_NUM_THREADS": "1",
     }
     return common | {key: str(value) for key, value in variables.items()}
@@ -208,6 +209,47 @@ def test_central_workers_train_and_come_last() -> None:
         assert found.process(name).env["DMLC_NUM_WORKER"] == "2"
     assert "DMLC_ENABLE_CENTRAL_WORKER" not in found.process("A/server:0").env
     assert {process.env["DMLC_NUM_ALL_WORKER"] for process in found.processes} == {"6"}
+
+
+@pytest.mark.parametrize(
+    ("given", "worker", "argument"),
+    [
+        ({}, "B/worker:1", "1/2 3/4 B"),
+        ({}, "central/worker:0", "0/1 -1/4 central"),
+        ({"rank_scope": "global"}, "B/worker:1", "3/4 3/4 B"),
+        ({"topology": "flat"}, "B/worker:3", "3/4 3/4 B"),
+    ],
+)
+def test_each_worker_has_its_own_argument(given: dict[str, Any], worker: str, argument: str) -> None:
+    words = ("python", "train.py", "{rank}/{num_workers} {global_rank}/{num_all_workers} {party}", '{"rank": 1}{x}')
+    found = make(replace(SPEC, script=words), **given).process(worker)
+    assert found.argv == ("/py", "train.py", argument, '{"rank": 1}{x}')
+
+
+@pytest.mark.parametrize(
+    ("given", "processes"),
+    [
+        ({}, 10),
+        ({"topology": "spread"}, 11),
+        ({"topology": "spread", "central_workers": 1}, 15),
+        ({"central_workers": 2}, 13),
+        ({"local_servers": 2, "global_servers": 3}, 14),
+    ],
+)
+def test_with_global_ranks_global_rank_0_is_the_master(given: dict[str, Any], processes: int) -> None:
+    """There is no worker that does not train; roots without central workers have no plane of the central party."""
+    found = make(rank_scope="global", **given)
+    assert len(found.processes) == processes
+    (master,) = [process for process in found.processes if "DMLC_ROLE_MASTER_WORKER" in process.env]
+    assert (master.name, master.global_rank) == ("A/worker:0", 0)
+    workers = [process for process in found.processes if process.role == "worker"]
+    count = 4 + given.get("central_workers", 0)
+    assert sorted(process.env["GEOMX_GLOBAL_RANK"] for process in workers) == [str(rank) for rank in range(count)]
+    assert {process.env["GEOMX_RANK_SCOPE"] for process in found.processes} == {"global"}
+    roots = [process for process in found.processes if process.role == "global_server"]
+    central_plane = "central_workers" in given and "topology" not in given
+    assert all(("DMLC_PS_ROOT_URI" in root.env) == central_plane for root in roots)
+    assert not any(process.role == "scheduler" for process in found.on_host("central")) or "central_workers" in given
 
 
 def test_every_worker_runs_the_script_with_the_import_hook() -> None:

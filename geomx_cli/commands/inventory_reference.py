@@ -20,7 +20,8 @@ themselves. `geomx launch` and `geomx doctor` use `hosts.toml` of the working di
 The file is [TOML](https://toml.io): keys of the whole job at the top, then `[defaults]` for all hosts, one `[[host]]`
 for each machine, and `[job]`. A party is what hosts name as their `party`, and has a worker for each of their
 `devices`. The first host of a party runs its scheduler, and its hosts in turn its servers; the first host of the
-central party has the global scheduler and the master worker as well; `runs` changes that. Ports are the first of a
+central party has the global scheduler as well, and for scripts with `--rank-scope party` the master worker; `runs`
+changes that. Ports are the first of a
 host's range that are free.
 """
 _HEADINGS: Mapping[Group, tuple[str, str]] = {

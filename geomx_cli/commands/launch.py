@@ -17,7 +17,7 @@ from geomx_cli.commands._options import add_options, unused, values
 from geomx_cli.commands._script import ScriptCommand
 from geomx_cli.errors import UsageError
 from geomx_cli.plugins import table
-from geomx_cli.variables import strangers
+from geomx_cli.variables import strangers, without_effect
 
 if TYPE_CHECKING:
     from geomx_cli.inventory import Inventory
@@ -101,11 +101,22 @@ def launch(
     for sentence in strangers(os.environ):
         click.echo(f"warning: {sentence}", err=True)
     inventory, options = machines(hosts, local, values(table(), parameters))
+    ignored = _without_effect(inventory)
+    for sentence, where in ignored.items():
+        click.echo(f"warning: {where}{sentence}", err=True)
     idle = unused(click.get_current_context(), table(), str(options["algo"]), script=bool(script))
     for sentence in idle:
         click.echo(f"warning: {sentence}", err=True)
+    from geomx_cli.job import rank_scope
+    from geomx_cli.job.script import check_script
     from geomx_cli.plan import JobSpec
 
+    if not dry_run:
+        check_script(script, inventory)
+    chosen = rank_scope.choose(str(options["rank_scope"]), script, str(options["algo"]), inventory)
+    if chosen.sentence:
+        click.echo(chosen.sentence, err=True)
+    inventory = inventory.model_copy(update={"rank_scope": chosen.scope})
     spec = JobSpec(
         options=options,
         script=script,
@@ -123,10 +134,21 @@ def launch(
         detach=detach,
         lease=lease,
         sync=sync,
+        warned=tuple(ignored),
         ssh=ssh_options(accept_new_host_keys),
         listening=lambda planned: exporting(planned, tensorboard, metrics_port),
     )
     return tell(launching.launch(inventory, spec, manner), json=json)
+
+
+def _without_effect(inventory: "Inventory") -> dict[str, str]:
+    """A sentence for each variable that has no effect, with where it is set if that is in the inventory."""
+    hosts: dict[str, list[str]] = {}
+    for host in inventory.hosts:
+        for sentence in without_effect(host.env):
+            hosts.setdefault(sentence, []).append(host.name)
+    in_inventory = {sentence: f"env of {', '.join(names)}: " for sentence, names in hosts.items()}
+    return in_inventory | dict.fromkeys(without_effect(os.environ, launching=True), "")
 
 
 def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, json: bool, shell: bool) -> int:

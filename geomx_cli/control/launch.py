@@ -19,7 +19,6 @@ from geomx_cli.job import Job, baggage
 from geomx_cli.job import state as job_state
 from geomx_cli.job.baggage import Baggage
 from geomx_cli.job.data import provide
-from geomx_cli.job.script import check_script
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.status.end import End
 from geomx_cli.status.follow import View, view_for
@@ -44,14 +43,16 @@ class Manner:
     `lease`: seconds for which it goes on without this machine, at least 2; None: 6, or with hosts behind SSH 30,
     since a link between sites may be gone for longer than one inside a machine. With `detach` it does so for ever,
     and launch returns when all its processes run. `sync`: paths that hosts behind SSH get, beside the script.
-    `told` hears how far a data set is that has to be fetched here; what `listening` yields hears, until the end or
-    until the job goes on alone, each event that agents pass on, with the process that wrote it.
+    `warned`: warnings that were shown already, and are not again when processes write them. `told` hears how far a data
+    set is that has to be fetched here; what `listening` yields hears, until the end or until the job goes on alone,
+    each event that agents pass on, with the process that wrote it.
     """
 
     told: "Told"
     detach: bool = False
     lease: float | None = None
     sync: tuple[Path, ...] = ()
+    warned: tuple[str, ...] = ()
     ssh: SshOptions = field(default_factory=SshOptions)
     listening: Callable[[Plan], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda process, event: None)
 
@@ -67,7 +68,6 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> End:
     start, and Interrupted when the job was let go of.
     """
     began, job = time.monotonic(), Job.of(spec)
-    check_script(spec.script, inventory)
     luggage = baggage.pack(spec.script, manner.sync)
     spec = prepared(job, replace(spec, carried=luggage.words))
     remote = {host.name: host.ssh is not None for host in inventory.hosts}
@@ -87,7 +87,7 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> End:
             dirs = working_dirs(inventory, planned)
             fleet = Fleet(job, reached, job.assignments(planned, dirs, lease), view.note)
             progress = Progress.of(planned, began)
-            watch = Watch(planned, fleet, progress, view, heard=heard)
+            watch = Watch(planned, fleet, progress, view, heard=heard, warned=manner.warned)
             outcome = _carry_out(watch, fleet, _files(job, planned, remote, luggage), view, detach=manner.detach)
     finally:
         view.close()

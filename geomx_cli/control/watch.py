@@ -3,7 +3,7 @@ it.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from queue import Empty
 
 from geomx_cli.agent_words import (
@@ -54,12 +54,13 @@ class Watch:
     themselves. A lost agent (its stream ended, or it does not answer) is a failure too; its processes are
     ended in its place. Put an "interrupt" into the fleet's inbox to stop the job, and a second one to kill
     it; with `detaches` it lets go of the job instead, as another geomx does that takes it over. `heard` is
-    told of each event that a process wrote.
+    told of each event that a process wrote. What several processes warn of in the same words is shown once, and what
+    is in `warned` not at all.
     """
 
     def __init__(
         self, plan: Plan, fleet: Fleet, progress: Progress, view: View, *, detaches: bool = False,
-        heard: Listener = lambda process, event: None,
+        heard: Listener = lambda process, event: None, warned: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._heard = heard
         self._detaches = detaches
@@ -70,6 +71,7 @@ class Watch:
         self._hosts = {process.name: process.host for process in plan.processes}
         self._running = set(plan.hosts)
         self._started: set[str] = set()
+        self._warned = set(warned)
         self._failures: list[Failure] = []
         self._stopping_since: float | None = None
         self._stop_limit = _STOP_LIMIT
@@ -97,6 +99,11 @@ class Watch:
             self._outcome.interrupted, self._outcome.stopped_by = True, f"geomx stop --party {party}"
         self._outcome.failure = failure
         return self._outcome
+
+    def _warn(self, process: str, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            self._view.note(f"{process}: {message}")
 
     def _turn(self) -> None:
         for host, message in self._messages():
@@ -127,7 +134,7 @@ class Watch:
                 self._progress.add(process, event, age)
                 self._heard(process, event)
                 if event.get("event") == "warning":
-                    self._view.note(f"{process}: {event.get('message', '')}")
+                    self._warn(process, str(event.get("message", "")))
             case Warned(text):
                 self._view.note(f"warning: host {host}: {text}")
             case Hello(status, late):

@@ -74,7 +74,7 @@ class Job:
         """Each host's part of the plan. `working_dirs`: where the processes of a host start; `lease`: seconds that
         it goes on without the control machine, 0 for ever.
         """
-        clear = ("PORT", *(option.env for option in plugins.table()))
+        clear = ("PORT", "MXNET_KVSTORE_USE_HFA", *(option.env for option in plugins.table()))
         return {
             host: Assignment(
                 job=self.id,

@@ -9,7 +9,7 @@ from pathlib import Path
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory import Host, Inventory
 
-__all__ = ["check_script"]
+__all__ = ["check_script", "python_file"]
 
 _INTERPRETERS = ("python", "python3")  # each host's own, wherever that lies
 _BARE = frozenset(("-u", "-O", "-OO", "-B", "-E", "-I", "-s", "-S", "-v", "-q", "-d", "-i", "-P", "-x", "-b", "-bb"))
@@ -27,12 +27,12 @@ def check_script(script: Sequence[str], inventory: Inventory) -> None:
             folder = Path(host.workdir) if host.workdir else Path.cwd()
             if script[0] not in _INTERPRETERS:
                 _check_program(script[0], folder, host if here else None)
-            named = _python_file(script)
+            named = python_file(script)
             if named and (here or not Path(named).is_absolute()):
                 _check_file(named, folder)
 
 
-def _python_file(script: Sequence[str]) -> str:
+def python_file(script: Sequence[str]) -> str:
     """The file that a command gives to Python; "" where it is none, or none that we can tell."""
     if not Path(script[0]).name.startswith("python"):
         return ""

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from geomx_cli import plugins
-from geomx_cli.inventory import Host, is_ip
+from geomx_cli.inventory import Host, RankScope, is_ip
 from geomx_cli.names import file_name
 from geomx_cli.plan.endpoints import Endpoint, lay_endpoints
 from geomx_cli.plan.job_spec import JobSpec
+from geomx_cli.plan.placeholders import fill, values_for
 from geomx_cli.plan.topology import Link, Node, Plane, links, planes
 from geomx_cli.ps.addresses import is_loopback
 from geomx_cli.ps.config import PlaneSettings, Role
@@ -80,7 +81,9 @@ class Layout:
         env |= node.host.env
         argv: tuple[str, ...] = (python, "-m", "geomx_cli.runtime")
         if node.role == "worker" and spec.script:
-            program, *arguments = spec.command_on(node.host)
+            scope: RankScope = "global" if spec.options["rank_scope"] == "global" else "party"
+            own = values_for(node, self.planes[node.local], self.all_workers, scope)
+            program, *arguments = fill(spec.command_on(node.host), own)
             argv = (python if program in ("python", "python3") else program, *arguments)
             hook = str(PurePosixPath(node.host.package or _PACKAGE, "runtime", "hook"))
             env["PYTHONPATH"] = f"{hook}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else hook

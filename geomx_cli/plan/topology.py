@@ -81,8 +81,9 @@ def arrange(inventory: Inventory) -> tuple[Node, ...]:
     """Every process: the central party first, then the participating ones in order.
 
     In topology "spread", and with `central_server`, a central party that trains is a participating one, the last:
-    it has a local server of its own, and its first worker is the master. Raises InvalidSettings for a role that
-    cannot stand where the inventory has it.
+    it has a local server of its own, and its first worker is the master. With rank scope "global" the master is global
+    rank 0, and a central party that does not train has no worker. Raises InvalidSettings for a role that cannot stand
+    where the inventory has it.
     """
     for problem in misplaced(inventory):
         raise InvalidSettings(f"host {problem.host}: {problem.message}", problem.hint)
@@ -131,25 +132,28 @@ def _flat(inventory: Inventory) -> Iterator[Node]:
 def _hierarchy(inventory: Inventory) -> Iterator[Node]:
     central = inventory.central
     spread = inventory.topology == "spread"
+    ranks_are_global = inventory.rank_scope == "global"
     everywhere = (spread or inventory.central_server) and central.workers > 0
-    yield from _leader(inventory) if everywhere else _central(inventory)
-    if everywhere and not spread:
+    alone = everywhere or (ranks_are_global and not central.workers)
+    yield from _leader(inventory) if alone else _central(inventory)
+    if alone and not spread:
         yield from _roots(inventory, central.name, alone=True)
     global_rank = 0
     for index, party in enumerate((*inventory.parties, central) if everywhere else inventory.parties):
         name = party.name
         if spread:
             first = index * inventory.global_servers
-            yield from _roots(inventory, name, first, alone=everywhere)
+            yield from _roots(inventory, name, first, alone=alone)
         yield from _scheduler(inventory, name, index)
         for rank, host in enumerate(stand(inventory, name, "server", inventory.local_servers)):
             yield Node("server", name, rank, host, local=name, upper=GLOBAL, index=index)
         for rank, (host, device) in enumerate(_placed(inventory, party)):
+            master = global_rank == 0 if ranks_are_global else party is central and rank == 0
             yield Node(
-                "worker", name, rank, host, local=name, index=index, global_rank=global_rank + rank,
-                master=party is central and rank == 0, device=device,
+                "worker", name, rank, host, local=name, index=index, global_rank=global_rank, master=master,
+                device=device,
             )  # fmt: skip
-        global_rank += party.workers
+            global_rank += 1
 
 
 def _leader(inventory: Inventory) -> Iterator[Node]:
@@ -174,8 +178,8 @@ def _central(inventory: Inventory) -> Iterator[Node]:
     for rank, (host, device) in enumerate(_placed(inventory, central) or idle):
         global_rank = before + rank if central.workers else None
         yield Node(
-            "worker", central.name, rank, host, local=central.name, global_rank=global_rank, master=rank == 0,
-            device=device,
+            "worker", central.name, rank, host, local=central.name, global_rank=global_rank,
+            master=rank == 0 and inventory.rank_scope == "party", device=device,
         )  # fmt: skip
 
 

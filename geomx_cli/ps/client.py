@@ -38,7 +38,8 @@ class Client:
     rank, num_workers: within the party's plane. party_index: -1 for the central party. global_rank: over all training
     workers, -1 for a master worker that does not train. num_all_workers: training workers of the job. flat: whether
     there is only one plane. trains: whether this worker may contribute. is_master: whether it configures the servers
-    and gives the initial values; in a flat cluster that is rank 0.
+    and gives the initial values; in a flat cluster that is rank 0, and with the option rank_scope "global" it is
+    global rank 0.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: Delivery) -> None:
@@ -62,7 +63,8 @@ class Client:
         self.num_workers = settings.local.workers if settings.local is not None else 0
         self.flat = standing.flat
         self.trains = standing.trains
-        self.is_master = standing.rank == 0 if standing.flat else settings.master
+        self.ranks_are_global = standing.flat or settings.text("rank_scope") == "global"
+        self.is_master = standing.global_rank == 0 if self.ranks_are_global else settings.master
         self._left = False
 
     # Tensors.

@@ -60,6 +60,8 @@ class Node:
         self._on_tensor = on_tensor
         self._on_request = on_request
         self._on_reconnect = on_reconnect
+        if settings.interface and not settings.node_host:
+            addresses.of_interface(settings.interface)  # also where it is not needed: it is wrong in all roles
         self.process = settings.process or f"{settings.role}@{socket.gethostname()}:{os.getpid()}"
         self.keys = security.load(settings.key_file)
         self.transport = Transport(

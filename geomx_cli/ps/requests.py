@@ -37,6 +37,7 @@ class Requests:
         self._own_party = own_party
         self._waiting: list[Request] = []
         self._optimizer_by, self._optimizer_trains = "", True
+        self._rank_scope = ""
         self._partition: Partition | None = None
         self._placements: dict[str, list[Any]] = {}
         self._barriers = {"party": Barrier(members.of_own_plane), "all": Barrier(members.training)}
@@ -104,8 +105,9 @@ class Requests:
             def complete(body: Body) -> None:
                 request.answer({**body, "party_index": self._own_party(), "root": False, "trains": True})
 
-            self._node.talk.ask(self._uplink.links[0], "cluster", {}, complete, request.refuse)
+            self._node.talk.ask(self._uplink.links[0], "cluster", request.body, complete, request.refuse)
             return
+        self._check_rank_scope(str(request.body.get("rank_scope")))
         request.answer(
             {
                 "workers": self._members.workers_by_party(),
@@ -116,6 +118,14 @@ class Requests:
                 "party_index": -1,
             }
         )
+
+    def _check_rank_scope(self, scope: str) -> None:
+        """All workers must count ranks alike: otherwise there are two masters, or none, and no common barrier."""
+        scope = "global" if scope == "global" else "party"
+        self._rank_scope = self._rank_scope or scope
+        if scope != self._rank_scope and self._node.settings.upper is not None:
+            what = f"its rank scope is {scope}, and that of other workers {self._rank_scope}"
+            raise InvalidSettings(what, "give all workers of the job the same GEOMX_RANK_SCOPE")
 
     def _on_declare(self, request: Request) -> None:
         tensors = [Tensor(str(n), int(size), str(dtype)) for n, size, dtype in request.body["tensors"]]

@@ -177,10 +177,16 @@ class Worker:
                 wide_area=member.party != self._settings.party, plane="local", rank=self._rank,
             )  # fmt: skip
             self.uplink.links.append(link)
-        self.node.talk.ask(self.uplink.links[0], "cluster", {}, self._on_cluster, self.node.fail)
+        asked = {"rank_scope": self._settings.text("rank_scope")}
+        self.node.talk.ask(self.uplink.links[0], "cluster", asked, self._on_cluster, self.node.fail)
 
     def _on_cluster(self, body: Body) -> None:
         flat, at_root, trains = bool(body["flat"]), bool(body["root"]), bool(body["trains"])
+        if not trains and self._settings.text("rank_scope") == "global":
+            what = "with GEOMX_RANK_SCOPE=global the worker of global rank 0 is the master, and there is no other"
+            hint = "leave out the central party's scheduler and worker, or set DMLC_ENABLE_CENTRAL_WORKER=1 there"
+            self.node.fail(InvalidSettings(what, hint))
+            return
         workers = [int(count) for count in body["workers"]]
         central = at_root and not flat
         planned = self._settings.party_index

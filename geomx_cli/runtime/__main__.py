@@ -13,7 +13,7 @@ from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TrainingFailed
 from geomx_cli.events import EventLog
 from geomx_cli.runtime import settings as variables
-from geomx_cli.runtime.parts import event_log, part
+from geomx_cli.runtime.parts import event_log, part, warn_of_variables
 from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.signals import Signals, interrupted
 
@@ -30,6 +30,8 @@ def main(argv: list[str]) -> int:
             _begin_alone(argv[0])
         settings = Settings.from_environment(plugins.table())
         events = event_log(settings)
+        if settings.role != "worker" or not argv:  # a script's session says it for itself
+            warn_of_variables(events, settings)
         if settings.role == "worker":
             _work(settings, events, argv)
         else:

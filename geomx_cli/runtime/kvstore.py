@@ -57,13 +57,13 @@ class Store:
 
     @property
     def rank(self) -> int:
-        """This worker's rank in its party."""
-        return self._client.rank
+        """This worker's rank: in its party, or with rank scope global among the training workers of the job."""
+        return self._client.global_rank if self._client.ranks_are_global else self._client.rank
 
     @property
     def num_workers(self) -> int:
-        """Workers of this worker's party."""
-        return self._client.num_workers
+        """Workers of this worker's party, or with rank scope global training workers of the job."""
+        return self._client.num_all_workers if self._client.ranks_are_global else self._client.num_workers
 
     @property
     def num_all_workers(self) -> int:
@@ -86,11 +86,11 @@ class Store:
         return self._client.global_rank
 
     def init(self, keys: Key | Sequence[Key], values: Array | Sequence[Array] | Sequence[Sequence[Array]]) -> None:
-        """Make keys known and wait for the party's workers; all workers of the job init the same keys.
+        """Make keys known and wait at a `barrier`; all workers of the job init the same keys.
 
-        The values of the master worker count (in a flat cluster: of rank 0), those of the others only give size and
-        dtype. A pull then gives everybody the master's. Raises InvalidSettings, with nothing changed, for a key that
-        exists already, and for a dtype or size that this worker, or another one, does not allow.
+        The values of the master worker count, those of the others only give size and dtype. A pull then gives everybody
+        the master's. Raises InvalidSettings, with nothing changed, for a key that exists already, and for a dtype or
+        size that this worker, or another one, does not allow.
         """
         listed: list[Key] = list(keys) if isinstance(keys, (list, tuple)) else [keys]  # type: ignore[list-item]
         if len(set(listed)) < len(listed):
@@ -104,7 +104,7 @@ class Store:
         self._client.init({tensor.name: np.ascontiguousarray(array).reshape(-1) for tensor, array in found})
         self._tensors |= {tensor.name: tensor for tensor, _ in found}
         self._key_type = type(plain(listed[0])) if listed else self._key_type
-        self._client.barrier("party")
+        self.barrier()
 
     def _new_tensor(self, key: Key, value: Array) -> Tensor:
         name = self._name(key)
@@ -269,9 +269,11 @@ class Store:
             raise InvalidSettings(f"there is no state server in a job of {algorithm}", "launch it with --algo esync")
         return Pacer(self._client)
 
-    def barrier(self, scope: Literal["party", "all"] = "party") -> None:
-        """Wait until all workers of the party, or of the job, have come here."""
-        self._client.barrier(scope)
+    def barrier(self, scope: Literal["party", "all"] | None = None) -> None:
+        """Wait until all workers of the party, or of the job, have come here; without `scope`, those that `num_workers`
+        counts.
+        """
+        self._client.barrier(scope or ("all" if self._client.ranks_are_global else "party"))
 
 
 def _sum(arrays: Sequence[Array], out: Array) -> None:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class MxnetStore(MxnetStanding):
 
     @_guarded
     def init(self, key: Any, value: Any) -> None:
-        """Make keys known with their initial values; waits for the party's workers. See Store.init."""
+        """Make keys known with their initial values; waits at a `barrier`. See Store.init."""
         found = [(one, list(values)) for one, values in pairs(key, value)]
         self._arrays.check(item for _, values in found for item in values)
         keys = list(key) if isinstance(key, (list, tuple)) else [key]
@@ -228,11 +228,13 @@ class MxnetStore(MxnetStanding):
         raise self._mx.base.MXNetError(f"unknown capability {capability!r}")
 
     @_guarded
-    def barrier(self, scope: str = "party") -> None:
-        """Wait until all workers of the party, or with "all" of the job, have come here."""
-        if scope not in ("party", "all"):
+    def barrier(self, scope: Literal["party", "all"] | None = None) -> None:
+        """Wait until all workers of the party, or with "all" of the job, have come here; without `scope`, those that
+        `num_workers` counts.
+        """
+        if scope not in (None, "party", "all"):
             raise InvalidSettings(f"there is no barrier over {scope!r}", 'choose "party" or "all"')
-        self._store.barrier("party" if scope == "party" else "all")
+        self._store.barrier(scope)
 
     def _barrier(self) -> None:
         self.barrier()

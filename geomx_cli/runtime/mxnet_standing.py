@@ -23,12 +23,12 @@ class MxnetStanding:
 
     @property
     def rank(self) -> int:
-        """This worker's rank in its party."""
+        """This worker's rank: in its party, or with rank scope global among the training workers of the job."""
         return self._store.rank
 
     @property
     def num_workers(self) -> int:
-        """Workers of this worker's party."""
+        """Workers of this worker's party, or with rank scope global training workers of the job."""
         return self._store.num_workers
 
     @property

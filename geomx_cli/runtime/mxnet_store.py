@@ -46,9 +46,9 @@ def load_mxnet() -> Any:
 def register(mx: Any, client_factory: "Callable[[], Client]") -> None:
     """Have `mx.kv.create` give our store for each of KINDS, one and the same per process.
 
-    The client is made at the first call. The master's type decides: without "_sync", as in "dist_async", it makes a
-    job that is to train with FSA one of MixedSync; "device" in it means nothing. Any other type with "dist" in it is
-    refused; "local", "device" and others stay MXNet's own. Registering again replaces the factory.
+    The client is made at the first call. As in MXNet all are synchronous but those with "_async". The master's type
+    decides: "dist_async" makes a job that is to train with FSA one of MixedSync; "device" means nothing. Any other type
+    with "dist" in it is refused; "local", "device" and others stay MXNet's own. Registering again replaces the factory.
     """
     base = mx.kvstore.KVStoreBase
     own = {name: made for name, made in base.kv_registry.items() if "dist" not in name}
@@ -81,7 +81,7 @@ class _Registry(dict[str, Callable[[], Any]]):
 def _make(mx: Any, client_factory: "Callable[[], Client]", kind: str) -> Any:
     try:
         client = client_factory()
-        if client.is_master and "_sync" not in kind and client.settings.text("algo") == "fsa":
+        if client.is_master and "_async" in kind and client.settings.text("algo") == "fsa":
             client.tell("mode", {"asynchronous": True}, "train parties asynchronously")
     except GeomxError as error:
         raise mx.base.MXNetError(str(error)) from None

@@ -1,5 +1,6 @@
 """What every process is put together from: its event log, and its parts of the chosen plug-ins."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,9 @@ from geomx_cli.errors import InvalidSettings
 from geomx_cli.events import EventLog
 from geomx_cli.names import file_name
 from geomx_cli.runtime.settings import Settings
+from geomx_cli.variables import without_effect
 
-__all__ = ["event_log", "part"]
+__all__ = ["event_log", "part", "warn_of_variables"]
 
 
 def event_log(settings: Settings) -> EventLog:
@@ -21,6 +23,14 @@ def event_log(settings: Settings) -> EventLog:
     rank = -1 if settings.rank is None else settings.rank
     talk = None if settings.role == "worker" else sys.stderr
     return EventLog(path, party=settings.party, role=settings.role, rank=rank, talk=talk)
+
+
+def warn_of_variables(events: EventLog, settings: Settings) -> None:
+    """Say on stderr and in the event log which variables that are set here have no effect."""
+    for sentence in without_effect(os.environ):
+        events.write("warning", message=sentence)
+        if settings.role == "worker":  # others say on stderr what they write
+            print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 
 def part(settings: Settings, option: Literal["algo", "delivery"], side: plugins.Side) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from geomx_cli.errors import GeomxError, Interrupted, PeerLost, TrainingFailed
+from geomx_cli.errors import GeomxError, Interrupted, InvalidSettings, PeerLost, TrainingFailed
 
 if TYPE_CHECKING:
     from geomx_cli.events import EventLog
@@ -125,10 +125,12 @@ class Session:
     def _connect(self) -> "Client":
         from geomx_cli import plugins
         from geomx_cli.ps.client import Client
-        from geomx_cli.runtime.parts import part
+        from geomx_cli.runtime.parts import part, warn_of_variables
         from geomx_cli.runtime.settings import Settings
 
         settings = Settings.from_environment(plugins.table())
+        _check_ranks(settings.text("algo"), settings.text("rank_scope"))
+        warn_of_variables(self._log(), settings)
         self._client = Client(settings, self._log(), part(settings, "delivery", "worker")())
         return self._client
 
@@ -202,6 +204,14 @@ def run(argv: list[str], signals: "Signals | None") -> None:
         print(f"error: {error}", file=sys.stderr)
         session().abort(error)
         raise SystemExit(error.exit_code) from None
+
+
+def _check_ranks(algorithm: str, rank_scope: str) -> None:
+    from geomx_cli import plugins
+
+    if rank_scope == "global" and plugins.ranks_by_party(algorithm):
+        what = f"a script divides its weights by the workers of its party in {algorithm}, and GEOMX_RANK_SCOPE=global"
+        raise InvalidSettings(f"{what} counts those of all", "leave GEOMX_RANK_SCOPE out")
 
 
 def _of_script(trace: TracebackType | None, path: str) -> TracebackType | None:

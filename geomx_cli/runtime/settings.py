@@ -12,6 +12,9 @@ The `DMLC_*` variables mean what they mean in MXNet and GeoMX, so that a process
     processes of a party (in the central one the global servers are its servers)
       DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT     where the party's scheduler is
       DMLC_NUM_SERVER, DMLC_NUM_WORKER        how many servers and workers the party has
+      GEOMX_RANK_SCOPE                        what kv.rank and kv.num_workers count, alike for all workers: party, or
+                                              global, where the worker of global rank 0 is the master, and a central
+                                              party that does not train has neither scheduler nor worker
     master worker, in the central party
       DMLC_ROLE_MASTER_WORKER=1               configures the global servers and gives the initial weights
     central party

@@ -14,8 +14,8 @@ from mxnet.base import MXNetError
 
 KIND, WAY = sys.argv[1:3]
 ROUNDS, KEYS, RATE = 4, 40, 0.5
-ALONE = "_sync" not in KIND
-KINDS = ("dist", "dist_sync", "dist_async", "dist_sync_device", "dist_async_device", "dist_device_sync")
+ALONE = "_async" in KIND
+KINDS = ("dist", "dist_device", "dist_sync", "dist_async", "dist_sync_device", "dist_async_device", "dist_device_sync")
 
 
 def check_standing(kv, mine):

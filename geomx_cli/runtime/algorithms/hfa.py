@@ -49,12 +49,15 @@ options = (
     ),
 )  # fmt: skip
 two_tiers = True
+ranks_by_party = True  # a script divides the weights that it pushes by `kv.num_workers`
 
 
 def refuses(spec: "Spec") -> str | None:
     """The steps between two rounds are the workers' own."""
     if str(spec.options["optimizer"]).startswith("dcasgd"):
         return "its optimizer runs on the workers, where no delay is to be compensated for"
+    if spec.script and spec.options["rank_scope"] == "global":
+        return "a script divides its weights by the workers of its party, and --rank-scope global counts all"
     return None
 
 

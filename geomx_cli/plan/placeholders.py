@@ -1,0 +1,32 @@
+"""A script's arguments that differ from worker to worker: `--shard {rank}`. Pure functions."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from geomx_cli.inventory import RankScope
+from geomx_cli.plan.topology import Node, Plane
+
+__all__ = ["PLACEHOLDERS", "fill", "values_for"]
+
+PLACEHOLDERS = ("rank", "num_workers", "global_rank", "num_all_workers", "party")
+"""What may stand in braces; each is what a store has under that name."""
+_PATTERN = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
+
+
+def values_for(node: Node, plane: Plane, all_workers: int, rank_scope: RankScope) -> dict[str, str]:
+    """What the placeholders stand for at one worker; `plane` is that of its party."""
+    global_rank = -1 if node.global_rank is None else node.global_rank
+    ranks_are_global = rank_scope == "global"
+    values = {
+        "rank": global_rank if ranks_are_global else node.rank,
+        "num_workers": all_workers if ranks_are_global else len(plane.clients),
+        "global_rank": global_rank,
+        "num_all_workers": all_workers,
+        "party": node.party,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
+def fill(words: Iterable[str], values: Mapping[str, str]) -> list[str]:
+    """The words with each placeholder's value in its place; other braces stay as they are."""
+    return [_PATTERN.sub(lambda found: values[found[1]], word) for word in words]
