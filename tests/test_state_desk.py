@@ -132,7 +132,7 @@ def test_pieces_have_bounds(piece: bytes) -> None:
 
 def test_without_an_optimizer_there_is_no_state() -> None:
     root = Root()
-    root.rounds.optimizer = None
+    root.rounds.history.use(None, {})
     for topic in ("state_open", "state_begin"):
         with pytest.raises(InvalidSettings, match="no optimizer on the servers"):
             root.ask(topic, optimizer="sgd", digest="", size=1)

@@ -4,7 +4,7 @@ One slice's rounds complete strictly in order, each after the result of the one 
 go through them together; a root of an asynchronous one takes each member's by itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -14,6 +14,7 @@ from geomx_cli.ps.book import Asker, Book, Pace
 from geomx_cli.ps.gather import Contribution, Gathering
 from geomx_cli.ps.ledger import Ledger
 from geomx_cli.ps.link import Link
+from geomx_cli.ps.optimizer_history import Hyper, OptimizerHistory
 from geomx_cli.ps.optimizers import Optimizer
 from geomx_cli.ps.state import export_state, import_state
 from geomx_cli.ps.uplink import Delivery, Uplink
@@ -33,14 +34,25 @@ class Rounds:
         own_rank: Callable[[], int],
         ledger: Ledger,
     ) -> None:
-        self.optimizer: Optimizer | None = None
-        self._initial: dict[str, float] = {}
+        self.history = OptimizerHistory()
         self.last_round = 0
         self.versions: dict[int, int] = {}
         self._delivery = delivery
         self._uplink = uplink
         self._own_rank = own_rank
         self.ledger = ledger
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The one that was set last."""
+        return self.history.newest
+
+    def closed(self) -> dict[int, int]:
+        """The last round of each key that is decided in any of its slices."""
+        found: dict[int, int] = {}
+        for (key, _), book in self.ledger.books.items():
+            found[key] = max(found.get(key, 0), *(pace.closed for pace in book.paces.values()), 0)
+        return {key: round_ for key, round_ in found.items() if round_}
 
     # What comes from below.
 
@@ -57,6 +69,7 @@ class Rounds:
         else:
             if book.slot.value is None:
                 book.slot.value = array.copy()
+                book.hyper.update(header.hyper)
                 self._answer_pulls(book)
                 self._advance(book)
             self._acknowledge(book, asker)
@@ -94,10 +107,12 @@ class Rounds:
             link.consumed(array.nbytes)
         self._advance(book)
 
-    def use(self, optimizer: Optimizer) -> None:
-        """Update values with this optimizer from now on; what was tuned of another one is forgotten."""
-        self.optimizer = optimizer
-        self._initial = {}
+    def use(self, optimizer: Optimizer, by_key: Mapping[int, Hyper] | None = None) -> None:
+        """Update values with this optimizer from now on; what was tuned of another one is forgotten.
+
+        by_key: hyper-parameters of single keys.
+        """
+        self.history.use(optimizer, by_key or {})
         for book in self.ledger.books.values():
             book.hyper = {}
 
@@ -163,8 +178,8 @@ class Rounds:
     def _close(self, book: Book, pace: Pace, gathering: Gathering, array: Array) -> None:
         total = Total(array, gathering.weight, pace.member)
         if self._uplink is None:
-            self._tune(book, gathering.hyper)
-            book.slot.value = _cast(self.ledger.algorithm.at_root(book.slot, total, self.optimizer), book.dtype)
+            optimizer = self.history.choose(book.slot.id, book.hyper, pace.closed, gathering.hyper)
+            book.slot.value = _cast(self.ledger.algorithm.at_root(book.slot, total, optimizer), book.dtype)
             book.slot.version += 1
             pace.version = book.slot.version
             pace.held, gathering.total = gathering, None
@@ -192,16 +207,6 @@ class Rounds:
             self._advance(book)
 
         self._uplink.send(book.root, header, as_payload(decision.array, book.dtype), on_result)
-
-    def _tune(self, book: Book, news: dict[str, float]) -> None:
-        """Set the optimizer to what holds for this slice: not all slices are in the same round when a rate changes."""
-        book.hyper.update(news)
-        if self.optimizer is None:
-            return
-        for name in book.hyper.keys() - self._initial.keys():
-            self._initial[name] = float(self.optimizer.params.get(name, book.hyper[name]))
-        if self._initial:
-            self.optimizer.set(**{**self._initial, **book.hyper})
 
     def _finish(self, book: Book, pace: Pace, gathering: Gathering) -> None:
         """The value is the result of a round, or newer: answer all who wait for it."""
@@ -242,8 +247,9 @@ class Rounds:
         last = pace or Pace(0)
         if self._uplink is None and last.version not in (0, book.slot.version):  # it is newer than that round's
             last.version = book.slot.version
-            if self.optimizer is not None:
-                self.optimizer.given(book.slot.id, last.member, book.slot.value)
+            optimizer = self.history.present(book.hyper)
+            if optimizer is not None:
+                optimizer.given(book.slot.id, last.member, book.slot.value)
         header = Header(
             kind=Kind.RESULT, request=asker.request, key=book.slot.key, slice=book.slot.index, offset=book.offset,
             length=book.length, dtype=book.dtype, round=last.finished, value=book.slot.version,

@@ -163,6 +163,8 @@ def decode_header(data: memoryview | bytes, job: int) -> Header:
         raise BadMessage(f"unreadable: form {header.form.name}, codec {header.codec!r}, {header.parts} parts")
     if not math.isfinite(header.weight):
         raise BadMessage(f"weight {header.weight}")
+    if not all(map(math.isfinite, header.hyper.values())):
+        raise BadMessage(f"hyper-parameters that are not finite: {header.hyper}")
     return header
 
 

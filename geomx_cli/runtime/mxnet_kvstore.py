@@ -17,11 +17,11 @@ import numpy as np
 from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, InvalidSettings
 from geomx_cli.runtime.engine import Completion, Engine
-from geomx_cli.runtime.keys import Key, pairs
+from geomx_cli.runtime.keys import Key, pairs, plain
 from geomx_cli.runtime.kvstore import Store
 from geomx_cli.runtime.mxnet_arrays import Arrays, is_sparse, size_of
-from geomx_cli.runtime.mxnet_optimizer import from_mxnet, take_up
 from geomx_cli.runtime.mxnet_standing import MxnetStanding
+from geomx_cli.runtime.script_optimizer import ScriptOptimizer
 
 __all__ = ["MxnetStore"]
 
@@ -60,7 +60,7 @@ class MxnetStore(MxnetStanding):
         self._engine = Engine(mx)
         self._arrays = Arrays(mx)
         self._turns: dict[str, Any] = {}
-        self._optimizer: Any = None
+        self._script_optimizer = ScriptOptimizer(mx, store)
         self.handle = None
         self.calls = 0
 
@@ -78,9 +78,12 @@ class MxnetStore(MxnetStanding):
         found = [(one, list(values)) for one, values in pairs(key, value)]
         self._arrays.check(item for _, values in found for item in values)
         keys = list(key) if isinstance(key, (list, tuple)) else [key]
-        self._store.init(keys, [[item.asnumpy() for item in values] for _, values in found])
-        for one, _ in found:
+        script_optimizer = self._script_optimizer
+        arrays = [[item.asnumpy() for item in values] for _, values in found]
+        self._store.init(keys, arrays, script_optimizer.initial([plain(one) for one in keys]))
+        for one, values in found:
             self._turns[str(one)] = self._mx.nd.zeros((1,))
+            script_optimizer.add(plain(one), values[0].shape, values[0].dtype, self._fill)
 
     @_guarded
     def push(self, key: Any, value: Any, priority: int = 0, weight: float = 1.0) -> None:
@@ -148,23 +151,16 @@ class MxnetStore(MxnetStanding):
     def set_optimizer(self, optimizer: Any) -> None:
         """Have the global servers update the weights; waits until they know.
 
-        Learning rate, rescale_grad and the other hyper-parameters are read again at each push of this process. A
-        schedule moves with the pushes of this process too, so a master worker that only starts the job cannot have one.
+        Learning rate, rescale_grad, multipliers and the other hyper-parameters are read again at each push of this
+        process, and a schedule moves with these pushes. For a master worker that does not train the servers follow one
+        of MXNet's schedules by the number of updates. An optimizer that cannot travel runs on the workers, which must
+        all set it. Set anew later, an optimizer begins afresh with the next push; see Store.set_optimizer.
         """
-        self._store.set_optimizer(*from_mxnet(optimizer))
-        self._optimizer = optimizer
-
-    def _news(self, key: Key, name: str) -> dict[str, float]:
-        """The hyper-parameters that go with a push."""
-        if self._optimizer is not None:
-            if self._optimizer.lr_scheduler is not None:
-                self._optimizer._update_count(key)
-            self._store.change(from_mxnet(self._optimizer)[1])
-        return self._store.news(name)
+        self._script_optimizer.set(optimizer, self._fill)
 
     def _push(self, key: Key, values: list[Any], priority: int, weight: float = 1.0) -> None:
         name = str(key)
-        news = self._news(key, name)
+        news = self._script_optimizer.news(plain(key))
         source = self._arrays.source(name, values[0])
         with self._mx.autograd.pause():
             self._arrays.sum(values).copyto(source.array)
@@ -175,6 +171,9 @@ class MxnetStore(MxnetStanding):
             done()
 
         self._engine.queue(send, reads=[source.array], writes=[self._turns[name]], priority=priority, name="geomx push")
+        if (updates := self._script_optimizer.updates) is not None:
+            self._fill(name, updates.total(name), priority)
+            updates.apply(name)
 
     def _pull(self, key: Key, outs: list[Any], priority: int) -> None:
         target = self._fetch(key, outs, priority)
@@ -183,15 +182,20 @@ class MxnetStore(MxnetStanding):
 
     def _fetch(self, key: Key, outs: list[Any], priority: int) -> Any:
         """Where the key's result comes to, for `outs`."""
-        name = str(key)
-        target = self._arrays.target(name, outs)
+        if (updates := self._script_optimizer.updates) is not None:
+            return updates.weights[str(key)]
+        target = self._arrays.target(str(key), outs)
+        self._fill(str(key), target, priority)
+        return target
+
+    def _fill(self, name: str, target: Any, priority: int = 0) -> None:
+        """Have the key's result written to an array that can be written to."""
 
         def fetch(done: Completion) -> None:
             future = self._store.fetch(name, self._engine.view(target), priority)
             future.add_done_callback(lambda finished: done(finished.exception()))
 
         self._engine.queue(fetch, reads=[], writes=[target, self._turns[name]], priority=priority, name="geomx pull")
-        return target
 
     def _checked(self, key: Any, value: Any) -> list[tuple[Key, list[Any]]]:
         """Keys and values, after all of them have been checked; `mx.np` arrays as NDArrays of the same memory."""
@@ -237,8 +241,7 @@ class MxnetStore(MxnetStanding):
         (see state_file.py).
         """
         self._engine.settle()
-        counts = self._optimizer._index_update_count if self._optimizer is not None else {}
-        self._store.save_states(Path(fname), counts if dump_optimizer else None)
+        self._script_optimizer.save(Path(fname), dump_optimizer)
 
     @_guarded
     def load_optimizer_states(self, fname: str) -> None:
@@ -248,14 +251,13 @@ class MxnetStore(MxnetStanding):
         call it, or all of them, before the same round.
         """
         self._engine.settle()
-        state = self._store.load_states(Path(fname))
-        if state.counts is not None and self._optimizer is not None:
-            take_up(self._optimizer, state.params, state.counts)
+        self._script_optimizer.load(Path(fname))
 
     @property
     def _updater(self) -> Any:
         """Where gluon.Trainer finds the optimizer after it has loaded states."""
-        return None if self._optimizer is None else SimpleNamespace(optimizer=self._optimizer)
+        optimizer = self._script_optimizer.optimizer
+        return None if optimizer is None else SimpleNamespace(optimizer=optimizer)
 
     @_guarded
     def option(self, name: str) -> Any:

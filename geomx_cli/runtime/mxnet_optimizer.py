@@ -8,7 +8,7 @@ from geomx_cli.ps import optimizers, schedules
 from geomx_cli.ps.optimizer import MULTIPLIERS
 from geomx_cli.runtime.keys import Key
 
-__all__ = ["from_mxnet", "index_of", "multipliers", "schedule_of", "take_up"]
+__all__ = ["can_travel", "from_mxnet", "index_of", "multipliers", "params_of", "schedule_of", "take_up"]
 
 _COMMON = {"wd": "wd", "rescale_grad": "rescale_grad", "clip_gradient": "clip_gradient"}
 _OWN: dict[str, dict[str, str]] = {
@@ -33,29 +33,41 @@ _SCHEDULES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+def can_travel(optimizer: Any) -> bool:
+    """Whether the servers can run it: one of MXNet's classes itself, since the `update` of a subclass would not run,
+    that begins at update 0.
+    """
+    kind = type(optimizer)
+    return kind.__module__ == _MODULE and kind.__name__ in _OWN and not optimizer.begin_num_update
+
+
 def from_mxnet(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
     """The server's name for an optimizer and its hyper-parameters as they are now; a schedule gives the present rate.
 
     DCASGD becomes `dcasgd`, which remembers what each party was given: scripts that ask for it mean that. MXNet's own
     rule is `dcasgd-mxnet`, for parity, and has to be asked for by that name. Weights of fp16 always have an fp32
-    master on the servers, whatever `multi_precision` says. Raises InvalidSettings for any other class, also a subclass
-    (its `update` would not run), for a first update other than 0, and for a hyper-parameter that no server would take.
+    master on the servers, whatever `multi_precision` says. Raises InvalidSettings for an optimizer that cannot travel,
+    and for a hyper-parameter that no server would take.
     """
-    kind = type(optimizer)
-    if kind.__module__ != _MODULE or kind.__name__ not in _OWN:
+    if not can_travel(optimizer):
         raise InvalidSettings(
-            f"the optimizer {kind.__name__} cannot run on the servers",
-            f"use one of {', '.join(_OWN)} itself, or update on the workers",
+            f"the optimizer {type(optimizer).__name__} cannot run on the servers",
+            f"use one of {', '.join(_OWN)} itself, with begin_num_update 0, or update on the workers",
         )
-    if optimizer.begin_num_update:
-        raise InvalidSettings("begin_num_update cannot travel to the servers", "they count updates from 0")
+    name, params = params_of(optimizer)
+    optimizers.create(name, params)
+    return name, params
+
+
+def params_of(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
+    """As `from_mxnet`, without the checks."""
+    kind = type(optimizer).__name__
     params: dict[str, float | bool] = {"learning_rate": float(optimizer.learning_rate)}
-    for name, attribute in {**_COMMON, **_OWN[kind.__name__]}.items():
+    for name, attribute in {**_COMMON, **_OWN[kind]}.items():
         value = getattr(optimizer, attribute)
         if value is not None:
             params[name] = value if isinstance(value, bool) else float(value)
-    optimizers.create(kind.__name__.lower(), params)
-    return kind.__name__.lower(), params
+    return kind.lower(), params
 
 
 def schedule_of(scheduler: Any) -> tuple[str, dict[str, Any]] | None:
