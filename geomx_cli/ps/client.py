@@ -184,6 +184,7 @@ class Client:
         """Tell the roots that every worker runs an optimizer of this class itself; blocks. They refuse the next round
         if not all workers that train have said so. serial: see `set_optimizer`.
         """
+        serial = serial if self.trains else 0
         body = {"name": "", "params": {}, "by": self.process, "kind": kind, "serial": serial}
         self.tell("optimizer", body, "leave the optimizer to the workers")
 

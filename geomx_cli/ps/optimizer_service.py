@@ -134,6 +134,9 @@ class OptimizerService:
                 " there",
                 f"use one of {', '.join(optimizers.SUPPORTED)}, or train synchronously",
             )
+        if not wish.trains and self._rounds.last_round:
+            what = f"{wish.by} asks for the optimizer {wish} and training has begun"
+            raise InvalidSettings(what, "have the workers set it, or the master before they push")
         self._refuse_other(self._wishes.setdefault(serial, wish), wish)
         workers = sum(self._members.workers_by_party()) + self._members.central_workers()
         self._rounds.history.leave_to_workers(wish.kind, wish.by if wish.trains else "", workers, serial)

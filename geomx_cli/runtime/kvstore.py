@@ -133,15 +133,21 @@ class Store:
             raise InvalidSettings(f"key {key!r} among keys of {self._key_type.__name__}", "use either int or str keys")
         return str(key)
 
-    def lookup(self, key: Key, size: int, dtype: str) -> str:
-        """The name of a known key. Raises InvalidSettings for an unknown one, or one of another size or dtype."""
+    def dtype(self, key: Key) -> str:
+        """The dtype of a key that has been initialised."""
+        return self._tensors[self._name(key)].dtype
+
+    def lookup(self, key: Key, size: int, dtype: str = "") -> str:
+        """The name of a known key. Raises InvalidSettings for an unknown one, or one of another size or dtype, where
+        that matters.
+        """
         name = self._name(key)
         tensor = self._tensors.get(name)
         if tensor is None:
             raise InvalidSettings(f"key {key!r} has not been initialised", "call init first")
-        if (size, dtype) != (tensor.size, tensor.dtype):
+        if (size, dtype or tensor.dtype) != (tensor.size, tensor.dtype):
             raise InvalidSettings(
-                f"key {key!r} has {tensor.size} elements of {tensor.dtype}, not {size} of {dtype}",
+                f"key {key!r} has {tensor.size} elements of {tensor.dtype}, not {size} of {dtype or tensor.dtype}",
                 "size and dtype of a key never change",
             )
         return name

@@ -101,11 +101,12 @@ class MxnetStore(MxnetStanding):
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Write the result of the latest push of each key, or without one the servers' value; returns at once.
 
-        With `ignore_sparse` row-sparse arrays stay as they are; see `row_sparse_pull`.
+        With `ignore_sparse` row-sparse arrays stay as they are; see `row_sparse_pull`. Arrays of another dtype than the
+        key's get the values converted, as in MXNet; what is pushed has the key's.
         """
         if out is None:
             raise InvalidSettings("pull needs arrays to write to", "pass out=")
-        for one, outs in self._checked(key, out):
+        for one, outs in self._checked(key, out, converted=True):
             taken = [item for item in outs if not (ignore_sparse and is_sparse(item))]
             if taken:
                 self._pull(one, taken, priority)
@@ -121,7 +122,7 @@ class MxnetStore(MxnetStanding):
             raise InvalidSettings("row_sparse_pull needs arrays and numbers of rows", "pass out= and row_ids=")
         if isinstance(key, (list, tuple)) and len(key) == 1:
             key, out, row_ids = (_only(item) for item in (key, out, row_ids))
-        outs, numbers = self._checked(key, out), pairs(key, row_ids)
+        outs, numbers = self._checked(key, out, converted=True), pairs(key, row_ids)
         for (one, given), (_, rows) in zip(outs, numbers, strict=True):
             if not all(map(is_sparse, given)) or len(rows) not in (1, len(given)):
                 message = f"key {one!r} comes with {len(given)} arrays and {len(rows)} of row numbers"
@@ -135,7 +136,7 @@ class MxnetStore(MxnetStanding):
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """`push`, then `pull` to `out`, or without it to `value`."""
         values = self._checked(key, value)
-        outs = values if out is None else self._checked(key, out)
+        outs = values if out is None else self._checked(key, out, converted=True)
         self._store.begin_training()
         for (one, given), (_, taken) in zip(values, outs, strict=True):
             self._push(one, given, priority)
@@ -184,7 +185,7 @@ class MxnetStore(MxnetStanding):
         """Where the key's result comes to, for `outs`."""
         if (updates := self._script_optimizer.updates) is not None:
             return updates.weights[str(key)]
-        target = self._arrays.target(str(key), outs)
+        target = self._arrays.target(str(key), outs, self._store.dtype(key))
         self._fill(str(key), target, priority)
         return target
 
@@ -197,14 +198,17 @@ class MxnetStore(MxnetStanding):
 
         self._engine.queue(fetch, reads=[], writes=[target, self._turns[name]], priority=priority, name="geomx pull")
 
-    def _checked(self, key: Any, value: Any) -> list[tuple[Key, list[Any]]]:
-        """Keys and values, after all of them have been checked; `mx.np` arrays as NDArrays of the same memory."""
+    def _checked(self, key: Any, value: Any, *, converted: bool = False) -> list[tuple[Key, list[Any]]]:
+        """Keys and values, after all of them have been checked; `mx.np` arrays as NDArrays of the same memory.
+
+        converted: whether values may be of another dtype than their key.
+        """
         given: list[tuple[Key, list[Any]]] = pairs(key, value)
         self._arrays.check(item for _, values in given for item in values)
         found = [(one, [item.as_nd_ndarray() for item in values]) for one, values in given]
         for one, values in found:
             for item in values:
-                self._store.lookup(one, size_of(item), np.dtype(item.dtype).name)
+                self._store.lookup(one, size_of(item), "" if converted else np.dtype(item.dtype).name)
         return found
 
     def is_capable(self, capability: str) -> bool:
