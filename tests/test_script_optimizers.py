@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster import Cluster
-from test_mxnet_store import hooked
+from test_mxnet_store import SCRIPTS, check_parameters, hooked
 from test_optimizers import mx
 
 from geomx_cli.errors import InvalidSettings
@@ -39,6 +39,25 @@ def test_weights_are_those_of_one_process(cluster: Cluster, who: str, topology: 
     assert sum("trained" in output for output in outputs) == (3 if topology == "central" else 2), cluster.outputs()
     notes = sum("Signum cannot run on the global servers" in output for output in outputs)
     assert notes == (0 if who != "all" else 3 if topology == "central" else 2)
+
+
+@pytest.mark.timeout(100)
+def test_a_master_changes_the_rate_in_one_round_of_all_roots(cluster: Cluster) -> None:
+    argv, env = hooked("master_again.py")
+    cluster.launch(argv, parties=(1, 1), roots=2, env=env | SMALL)
+    cluster.finish(90)
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(("way", "parties"), [("module", (2, 2)), ("feedforward", (2, 2)), ("module", ())])
+def test_module_and_feedforward_decay_weights_alone(cluster: Cluster, way: str, parties: tuple[int, ...]) -> None:
+    argv, env = hooked("decay.py", way)
+    if parties:
+        cluster.launch(argv, parties=parties, env=env)
+    else:
+        cluster.launch_flat(argv, workers=2, env=env)
+    cluster.finish(90)
+    check_parameters(cluster.directory, sum(parties) or 2, [str(SCRIPTS / "decay.py"), way])
 
 
 @pytest.mark.timeout(100)
