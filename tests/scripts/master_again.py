@@ -1,4 +1,4 @@
-"""A master that does not train sets a smaller rate while two parties train; each worker checks in which round it holds."""
+"""A master that does not train sets a smaller rate while two parties train; workers check in which round it holds."""
 
 import time
 from pathlib import Path
