@@ -1,15 +1,19 @@
 """Which optimizer a root runs in which round: what is asked of it, by whom, and what it refuses."""
 
-from types import SimpleNamespace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from test_rounds import SIZE, Bench, KeptLink
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps import optimizers
+from geomx_cli.ps.config import NodeSettings, PlaneSettings
+from geomx_cli.ps.members import CENTRAL, Members
 from geomx_cli.ps.optimizer_history import SERIAL, OptimizerHistory, Successor
 from geomx_cli.ps.optimizer_service import OptimizerService
+from geomx_cli.runtime.algorithms.fsa import FsaServer
 
 SLOT = (4, 0)
 POLY = ("poly", {
@@ -70,41 +74,45 @@ def test_a_long_history_is_short() -> None:
     assert len(history._known) < 100 and lagging.round(1, **{SERIAL: 999.0}) == pytest.approx(1 / 999)
 
 
-class Root:
-    """A service with one worker that trains, of rank 0, in place of whole servers, and a master of rank 1."""
+class Member(KeptLink):
+    """The link of a party's server, or of the master."""
+
+    def __init__(self, plane: str) -> None:
+        super().__init__()
+        self.name, self.hello = plane, {"rank": 0, "plane": plane, "workers": 1}
+
+
+class Root(Bench):
+    """A root below which are a party of one worker, of rank 0, and a master that does not train."""
 
     def __init__(self, *, asynchronous: bool = False) -> None:
-        self.history, self.last_round = OptimizerHistory(), 0
-        self.ledger = SimpleNamespace(algorithm=SimpleNamespace(asynchronous=asynchronous))
-        self.settled: set[int] = {0, 1}
-        self.service = OptimizerService(self, self)  # type: ignore[arg-type]
-
-    def use(self, *given: Any) -> None:
-        self.history.use(*given)
-
-    def closed(self) -> dict[int, int]:
-        return {4: self.last_round}
-
-    def members_changed(self) -> None:
-        pass
-
-    def trains(self, rank: int) -> bool:
-        return rank == 0
-
-    def settle(self, rank: int) -> None:
-        self.settled.add(rank)
-
-    def set_up_again(self, rank: int) -> None:
-        self.settled.remove(rank)
-
-    def workers_by_party(self) -> list[int]:
-        return [1]
-
-    def central_workers(self) -> int:
-        return 0
+        plane = PlaneSettings("localhost", 1, servers=1, workers=1)
+        self.members = Members(NodeSettings(role="global_server", local=plane, upper=plane), True)
+        super().__init__(owing=self.members.owing, algorithm=FsaServer(asynchronous=asynchronous))
+        self.links = [Member("global"), Member("local")]
+        for link in self.links:
+            self.members.arrive(link)  # type: ignore[arg-type]
+        self.service = OptimizerService(self.rounds, self.members)
+        self.init(np.zeros(SIZE, np.float32))
+        self.number, self.value = 0, 0.0
 
     def ask(self, rank: int = 0, by: str = "A", **body: Any) -> dict[str, Any]:
         return self.service.serve({"name": "sgd", "params": {}, "by": by, **body}, rank)
+
+    def push_ones(self, **hyper: float) -> None:
+        self.number += 1
+        self.push(0, self.number, np.ones(SIZE, np.float32), hyper=hyper)
+
+    def changes(self) -> list[float]:
+        """What the rounds that are answered now have taken from the value."""
+        values = [self.value, *(float(value[0]) for _, _, value in self.results())]
+        self.value = values[-1]
+        return [pytest.approx(before - after) for before, after in pairwise(values)]
+
+    def round(self, **hyper: float) -> float:
+        self.push_ones(**hyper)
+        (change,) = self.changes()
+        return change
 
 
 @pytest.mark.parametrize(
@@ -126,7 +134,7 @@ def test_what_is_wrong_is_refused_and_changes_nothing(body: dict[str, Any], word
     root = Root()
     with pytest.raises(InvalidSettings, match=words):
         root.ask(**body)
-    assert root.history.newest is None and root.settled == {0, 1}
+    assert root.rounds.optimizer is None and root.members.setting_up() == [CENTRAL]
 
 
 @pytest.mark.parametrize("body", [{"schedule": ("poly",)}, {"multipliers": [4]}, {"params": 3}, {"serial": "x"}])
@@ -134,50 +142,53 @@ def test_what_is_malformed_is_refused(body: dict[str, Any]) -> None:
     root = Root()
     with pytest.raises((TypeError, ValueError)):
         root.ask(**body)
-    assert root.history.newest is None
+    assert root.rounds.optimizer is None
 
 
 def test_all_who_ask_must_ask_alike() -> None:
     root = Root()
-    root.ask(rank=1, by="master", schedule=POLY)
-    assert Slice(root.history).round(1) == 0.9
+    root.ask(CENTRAL, by="master", schedule=POLY)
     root.ask(params={"learning_rate": 0.5})
-    assert Slice(root.history).round(1) == 0.5, "who trains goes before the master"
-    root.ask(rank=1, by="master", schedule=POLY)
+    root.ask(CENTRAL, by="master", schedule=POLY)
     with pytest.raises(InvalidSettings, match=r"B asks for the optimizer nag \{\}, but A has set sgd"):
         root.ask(by="B", name="nag")
-    root.last_round = 3
+    assert root.round() == 0.5, "who trains goes before the master"
     root.ask(serial=1, params={"learning_rate": 0.25})
     root.ask(by="B", serial=1, params={"learning_rate": 0.25})
     with pytest.raises(InvalidSettings, match="B asks for the optimizer sgd"):
         root.ask(by="B", serial=1, params={"learning_rate": 0.75})
-    assert Slice(root.history).round(4, **{SERIAL: 1.0}) == 0.25
+    assert [root.round(), root.round(**{SERIAL: 1.0}), root.round()] == [0.5, 0.25, 0.25]
 
 
 def test_a_master_holds_the_rounds_until_it_has_asked() -> None:
     root = Root()
-    root.ask(rank=1, by="master")
-    root.last_round = 3
-    assert root.ask(rank=1, by="master", hold=True) == {"closed": [(4, 3)]} and root.settled == {0}
+    root.ask(CENTRAL, by="master", schedule=POLY, multipliers=[[0, {"lr_mult": 2.0}]])
+    assert [root.round(), root.round()] == [1.8, 1.6], "by the number of updates"
+    assert root.ask(CENTRAL, by="master", hold=True) == {"closed": [(0, 2)]}
+    root.push_ones()
+    assert root.changes() == []
     with pytest.raises(InvalidSettings):
-        root.ask(rank=1, by="master", serial=1, params={"momentum": 1.0})
-    assert root.settled == {0, 1}, "a mistake holds nobody"
-    root.ask(rank=1, by="master", serial=2, params={"learning_rate": 0.25}, by_round=[[4, 5]])
-    assert [Slice(root.history).round(number) for number in (4, 5)] == [0.01, 0.25]
+        root.ask(CENTRAL, by="master", serial=1, params={"momentum": 1.0})
+    assert root.changes() == [1.4], "a mistake holds nobody"
+    assert root.ask(CENTRAL, by="master", hold=True) == {"closed": [(0, 3)]}
+    root.push_ones()
+    root.ask(CENTRAL, by="master", serial=2, params={"learning_rate": 0.25}, by_round=[[0, 5]])
+    assert [*root.changes(), root.round()] == [1.2, 0.25], "another root has closed round 4"
 
 
 def test_an_optimizer_on_the_workers_needs_all_of_them() -> None:
     root = Root()
     with pytest.raises(InvalidSettings, match="train asynchronously need one there"):
         Root(asynchronous=True).ask(name="", kind="Test")
-    root.ask(rank=1, by="master", name="", kind="Test")
+    root.ask(CENTRAL, by="master", name="", kind="Test")
     with pytest.raises(InvalidSettings, match="the optimizer Test cannot run on the servers, and only 0 of 1"):
-        Slice(root.history).round(1)
+        root.push_ones()
+    root = Root()
+    root.ask(CENTRAL, by="master", name="", kind="Test")
     root.ask(name="", kind="Test")
-    assert Slice(root.history).round(1) == 0.0
+    assert root.round() == -1.0, "the sum itself"
     for name, kind in (("sgd", ""), ("", "LAMB")):
         with pytest.raises(InvalidSettings, match="but master has set Test, which runs on the workers"):
             root.ask(by="B", name=name, kind=kind)
-    root.last_round = 1
     with pytest.raises(InvalidSettings, match="training has begun"):
-        root.ask(rank=1, by="master", name="", kind="Test")
+        root.ask(CENTRAL, by="master", name="", kind="Test")
