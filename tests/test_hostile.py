@@ -134,6 +134,7 @@ def test_headers_out_of_bounds_are_refused() -> None:
     for change in (
         {"version": 2}, {"job": 2}, {"length": 2**40}, {"dtype": 99}, {"key": -1}, {"topic": "x" * 200},
         {"contributors": (70_000,)}, {"contributors": tuple(range(5000))}, {"credit": 2**60},
+        {"weight": float("inf")}, {"hyper": {"wd": float("nan")}},
     ):  # fmt: skip
         fields = {name: getattr(good, name) for name in good.__struct_fields__} | change
         with pytest.raises(BadMessage):

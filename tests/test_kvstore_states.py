@@ -77,6 +77,14 @@ def test_the_state_is_that_of_one_process(tmp_path: Path) -> None:
     assert state.slices["half"][0, 120]["master"].dtype == np.float32
 
 
+@pytest.mark.timeout(100)
+def test_who_saves_while_another_loads_has_one_of_the_states(cluster: Cluster) -> None:
+    argv, env = hooked("states_race.py")
+    cluster.launch(argv, env=env | SMALL, parties=(1, 1), roots=3)
+    cluster.finish(90)
+    assert "done 0" in cluster.output("Aw0") + cluster.output("Bw0"), cluster.outputs()
+
+
 def state_of(cuts: list[tuple[int, int]]) -> SavedState:
     numbers = np.arange(10, dtype=np.float32)
     kept = {

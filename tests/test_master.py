@@ -34,14 +34,15 @@ def test_a_script_that_knows_no_masters_trains_without_it(cluster: Cluster, by_h
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("place", ["server", "worker"])
-def test_gluon_trainer_knows_no_masters(cluster: Cluster, place: str) -> None:
-    argv, env = hooked("trainer.py", place, "sgd")
+@pytest.mark.parametrize(("place", "name"), [("server", "sgd"), ("server", "ftrl"), ("worker", "sgd")])
+def test_gluon_trainer_knows_no_masters(cluster: Cluster, place: str, name: str) -> None:
+    """The servers run SGD, and leave FTRL to the workers."""
+    argv, env = hooked("trainer.py", place, name)
     parties = {name: {"GEOMX_PARTY": name[0]} for name in WORKERS}
     cluster.launch(argv, env=env, worker_env=parties, parties=(2, 1))
     cluster.finish()
     assert_master_ended(cluster)
-    check_parameters(cluster.directory, 3, [str(SCRIPTS / "trainer.py"), place, "sgd"])
+    check_parameters(cluster.directory, 3, [str(SCRIPTS / "trainer.py"), place, name])
 
 
 @pytest.mark.timeout(60)

@@ -13,7 +13,7 @@ from cluster import ROOT, RUNTIME, Cluster
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps import optimizers
-from geomx_cli.runtime.mxnet_optimizer import from_mxnet
+from geomx_cli.runtime.mxnet_optimizer import from_mxnet, multipliers
 from geomx_cli.runtime.mxnet_store import load_mxnet
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -63,7 +63,9 @@ def test_the_customary_script_trains_as_one_process_would(cluster: Cluster, plac
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("place", "name"), [("server", "adam"), ("server", "scheduled"), ("worker", "sgd")])
+@pytest.mark.parametrize(
+    ("place", "name"), [("server", "adam"), ("server", "scheduled"), ("server", "lamb"), ("worker", "sgd")]
+)
 def test_gluon_trainer_trains_as_one_process_would(cluster: Cluster, place: str, name: str) -> None:
     argv, env = hooked("trainer.py", place, name)
     cluster.launch_flat(argv, workers=2, env=env)
@@ -166,10 +168,9 @@ def test_optimizers_travel_as_name_and_hyper_parameters() -> None:
         assert (name, params) == (kind.lower(), {**common, **own})
         assert optimizers.create(name, params).params.items() >= params.items()
     assert "clip_gradient" not in from_mxnet(mx.optimizer.SGD())[1]
-    biased = mx.optimizer.SGD(param_idx2name={0: "dense_bias"})
-    assert from_mxnet(biased)[0] == "sgd"
-    biased.wd = 0.1
+    biased = mx.optimizer.SGD(param_idx2name={0: "dense_bias"}, wd=0.1)
+    assert from_mxnet(biased)[0] == "sgd" and multipliers(biased, 0) == {"lr_mult": 1.0, "wd_mult": 0.0}
     derived = type("SGD", (mx.optimizer.SGD,), {})()
-    for wrong in (biased, derived, mx.optimizer.FTML(), mx.optimizer.SGD(begin_num_update=1)):
+    for wrong in (derived, mx.optimizer.FTML(), mx.optimizer.SGD(begin_num_update=1)):
         with pytest.raises(InvalidSettings):
             from_mxnet(wrong)

@@ -355,7 +355,8 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
     [
         ("sgd", "momentum", 1.0),
         ("sgd", "momentum", -0.1),
-        ("sgd", "learning_rate", -1),
+        ("sgd", "learning_rate", float("-inf")),
+        ("sgd", "wd", -1),
         ("sgd", "learning_rate", None),
         ("sgd", "learning_rate", True),
         ("sgd", "learning_rate", "0.1"),

@@ -69,7 +69,7 @@ class Bench:
             ),
         )
         if optimizer:
-            self.rounds.optimizer = optimizers.create(optimizer, {"learning_rate": 0.1})
+            self.rounds.use(optimizers.create(optimizer, {"learning_rate": 0.1}))
 
     def header(self, kind: Kind, **fields: Any) -> Header:
         return Header(**{"kind": kind, "length": SIZE, "dtype": self.dtype, **fields})

@@ -42,7 +42,7 @@ class Root(Bench):
         return unpack(run)
 
     def begin(self, packed: Packed, by: str = "a", **changes: Any) -> str:
-        body = {"optimizer": "sgd", "digest": packed.digest(), "size": packed.size, **changes}
+        body = {"optimizer": "sgd", "whole": packed.digest(), "digest": packed.digest(), "size": packed.size, **changes}
         return str(self.ask("state_begin", by, **body)["go"])
 
     def write(self, named: Mapping[str, Array], by: str = "a", **changes: Any) -> None:
@@ -76,6 +76,19 @@ def test_who_reads_sees_one_moment() -> None:
     assert root.ask("state_read", "b", at=0)["piece"]
     with pytest.raises(InvalidSettings, match="a has not opened"):
         root.ask("state_read", "a", at=0)
+
+
+def test_what_is_loaded_meanwhile_changes_nothing_of_what_is_read() -> None:
+    root = Root()
+    root.round()
+    before = root.read()
+    assert root.ask("state_open", "a")["loaded"] == ""
+    root.write({}, "b", whole="X")
+    assert unpack(root.ask("state_read", "a", at=0)["piece"]).keys() == before.keys()
+    assert root.ask("state_open", "a")["loaded"] == "X"
+    assert root.read() == {}, "as many updates as before, and another state"
+    assert root.begin(Packed({}), "c", whole="Y") == "known"
+    assert root.ask("state_open", "a")["loaded"] == "Y"
 
 
 def test_one_writes_and_the_others_bring_the_same() -> None:
@@ -132,7 +145,7 @@ def test_pieces_have_bounds(piece: bytes) -> None:
 
 def test_without_an_optimizer_there_is_no_state() -> None:
     root = Root()
-    root.rounds.optimizer = None
+    root.rounds.history.use(None, {})
     for topic in ("state_open", "state_begin"):
         with pytest.raises(InvalidSettings, match="no optimizer on the servers"):
-            root.ask(topic, optimizer="sgd", digest="", size=1)
+            root.ask(topic, optimizer="sgd", whole="", digest="", size=1)

@@ -83,16 +83,23 @@ class Client:
         """Where the tensors lie that this worker has declared, by name."""
         return self._placements
 
-    def init(self, values: Mapping[str, Array]) -> None:
+    def init(
+        self, values: Mapping[str, Array], hyper: Mapping[str, Mapping[str, float]] | None = None, *, late: bool = False
+    ) -> None:
         """Give the initial values of declared tensors; blocks. For everybody but the master this does nothing.
 
         values: 1-D, contiguous, of the declared size and dtype. They travel together: that takes as long as the links
-        need for them, and fails after the option `patience`.
+        need for them, and fails after the option `patience`. hyper: hyper-parameters of single tensors. `late`:
+        training has begun, and a master that does not train has ended; the worker of global rank 0 gives them instead.
         """
-        if not self.is_master:
+        in_place = late and self.global_rank == 0 and not self._standing.master_trains
+        if not (self.is_master or in_place):
             return
         self._check()
-        errands = [Errand(Kind.PUSH, self._placement(name, value), value) for name, value in values.items()]
+        errands = [
+            Errand(Kind.PUSH, self._placement(name, value), value, hyper=dict((hyper or {}).get(name, {})))
+            for name, value in values.items()
+        ]
         limit = self.settings.number("patience")
         for exchange in [self._start(None, errand) for errand in errands]:
             self._wait(exchange.done, limit, "the servers to take the initial values (--patience)")
@@ -175,15 +182,58 @@ class Client:
 
     # Requests.
 
-    def set_optimizer(self, name: str, params: Mapping[str, float | int | bool]) -> None:
-        """Have the roots update the model with this optimizer (see optimizers.py); blocks. The same again is free."""
-        self.tell("optimizer", {"name": name, "params": dict(params), "by": self.process}, "take the optimizer")
+    def set_optimizer(
+        self,
+        name: str,
+        params: Mapping[str, float | int | bool],
+        *,
+        schedule: tuple[str, Mapping[str, Any]] | None = None,
+        multipliers: Mapping[str, Mapping[str, float]] | None = None,
+        serial: int = 0,
+    ) -> None:
+        """Have the roots update the model with this optimizer (see optimizers.py); blocks. The same again is free.
 
-    def tell(self, topic: str, body: Body, what: str) -> None:
-        """Tell all roots something; blocks. `what` says what they are to do, for the message of a failure."""
+        schedule: name and numbers (see schedules.py), for a master that does not train; whoever trains sends the rate
+        with its contributions. multipliers: `lr_mult` and `wd_mult` of single tensors that are declared. serial: 0 for
+        the first one, which counts at once; one of a higher number takes over in each tensor with the first
+        contribution that names it among its hyper-parameters, or, where this worker does not train, in the round after
+        the last one that any root has closed.
+        """
+        by_key = [[self._placements[tensor].key, dict(own)] for tensor, own in (multipliers or {}).items()]
+        body: Body = {
+            "name": name, "params": dict(params), "by": self.process, "schedule": schedule, "multipliers": by_key,
+            "serial": serial,
+        }  # fmt: skip
+        if not self.trains:
+            body |= self._hold_rounds(serial)
+        self.tell("optimizer", body, "take the optimizer")
+
+    def leave_optimizer_to_workers(self, kind: str, serial: int = 0) -> None:
+        """Tell the roots that every worker runs an optimizer of this class itself; blocks. They refuse the next round
+        if not all workers that train have said so. serial: see `set_optimizer`.
+        """
+        serial = serial if self.trains else 0
+        body = {"name": "", "params": {}, "by": self.process, "kind": kind, "serial": serial}
+        self.tell("optimizer", body, "leave the optimizer to the workers")
+
+    def _hold_rounds(self, serial: int) -> Body:
+        """Have the roots close no more rounds until they have the optimizer; from which rounds on it is to run."""
+        closed: dict[int, int] = {}
+        for answer in self.tell("optimizer", {"hold": True, "by": self.process}, "hold the rounds"):
+            for key, round_ in answer["closed"]:
+                closed[key] = max(round_, closed.get(key, 0))
+        by_round = [[key, round_ + 1] for key, round_ in closed.items()]
+        return {"serial": max(serial, 1) if closed else 0, "by_round": by_round}
+
+    def tell(self, topic: str, body: Body, what: str) -> list[Body]:
+        """Tell all roots something; blocks. `what` says what they are to do, for the message of a failure.
+
+        Returns their answers; behind a local server that is a single empty one.
+        """
         servers = range(len(self._worker.uplink.links)) if self._standing.at_root else (0,)
-        for future in [self._ask(topic, body, server) for server in servers]:
-            self._wait(future, self.settings.number("timeout"), f"the servers to {what}")
+        futures = [self._ask(topic, body, server) for server in servers]
+        limit = self.settings.number("timeout")
+        return [self._wait(future, limit, f"the servers to {what}") for future in futures]
 
     def barrier(self, scope: Literal["party", "all"] = "party") -> None:
         """Wait until all workers of the party, or of the job, have come here; who has left is not waited for."""

@@ -64,6 +64,10 @@ class Members:
         self._settled.add(rank)
         return waited
 
+    def set_up_again(self, rank: int) -> None:
+        """A master that does not train changes the job: no round closes until it is settled again."""
+        self._settled.discard(rank)
+
     def farewell(self, link: Link) -> bool:
         """This member is done; True when all are."""
         self._farewells.add(link)

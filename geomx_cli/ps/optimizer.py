@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from geomx_cli.errors import InvalidSettings
 
-__all__ = ["Array", "Call", "Field", "Optimizer", "Slot", "Value", "fields_of", "rate_field"]
+__all__ = ["MULTIPLIERS", "Array", "Call", "Field", "Optimizer", "Rates", "Slot", "Value", "fields_of", "rate_field"]
 
 Array = npt.NDArray[Any]
 Slot = tuple[int, int]
@@ -62,7 +62,7 @@ class Field:
 def fields_of(learning_rate: float, wd: float = 0.0, **own: Field) -> Mapping[str, Field]:
     """The hyper-parameters that every optimizer has, with these defaults, and an optimizer's own."""
     common = {
-        "learning_rate": Field(learning_rate, low=0.0),
+        "learning_rate": Field(learning_rate),
         "wd": Field(wd, low=0.0),
         "rescale_grad": Field(1.0),
         "clip_gradient": Field(0.0, optional=True),
@@ -73,6 +73,17 @@ def fields_of(learning_rate: float, wd: float = 0.0, **own: Field) -> Mapping[st
 def rate_field(default: float) -> Field:
     """A momentum or the decay rate of a moving average."""
     return Field(default, low=0.0, high=1.0)
+
+
+MULTIPLIERS: Mapping[str, Field] = MappingProxyType({"lr_mult": Field(1.0), "wd_mult": Field(1.0)})
+"""What a tensor may have of its own: factors of the learning rate and of the weight decay."""
+
+
+class Rates(Protocol):
+    """A schedule of the learning rate."""
+
+    def rate(self, update: int) -> float:
+        """The learning rate of a slot's update number `update`, from 1 on."""
 
 
 @dataclass(slots=True)
@@ -119,15 +130,20 @@ class Optimizer(ABC):
     by_member: ClassVar[tuple[str, ...]] = ()
     seen: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, params: Mapping[str, Value | None]) -> None:
-        self._params: dict[str, float | bool] = {name: field.default for name, field in self.fields.items()}
+    def __init__(self, params: Mapping[str, Value | None], schedule: Rates | None = None) -> None:
+        self._set: dict[str, float | bool] = {name: field.default for name, field in self.fields.items()}
+        self._params = self._set
+        self._multipliers = (1.0, 1.0)
+        self._schedule = self._followed = schedule
         self._states: dict[Slot, _State] = {}
         self._scratch: dict[np.dtype[Any], tuple[Array, Array]] = {}
         self.set(**params)
 
     @property
     def params(self) -> dict[str, Value]:
-        """All hyper-parameters, defaults too; `create(name, params)` makes an optimizer that has them."""
+        """All hyper-parameters as the latest update had them, defaults too; `create(name, params)` makes an optimizer
+        that has them. Where a schedule gives the learning rate, that is the one that was set.
+        """
         return dict(self._params)
 
     def set(self, /, **params: Value | None) -> None:
@@ -136,13 +152,29 @@ class Optimizer(ABC):
         State stays, except arrays that the new hyper-parameters have no use for (`momentum=0`): a slot's next
         update drops those, and starts newly needed ones at zero.
         """
+        checked = self._checked(params, self.fields)
+        self._set.update(checked)
+        self._params = self._set
+
+    def tune(self, hyper: Mapping[str, Value]) -> None:
+        """The next updates are with these hyper-parameters over those that were set, up to the next `tune` or `set`.
+
+        Among them may be the tensor's own `lr_mult` and `wd_mult`, otherwise 1; a `learning_rate` goes before the
+        schedule. Raises InvalidSettings for what `set` would not take.
+        """
+        checked = self._checked(hyper, {**self.fields, **MULTIPLIERS})
+        self._multipliers = (float(checked.pop("lr_mult", 1.0)), float(checked.pop("wd_mult", 1.0)))
+        self._followed = None if "learning_rate" in checked else self._schedule
+        self._params = {**self._set, **checked} if checked else self._set
+
+    def _checked(self, params: Mapping[str, Value | None], fields: Mapping[str, Field]) -> dict[str, float | bool]:
         checked = {}
         for name, value in params.items():
-            if name not in self.fields:
-                known = ", ".join(self.fields)
+            if name not in fields:
+                known = ", ".join(fields)
                 raise InvalidSettings(f"{self.name} has no hyper-parameter {name!r}", f"it has {known}")
-            checked[name] = self.fields[name].check(f"{name} of {self.name}", value)
-        self._params.update(checked)
+            checked[name] = fields[name].check(f"{name} of {self.name}", value)
+        return checked
 
     def update(
         self,
@@ -167,7 +199,8 @@ class Optimizer(ABC):
             raise InvalidSettings(f"{self.name} cannot take {what}", "it takes equal shapes of floats")
         state, arrays = self._ready_state(slot, weight, work, member)
         params, state.step = self._params, state.step + 1
-        lr, wd = params["learning_rate"] * lr_mult, params["wd"] * wd_mult
+        rate = params["learning_rate"] if self._followed is None else self._followed.rate(state.step)
+        lr, wd = rate * (self._multipliers[0] * lr_mult), params["wd"] * (self._multipliers[1] * wd_mult)
         result = np.empty(weight.shape, weight.dtype)
         call = Call(state.step, lr, wd, params["clip_gradient"])
         self._run(call, state.master, arrays, weight, grad, result)

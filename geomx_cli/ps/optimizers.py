@@ -16,7 +16,7 @@ import numpy as np
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps.arithmetic import add_decay, average, average_square, clip, product, rest
 from geomx_cli.ps.compensated import Dcasgd, DcasgdAdaptive, DcasgdMxnet
-from geomx_cli.ps.optimizer import Array, Call, Field, Optimizer, Slot, Value, fields_of, rate_field
+from geomx_cli.ps.optimizer import Array, Call, Field, Optimizer, Rates, Slot, Value, fields_of, rate_field
 
 __all__ = ["SUPPORTED", "Array", "Optimizer", "Slot", "Value", "create"]
 
@@ -244,13 +244,13 @@ _CLASSES: dict[str, type[Optimizer]] = {kind.name: kind for kind in _KINDS}
 SUPPORTED: tuple[str, ...] = tuple(_CLASSES)
 
 
-def create(name: str, params: Mapping[str, Value | None]) -> Optimizer:
+def create(name: str, params: Mapping[str, Value | None], schedule: Rates | None = None) -> Optimizer:
     """The optimizer called `name`; hyper-parameters left out have MXNet's defaults (`adamw`: PyTorch's, `dcasgd-a`:
-    its authors').
+    its authors'). A `schedule` goes before the learning rate that is set (see schedules.py).
 
     Raises InvalidSettings for an unknown name and an unknown, badly typed, non-finite or out-of-range
     hyper-parameter; the hint lists what there is.
     """
     if name not in _CLASSES:
         raise InvalidSettings(f"no server optimizer is called {name!r}", f"there are {', '.join(SUPPORTED)}")
-    return _CLASSES[name](params)
+    return _CLASSES[name](params, schedule)

@@ -5,10 +5,10 @@ from functools import partial
 from typing import Any
 
 from geomx_cli.errors import GeomxError, InvalidSettings
-from geomx_cli.ps import optimizers
 from geomx_cli.ps.barrier import Barrier
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.node import Node
+from geomx_cli.ps.optimizer_service import OptimizerService
 from geomx_cli.ps.partition import FAR, NEAR, Partition, Tensor
 from geomx_cli.ps.rounds import Rounds
 from geomx_cli.ps.state_desk import StateDesk
@@ -36,7 +36,7 @@ class Requests:
         self._rounds = rounds
         self._own_party = own_party
         self._waiting: list[Request] = []
-        self._optimizer_by, self._optimizer_trains = "", True
+        self._optimizer_service = OptimizerService(rounds, members)
         self._rank_scope = ""
         self._partition: Partition | None = None
         self._placements: dict[str, list[Any]] = {}
@@ -162,32 +162,11 @@ class Requests:
         return self._partition
 
     def _on_optimizer(self, request: Request) -> None:
-        """Set the optimizer. The same again changes nothing; another one is only taken from who set the first.
-
-        Until the first round, the numbers of a worker that trains go before those of a master that does not: scripts
-        make them from the number of workers, and the master is alone in its party.
-        """
+        """See OptimizerService. All roots hear of it."""
         if self._uplink is not None:
             self._relay_to_all(request, self._uplink)
-            return
-        name, params = str(request.body["name"]), dict(request.body["params"])
-        new = optimizers.create(name, params)
-        current, by = self._rounds.optimizer, str(request.body["by"])
-        rank = self._members.rank_of(request.link)
-        trains, alike = self._members.trains(rank), current is not None and current.name == new.name
-        gives_way = alike and self._rounds.last_round == 0 and trains != self._optimizer_trains
-        if current is None or self._optimizer_by == by or (gives_way and trains):
-            self._rounds.use(new)
-            self._optimizer_by, self._optimizer_trains = by, trains
-        elif not gives_way and (current.name, current.params) != (new.name, new.params):
-            raise InvalidSettings(
-                f"{by} asks for the optimizer {name} {params}, but {self._optimizer_by} has set"
-                f" {current.name} {dict(current.params)}",
-                "all workers that call set_optimizer must ask for the same one",
-            )
-        self._members.settle(rank)
-        self._rounds.members_changed()
-        request.answer()
+        else:
+            request.answer(self._optimizer_service.serve(request.body, self._members.rank_of(request.link)))
 
     def _on_mode(self, request: Request) -> None:
         """Whether the roots take each party's contributions by themselves: a script says so by its store's type."""

@@ -4,7 +4,7 @@ One slice's rounds complete strictly in order, each after the result of the one 
 go through them together; a root of an asynchronous one takes each member's by itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -14,6 +14,7 @@ from geomx_cli.ps.book import Asker, Book, Pace, Result
 from geomx_cli.ps.gather import Contribution, Gathering
 from geomx_cli.ps.ledger import Ledger
 from geomx_cli.ps.link import Link
+from geomx_cli.ps.optimizer_history import Hyper, OptimizerHistory
 from geomx_cli.ps.optimizers import Optimizer
 from geomx_cli.ps.state import export_state, import_state
 from geomx_cli.ps.uplink import Delivery, Uplink
@@ -38,9 +39,8 @@ class Rounds:
         ledger: Ledger,
         warn: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.optimizer: Optimizer | None = None
+        self.history = OptimizerHistory()
         self.asynchronous = ledger.algorithm.asynchronous
-        self._initial: dict[str, float] = {}
         self.last_round = 0
         self.versions: dict[int, int] = {}
         self._delivery = delivery
@@ -49,6 +49,18 @@ class Rounds:
         self._warn = warn
         self._warned: set[str] = set()
         self.ledger = ledger
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The one that was set last."""
+        return self.history.newest
+
+    def closed(self) -> dict[int, int]:
+        """The last round of each key that is decided in any of its slices."""
+        found: dict[int, int] = {}
+        for (key, _), book in self.ledger.books.items():
+            found[key] = max(found.get(key, 0), *(pace.closed for pace in book.paces.values()), 0)
+        return {key: round_ for key, round_ in found.items() if round_}
 
     # What comes from below.
 
@@ -65,6 +77,7 @@ class Rounds:
         else:
             if book.slot.value is None:
                 book.slot.value = array.copy()
+                book.hyper.update(header.hyper)
                 self._answer_pulls(book)
                 self._advance(book)
             self._acknowledge(book, asker)
@@ -116,10 +129,12 @@ class Rounds:
             link.consumed(size)
         self._advance(book)
 
-    def use(self, optimizer: Optimizer) -> None:
-        """Update values with this optimizer from now on; what was tuned of another one is forgotten."""
-        self.optimizer = optimizer
-        self._initial = {}
+    def use(self, optimizer: Optimizer, by_key: Mapping[int, Hyper] | None = None) -> None:
+        """Update values with this optimizer from now on; what was tuned of another one is forgotten.
+
+        by_key: hyper-parameters of single keys.
+        """
+        self.history.use(optimizer, by_key or {})
         for book in self.ledger.books.values():
             book.hyper = {}
 
@@ -199,8 +214,8 @@ class Rounds:
         total = Total(array, gathering.weight, pace.member)
         self._report_conflicts(book, gathering)
         if self._uplink is None:
-            self._tune(book, gathering.hyper)
-            before, new = book.slot.value, self.ledger.algorithm.at_root(book.slot, total, self.optimizer)
+            optimizer = self.history.choose(book.slot.id, book.hyper, pace.closed, gathering.hyper)
+            before, new = book.slot.value, self.ledger.algorithm.at_root(book.slot, total, optimizer)
             if new is not before:
                 book.slot.value = _cast(new, book.dtype)
                 book.slot.version += 1
@@ -242,16 +257,6 @@ class Rounds:
                 f" key {book.slot.key}: that of the lower rank holds; let all workers set the same"
             )
 
-    def _tune(self, book: Book, news: dict[str, float]) -> None:
-        """Set the optimizer to what holds for this slice: not all slices are in the same round when a rate changes."""
-        book.hyper.update(news)
-        if self.optimizer is None:
-            return
-        for name in book.hyper.keys() - self._initial.keys():
-            self._initial[name] = float(self.optimizer.params.get(name, book.hyper[name]))
-        if self._initial:
-            self.optimizer.set(**{**self._initial, **book.hyper})
-
     def _finish(self, book: Book, pace: Pace, gathering: Gathering) -> None:
         """The value is the result of a round, or newer: answer all who wait for it."""
         pace.finished = pace.closed
@@ -272,9 +277,10 @@ class Rounds:
 
     def _given(self, book: Book, member: int) -> None:
         """A member is about to get the root's newest value, from which its next gradient will be computed."""
-        if self._uplink is None and self.ledger.algorithm.asynchronous and self.optimizer is not None:
+        optimizer = self.history.present(book.hyper)
+        if self._uplink is None and self.ledger.algorithm.asynchronous and optimizer is not None:
             assert book.slot.value is not None
-            self.optimizer.given(book.slot.id, member, book.slot.value)
+            optimizer.given(book.slot.id, member, book.slot.value)
 
     def _fetch(self, book: Book, priority: int) -> None:
         """Get the value from the root, which has it or will have it."""

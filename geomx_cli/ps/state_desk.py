@@ -22,18 +22,22 @@ MAX_ARRAYS = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """A copy of the state as it was after so many updates of an optimizer."""
+    """A copy of the state as it was after so many updates of an optimizer, and after what was loaded last."""
 
     packed: Packed
     optimizer: Optimizer
     updates: int
+    loads: int
 
 
 @dataclass(slots=True)
 class _Upload:
-    """State that somebody is sending. `touched`: when its last piece came, in time.monotonic seconds."""
+    """State that somebody is sending. `whole` tells this root's part and the other roots' from others' states.
+    `touched`: when its last piece came, in time.monotonic seconds.
+    """
 
     by: str
+    whole: str
     digest: str
     size: int
     touched: float
@@ -43,7 +47,8 @@ class _Upload:
 class StateDesk:
     """Answers the topics of TOPICS at a root. Used by the loop's thread only.
 
-    A reader opens a snapshot, reads its pieces and closes it; readers between two updates share one. One worker at a
+    A reader opens a snapshot, reads its pieces and closes it; readers between two updates share one. It is told which
+    state was taken up last, so that it sees when some roots have taken up another one and some not yet. One worker at a
     time may write; the others wait, for they mostly bring the same: state that was taken up just now is not taken
     again. A writer that has been silent for `silence` seconds is forgotten. Before the whole state has come and fits,
     nothing changes.
@@ -57,6 +62,7 @@ class StateDesk:
         self._snapshots: dict[str, _Snapshot] = {}
         self._upload: _Upload | None = None
         self._taken: tuple[Optimizer, str, int] | None = None
+        self._loads, self._loaded = 0, ""
 
     def serve(self, topic: str, body: Body) -> Body:
         """The answer to a request. Raises InvalidSettings, and KeyError and the like for a malformed one."""
@@ -70,7 +76,7 @@ class StateDesk:
                 self._snapshots.pop(by, None)
                 return {}
             case "state_begin":
-                return self._begin(by, str(body["optimizer"]), str(body["digest"]), _natural(body["size"]))
+                return self._begin(_upload(by, body), str(body["optimizer"]))
         return self._write(by, _natural(body["at"]), memoryview(body["piece"]))
 
     def _optimizer(self) -> Optimizer:
@@ -80,36 +86,38 @@ class StateDesk:
 
     def _open(self, by: str) -> Body:
         optimizer = self._optimizer()
-        now = (optimizer, optimizer.updates)
-        shared = [item for item in self._snapshots.values() if (item.optimizer, item.updates) == now]
+        now = (optimizer, optimizer.updates, self._loads)
+        shared = [item for item in self._snapshots.values() if (item.optimizer, item.updates, item.loads) == now]
         if len(self._snapshots) >= MAX_READERS and by not in self._snapshots:
             raise InvalidSettings(
                 f"more than {MAX_READERS} workers read the optimizer's state at once", "let one worker save it"
             )
         snapshot = shared[0] if shared else _Snapshot(Packed(optimizer.export_state()), *now)
         self._snapshots[by] = snapshot
-        return {"size": snapshot.packed.size, "optimizer": optimizer.name, "params": optimizer.params}
+        told = {"optimizer": optimizer.name, "params": optimizer.params, "loaded": self._loaded}
+        return {"size": snapshot.packed.size, **told}
 
     def _opened(self, by: str) -> _Snapshot:
         if by not in self._snapshots:
             raise InvalidSettings(f"{by} has not opened the optimizer's state")
         return self._snapshots[by]
 
-    def _begin(self, by: str, name: str, wanted: str, size: int) -> Body:
-        optimizer, now = self._optimizer(), time.monotonic()
+    def _begin(self, new: _Upload, name: str) -> Body:
+        optimizer = self._optimizer()
         if optimizer.name != name:
             raise InvalidSettings(
                 f"the state is that of {name}, and the servers run {optimizer.name}", "set the optimizer that it is of"
             )
         most = 8 * MAX_ARRAYS * sum(self._rounds.ledger.lengths().values()) + 2**20
-        if size > most:
-            raise InvalidSettings(f"state of {size} bytes is too much: these keys have {most} at the most")
-        if self._taken == (optimizer, wanted, optimizer.updates):
+        if new.size > most:
+            raise InvalidSettings(f"state of {new.size} bytes is too much: these keys have {most} at the most")
+        if self._taken == (optimizer, new.digest, optimizer.updates):
+            self._loaded = new.whole
             return {"go": "known"}
-        other = self._upload is not None and self._upload.by != by
-        if other and self._upload is not None and now - self._upload.touched < self._silence:
+        other = self._upload is not None and self._upload.by != new.by
+        if other and self._upload is not None and new.touched - self._upload.touched < self._silence:
             return {"go": "wait"}
-        self._upload = _Upload(by, wanted, size, now)
+        self._upload = new
         return {"go": "on"}
 
     def _write(self, by: str, at: int, piece: memoryview) -> Body:
@@ -129,7 +137,7 @@ class StateDesk:
         named, optimizer = unpack(upload.run), self._optimizer()
         self._check(named)
         optimizer.import_state(named)
-        self._snapshots.clear()
+        self._loads, self._loaded = self._loads + 1, upload.whole
         self._taken = (optimizer, upload.digest, optimizer.updates)
 
     def _check(self, named: Mapping[str, Array]) -> None:
@@ -140,6 +148,10 @@ class StateDesk:
                 raise InvalidSettings(f"state {name!r} of a slice that this server does not have")
             if what != "step" and array.size != lengths[int(key), int(index)]:
                 raise InvalidSettings(f"state {name!r} has {array.size} elements, its slice another number")
+
+
+def _upload(by: str, body: Body) -> _Upload:
+    return _Upload(by, str(body["whole"])[:64], str(body["digest"]), _natural(body["size"]), time.monotonic())
 
 
 def _natural(value: Any) -> int:

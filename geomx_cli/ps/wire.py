@@ -171,6 +171,8 @@ def decode_header(data: memoryview | bytes, job: int) -> Header:
         raise BadMessage(f"unreadable: form {header.form.name}, codec {header.codec!r}, {header.parts} parts")
     if not 0 <= header.weight < math.inf:
         raise BadMessage(f"weight {header.weight}")
+    if not all(map(math.isfinite, header.hyper.values())):
+        raise BadMessage(f"hyper-parameters that are not finite: {header.hyper}")
     return header
 
 

@@ -30,7 +30,8 @@ Body = dict[str, Any]
 class Standing:
     """Where a worker stands in the job. `contributor` is the rank under which its servers know it.
 
-    `at_root`: its servers are the roots. `flat`: there is no other plane.
+    `at_root`: its servers are the roots. `flat`: there is no other plane. `master_trains`: whether the job's master
+    does.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class Standing:
     contributor: int
     at_root: bool
     flat: bool
+    master_trains: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,7 @@ class Worker:
                 contributor=contributor,
                 at_root=at_root,
                 flat=flat,
+                master_trains=flat or int(body["central"]) > 0,
             )
         )
 

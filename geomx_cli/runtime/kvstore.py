@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from geomx_cli.ps.partition import Tensor
 from geomx_cli.ps.wire import Array
 from geomx_cli.runtime import state_file, state_transfer
 from geomx_cli.runtime.keys import Key, pairs, plain
+from geomx_cli.runtime.pushed_hyper import Hyper, Params, PushedHyper
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Hyper", "Params", "Store"]
 
-Params = Mapping[str, float | int | bool]
-Hyper = dict[str, float]
 DTYPES = ("float32", "float64", "float16")
 _MASTER_ENDS = (
     "the master worker has set the job up; it does not train, and ends here; global_rank 0 is the one to save a model"
@@ -46,9 +45,8 @@ class Store:
         self._key_type: type | None = None
         self._tensors: dict[str, Tensor] = {}
         self._sources: dict[str, tuple[Array, Exchange]] = {}
-        self._params: Hyper = {}
-        self._initial: Hyper = {}
-        self._told: dict[str, Hyper] = {}
+        self._hyper = PushedHyper()
+        self._begun = False
 
     @property
     def type(self) -> str:
@@ -76,6 +74,11 @@ class Store:
         return self._client.is_master
 
     @property
+    def trains(self) -> bool:
+        """Whether this worker contributes: it is no master that only sets the job up."""
+        return self._client.trains
+
+    @property
     def party(self) -> str:
         """The name of this worker's party; "" if it was started by hand without one."""
         return self._client.party
@@ -85,12 +88,19 @@ class Store:
         """This worker's rank among the training workers of the job; -1 for a master worker that does not train."""
         return self._client.global_rank
 
-    def init(self, keys: Key | Sequence[Key], values: Array | Sequence[Array] | Sequence[Sequence[Array]]) -> None:
+    def init(
+        self,
+        keys: Key | Sequence[Key],
+        values: Array | Sequence[Array] | Sequence[Sequence[Array]],
+        hyper: Mapping[str, Hyper] | None = None,
+    ) -> None:
         """Make keys known and wait at a `barrier`; all workers of the job init the same keys.
 
-        The values of the master worker count, those of the others only give size and dtype. A pull then gives everybody
-        the master's. Raises InvalidSettings, with nothing changed, for a key that exists already, and for a dtype or
-        size that this worker, or another one, does not allow.
+        The values of the master worker count, those of the others only give size and dtype. For keys that come after
+        the workers' first push, and so after the end of a master that does not train, those of global rank 0 count.
+        hyper: the master's hyper-parameters of single keys, by name. A pull then gives everybody the master's values.
+        Raises InvalidSettings, with nothing changed, for a key that exists already, and for a dtype or size that this
+        worker, or another one, does not allow.
         """
         listed: list[Key] = list(keys) if isinstance(keys, (list, tuple)) else [keys]  # type: ignore[list-item]
         if len(set(listed)) < len(listed):
@@ -101,7 +111,8 @@ class Store:
                 raise InvalidSettings(f"key {key!r} comes with {len(arrays)} initial values", "give one")
             found.append((self._new_tensor(key, arrays[0]), arrays[0]))
         self._client.declare([tensor for tensor, _ in found])
-        self._client.init({tensor.name: np.ascontiguousarray(array).reshape(-1) for tensor, array in found})
+        given = {tensor.name: np.ascontiguousarray(array).reshape(-1) for tensor, array in found}
+        self._client.init(given, hyper, late=self._begun)
         self._tensors |= {tensor.name: tensor for tensor, _ in found}
         self._key_type = type(plain(listed[0])) if listed else self._key_type
         self.barrier()
@@ -129,13 +140,19 @@ class Store:
             raise InvalidSettings(f"key {key!r} has not been initialised", "call init first")
         return name
 
-    def lookup(self, key: Key, size: int, dtype: str) -> str:
-        """The name of a known key. Raises InvalidSettings for an unknown one, or one of another size or dtype."""
+    def dtype(self, key: Key) -> str:
+        """The dtype of a key that has been initialised."""
+        return self._tensors[self.known(key)].dtype
+
+    def lookup(self, key: Key, size: int, dtype: str = "") -> str:
+        """The name of a known key. Raises InvalidSettings for an unknown one, or one of another size or dtype, where
+        that matters.
+        """
         name = self.known(key)
         tensor = self._tensors[name]
-        if (size, dtype) != (tensor.size, tensor.dtype):
+        if (size, dtype or tensor.dtype) != (tensor.size, tensor.dtype):
             raise InvalidSettings(
-                f"key {key!r} has {tensor.size} elements of {tensor.dtype}, not {size} of {dtype}",
+                f"key {key!r} has {tensor.size} elements of {tensor.dtype}, not {size} of {dtype or tensor.dtype}",
                 "size and dtype of a key never change",
             )
         return name
@@ -209,6 +226,7 @@ class Store:
 
     def start(self, name: str, source: Array, priority: int, hyper: Hyper, weight: float = 1.0) -> Exchange:
         """Begin the next round of one key with `source` (1-D), which must not change before the exchange's `sent`."""
+        self._begun = True
         return self._client.exchange(name, source, None, priority=priority, weight=weight, hyper=hyper)
 
     def abstain(self, name: str, priority: int) -> Exchange:
@@ -219,22 +237,38 @@ class Store:
         """Have `out` (1-D) filled: with the result of the latest round of this key, else with the servers' value."""
         return self._client.pull(name, out, priority=priority)
 
-    def set_optimizer(self, name: str, params: Params) -> None:
-        """Have the global servers update the values with this optimizer (see ps/optimizers.py); blocks."""
-        self._client.set_optimizer(name, params)
-        self._params, self._told = {}, {}
-        self.change(params)
-        self._initial = dict(self._params)
+    def set_optimizer(
+        self,
+        name: str,
+        params: Params,
+        schedule: "tuple[str, Mapping[str, Any]] | None" = None,
+        multipliers: Mapping[str, Hyper] | None = None,
+    ) -> None:
+        """Have the global servers update the values with this optimizer (see ps/optimizers.py); blocks.
+
+        Set anew after this worker's first push, it begins afresh, as MXNet's does, in each key with the next push. Then
+        rank 0 alone may set it, or every worker the same. schedule, multipliers: see Client.set_optimizer.
+        """
+        serial = self._next_serial()
+        self._client.set_optimizer(name, params, schedule=schedule, multipliers=multipliers, serial=serial)
+        self._hyper.begin(params, serial)
+
+    def leave_optimizer_to_workers(self, kind: str) -> None:
+        """Have the servers sum alone, as every worker that trains runs an optimizer of this class itself; blocks."""
+        serial = self._next_serial()
+        self._client.leave_optimizer_to_workers(kind, serial)
+        self._hyper.begin({}, serial)
+
+    def _next_serial(self) -> int:
+        return self._hyper.serial + 1 if self._begun or not self.trains else 0
 
     def change(self, params: Params) -> None:
         """Hyper-parameters of the optimizer that hold from the next push of each key on."""
-        self._params |= {name: float(value) for name, value in params.items() if not isinstance(value, bool)}
+        self._hyper.change(params)
 
-    def news(self, name: str) -> Hyper:
-        """The hyper-parameters that the servers do not know yet, to travel with this key's next push."""
-        told = self._told.get(name, self._initial)
-        self._told[name] = dict(self._params)
-        return {param: value for param, value in self._params.items() if told.get(param) != value}
+    def news(self, name: str, own: Mapping[str, float] | None = None) -> Hyper:
+        """See PushedHyper.news."""
+        return self._hyper.news(name, own)
 
     def save_states(self, path: Path, counts: Mapping[Key, int] | None = None) -> None:
         """Write what the servers' optimizer keeps, not the weights, to a file; blocks. `counts`: see SavedState."""

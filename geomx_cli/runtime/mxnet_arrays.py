@@ -81,13 +81,15 @@ class Arrays:
         sources.append(Source(self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype)))
         return sources[-1]
 
-    def target(self, name: str, outs: Sequence[Any]) -> Any:
-        """Where a key's result goes first: the first of `outs`, or if that cannot be written to, an array of ours."""
-        if self._is_plain(outs[0]):
+    def target(self, name: str, outs: Sequence[Any], dtype: str) -> Any:
+        """Where a key's result goes first: the first of `outs`, or if that cannot be written to or is of another dtype
+        than the key's, an array of ours.
+        """
+        if self._is_plain(outs[0]) and outs[0].dtype == dtype:
             return outs[0]
         like, target = outs[0], self._targets.get(name)
         if target is None or target.shape != like.shape:
-            target = self._targets[name] = self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype)
+            target = self._targets[name] = self._mx.nd.empty(like.shape, self._mx.cpu(), dtype)
         return target
 
     def deliver(self, target: Any, outs: Iterable[Any]) -> None:

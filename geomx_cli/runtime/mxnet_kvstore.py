@@ -17,11 +17,11 @@ import numpy as np
 from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, InvalidSettings
 from geomx_cli.runtime.engine import Completion, Engine
-from geomx_cli.runtime.keys import Key, pairs
+from geomx_cli.runtime.keys import Key, pairs, plain
 from geomx_cli.runtime.kvstore import Store
 from geomx_cli.runtime.mxnet_arrays import Arrays, is_sparse, size_of
-from geomx_cli.runtime.mxnet_optimizer import from_mxnet, take_up
 from geomx_cli.runtime.mxnet_standing import MxnetStanding
+from geomx_cli.runtime.script_optimizer import ScriptOptimizer
 
 __all__ = ["MxnetStore"]
 
@@ -60,7 +60,7 @@ class MxnetStore(MxnetStanding):
         self._engine = Engine(mx)
         self._arrays = Arrays(mx)
         self._turns: dict[str, Any] = {}
-        self._optimizer: Any = None
+        self._script_optimizer = ScriptOptimizer(mx, store)
         self.handle = None
         self.calls = 0
 
@@ -78,9 +78,12 @@ class MxnetStore(MxnetStanding):
         found = [(one, list(values)) for one, values in pairs(key, value)]
         self._arrays.check(item for _, values in found for item in values)
         keys = list(key) if isinstance(key, (list, tuple)) else [key]
-        self._store.init(keys, [[item.asnumpy() for item in values] for _, values in found])
-        for one, _ in found:
+        script_optimizer = self._script_optimizer
+        arrays = [[item.asnumpy() for item in values] for _, values in found]
+        self._store.init(keys, arrays, script_optimizer.initial([plain(one) for one in keys]))
+        for one, values in found:
             self._turns[str(one)] = self._mx.nd.zeros((1,))
+            script_optimizer.add(plain(one), values[0].shape, values[0].dtype, self._fill)
 
     @_guarded
     def push(self, key: Any, value: Any, priority: int = 0, weight: float = 1.0) -> None:
@@ -109,11 +112,12 @@ class MxnetStore(MxnetStanding):
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Write the result of the latest push of each key, or without one the servers' value; returns at once.
 
-        With `ignore_sparse` row-sparse arrays stay as they are; see `row_sparse_pull`.
+        With `ignore_sparse` row-sparse arrays stay as they are; see `row_sparse_pull`. Arrays of another dtype than the
+        key's get the values converted, as in MXNet; what is pushed has the key's.
         """
         if out is None:
             raise InvalidSettings("pull needs arrays to write to", "pass out=")
-        for one, outs in self._checked(key, out):
+        for one, outs in self._checked(key, out, converted=True):
             taken = [item for item in outs if not (ignore_sparse and is_sparse(item))]
             if taken:
                 self._pull(one, taken, priority)
@@ -129,7 +133,7 @@ class MxnetStore(MxnetStanding):
             raise InvalidSettings("row_sparse_pull needs arrays and numbers of rows", "pass out= and row_ids=")
         if isinstance(key, (list, tuple)) and len(key) == 1:
             key, out, row_ids = (_only(item) for item in (key, out, row_ids))
-        outs, numbers = self._checked(key, out), pairs(key, row_ids)
+        outs, numbers = self._checked(key, out, converted=True), pairs(key, row_ids)
         for (one, given), (_, rows) in zip(outs, numbers, strict=True):
             if not all(map(is_sparse, given)) or len(rows) not in (1, len(given)):
                 message = f"key {one!r} comes with {len(given)} arrays and {len(rows)} of row numbers"
@@ -143,7 +147,7 @@ class MxnetStore(MxnetStanding):
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """`push`, then `pull` to `out`, or without it to `value`."""
         values = self._checked(key, value)
-        outs = values if out is None else self._checked(key, out)
+        outs = values if out is None else self._checked(key, out, converted=True)
         self._store.begin_training()
         for (one, given), (_, taken) in zip(values, outs, strict=True):
             self._push(one, given, priority)
@@ -159,23 +163,16 @@ class MxnetStore(MxnetStanding):
     def set_optimizer(self, optimizer: Any) -> None:
         """Have the global servers update the weights; waits until they know.
 
-        Learning rate, rescale_grad and the other hyper-parameters are read again at each push of this process. A
-        schedule moves with the pushes of this process too, so a master worker that only starts the job cannot have one.
+        Learning rate, rescale_grad, multipliers and the other hyper-parameters are read again at each push of this
+        process, and a schedule moves with these pushes. For a master worker that does not train the servers follow one
+        of MXNet's schedules by the number of updates. An optimizer that cannot travel runs on the workers, which must
+        all set it. Set anew later, an optimizer begins afresh with the next push; see Store.set_optimizer.
         """
-        self._store.set_optimizer(*from_mxnet(optimizer))
-        self._optimizer = optimizer
-
-    def _news(self, key: Key, name: str) -> dict[str, float]:
-        """The hyper-parameters that go with a push."""
-        if self._optimizer is not None:
-            if self._optimizer.lr_scheduler is not None:
-                self._optimizer._update_count(key)
-            self._store.change(from_mxnet(self._optimizer)[1])
-        return self._store.news(name)
+        self._script_optimizer.set(optimizer, self._fill)
 
     def _push(self, key: Key, values: list[Any], priority: int, weight: float = 1.0) -> None:
         name = str(key)
-        news = self._news(key, name)
+        news = self._script_optimizer.news(plain(key))
         source = self._arrays.source(name, values[0])
         with self._mx.autograd.pause():
             self._arrays.sum(values).copyto(source.array)
@@ -186,6 +183,9 @@ class MxnetStore(MxnetStanding):
             done()
 
         self._engine.queue(send, reads=[source.array], writes=[self._turns[name]], priority=priority, name="geomx push")
+        if (updates := self._script_optimizer.updates) is not None:
+            self._fill(name, updates.total(name), priority)
+            updates.apply(name)
 
     def _abstain(self, name: str, priority: int) -> None:
         def send(done: Completion) -> None:
@@ -201,24 +201,32 @@ class MxnetStore(MxnetStanding):
 
     def _fetch(self, key: Key, outs: list[Any], priority: int) -> Any:
         """Where the key's result comes to, for `outs`."""
-        name = str(key)
-        target = self._arrays.target(name, outs)
+        if (updates := self._script_optimizer.updates) is not None:
+            return updates.weights[str(key)]
+        target = self._arrays.target(str(key), outs, self._store.dtype(key))
+        self._fill(str(key), target, priority)
+        return target
+
+    def _fill(self, name: str, target: Any, priority: int = 0) -> None:
+        """Have the key's result written to an array that can be written to."""
 
         def fetch(done: Completion) -> None:
             future = self._store.fetch(name, self._engine.view(target), priority)
             future.add_done_callback(lambda finished: done(finished.exception()))
 
         self._engine.queue(fetch, reads=[], writes=[target, self._turns[name]], priority=priority, name="geomx pull")
-        return target
 
-    def _checked(self, key: Any, value: Any) -> list[tuple[Key, list[Any]]]:
-        """Keys and values, after all of them have been checked; `mx.np` arrays as NDArrays of the same memory."""
+    def _checked(self, key: Any, value: Any, *, converted: bool = False) -> list[tuple[Key, list[Any]]]:
+        """Keys and values, after all of them have been checked; `mx.np` arrays as NDArrays of the same memory.
+
+        converted: whether values may be of another dtype than their key.
+        """
         given: list[tuple[Key, list[Any]]] = pairs(key, value)
         self._arrays.check(item for _, values in given for item in values)
         found = [(one, [item.as_nd_ndarray() for item in values]) for one, values in given]
         for one, values in found:
             for item in values:
-                self._store.lookup(one, size_of(item), np.dtype(item.dtype).name)
+                self._store.lookup(one, size_of(item), "" if converted else np.dtype(item.dtype).name)
         return found
 
     def is_capable(self, capability: str) -> bool:
@@ -257,8 +265,7 @@ class MxnetStore(MxnetStanding):
         (see state_file.py).
         """
         self._engine.settle()
-        counts = self._optimizer._index_update_count if self._optimizer is not None else {}
-        self._store.save_states(Path(fname), counts if dump_optimizer else None)
+        self._script_optimizer.save(Path(fname), dump_optimizer)
 
     @_guarded
     def load_optimizer_states(self, fname: str) -> None:
@@ -268,14 +275,13 @@ class MxnetStore(MxnetStanding):
         call it, or all of them, before the same round.
         """
         self._engine.settle()
-        state = self._store.load_states(Path(fname))
-        if state.counts is not None and self._optimizer is not None:
-            take_up(self._optimizer, state.params, state.counts)
+        self._script_optimizer.load(Path(fname))
 
     @property
     def _updater(self) -> Any:
         """Where gluon.Trainer finds the optimizer after it has loaded states."""
-        return None if self._optimizer is None else SimpleNamespace(optimizer=self._optimizer)
+        optimizer = self._script_optimizer.optimizer
+        return None if optimizer is None else SimpleNamespace(optimizer=optimizer)
 
     @_guarded
     def option(self, name: str) -> Any:

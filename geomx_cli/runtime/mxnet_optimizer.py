@@ -1,12 +1,14 @@
 """MXNet's optimizer objects as name and hyper-parameters, the form in which an optimizer travels to the servers."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps import optimizers, schedules
+from geomx_cli.ps.optimizer import MULTIPLIERS
+from geomx_cli.runtime.keys import Key
 
-__all__ = ["from_mxnet", "take_up"]
+__all__ = ["can_travel", "from_mxnet", "index_of", "multipliers", "params_of", "schedule_of", "take_up"]
 
 _COMMON = {"wd": "wd", "rescale_grad": "rescale_grad", "clip_gradient": "clip_gradient"}
 _OWN: dict[str, dict[str, str]] = {
@@ -21,6 +23,22 @@ _OWN: dict[str, dict[str, str]] = {
     "DCASGD": {"momentum": "momentum", "lamda": "lamda"},
 }  # fmt: skip
 _MODULE = "mxnet.optimizer.optimizer"
+_SCHEDULES_MODULE = "mxnet.lr_scheduler"
+_WARMUP = ("base_lr", "warmup_steps", "warmup_begin_lr", "warmup_final_lr")
+_SCHEDULES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "FactorScheduler": ("factor", ("step", "factor", "stop_factor_lr", "count")),
+    "MultiFactorScheduler": ("multifactor", ("factor",)),
+    "PolyScheduler": ("poly", ("max_update", "base_lr_orig", "final_lr", "power")),
+    "CosineScheduler": ("cosine", ("max_update", "base_lr_orig", "final_lr")),
+}
+
+
+def can_travel(optimizer: Any) -> bool:
+    """Whether the servers can run it: one of MXNet's classes itself, since the `update` of a subclass would not run,
+    that begins at update 0.
+    """
+    kind = type(optimizer)
+    return kind.__module__ == _MODULE and kind.__name__ in _OWN and not optimizer.begin_num_update
 
 
 def from_mxnet(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
@@ -28,27 +46,70 @@ def from_mxnet(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
 
     DCASGD becomes `dcasgd`, which remembers what each party was given: scripts that ask for it mean that. MXNet's own
     rule is `dcasgd-mxnet`, for parity, and has to be asked for by that name. Weights of fp16 always have an fp32
-    master on the servers, whatever `multi_precision` says. Raises InvalidSettings for any other class, also a subclass
-    (its `update` would not run), and for what cannot travel: multipliers of single parameters, a first update other
-    than 0.
+    master on the servers, whatever `multi_precision` says. Raises InvalidSettings for an optimizer that cannot travel,
+    and for a hyper-parameter that no server would take.
     """
-    kind = type(optimizer)
-    if kind.__module__ != _MODULE or kind.__name__ not in _OWN:
+    if not can_travel(optimizer):
         raise InvalidSettings(
-            f"the optimizer {kind.__name__} cannot run on the servers",
-            f"use one of {', '.join(_OWN)} itself, or update on the workers",
+            f"the optimizer {type(optimizer).__name__} cannot run on the servers",
+            f"use one of {', '.join(_OWN)} itself, with begin_num_update 0, or update on the workers",
         )
-    if optimizer.begin_num_update:
-        raise InvalidSettings("begin_num_update cannot travel to the servers", "they count updates from 0")
-    _refuse_multipliers(optimizer)
+    name, params = params_of(optimizer)
+    optimizers.create(name, params)
+    return name, params
+
+
+def params_of(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
+    """As `from_mxnet`, without the checks."""
+    kind = type(optimizer).__name__
     params: dict[str, float | bool] = {"learning_rate": float(optimizer.learning_rate)}
-    for name, attribute in {**_COMMON, **_OWN[kind.__name__]}.items():
+    for name, attribute in {**_COMMON, **_OWN[kind]}.items():
         value = getattr(optimizer, attribute)
         if value is not None:
             params[name] = value if isinstance(value, bool) else float(value)
-    if not all(math.isfinite(value) for value in params.values()):
-        raise InvalidSettings(f"a hyper-parameter of {kind.__name__} is not finite: {params}")
-    return kind.__name__.lower(), params
+    return kind.lower(), params
+
+
+def schedule_of(scheduler: Any) -> tuple[str, dict[str, Any]] | None:
+    """The server's name for a scheduler of MXNet's and its numbers as they are now; None for one that cannot travel.
+
+    Raises InvalidSettings for numbers that no server would take.
+    """
+    kind = type(scheduler)
+    if kind.__module__ != _SCHEDULES_MODULE or kind.__name__ not in _SCHEDULES:
+        return None
+    name, own = _SCHEDULES[kind.__name__]
+    params: dict[str, Any] = {key: float(getattr(scheduler, key)) for key in (*_WARMUP, *own)}
+    params["warmup_constant"] = scheduler.warmup_mode == "constant"
+    if name == "multifactor":
+        params["steps"] = [float(step) for step in scheduler.step[scheduler.cur_step_ind :]]
+    schedules.create(name, params)
+    return name, params
+
+
+def index_of(optimizer: Any, key: Key, number: int) -> Key:
+    """Under which index an optimizer knows a key: MXNet's servers number str keys in the order of `init`, its local
+    stores do not.
+    """
+    names = (optimizer.param_dict, optimizer.lr_mult, optimizer.wd_mult, optimizer.idx2name)
+    return number if isinstance(key, str) and any(number in known for known in names) else key
+
+
+def multipliers(optimizer: Any, index: Key) -> dict[str, float]:
+    """What an optimizer multiplies learning rate and weight decay of one parameter by, as `lr_mult` and `wd_mult`.
+
+    They are looked up as MXNet does it: with the Parameter, under the index, under the name of the index. Raises
+    InvalidSettings for one that is no finite number.
+    """
+    found = {}
+    for what, field in MULTIPLIERS.items():
+        own = getattr(optimizer, what)
+        if index in optimizer.param_dict:
+            value = getattr(optimizer.param_dict[index], what)
+        else:
+            value = own.get(index, own.get(optimizer.idx2name.get(index), 1.0))
+        found[what] = float(field.check(f"{what} of parameter {index!r}", value))
+    return found
 
 
 def take_up(optimizer: Any, params: Mapping[str, float | bool], counts: Mapping[int | str, int]) -> None:
@@ -63,13 +124,3 @@ def take_up(optimizer: Any, params: Mapping[str, float | bool], counts: Mapping[
         optimizer.set_learning_rate(params["learning_rate"])
     optimizer._index_update_count.update(counts)
     optimizer.num_update = max([optimizer.num_update, *counts.values()])
-
-
-def _refuse_multipliers(optimizer: Any) -> None:
-    rates = [*optimizer.lr_mult.values(), *(item.lr_mult for item in optimizer.param_dict.values())]
-    decays = [*optimizer.wd_mult.values(), *(item.wd_mult for item in optimizer.param_dict.values())]
-    if any(rate != 1 for rate in rates) or (optimizer.wd and any(decay != 1 for decay in decays)):
-        raise InvalidSettings(
-            "multipliers of learning rate or weight decay of single parameters cannot travel to the servers",
-            "leave lr_mult and wd_mult at 1, or update on the workers",
-        )

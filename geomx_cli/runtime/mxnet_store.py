@@ -14,6 +14,7 @@ from geomx_cli.errors import GeomxError, InvalidSettings
 from geomx_cli.runtime.kvstore import Store
 from geomx_cli.runtime.mxnet_kvstore import MxnetStore
 from geomx_cli.runtime.mxnet_optimizer import from_mxnet
+from geomx_cli.runtime.mxnet_profiler import refuse_servers
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -50,6 +51,7 @@ def register(mx: Any, client_factory: "Callable[[], Client]") -> None:
     decides: "dist_async" makes a job that is to train with FSA one of MixedSync; "device" means nothing. Any other type
     with "dist" in it is refused; "local", "device" and others stay MXNet's own. Registering again replaces the factory.
     """
+    refuse_servers(mx)
     base = mx.kvstore.KVStoreBase
     own = {name: made for name, made in base.kv_registry.items() if "dist" not in name}
     made: list[Any] = []

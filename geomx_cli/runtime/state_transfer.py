@@ -1,10 +1,10 @@
 """The optimizer's state between a worker and all roots. For the training thread; every call blocks."""
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from geomx_cli.errors import InvalidSettings, TimedOut
-from geomx_cli.ps.packed import Packed, unpack
+from geomx_cli.ps.packed import Packed, digest, unpack
 from geomx_cli.ps.wire import Array
 from geomx_cli.runtime.state_file import Cut, SavedState
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["fetch", "restore"]
 
+Body = dict[str, Any]
+
 _PAUSE = 0.1
 
 
@@ -20,7 +22,8 @@ def fetch(client: "Client") -> SavedState:
     """What the roots' optimizer keeps, after all rounds that this worker has begun.
 
     While the other workers wait for this one's next contribution that is the state after a round; where parties train
-    asynchronously, each slice's is that of one moment. Raises InvalidSettings if there is no optimizer.
+    asynchronously, each slice's is that of one moment. While another worker loads a state it is all of that, or all of
+    what was before. Raises InvalidSettings if there is no optimizer.
     """
     client.settle()
     found = SavedState("", {})
@@ -30,8 +33,7 @@ def fetch(client: "Client") -> SavedState:
         where |= {(str(placement.key), str(index)): (name, cut) for index, cut in enumerate(cuts)}
         found.dtypes[name] = placement.tensor.dtype
         found.slices[name] = {cut: {} for cut in cuts}
-    for root in _roots(client):
-        opened = client.control("state_open", {"by": client.process}, root)
+    for root, opened in _open(client).items():
         found.optimizer, found.params = str(opened["optimizer"]), dict(opened["params"])
         for name, array in _read(client, root, int(opened["size"])).items():
             key, index, what = name.split("/", 2)
@@ -55,13 +57,28 @@ def restore(client: "Client", state: SavedState) -> None:
         for index, piece in enumerate(placement.slices if name in state.slices else ()):
             kept = state.cut(name, (piece.offset, piece.length))
             parts[piece.root] |= {f"{placement.key}/{index}/{what}": array for what, array in kept.items()}
-    for root, named in parts.items():
-        _write(client, root, state.optimizer, Packed(named))
+    packed = {root: Packed(named) for root, named in parts.items()}
+    whole = digest("".join(part.digest() for part in packed.values()).encode())
+    for root, part in packed.items():
+        _write(client, root, {"optimizer": state.optimizer, "whole": whole}, part)
 
 
 def _roots(client: "Client") -> list[int]:
     """The roots that have slices."""
     return sorted({piece.root for placement in client.placements.values() for piece in placement.slices})
+
+
+def _open(client: "Client") -> dict[int, Body]:
+    """What every root that has slices says of its snapshot: all of them have taken up the same state last."""
+    limit = time.monotonic() + client.settings.number("patience")
+    while True:
+        opened = {root: client.control("state_open", {"by": client.process}, root) for root in _roots(client)}
+        if len({answer["loaded"] for answer in opened.values()}) <= 1:
+            return opened
+        if time.monotonic() > limit:
+            what = "the servers have taken up parts of different optimizer states"
+            raise TimedOut(what, "let one worker load the states, or all the same file")
+        time.sleep(_PAUSE)
 
 
 def _read(client: "Client", root: int, size: int) -> dict[str, Array]:
@@ -75,10 +92,10 @@ def _read(client: "Client", root: int, size: int) -> dict[str, Array]:
     return unpack(run)
 
 
-def _write(client: "Client", root: int, optimizer: str, packed: Packed) -> None:
+def _write(client: "Client", root: int, about: Body, packed: Packed) -> None:
     patience = client.settings.number("patience")
     limit = time.monotonic() + patience
-    body = {"by": client.process, "optimizer": optimizer, "digest": packed.digest(), "size": packed.size}
+    body = {**about, "by": client.process, "digest": packed.digest(), "size": packed.size}
     while (go := client.control("state_begin", body, root)["go"]) == "wait":
         if time.monotonic() > limit:
             what = f"waited {patience:g} s for another worker to load the optimizer's state"

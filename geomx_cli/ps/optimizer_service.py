@@ -1,0 +1,153 @@
+"""What workers and the master ask of a root about the optimizer: which one, on whose word, from which round on."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps import optimizers, schedules
+from geomx_cli.ps.members import Members
+from geomx_cli.ps.optimizer import Value
+from geomx_cli.ps.optimizer_history import Hyper, Successor
+from geomx_cli.ps.optimizers import Optimizer
+from geomx_cli.ps.rounds import Rounds
+
+__all__ = ["OptimizerService"]
+
+Body = dict[str, Any]
+
+_MAX_SERIAL = 2**31
+_MAX_KIND = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """Which optimizer a process asks for. name: "" for one that runs on the workers, whose class is `kind`."""
+
+    by: str
+    trains: bool
+    name: str
+    kind: str
+    given: dict[str, Value | None]
+    schedule: tuple[str, dict[str, Any]] | None
+
+    @classmethod
+    def read(cls, body: Body, *, trains: bool) -> "_Wish":
+        """What a request asks for. Raises KeyError and the like for a malformed one."""
+        schedule = None
+        if body.get("schedule") is not None:
+            name, params = body["schedule"]
+            schedule = (str(name), dict(params))
+        kind, given = str(body.get("kind", ""))[:_MAX_KIND], dict(body["params"])
+        return cls(str(body["by"]), trains, str(body["name"]), kind, given, schedule)
+
+    def make(self) -> Optimizer:
+        """The optimizer. Raises InvalidSettings for what it cannot be."""
+        schedule = None if self.schedule is None else schedules.create(*self.schedule)
+        return optimizers.create(self.name, self.given, schedule)
+
+    def like(self, other: "_Wish") -> bool:
+        """Whether both ask for the same."""
+        if not (self.name and other.name):
+            return (self.name, self.kind) == (other.name, other.kind)
+        same = (self.name, self.schedule) == (other.name, other.schedule)
+        return same and self.make().params == other.make().params
+
+    def __str__(self) -> str:
+        if not self.name:
+            return f"{self.kind}, which runs on the workers,"
+        return f"{self.name} {self.given}" + (f" with the schedule {self.schedule[0]}" if self.schedule else "")
+
+
+class OptimizerService:
+    """Answers the topic "optimizer" at a root. Used by the loop's thread only.
+
+    A process that asks before it has contributed sets the first optimizer, which counts at once. The same again changes
+    nothing; another one is only taken from who set the first, or, until the first round, from a worker that trains
+    instead of a master that does not: scripts make the numbers from the number of workers, and the master is alone in
+    its party. One who has contributed registers the next one under a serial number, which its contributions then name.
+    A master that does not train asks twice: to hold all rounds and hear which ones are closed, and then for its
+    optimizer from the next rounds on.
+    """
+
+    def __init__(self, rounds: Rounds, members: Members) -> None:
+        self._rounds = rounds
+        self._members = members
+        self._wishes: dict[int, _Wish] = {}
+
+    def serve(self, body: Body, rank: int) -> Body:
+        """The answer to a request of the member `rank`. Raises InvalidSettings, and KeyError and the like for a
+        malformed one.
+        """
+        trains = self._members.trains(rank)
+        if body.get("hold"):
+            if trains:
+                raise InvalidSettings("a worker that trains cannot hold the others' rounds")
+            self._members.set_up_again(rank)
+            return {"closed": list(self._rounds.closed().items())}
+        try:
+            self._set(body, trains)
+        finally:
+            self._members.settle(rank)
+            self._rounds.members_changed()
+        return {}
+
+    def _set(self, body: Body, trains: bool) -> None:
+        wish, serial = _Wish.read(body, trains=trains), int(body.get("serial", 0))
+        if not 0 <= serial <= _MAX_SERIAL:
+            raise InvalidSettings(f"an optimizer of serial number {serial}")
+        if not wish.name:
+            self._leave_to_workers(wish, serial)
+            return
+        if self._rounds.history.on_workers:
+            self._refuse_other(self._wishes[self._rounds.history.since], wish)
+        new, by_key = wish.make(), _by_key(body.get("multipliers", []))
+        for hyper in by_key.values():
+            new.tune(hyper)
+        if serial == 0:
+            if self._is_first(wish):
+                self._rounds.use(new, by_key)
+            return
+        self._refuse_other(self._wishes.get(serial), wish)
+        if serial not in self._wishes:
+            self._wishes[serial] = wish
+            by_round = {int(key): int(round_) for key, round_ in body.get("by_round", [])}
+            self._rounds.history.add(serial, Successor(new, by_key, None if trains else by_round))
+
+    def _is_first(self, wish: _Wish) -> bool:
+        """Whether `wish` is the first optimizer, or takes its place. Raises InvalidSettings for a contradiction."""
+        first = self._wishes.get(0)
+        if first is not None and first.by == wish.by and first.like(wish):
+            return False
+        if first is not None and first.by != wish.by:
+            gives_way = first.name == wish.name and self._rounds.last_round == 0 and wish.trains != first.trains
+            if not (gives_way and wish.trains):
+                if not gives_way:
+                    self._refuse_other(first, wish)
+                return False
+        self._wishes[0] = wish
+        return True
+
+    def _leave_to_workers(self, wish: _Wish, serial: int) -> None:
+        if self._rounds.ledger.algorithm.asynchronous:
+            raise InvalidSettings(
+                f"the optimizer {wish.kind} cannot run on the servers, and parties that train asynchronously need one"
+                " there",
+                f"use one of {', '.join(optimizers.SUPPORTED)}, or train synchronously",
+            )
+        if not wish.trains and self._rounds.last_round:
+            what = f"{wish.by} asks for the optimizer {wish} and training has begun"
+            raise InvalidSettings(what, "have the workers set it, or the master before they push")
+        self._refuse_other(self._wishes.setdefault(serial, wish), wish)
+        workers = sum(self._members.workers_by_party()) + self._members.central_workers()
+        self._rounds.history.leave_to_workers(wish.kind, wish.by if wish.trains else "", workers, serial)
+
+    def _refuse_other(self, former: _Wish | None, wish: _Wish) -> None:
+        if former is not None and not former.like(wish):
+            raise InvalidSettings(
+                f"{wish.by} asks for the optimizer {wish}, but {former.by} has set {former}",
+                "all workers that call set_optimizer must ask for the same one",
+            )
+
+
+def _by_key(listed: Any) -> dict[int, Hyper]:
+    return {int(key): {str(name): value for name, value in dict(hyper).items()} for key, hyper in listed}

@@ -1,0 +1,37 @@
+"""Hyper-parameters on their way to the servers: with each key's next push those that the servers do not know yet."""
+
+from collections.abc import Mapping
+
+from geomx_cli.ps.optimizer_history import SERIAL, Hyper
+
+__all__ = ["Hyper", "Params", "PushedHyper"]
+
+Params = Mapping[str, float | int | bool]
+
+
+class PushedHyper:
+    """For the training thread. serial: which optimizer of this worker's the servers are to run; 0 for the first."""
+
+    def __init__(self) -> None:
+        self.serial = 0
+        self._params: Hyper = {}
+        self._initial: Hyper = {}
+        self._told: dict[str, Hyper] = {}
+
+    def begin(self, params: Params, serial: int) -> None:
+        """An optimizer has been set, with hyper-parameters that the servers know."""
+        self.serial, self._told, self._params = serial, {}, {}
+        self.change(params)
+        self._initial = {"lr_mult": 1.0, "wd_mult": 1.0, **self._params}
+        if serial:
+            self._params[SERIAL] = float(serial)
+
+    def change(self, params: Params) -> None:
+        """Hyper-parameters of the optimizer that hold from the next push of each key on."""
+        self._params |= {name: float(value) for name, value in params.items() if not isinstance(value, bool)}
+
+    def news(self, name: str, own: Mapping[str, float] | None = None) -> Hyper:
+        """What travels with this key's next push. own: hyper-parameters of this key alone, as "lr_mult"."""
+        told, now = self._told.get(name, self._initial), self._params | dict(own or {})
+        self._told[name] = now
+        return {param: value for param, value in now.items() if told.get(param) != value}

@@ -1,0 +1,153 @@
+"""The optimizer that a script has given its store: what the servers hear of it, or that it runs on the workers."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps import optimizers
+from geomx_cli.runtime.keys import Key
+from geomx_cli.runtime.kvstore import Hyper, Store
+from geomx_cli.runtime.mxnet_optimizer import (
+    can_travel,
+    from_mxnet,
+    index_of,
+    multipliers,
+    params_of,
+    schedule_of,
+    take_up,
+)
+from geomx_cli.runtime.worker_updates import WorkerUpdates
+
+__all__ = ["ScriptOptimizer"]
+
+_ON_WORKERS = (
+    "geomx: the optimizer {} cannot run on the global servers: they sum gradients, and each worker updates its weights"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A key that has been initialised as the store's number `number`, from 0."""
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+class ScriptOptimizer:
+    """For the training thread.
+
+    optimizer: MXNet's, None before `set`. updates: what runs on this worker, None where the servers run the optimizer.
+    """
+
+    def __init__(self, mx: Any, store: Store) -> None:
+        self.optimizer: Any = None
+        self.updates: WorkerUpdates | None = None
+        self._mx = mx
+        self._store = store
+        self._keys: dict[Key, _Known] = {}
+
+    def set(self, optimizer: Any, fill: Callable[[str, Any], None]) -> None:
+        """Have the servers run it, or where that cannot be, all workers; blocks. `fill` gets a key's value from the
+        servers into an array.
+
+        A master that does not train leaves its schedule and multipliers with the servers; who trains sends what holds
+        now with each push. Raises InvalidSettings for a schedule of the user's own in such a master.
+        """
+        if can_travel(optimizer):
+            schedule = None if self._store.trains else self._schedule(optimizer)
+            own = {} if self._store.trains else {
+                str(key): self._own(optimizer, key, known.number) for key, known in self._keys.items()
+            }
+            self._store.set_optimizer(*from_mxnet(optimizer), schedule, own)
+            self.optimizer, self.updates = optimizer, None
+            return
+        kind = type(optimizer).__name__
+        self._refuse_where_servers_must(kind)
+        self._store.leave_optimizer_to_workers(kind)
+        print(_ON_WORKERS.format(kind), file=sys.stderr, flush=True)
+        self.optimizer = optimizer
+        if self._store.trains:
+            self._run_here(optimizer, fill)
+
+    def initial(self, keys: Sequence[Key]) -> dict[str, Hyper]:
+        """What travels with the initial values of new keys: multipliers, from a master that does not train."""
+        if self.optimizer is None or self._store.trains or not can_travel(self.optimizer):
+            return {}
+        numbers = {key: len(self._keys) + place for place, key in enumerate(keys)}
+        return {str(key): self._own(self.optimizer, key, number) for key, number in numbers.items()}
+
+    def add(self, key: Key, shape: tuple[int, ...], dtype: Any, fill: Callable[[str, Any], None]) -> None:
+        """A key has been initialised."""
+        self._keys[key] = _Known(len(self._keys), shape, dtype)
+        if self.updates is not None:
+            fill(str(key), self._make_room(self.updates, key))
+
+    def news(self, key: Key) -> Hyper:
+        """The hyper-parameters that go with a push. Raises InvalidSettings for what the servers would refuse."""
+        optimizer = self.optimizer
+        if optimizer is None or self.updates is not None:
+            return self._store.news(str(key))
+        if optimizer.lr_scheduler is not None:
+            optimizer._update_count(key)
+        name, params = params_of(optimizer)
+        self._store.change(params)
+        news = self._store.news(str(key), self._own(optimizer, key, self._keys[key].number))
+        if news:
+            optimizers.create(name, params)
+        return news
+
+    def save(self, path: Path, dump_optimizer: bool) -> None:
+        """See MxnetStore.save_optimizer_states."""
+        if self.updates is not None:
+            self.updates.save(path)
+            return
+        counts = self.optimizer._index_update_count if self.optimizer is not None else {}
+        self._store.save_states(path, counts if dump_optimizer else None)
+
+    def load(self, path: Path) -> None:
+        """See MxnetStore.load_optimizer_states."""
+        if self.updates is not None:
+            self.updates.load(path)
+            return
+        state = self._store.load_states(path)
+        if state.counts is not None and self.optimizer is not None:
+            take_up(self.optimizer, state.params, state.counts)
+
+    def _run_here(self, optimizer: Any, fill: Callable[[str, Any], None]) -> None:
+        former, self.updates = self.updates, WorkerUpdates(self._mx, optimizer)
+        for key in self._keys:
+            weight = self._make_room(self.updates, key)
+            if former is None:
+                fill(str(key), weight)
+            else:
+                former.weights[str(key)].reshape(-1).copyto(weight)
+
+    def _make_room(self, updates: WorkerUpdates, key: Key) -> Any:
+        known = self._keys[key]
+        return updates.add(str(key), index_of(self.optimizer, key, known.number), known.shape, known.dtype)
+
+    def _own(self, optimizer: Any, key: Key, number: int) -> Hyper:
+        return multipliers(optimizer, index_of(optimizer, key, number))
+
+    def _schedule(self, optimizer: Any) -> tuple[str, Mapping[str, Any]] | None:
+        if optimizer.lr_scheduler is None:
+            return None
+        found = schedule_of(optimizer.lr_scheduler)
+        if found is None:
+            kind = getattr(type(optimizer.lr_scheduler), "__name__", "")
+            raise InvalidSettings(
+                f"the learning-rate schedule {kind} cannot travel to the servers, and this master does not train",
+                "use one of mxnet.lr_scheduler itself, or have the workers that train call set_optimizer",
+            )
+        return found
+
+    def _refuse_where_servers_must(self, kind: str) -> None:
+        if self._store.option("algo") != "fsa":
+            raise InvalidSettings(
+                f"the optimizer {kind} cannot run on the servers, and {self._store.option('algo')} needs one there",
+                f"use one of {', '.join(optimizers.SUPPORTED)}",
+            )

@@ -1,0 +1,116 @@
+"""An optimizer of MXNet's that cannot travel to the servers, run on this worker from the sums of the servers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps.wire import Array
+from geomx_cli.runtime import state_file
+from geomx_cli.runtime.keys import Key
+from geomx_cli.runtime.state_file import SavedState
+
+__all__ = ["WorkerUpdates"]
+
+
+class WorkerUpdates:
+    """The weights of all keys on this worker, and MXNet's updater over them. For the training thread.
+
+    weights: the keys' weights by name, dense and on the CPU, with any values until somebody fills them; fp32, fp64 or
+    fp16, of the keys' shapes. All workers begin with the servers' values and apply the same sums in the same order, so
+    they hold the same weights.
+    """
+
+    def __init__(self, mx: Any, optimizer: Any) -> None:
+        self.weights: dict[str, Any] = {}
+        self._mx = mx
+        self._optimizer = optimizer
+        self._updater = mx.optimizer.get_updater(optimizer)
+        self._totals: dict[str, Any] = {}
+        self._indices: dict[str, Key] = {}
+
+    def add(self, name: str, index: Key, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Make room for a key, which the optimizer knows under `index`; returns the weight, flat, to be filled."""
+        # Flat arrays never get one of oneDNN's layouts, and results can be written to them.
+        flat = self._mx.nd.empty((int(np.prod(shape)),), self._mx.cpu(), dtype)
+        self.weights[name], self._indices[name] = flat.reshape(shape), index
+        self._totals[name] = self._mx.nd.empty(flat.shape, self._mx.cpu(), dtype)
+        return flat
+
+    def total(self, name: str) -> Any:
+        """A flat array for the next sum of this key; to be filled before `apply`."""
+        return self._totals[name]
+
+    def apply(self, name: str) -> None:
+        """Update the weight with the sum in `total`; returns at once, the engine does it when the sum is there."""
+        weight = self.weights[name]
+        with self._mx.autograd.pause():
+            self._updater(self._indices[name], self._totals[name].reshape(weight.shape), weight)
+
+    def save(self, path: Path) -> None:
+        """Write the optimizer's state, not the weights, to a file; waits for what is queued.
+
+        Raises InvalidSettings for a state that is not of arrays of the weights' sizes.
+        """
+        state = SavedState(self._kind, {})
+        for name, weight in self.weights.items():
+            index, cut = self._indices[name], (0, weight.size)
+            state.dtypes[name], state.slices[name] = np.dtype(weight.dtype).name, {cut: {}}
+            if index in self._updater.states:
+                arrays = [item.asnumpy().reshape(-1) for item in self._leaves(self._updater.states[index], weight)]
+                step = np.array([self._optimizer._index_update_count.get(index, 0)])
+                kept = {f"state{number}": array for number, array in enumerate(arrays)}
+                state.slices[name][cut] = {"step": step, **kept}
+        state_file.write(path, state)
+
+    def load(self, path: Path) -> None:
+        """Go on from a file of `save`. Raises InvalidSettings, with nothing changed, for one that does not fit."""
+        state = state_file.read(path)
+        if state.optimizer != self._kind:
+            raise InvalidSettings(f"{path} has the state of {state.optimizer}, not of {self._kind}")
+        if state.slices.keys() != self.weights.keys():
+            raise InvalidSettings(f"{path} has the state of other keys than this store")
+        found = {name: self._read(name, state) for name in self.weights}
+        optimizer = self._optimizer
+        for name, (step, made, leaves, arrays) in found.items():
+            index = self._indices[name]
+            self._updater.states.pop(index, None)
+            optimizer._index_update_count.pop(index, None)
+            if arrays is None:
+                continue
+            for leaf, array in zip(leaves, arrays, strict=True):
+                leaf[:] = array.reshape(leaf.shape)
+            self._updater.states[index], self._updater.states_synced[index] = made, True
+            optimizer._index_update_count[index] = step
+            optimizer.num_update = max(optimizer.num_update, step)
+
+    @property
+    def _kind(self) -> str:
+        return type(self._optimizer).__name__
+
+    def _read(self, name: str, state: SavedState) -> tuple[int, Any, list[Any], list[Array] | None]:
+        """A key's number of updates, a new state for it, that state's arrays, and what goes into them; None before the
+        first update.
+        """
+        weight, (kept,) = self.weights[name], state.slices[name].values()
+        if not kept:
+            return 0, None, [], None
+        made = self._optimizer.create_state_multi_precision(self._indices[name], weight)
+        leaves, arrays = self._leaves(made, weight), [kept.get(f"state{number}") for number in range(len(kept) - 1)]
+        fits = [array for array in arrays if array is not None and array.size == weight.size]
+        if len(fits) != len(leaves) or len(arrays) != len(leaves) or "step" not in kept:
+            raise InvalidSettings(f"the saved state of key {name!r} does not fit {self._kind}")
+        return int(kept["step"][0]), made, leaves, fits
+
+    def _leaves(self, state: Any, weight: Any) -> list[Any]:
+        """The arrays in a state, which MXNet's optimizers nest in tuples."""
+        if state is None:
+            return []
+        if isinstance(state, (tuple, list)):
+            return [leaf for item in state for leaf in self._leaves(item, weight)]
+        if isinstance(state, self._mx.nd.NDArray) and state.size == weight.size:
+            return [state]
+        what = f"the optimizer {self._kind} keeps a {type(state).__name__} that is no array of its weight's size"
+        raise InvalidSettings(what, "its state cannot be saved")
+
