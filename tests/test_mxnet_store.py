@@ -71,6 +71,17 @@ def test_gluon_trainer_trains_as_one_process_would(cluster: Cluster, place: str,
     check_parameters(cluster.directory, 2, [str(SCRIPTS / "trainer.py"), place, name])
 
 
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_script_that_never_waits_takes_bounded_memory(cluster: Cluster, levels: int) -> None:
+    argv, env = hooked("unwaited.py")
+    if levels == 1:
+        cluster.launch_flat(argv, workers=2, env=env)
+    else:
+        cluster.launch(argv, parties=(1, 1), env=env)
+    cluster.finish(80)
+
+
 def events(directory: Path, name: str) -> list[dict[str, object]]:
     """The event log of one process."""
     return [json.loads(line) for line in (directory / "events" / f"{name}.jsonl").read_text().splitlines()]

@@ -198,13 +198,18 @@ class Store:
         if buffer is None or last is None or not last.sent.done():
             buffer = np.empty(tensor.size, tensor.dtype)
         _sum(arrays, buffer)
-        exchange = self.start(name, buffer, priority, hyper)
+        exchange = self.start(name, buffer, None, priority, hyper)
         self._sources[name] = (buffer, exchange)
         return exchange
 
-    def start(self, name: str, source: Array, priority: int, hyper: Hyper, weight: float = 1.0) -> Exchange:
-        """Begin the next round of one key with `source` (1-D), which must not change before the exchange's `sent`."""
-        return self._client.exchange(name, source, None, priority=priority, weight=weight, hyper=hyper)
+    def start(
+        self, name: str, source: Array, out: Array | None, priority: int, hyper: Hyper, weight: float = 1.0
+    ) -> Exchange:
+        """Begin the next round of one key with `source` (1-D), which must not change before the exchange's `sent`.
+
+        The result goes to `out`, which may be `source`, or is kept for `fetch`.
+        """
+        return self._client.exchange(name, source, out, priority=priority, weight=weight, hyper=hyper)
 
     def fetch(self, name: str, out: Array, priority: int) -> "Future[None]":
         """Have `out` (1-D) filled: with the result of the latest round of this key, else with the servers' value."""

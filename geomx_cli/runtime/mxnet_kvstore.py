@@ -1,9 +1,10 @@
 """Every method of MXNet's KVStore, over a Store and MXNet's engine.
 
-`push` returns at once: the engine copies the value when it is ready, and an operation of ours hands the copy to the
-client. `pull` makes an operation that ends when the result is there; whoever reads `out` next waits for that one
-array. Both also pass through one small array per key, its turn, so that pushes and pulls of one key happen in the order
-in which they were called.
+Each key has one buffer, and MXNet's engine keeps everything that needs it in the order of the calls. `push` queues a
+copy of the value into the buffer and an operation of ours that ends when the round's result has taken the value's
+place; `pull` queues copies from the buffer. So both return at once, whoever reads `out` next waits for that one array,
+and the next push of a key waits, in the engine, until the last one is over: a script that never waits takes no more
+memory than one that does.
 """
 
 import functools
@@ -59,7 +60,6 @@ class MxnetStore(MxnetStanding):
         self._mx = mx
         self._engine = Engine(mx)
         self._arrays = Arrays(mx)
-        self._turns: dict[str, Any] = {}
         self._optimizer: Any = None
         self.handle = None
         self.calls = 0
@@ -79,8 +79,8 @@ class MxnetStore(MxnetStanding):
         self._arrays.check(item for _, values in found for item in values)
         keys = list(key) if isinstance(key, (list, tuple)) else [key]
         self._store.init(keys, [[item.asnumpy() for item in values] for _, values in found])
-        for one, _ in found:
-            self._turns[str(one)] = self._mx.nd.zeros((1,))
+        for one, values in found:
+            self._arrays.add(str(one), values[0])
 
     @_guarded
     def push(self, key: Any, value: Any, priority: int = 0, weight: float = 1.0) -> None:
@@ -123,10 +123,10 @@ class MxnetStore(MxnetStanding):
             if not all(map(is_sparse, given)) or len(rows) not in (1, len(given)):
                 message = f"key {one!r} comes with {len(given)} arrays and {len(rows)} of row numbers"
                 raise InvalidSettings(message, "give row-sparse arrays, and numbers for each one or the same for all")
-            target = self._fetch(one, given, priority)
+            buffer = self._fetch(one, priority)
             with self._mx.autograd.pause():
                 for item, wanted in zip(given, rows * (len(given) // len(rows)), strict=True):
-                    self._arrays.deliver_rows(target, item, wanted)
+                    self._arrays.deliver_rows(buffer, item, wanted)
 
     @_guarded
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -165,33 +165,33 @@ class MxnetStore(MxnetStanding):
     def _push(self, key: Key, values: list[Any], priority: int, weight: float = 1.0) -> None:
         name = str(key)
         news = self._news(key, name)
-        source = self._arrays.source(name, values[0])
+        buffer = self._arrays.buffer(name)
         with self._mx.autograd.pause():
-            self._arrays.sum(values).copyto(source.array)
+            self._arrays.fill(buffer, values)
 
-        def send(done: Completion) -> None:
-            exchange = self._store.start(name, self._engine.view(source.array), priority, news, weight)
-            exchange.sent.add_done_callback(source.release)
-            done()
+        def exchange(done: Completion) -> None:
+            view = self._engine.view(buffer)
+            started = self._store.start(name, view, view, priority, news, weight)
+            started.done.add_done_callback(lambda finished: done(finished.exception()))
 
-        self._engine.queue(send, reads=[source.array], writes=[self._turns[name]], priority=priority, name="geomx push")
+        self._engine.queue(exchange, reads=[], writes=[buffer], priority=priority, name="geomx push")
 
     def _pull(self, key: Key, outs: list[Any], priority: int) -> None:
-        target = self._fetch(key, outs, priority)
+        buffer = self._fetch(key, priority)
         with self._mx.autograd.pause():
-            self._arrays.deliver(target, outs)
+            self._arrays.deliver(buffer, outs)
 
-    def _fetch(self, key: Key, outs: list[Any], priority: int) -> Any:
-        """Where the key's result comes to, for `outs`."""
+    def _fetch(self, key: Key, priority: int) -> Any:
+        """The key's buffer, in which its result will be."""
         name = str(key)
-        target = self._arrays.target(name, outs)
+        buffer = self._arrays.buffer(name)
 
         def fetch(done: Completion) -> None:
-            future = self._store.fetch(name, self._engine.view(target), priority)
+            future = self._store.fetch(name, self._engine.view(buffer), priority)
             future.add_done_callback(lambda finished: done(finished.exception()))
 
-        self._engine.queue(fetch, reads=[], writes=[target, self._turns[name]], priority=priority, name="geomx pull")
-        return target
+        self._engine.queue(fetch, reads=[], writes=[buffer], priority=priority, name="geomx pull")
+        return buffer
 
     def _checked(self, key: Any, value: Any) -> list[tuple[Key, list[Any]]]:
         """Keys and values, after all of them have been checked; `mx.np` arrays as NDArrays of the same memory."""
