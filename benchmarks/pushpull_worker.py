@@ -87,7 +87,7 @@ class Store:
         self._mx = mx
         self._kv = mx.kv.create("dist_sync")
         self._native = native
-        self.trains = native or not self._kv.is_master_worker
+        self.trains = native or self._kv.global_rank >= 0
         self._src = [mx.nd.ones((size,)) for size in sizes]
         self._out = [mx.nd.zeros((size,)) for size in sizes]
         self._workers = self._kv.num_workers if native else self._kv.num_all_workers

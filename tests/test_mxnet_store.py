@@ -73,6 +73,17 @@ def test_gluon_trainer_trains_as_one_process_would(cluster: Cluster, place: str,
     check_parameters(cluster.directory, 2, [str(SCRIPTS / "trainer.py"), place, name])
 
 
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_script_that_never_waits_takes_bounded_memory(cluster: Cluster, levels: int) -> None:
+    argv, env = hooked("unwaited.py")
+    if levels == 1:
+        cluster.launch_flat(argv, workers=2, env=env)
+    else:
+        cluster.launch(argv, parties=(1, 1), env=env)
+    cluster.finish(80)
+
+
 def events(directory: Path, name: str) -> list[dict[str, object]]:
     """The event log of one process."""
     return [json.loads(line) for line in (directory / "events" / f"{name}.jsonl").read_text().splitlines()]
@@ -126,7 +137,6 @@ def run_hooked(code: str, role: str, *paths: Path) -> subprocess.CompletedProces
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
 
 
-@pytest.mark.processes
 def test_the_hook_changes_nothing_for_scripts_without_mxnet(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.chained = __file__")
     code = "import sys; print(sys.chained, sorted({'numpy', 'zmq', 'mxnet', 'geomx_cli.plugins'} & set(sys.modules)))"
@@ -135,7 +145,6 @@ def test_the_hook_changes_nothing_for_scripts_without_mxnet(tmp_path: Path) -> N
         assert (done.stdout, done.stderr) == (f"{tmp_path / 'sitecustomize.py'} []\n", ""), done
 
 
-@pytest.mark.processes
 def test_the_hook_prepares_mxnet_for_workers_only() -> None:
     code = "import sys; print(any('geomx' in type(finder).__module__ for finder in sys.meta_path))"
     assert run_hooked(code, "worker").stdout == "True\n"
@@ -144,7 +153,6 @@ def test_the_hook_prepares_mxnet_for_workers_only() -> None:
     assert run_hooked(code, "worker").stdout == "local True\n"
 
 
-@pytest.mark.processes
 def test_without_mxnet_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['mxnet'] = None\nfrom geomx_cli.runtime.mxnet_store import load_mxnet; load_mxnet()"
     done = run_hooked(code, "server")

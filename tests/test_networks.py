@@ -10,7 +10,6 @@ import pytest
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.runtime.training import networks
 
-pytestmark = pytest.mark.processes
 SHAPES = [
     (16, 1, 5, 5), (16,), (32, 16, 5, 5), (32,), (256, 512), (256,), (128, 256), (128,), (10, 128), (10,),
 ]  # fmt: skip
@@ -208,7 +207,6 @@ def test_networks_of_the_zoo(name: str) -> None:
 
 OWN = """
 from mxnet.gluon import nn
-
 def small(classes):
     net = nn.HybridSequential()
     net.add(nn.BatchNorm(), nn.Flatten(), nn.Dense(6, activation="relu"), nn.Dense(classes))

@@ -155,7 +155,7 @@ class Client:
         self._check()
         placement = self._placement(name, out)
         latest = self._open[name][-1] if self._open.get(name) else None
-        if latest is None or (latest.done.done() and self._worker.asynchronous):
+        if latest is None or (latest.done.done() and self.asynchronous):
             round_ = self._rounds.get(name, 0)
             pulled = self._start(out, Errand(Kind.PULL, placement, round=round_, priority=priority))
             self._newest[name] = pulled
@@ -255,6 +255,11 @@ class Client:
     def ask(self, topic: str, body: Body) -> "Future[Body]":
         """As `control`, but returns at once; a failure of the job is set on the future."""
         return self._ask(topic, body, 0)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether parties go through rounds by themselves, as far as results have told."""
+        return self._worker.asynchronous
 
     # Telemetry.
 

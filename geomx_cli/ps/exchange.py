@@ -49,8 +49,8 @@ class Exchange:
             self.done.set_result(None)
 
     def copy_to(self, out: Array) -> None:
-        """Copy the complete result to a 1-D array; any thread, after `done`."""
-        if self.out is not None:
+        """Copy the complete result to a 1-D array, which may be `out` itself; any thread, after `done`."""
+        if self.out is not None and self.out.ctypes.data != out.ctypes.data:
             np.copyto(out, self.out)
         for offset, array in self._kept:
             np.copyto(out[offset : offset + len(array)], array)

@@ -12,7 +12,10 @@ import numpy as np
 
 from geomx_cli.ps.wire import Array, BadMessage
 
-__all__ = ["Contribution", "Gathering"]
+__all__ = ["SERIAL", "Contribution", "Gathering"]
+
+SERIAL = "optimizer"
+"""Name of the hyper-parameter by which a contribution asks for the optimizer of this serial number, from 1 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Gathering:
     `total` is fp32 (fp64 for fp64 contributions); with a single contribution it may be that contribution's own,
     read-only array; None if all have abstained. `ranks` are those added so far, `weight` the sum of their weights,
     `hyper` the hyper-parameters that any of them sent. Where two sent different values, that of the lower rank holds,
-    and `conflicts` has the name with the other value.
+    and `conflicts` has the name with the other value; of serial numbers of optimizers the highest holds.
     """
 
     total: Array | None = None
@@ -92,7 +95,9 @@ class Gathering:
         self.ranks.update(contribution.ranks)
         self.weight += contribution.weight
         for name, value in contribution.hyper.items():
-            if self.hyper.setdefault(name, value) != value:
+            if name == SERIAL:
+                self.hyper[name] = max(value, self.hyper.get(name, value))
+            elif self.hyper.setdefault(name, value) != value:
                 self.conflicts[name] = value
         self._added.append((contribution.ranks, contribution.done))
 

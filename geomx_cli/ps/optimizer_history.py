@@ -9,15 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps.gather import SERIAL
 from geomx_cli.ps.optimizers import Optimizer, Slot
 from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD
 
-__all__ = ["SERIAL", "Hyper", "OptimizerHistory", "Successor"]
+__all__ = ["Hyper", "OptimizerHistory", "Successor"]
 
 Hyper = dict[str, float]
 
-SERIAL = "optimizer"
-"""Name of the hyper-parameter by which a contribution asks for the optimizer of this serial number, from 1 on."""
 _KEPT = MAX_ROUNDS_AHEAD + 1
 
 

@@ -220,18 +220,30 @@ class Store:
         if buffer is None or last is None or not last.sent.done():
             buffer = np.empty(tensor.size, tensor.dtype)
         _sum(arrays, buffer)
-        exchange = self.start(name, buffer, priority, hyper)
+        exchange = self.start(name, buffer, None, priority, hyper)
         self._sources[name] = (buffer, exchange)
         return exchange
 
-    def start(self, name: str, source: Array, priority: int, hyper: Hyper, weight: float = 1.0) -> Exchange:
-        """Begin the next round of one key with `source` (1-D), which must not change before the exchange's `sent`."""
-        self._begun = True
-        return self._client.exchange(name, source, None, priority=priority, weight=weight, hyper=hyper)
+    def start(
+        self, name: str, source: Array, out: Array | None, priority: int, hyper: Hyper, weight: float = 1.0
+    ) -> Exchange:
+        """Begin the next round of one key with `source` (1-D), which must not change before the exchange's `sent`.
 
-    def abstain(self, name: str, priority: int) -> Exchange:
-        """Take part in the next round of one key with nothing: it counts for nothing, and `fetch` gives the result."""
-        return self._client.exchange(name, None, None, priority=priority)
+        The result goes to `out`, which may be `source`, or is kept for `fetch`.
+        """
+        self._begun = True
+        return self._client.exchange(name, source, out, priority=priority, weight=weight, hyper=hyper)
+
+    def abstain(self, name: str, out: Array | None, priority: int) -> Exchange:
+        """Take part in the next round of one key with nothing: it counts for nothing. The result goes to `out`, or is
+        kept for `fetch`.
+        """
+        return self._client.exchange(name, None, out, priority=priority)
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether parties train by themselves, so that the servers' value may be newer than the last result."""
+        return self._client.asynchronous
 
     def fetch(self, name: str, out: Array, priority: int) -> "Future[None]":
         """Have `out` (1-D) filled: with the result of the latest round of this key, else with the servers' value."""

@@ -1,4 +1,4 @@
-"""MXNet's arrays on their way to and from the servers, dense or row-sparse: checked, summed, and kept to be used again.
+"""MXNet's arrays on their way to and from the servers, dense or row-sparse: checked, summed, and one buffer per key.
 
 Row-sparse arrays travel dense: the servers hold every row.
 """
@@ -12,21 +12,9 @@ import numpy as np
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.runtime.kvstore import DTYPES
 
-__all__ = ["Arrays", "Source", "is_sparse", "size_of"]
+__all__ = ["Arrays", "is_sparse", "size_of"]
 
 _FORMS = ("default", "row_sparse")
-
-
-class Source:
-    """An array that holds a value until its round is over; `free` says that it may hold another."""
-
-    def __init__(self, array: Any) -> None:
-        self.array = array
-        self.free = False
-
-    def release(self, _: object) -> None:
-        """The round is over."""
-        self.free = True
 
 
 def is_sparse(array: Any) -> bool:
@@ -40,14 +28,15 @@ def size_of(array: Any) -> int:
 
 
 class Arrays:
-    """The arrays of one store. For the training thread; what it computes, MXNet's engine does when it can."""
+    """The arrays of one store. For the training thread; what it computes, MXNet's engine does when it can.
+
+    A key has one buffer for its whole life. It holds what is pushed until the result takes its place, so what a worker
+    needs for its pushes is bounded by the model's size, however far the training thread is ahead of the network.
+    """
 
     def __init__(self, mx: Any) -> None:
         self._mx = mx
-        # MXNet's convolutions leave arrays in layouts that only its own operators can read.
-        self._has_layouts = mx.runtime.Features().is_enabled("MKLDNN")
-        self._sources: dict[str, list[Source]] = {}
-        self._targets: dict[str, Any] = {}
+        self._buffers: dict[str, Any] = {}
 
     def check(self, values: Iterable[Any]) -> None:
         """Raise InvalidSettings for what cannot travel."""
@@ -70,49 +59,40 @@ class Arrays:
             total = total + other.astype(total.dtype)
         return total.astype(first.dtype, copy=False)
 
-    def source(self, name: str, like: Any) -> Source:
-        """An array of this key's for a value on its way that no round needs any more."""
-        sources = self._sources.setdefault(name, [])
-        for source in sources:
-            if source.free and source.array.shape == like.shape:
-                source.free = False
-                return source
-        sources[:] = [source for source in sources if not source.free]
-        sources.append(Source(self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype)))
-        return sources[-1]
+    def add(self, name: str, like: Any) -> None:
+        """Make the buffer of a new key: dense, on the CPU, of the size and dtype of `like`. It takes no memory yet."""
+        self._buffers[name] = self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype)
 
-    def target(self, name: str, outs: Sequence[Any], dtype: str) -> Any:
-        """Where a key's result goes first: the first of `outs`, or if that cannot be written to or is of another dtype
-        than the key's, an array of ours.
-        """
-        if self._is_plain(outs[0]) and outs[0].dtype == dtype:
-            return outs[0]
-        like, target = outs[0], self._targets.get(name)
-        if target is None or target.shape != like.shape:
-            target = self._targets[name] = self._mx.nd.empty(like.shape, self._mx.cpu(), dtype)
-        return target
+    def buffer(self, name: str) -> Any:
+        """The key's buffer. Only copies may be computed into it: kernels leave layouts that only they can read."""
+        return self._buffers[name]
 
-    def deliver(self, target: Any, outs: Iterable[Any]) -> None:
-        """Copy a result to all others; to a row-sparse one all rows that are not zero."""
+    def fill(self, buffer: Any, values: Sequence[Any]) -> None:
+        """Copy the devices' sum to a key's buffer."""
+        self.sum(values).copyto(_shaped(buffer, values[0]))
+
+    def deliver(self, buffer: Any, outs: Iterable[Any]) -> None:
+        """Copy a result to all of `outs`; to a row-sparse one all rows that are not zero."""
         for out in outs:
-            if out is not target:
-                (target.tostype("row_sparse") if is_sparse(out) else target).copyto(out)
+            result = _shaped(buffer, out)
+            (result.tostype("row_sparse") if is_sparse(out) else result).copyto(out)
 
-    def deliver_rows(self, target: Any, out: Any, rows: Any) -> None:
+    def deliver_rows(self, buffer: Any, out: Any, rows: Any) -> None:
         """Copy to `out`, which is row-sparse, the rows of these numbers: in any order, perhaps more than once.
 
         Raises InvalidSettings for one that the key does not have.
         """
+        result = _shaped(buffer, out)
         numbers = np.unique(rows.asnumpy().astype(np.int64))
-        if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < target.shape[0]:
-            raise InvalidSettings(f"rows {numbers[0]} to {numbers[-1]} of an array that has {target.shape[0]}")
+        if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < result.shape[0]:
+            raise InvalidSettings(f"rows {numbers[0]} to {numbers[-1]} of an array that has {result.shape[0]}")
         if len(numbers):
             wanted = self._mx.nd.array(numbers, self._mx.cpu(), np.int64)
-            self._mx.nd.sparse.retain(target.tostype("row_sparse"), wanted).copyto(out)
+            self._mx.nd.sparse.retain(result.tostype("row_sparse"), wanted).copyto(out)
         else:
             self._mx.nd.sparse.zeros("row_sparse", out.shape, self._mx.cpu(), out.dtype).copyto(out)
 
-    def _is_plain(self, array: Any) -> bool:
-        """Whether its memory can be written to: dense, on the CPU, and never in a layout of oneDNN's."""
-        special = self._has_layouts and array.ndim > 1 and array.dtype == np.float32
-        return not is_sparse(array) and array.context.device_type == "cpu" and not special
+
+def _shaped(buffer: Any, like: Any) -> Any:
+    """The buffer's memory with the shape of another array of the same size."""
+    return buffer if buffer.shape == like.shape else buffer.reshape(like.shape)

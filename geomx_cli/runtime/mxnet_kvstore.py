@@ -1,13 +1,16 @@
 """Every method of MXNet's KVStore, over a Store and MXNet's engine.
 
-`push` returns at once: the engine copies the value when it is ready, and an operation of ours hands the copy to the
-client. `pull` makes an operation that ends when the result is there; whoever reads `out` next waits for that one
-array. Both also pass through one small array per key, its turn, so that pushes and pulls of one key happen in the order
-in which they were called.
+Each key has one buffer, and MXNet's engine keeps everything that needs it in the order of the calls. `push` queues a
+copy of the value into the buffer and an operation of ours that ends when the round's result has taken the value's
+place; `pull` queues copies from the buffer. So both return at once, whoever reads `out` next waits for that one array,
+and the next push of a key waits, in the engine, until the last one is over: a script that never waits takes no more
+memory than one that does.
 """
 
 import functools
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar, cast
@@ -16,6 +19,8 @@ import numpy as np
 
 from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, InvalidSettings
+from geomx_cli.ps.exchange import Exchange
+from geomx_cli.ps.wire import Array
 from geomx_cli.runtime.engine import Completion, Engine
 from geomx_cli.runtime.keys import Key, pairs, plain
 from geomx_cli.runtime.kvstore import Store
@@ -26,6 +31,13 @@ from geomx_cli.runtime.script_optimizer import ScriptOptimizer
 __all__ = ["MxnetStore"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+@dataclass(slots=True)
+class _Push:
+    """The last push of a key, and whether its result is in the key's buffer."""
+
+    over: bool = False
 
 
 def _guarded(method: _Method) -> _Method:
@@ -59,8 +71,8 @@ class MxnetStore(MxnetStanding):
         self._mx = mx
         self._engine = Engine(mx)
         self._arrays = Arrays(mx)
-        self._turns: dict[str, Any] = {}
         self._script_optimizer = ScriptOptimizer(mx, store)
+        self._pushes: dict[str, _Push] = {}
         self.handle = None
         self.calls = 0
 
@@ -82,7 +94,7 @@ class MxnetStore(MxnetStanding):
         arrays = [[item.asnumpy() for item in values] for _, values in found]
         self._store.init(keys, arrays, script_optimizer.initial([plain(one) for one in keys]))
         for one, values in found:
-            self._turns[str(one)] = self._mx.nd.zeros((1,))
+            self._arrays.add(str(one), values[0])
             script_optimizer.add(plain(one), values[0].shape, values[0].dtype, self._fill)
 
     @_guarded
@@ -138,10 +150,10 @@ class MxnetStore(MxnetStanding):
             if not all(map(is_sparse, given)) or len(rows) not in (1, len(given)):
                 message = f"key {one!r} comes with {len(given)} arrays and {len(rows)} of row numbers"
                 raise InvalidSettings(message, "give row-sparse arrays, and numbers for each one or the same for all")
-            target = self._fetch(one, given, priority)
+            source = self._source(str(one), priority)
             with self._mx.autograd.pause():
                 for item, wanted in zip(given, rows * (len(given) // len(rows)), strict=True):
-                    self._arrays.deliver_rows(target, item, wanted)
+                    self._arrays.deliver_rows(source, item, wanted)
 
     @_guarded
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -173,48 +185,60 @@ class MxnetStore(MxnetStanding):
     def _push(self, key: Key, values: list[Any], priority: int, weight: float = 1.0) -> None:
         name = str(key)
         news = self._script_optimizer.news(plain(key))
-        source = self._arrays.source(name, values[0])
+        buffer = self._arrays.buffer(name)
         with self._mx.autograd.pause():
-            self._arrays.sum(values).copyto(source.array)
+            self._arrays.fill(buffer, values)
 
-        def send(done: Completion) -> None:
-            exchange = self._store.start(name, self._engine.view(source.array), priority, news, weight)
-            exchange.sent.add_done_callback(source.release)
-            done()
-
-        self._engine.queue(send, reads=[source.array], writes=[self._turns[name]], priority=priority, name="geomx push")
+        self._exchange(name, lambda view: self._store.start(name, view, view, priority, news, weight), priority)
         if (updates := self._script_optimizer.updates) is not None:
-            self._fill(name, updates.total(name), priority)
-            updates.apply(name)
+            updates.apply(name, buffer)
 
     def _abstain(self, name: str, priority: int) -> None:
-        def send(done: Completion) -> None:
-            self._store.abstain(name, priority)
-            done()
+        self._exchange(name, lambda view: self._store.abstain(name, view, priority), priority)
 
-        self._engine.queue(send, reads=[], writes=[self._turns[name]], priority=priority, name="geomx abstain")
+    def _exchange(self, name: str, begin: Callable[[Array], Exchange], priority: int) -> None:
+        """Queue a round of one key, whose result comes to the key's buffer: so a key has one round under way, and the
+        next value waits for it in the script's own arrays.
+        """
+        buffer, push = self._arrays.buffer(name), _Push()
+        self._pushes[name] = push
+
+        def exchange(done: Completion) -> None:
+            def finish(finished: Future[None]) -> None:
+                push.over = True
+                done(finished.exception())
+
+            begin(self._engine.view(buffer)).done.add_done_callback(finish)
+
+        self._engine.queue(exchange, reads=[], writes=[buffer], priority=priority, name="geomx push")
 
     def _pull(self, key: Key, outs: list[Any], priority: int) -> None:
-        target = self._fetch(key, outs, priority)
+        source = self._source(str(key), priority)
         with self._mx.autograd.pause():
-            self._arrays.deliver(target, outs)
+            self._arrays.deliver(source, outs)
 
-    def _fetch(self, key: Key, outs: list[Any], priority: int) -> Any:
-        """Where the key's result comes to, for `outs`."""
-        if (updates := self._script_optimizer.updates) is not None:
-            return updates.weights[str(key)]
-        target = self._arrays.target(str(key), outs, self._store.dtype(key))
-        self._fill(str(key), target, priority)
-        return target
+    def _fill(self, name: str, flat: Any) -> None:
+        """Copy the key's result to a flat array."""
+        with self._mx.autograd.pause():
+            self._fetch(name).reshape(flat.shape).copyto(flat)
 
-    def _fill(self, name: str, target: Any, priority: int = 0) -> None:
-        """Have the key's result written to an array that can be written to."""
+    def _source(self, name: str, priority: int) -> Any:
+        """The array in which what a pull gives will be: the weight where the optimizer runs here, else the result."""
+        updates = self._script_optimizer.updates
+        return self._fetch(name, priority) if updates is None else updates.weights[name]
+
+    def _fetch(self, name: str, priority: int = 0) -> Any:
+        """The key's buffer, in which its result will be."""
+        buffer, last = self._arrays.buffer(name), self._pushes.get(name)
+        if last is not None and not (last.over and self._store.asynchronous):
+            return buffer  # a push brings its result, which is the newest value unless others went on since
 
         def fetch(done: Completion) -> None:
-            future = self._store.fetch(name, self._engine.view(target), priority)
+            future = self._store.fetch(name, self._engine.view(buffer), priority)
             future.add_done_callback(lambda finished: done(finished.exception()))
 
-        self._engine.queue(fetch, reads=[], writes=[target, self._turns[name]], priority=priority, name="geomx pull")
+        self._engine.queue(fetch, reads=[], writes=[buffer], priority=priority, name="geomx pull")
+        return buffer
 
     def _checked(self, key: Any, value: Any, *, converted: bool = False) -> list[tuple[Key, list[Any]]]:
         """Keys and values, after all of them have been checked; `mx.np` arrays as NDArrays of the same memory.

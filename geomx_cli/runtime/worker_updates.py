@@ -27,7 +27,6 @@ class WorkerUpdates:
         self._mx = mx
         self._optimizer = optimizer
         self._updater = mx.optimizer.get_updater(optimizer)
-        self._totals: dict[str, Any] = {}
         self._indices: dict[str, Key] = {}
 
     def add(self, name: str, index: Key, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -35,18 +34,13 @@ class WorkerUpdates:
         # Flat arrays never get one of oneDNN's layouts, and results can be written to them.
         flat = self._mx.nd.empty((int(np.prod(shape)),), self._mx.cpu(), dtype)
         self.weights[name], self._indices[name] = flat.reshape(shape), index
-        self._totals[name] = self._mx.nd.empty(flat.shape, self._mx.cpu(), dtype)
         return flat
 
-    def total(self, name: str) -> Any:
-        """A flat array for the next sum of this key; to be filled before `apply`."""
-        return self._totals[name]
-
-    def apply(self, name: str) -> None:
-        """Update the weight with the sum in `total`; returns at once, the engine does it when the sum is there."""
+    def apply(self, name: str, total: Any) -> None:
+        """Update the weight with the sum that will be in `total`, of the weight's size; returns at once."""
         weight = self.weights[name]
         with self._mx.autograd.pause():
-            self._updater(self._indices[name], self._totals[name].reshape(weight.shape), weight)
+            self._updater(self._indices[name], total.reshape(weight.shape), weight)
 
     def save(self, path: Path) -> None:
         """Write the optimizer's state, not the weights, to a file; waits for what is queued.

@@ -1,0 +1,105 @@
+"""A script as it is: under stock MXNet with its own scheduler, server and workers, and as a planned job of ours."""
+
+import fcntl
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from cluster import ROOT, Cluster, free_ports
+
+from geomx_cli import plugins
+from geomx_cli.options import Value, defaults
+from geomx_cli.plan import JobSpec, plan
+from geomx_cli.plan.ports import ports_needed
+from geomx_cli.plan.this_machine import this_machine
+
+WORKERS = 2
+LIMIT = 120.0
+# MXNet 1.9.1 needs names that numpy has removed.
+_NAMES = "import numpy as n\nfor k in 'bool int float object complex'.split(): setattr(n, k, vars(__builtins__)[k])\n"
+_SERVE = [sys.executable, "-W", "ignore", "-c", _NAMES + "import mxnet"]
+_RUN = "import runpy, sys\nsys.argv.pop(0)\nrunpy.run_path(sys.argv[0], run_name='__main__')"
+_WORK = [sys.executable, "-W", "ignore", "-c", _NAMES + _RUN]
+
+Started = tuple[str, Sequence[str], Mapping[str, str]]
+"""Name, argv and environment of a process."""
+Weights = list[dict[str, np.ndarray]]
+"""By rank what a script saved, by name."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script of tests/scripts/conformance with its arguments. It saves weights-RANK.npz where it runs."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+
+    def argv(self) -> list[str]:
+        """What is run."""
+        return [str(ROOT / "tests/scripts/conformance" / f"{self.name}.py"), *self.arguments]
+
+    def __str__(self) -> str:
+        return "-".join((self.name, *self.arguments))
+
+
+def with_mxnet(script: Script, cache: Path) -> Weights:
+    """What stock MXNet makes of it; it is run once, whichever process that runs tests asks first."""
+    directory = cache / str(script)
+    directory.mkdir(exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory / "done").exists():
+            _run(directory, _stock_processes(script))
+            (directory / "done").touch()
+    return _weights(directory)
+
+
+def with_geomx(script: Script, directory: Path, options: Mapping[str, Value]) -> Weights:
+    """What we make of it, in a job of these options."""
+    with tempfile.TemporaryDirectory(prefix="gx") as sockets:
+        _run(directory, _planned_processes(script, directory, sockets, options))
+    return _weights(directory)
+
+
+def _stock_processes(script: Script) -> list[Started]:
+    common = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_ports(1)[0]), "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": str(WORKERS), "PYTHONPATH": "",
+    }  # fmt: skip
+    roles = [("scheduler", _SERVE), ("server", _SERVE), *[("worker", [*_WORK, *script.argv()])] * WORKERS]
+    return [(f"{role}{index}", argv, {**common, "DMLC_ROLE": role}) for index, (role, argv) in enumerate(roles)]
+
+
+def _planned_processes(
+    script: Script, directory: Path, sockets: str, options: Mapping[str, Value]
+) -> list[Started]:
+    values = {**defaults(plugins.table()), "parties": WORKERS, "workers": 1, **options}
+    inventory = this_machine(values, free_ports(ports_needed(values)), one_host=True, python=sys.executable)
+    spec = JobSpec(
+        job="conformance", options=values, script=("python", *script.argv()), job_dir=str(directory),
+        socket_dir=sockets, key_dir="", python=sys.executable, env={"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    return [(item.file_name, item.argv, item.env) for item in plan(inventory, spec).processes]
+
+
+def _run(directory: Path, processes: Sequence[Started]) -> None:
+    cluster = Cluster(directory)
+    try:
+        for name, argv, env in processes:
+            cluster.start(name, argv, env)
+        end = time.monotonic() + LIMIT
+        while any(process.poll() is None for process in cluster.processes.values()) and time.monotonic() < end:
+            if any(process.poll() for process in cluster.processes.values()):
+                break  # stock MXNet would wait for ever for one that failed
+            time.sleep(0.05)
+        cluster.finish(5)
+    finally:
+        cluster.stop()
+
+
+def _weights(directory: Path) -> Weights:
+    return [dict(np.load(directory / f"weights-{rank}.npz")) for rank in range(WORKERS)]

@@ -1,0 +1,85 @@
+"""Scripts as they are, in the manner of MXNet's tests and tutorials: stock MXNet and we make the same of them.
+
+Each runs under stock MXNet 1.9.1, with its scheduler, server and two workers, and as a job of ours with two workers.
+Two workers' sums have the same bits in any order, and our servers compute as MXNet's operators do, so the
+weights are compared bit by bit, unless a case says why not.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from stock import LIMIT, WORKERS, Script, Weights, with_geomx, with_mxnet
+
+TOPOLOGIES = ("flat",)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script, what its weights may differ by (relative to each array's largest), and why."""
+
+    script: Script
+    tolerance: float = 0.0
+    why: str = ""
+
+
+CASES = [
+    Case(Script("kvstore", ("dist_sync",))),
+    Case(Script("row_sparse")),
+    Case(Script("trainer", ("sgd",))),
+    Case(Script("module")),
+    Case(Script("feedforward")),
+    Case(Script("estimator")),
+    Case(Script("embedding", ("plain",)), 1e-6, "MXNet's operator for sparse gradients rounds in another order"),
+    Case(Script("optimizers", ("server",))),
+    Case(Script("optimizers", ("worker",))),
+    Case(Script("half")),
+    Case(Script("asynchronous")),
+    Case(Script("late_keys")),
+    Case(Script("custom_optimizer", ("own",))),
+    Case(Script("embedding", ("momentum",))),
+]
+FLAT_CASES = [
+    Case(Script("kvstore", ("dist_device_sync",))),
+    Case(Script("kvstore", ("dist",))),
+    Case(Script("trainer", ("adam",))),
+    Case(Script("trainer", ("lamb",))),
+    Case(Script("trainer_states")),
+    Case(Script("half_pulls")),
+    Case(Script("custom_optimizer", ("test",))),
+]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this session's, shared by all processes that run its tests."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if base.name.startswith("popen-") else base) / "stock"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.mark.timeout(2 * LIMIT + 20)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.script))
+def test_a_script_gives_the_same_weights(case: Case, topology: str, tmp_path: Path, cache: Path) -> None:
+    options = {"topology": topology} | ({} if topology == "flat" else {"rank_scope": "global"})
+    assert_alike(with_geomx(case.script, tmp_path, options), with_mxnet(case.script, cache), case)
+
+
+@pytest.mark.timeout(2 * LIMIT + 20)
+@pytest.mark.parametrize("case", FLAT_CASES, ids=lambda case: str(case.script))
+def test_a_script_gives_the_same_weights_in_a_flat_cluster(case: Case, tmp_path: Path, cache: Path) -> None:
+    assert_alike(with_geomx(case.script, tmp_path, {"topology": "flat"}), with_mxnet(case.script, cache), case)
+
+
+def assert_alike(ours: Weights, theirs: Weights, case: Case) -> None:
+    """Every rank has the weights that the same rank has under MXNet."""
+    for rank in range(WORKERS):
+        assert ours[rank].keys() == theirs[rank].keys() and len(theirs[rank]) > 0
+        for name, wanted in theirs[rank].items():
+            found = ours[rank][name]
+            assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape), name
+            largest = case.tolerance * float(np.abs(wanted).max())
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=largest, err_msg=f"rank {rank}: {name}")
