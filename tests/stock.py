@@ -17,6 +17,7 @@ from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
 
+SCRIPTS = ROOT / "tests/scripts/conformance"
 WORKERS = 2
 LIMIT = 120.0
 # MXNet 1.9.1 needs names that numpy has removed.
@@ -40,7 +41,7 @@ class Script:
 
     def argv(self) -> list[str]:
         """What is run."""
-        return [str(ROOT / "tests/scripts/conformance" / f"{self.name}.py"), *self.arguments]
+        return [str(SCRIPTS / f"{self.name}.py"), *self.arguments]
 
     def __str__(self) -> str:
         return "-".join((self.name, *self.arguments))

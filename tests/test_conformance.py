@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from stock import LIMIT, WORKERS, Script, Weights, with_geomx, with_mxnet
 
-TOPOLOGIES = ("flat",)
+TOPOLOGIES = ("flat", "central", "spread")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ CASES = [
     Case(Script("half")),
     Case(Script("asynchronous")),
     Case(Script("late_keys")),
-    Case(Script("custom_optimizer", ("own",))),
     Case(Script("embedding", ("momentum",))),
 ]
 FLAT_CASES = [
@@ -47,7 +46,7 @@ FLAT_CASES = [
     Case(Script("trainer", ("lamb",))),
     Case(Script("trainer_states")),
     Case(Script("half_pulls")),
-    Case(Script("custom_optimizer", ("test",))),
+    Case(Script("other_optimizer", ("test",))),
 ]
 
 

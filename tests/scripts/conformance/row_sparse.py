@@ -34,4 +34,5 @@ for number in range(ROUNDS):
     saved[f"some {number}"] = pulled("some", list(range(number, ROWS, 2)))
     kv.push(["all", "some"], [gradient(10 + number), gradient(20 + number)])
     saved[f"all {number}"] = pulled("all", list(range(ROWS)))
+    saved[f"then some {number}"] = pulled("some", list(range(ROWS)))
 np.savez(f"weights-{kv.rank}.npz", **saved)
