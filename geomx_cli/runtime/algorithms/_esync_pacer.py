@@ -33,7 +33,6 @@ class Pacer:
         self._rank = client.rank if party else client.global_rank
         self._workers = client.num_workers if party else client.num_all_workers
         self._waits = settings.text("esync_query") == "blocking"
-        self._limit = settings.number("timeout") + 5
         self._slowest = True  # until it is known
         self._asked: Future[dict[str, Any]] | None = None
         self._steps = 0
@@ -67,7 +66,7 @@ class Pacer:
         """Whether the answer, if it is here, says that this worker is ready."""
         if self._asked is None or not (wait or self._asked.done()):
             return False
-        answer = self._asked.result(self._limit)
+        answer = self._asked.result()
         self._asked = None
         self._slowest = bool(answer["slowest"])
         return bool(answer["ready"])
