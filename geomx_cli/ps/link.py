@@ -145,6 +145,7 @@ class Link:
             header = Header(topic="hello", place=Place.FRAME)
             self._transport.fill(header)
             self.write(lane, [encode_header(header), encode_body({**self.greeting, "lane": lane})])
+        self._pump()
         return again
 
     def down(self, lane: Lane) -> None:

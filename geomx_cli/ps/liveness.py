@@ -20,6 +20,9 @@ __all__ = ["NEWS", "Liveness", "newest", "take_beat"]
 BEAT = 1.0
 RETURN, LEAVE = 10.0, 3.0
 """Seconds for a peer that closed its connection to come back, and for one that may leave."""
+HEARD, WAS_HEARD = 2.5, 3.2
+"""Seconds: a connection that is cut is given up after DEAD (sockets.py), or up to a probe earlier where it was idle. So
+one that ends while both ends have heard each other this recently was closed by the peer."""
 NEWS = 3.0
 """Seconds that it may take until a worker hears, beat by beat, that something has moved elsewhere."""
 LATE = 2.0
@@ -51,7 +54,7 @@ class Liveness:
         self._on_lost = on_lost
         self._links: dict[Link, float] = {}  # since when it is silent (monotonic), where that was told; else 0
         self._leaving: set[Link] = set()
-        self._last = 0.0
+        self._last = self._paused = 0.0
 
     def begin(self) -> None:
         """Send beats, and look, from now on."""
@@ -62,6 +65,13 @@ class Liveness:
         """Expect to hear this peer, from now on."""
         link.expect()
         self._links[link] = 0.0
+
+    def closed(self, link: Link) -> None:
+        """A connection of this link has ended. Late ourselves, we cannot tell when the peer was heard."""
+        now = time.monotonic()
+        punctual = now - self._last < self._interval + LATE / 2 and now - self._paused > RETURN
+        if punctual and now - link.heard < HEARD and now - link.was_heard < WAS_HEARD:
+            link.closed = link.closed or now
 
     def release(self, link: Link) -> None:
         """This peer may end: where it closes its connection it is lost soon."""
@@ -76,6 +86,7 @@ class Liveness:
         now = time.monotonic()
         pause, self._last = now - self._last - self._interval, now
         if pause > LATE:
+            self._paused = now
             for link in self._links:
                 link.excuse(pause)
         self._send_beats(now)
@@ -88,7 +99,8 @@ class Liveness:
         anywhere = newest(self._links)
         for link in self._links:
             moved = below if link.dialled else anywhere
-            link.control("alive", {"heard": now - link.heard, **({"moved": now - moved} if moved else {})})
+            ages = {"heard": link.heard, **({"moved": moved} if moved else {})}
+            link.control("alive", {name: max(0.0, now - when) for name, when in ages.items()})
 
     def _look(self, link: Link, now: float) -> None:
         silent = now - link.heard

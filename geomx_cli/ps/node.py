@@ -76,6 +76,10 @@ class Node:
         self._done = False
         self.process = settings.process or f"{settings.role}@{socket.gethostname()}:{os.getpid()}"
         self.keys = security.load(settings.key_file)
+        self.liveness = Liveness(
+            self.loop, self.process, events,
+            silence=settings.number("silence"), interval=settings.number("heartbeat"), on_lost=self._lose,
+        )  # fmt: skip
         self.transport = Transport(
             self.loop,
             job=job_number(settings.job),
@@ -89,15 +93,12 @@ class Node:
             on_message=self._failing(self._on_message),
             on_link=self._failing(on_link),
             on_reconnect=self._repeat,
+            on_closed=self.liveness.closed,
             events=events,
             slice_bytes=4 * int(settings.number("slice_elements") or NEAR),
             window_bytes=int(settings.number("window")),
             shaper=Shaper(settings.text("wan"), settings.wan_share),
         )
-        self.liveness = Liveness(
-            self.loop, self.process, events,
-            silence=settings.number("silence"), interval=settings.number("heartbeat"), on_lost=self._lose,
-        )  # fmt: skip
 
     def listen(self, fallback: PlaneSettings | None) -> tuple[str, ...]:
         """Bind the planned endpoints, or one on the own address of a process started by hand; returns what others dial.

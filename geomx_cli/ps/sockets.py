@@ -26,7 +26,7 @@ Socket = zmq.Socket[bytes]
 MAX_SOCKETS = 65_000
 LOCAL_BUFFER = 2 * 2**20
 RECONNECT_FIRST, RECONNECT_MOST = 50, 1000  # milliseconds
-DEAD = 5  # seconds
+DEAD = 4  # seconds
 PROBE = 1  # seconds between probes of an idle connection
 CONNECT_LIMIT = 8  # seconds; the kernel repeats a lost SYN within them, and a slow path may take some
 

@@ -33,8 +33,6 @@ Pair = list[int]
 BATCH = 64
 MAX_LINKS = 4096
 CREDIT_DELAY = 0.004
-ALIVE = 4.0
-"""Seconds: a connection is given up after DEAD (sockets.py), so a peer that was heard so recently has closed it."""
 TOGETHER = 5.0
 
 
@@ -51,6 +49,7 @@ class Transport:
 
     `on_link` is told of each peer that dials; it may refuse it with BadMessage. `on_reconnect` is told of a lane of a
     link that has a new connection, the first one too, whoever dialled it: what was under way on it before may be lost.
+    `on_closed` is told of a link when one of its connections has ended.
 
     `counters` counts what was refused, by reason; the first of each reason and peer is written to the event log.
     """
@@ -65,6 +64,7 @@ class Transport:
         on_message: Handler,
         on_link: Callable[[Link], None],
         on_reconnect: Callable[[Link, Lane], None] = lambda _, __: None,
+        on_closed: Callable[[Link], None] = lambda _: None,
         events: EventLog,
         slice_bytes: int,
         window_bytes: int = 0,
@@ -81,6 +81,7 @@ class Transport:
         self._on_message = on_message
         self._on_link = on_link
         self._on_reconnect = on_reconnect
+        self._on_closed = on_closed
         self.reconnects = 0
         self._events = events
         self._shaper = shaper or None
@@ -287,7 +288,7 @@ class Transport:
 
     def _disconnected(self, link: Link, lane: Lane) -> None:
         link.down(lane)
-        self._closed(link)
+        self._on_closed(link)
 
     def _tell_back(self, link: Link) -> None:
         """Once for both lanes, as they are mostly cut together."""
@@ -307,10 +308,4 @@ class Transport:
     def _accepted_closed(self, descriptor: int) -> None:
         link = self._by_descriptor.pop(descriptor, None)
         if link is not None:
-            self._closed(link)
-
-    def _closed(self, link: Link) -> None:
-        """A connection has ended: closed by the peer, if both sides had heard each other just before."""
-        now = time.monotonic()
-        if now - min(link.heard, link.was_heard) < ALIVE:
-            link.closed = link.closed or now
+            self._on_closed(link)
