@@ -1,4 +1,4 @@
-"""Links that are cut, forget a flow, slow down or lose packets, and processes that are stopped: nothing of it ends a job.
+"""Links that are cut, forget flows, slow down or lose packets, processes that are stopped: nothing of it ends a job.
 
 Three sites in network namespaces, started by hand with the options' defaults. FSA and HFA end with the very bits that
 numpy gets. Needs root.
@@ -96,6 +96,14 @@ class Sites(Cluster):
         """Until all workers wait for this part."""
         self.until(lambda: all(f"at part{part}\n" in self.output(name) for name in WORKERS), limit)
 
+    def says(self, name: str, pattern: str) -> None:
+        """Until this process has said so."""
+        self.until(lambda: re.search(pattern, self.output(name)))
+
+    def replaced(self, flows: set[str]) -> None:
+        """Until there are as many new ones."""
+        self.until(lambda: len(self.flows() - flows) >= len(flows))
+
     def go(self, part: int) -> None:
         """Begin this part."""
         self.open(f"part{part}")
@@ -190,7 +198,7 @@ def test_flows_that_are_forgotten_are_replaced(sites: Sites, algorithm: str) -> 
             assert len(forgotten) >= 4
             if part != 1:
                 sites.go(part)
-            sites.until(lambda forgotten=forgotten: len(sites.flows() - forgotten) >= len(forgotten))
+            sites.replaced(forgotten)
             print(f"{algorithm} {hooks}: {len(forgotten)} flows replaced after {time.monotonic() - began:.1f} s")
             sites.go(part)
             rules.close()
@@ -235,11 +243,11 @@ def test_links_that_are_cut_come_back(sites: Sites, algorithm: str, lengths: tup
         began = time.monotonic()
         sites.meet(part + 1)
         print(f"{algorithm}: the rounds of a cut of {seconds} s were done {time.monotonic() - began:.1f} s after it")
-    sites.go(len(lengths))
-    sites.assert_trained()
     for here, there in (("Bsrv0", "Croot"), ("Croot", "Bsrv0"), ("Cgs", "Bsrv0"), ("Bsrv0", "Cgs")):
         assert f"no word from {there} on the link {here} - {there} since " in sites.output(here)
-        assert re.search(rf"{there} is heard again on the link {here} - {there}, after \d+ s", sites.output(here))
+        sites.says(here, rf"{there} is heard again on the link {here} - {there}, after \d+ s")
+    sites.go(len(lengths))
+    sites.assert_trained()
 
 
 @pytest.mark.timeout(240)

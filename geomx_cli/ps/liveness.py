@@ -1,8 +1,8 @@
 """Which peers are heard, on each link of one process: a beat each second from both ends, a warning, and a limit.
 
-A beat says when its sender has last heard the other end, so both know of a link that works one way only. And it says
-when something has last moved behind the sender: a tensor, or credit for one. So whoever waits for a round knows that it
-is under way on a slow link that is not its own.
+A beat has the sender's clock, and echoes the newest that came from the other end: so each knows until when the link has
+surely worked both ways, however long a message was under way. And it says when something has last moved behind the
+sender: a tensor, or credit for one. So whoever waits for a round knows that it is under way on a slow link elsewhere.
 """
 
 import math
@@ -20,9 +20,9 @@ __all__ = ["NEWS", "Liveness", "newest", "take_beat"]
 BEAT = 1.0
 RETURN, LEAVE = 10.0, 3.0
 """Seconds for a peer that closed its connection to come back, and for one that may leave."""
-HEARD, WAS_HEARD = 2.5, 3.2
-"""Seconds: a connection that is cut is given up after DEAD (sockets.py), or up to a probe earlier where it was idle. So
-one that ends while both ends have heard each other this recently was closed by the peer."""
+HEARD, WAS_HEARD = 3.0, 3.5
+"""Seconds: a connection that is cut is given up after DEAD (sockets.py). So where one that carries beats ends while
+both ends have heard each other this recently, the peer has closed it."""
 NEWS = 3.0
 """Seconds that it may take until a worker hears, beat by beat, that something has moved elsewhere."""
 LATE = 2.0
@@ -67,7 +67,8 @@ class Liveness:
         self._links[link] = 0.0
 
     def closed(self, link: Link) -> None:
-        """A connection of this link has ended. Late ourselves, we cannot tell when the peer was heard."""
+        """The connection that carries this link's beats has ended. Late ourselves, we cannot tell who was heard when.
+        """
         now = time.monotonic()
         punctual = now - self._last < self._interval + LATE / 2 and now - self._paused > RETURN
         if punctual and now - link.heard < HEARD and now - link.was_heard < WAS_HEARD:
@@ -99,8 +100,8 @@ class Liveness:
         anywhere = newest(self._links)
         for link in self._links:
             moved = below if link.dialled else anywhere
-            ages = {"heard": link.heard, **({"moved": moved} if moved else {})}
-            link.control("alive", {name: max(0.0, now - when) for name, when in ages.items()})
+            age = {"moved": max(0.0, now - moved)} if moved else {}
+            link.control("alive", {"clock": now, "echo": link.clock, **age})
 
     def _look(self, link: Link, now: float) -> None:
         silent = now - link.heard
@@ -128,8 +129,6 @@ class Liveness:
         if silent > self._silence:
             hint = "see its log, whether its machine runs, and the link; a link that is cut for longer needs a longer"
             return PeerLost(f"{name} has been silent for {silent:.0f} s {where}", f"{hint} --silence", peer=name)
-        if link.closed and link.heard > link.closed + BEAT:  # the other lane works
-            link.closed = 0.0
         if link.closed and now - link.closed > (LEAVE if link in self._leaving else RETURN):
             what = f"{name} has been gone for {now - link.closed:.0f} s {where}: its end closed the connection"
             return PeerLost(what, "it has died, or was ended; see its log", peer=name)
@@ -142,13 +141,15 @@ class Liveness:
 def take_beat(link: Link, payload: memoryview | None) -> None:
     """Note what a beat says. Raises BadMessage."""
     body = decode_body(payload) if payload is not None else {}
-    heard, moved = body.get("heard"), body.get("moved", math.inf)
-    for age in (heard, moved):
-        if not isinstance(age, int | float) or not age >= 0:
-            raise BadMessage(f"a beat that says {age!r}")
+    clock, echo, moved = body.get("clock"), body.get("echo", 0.0), body.get("moved", -1.0)
+    for number in (clock, echo, moved):
+        if not isinstance(number, int | float) or not math.isfinite(number):
+            raise BadMessage(f"a beat that says {number!r}")
     now = time.monotonic()
-    link.was_heard = max(link.was_heard, now - heard)
-    link.told = max(link.told, now - moved)
+    link.clock = clock
+    link.was_heard = max(link.was_heard, min(echo, now))
+    if moved >= 0:
+        link.told = max(link.told, now - moved)
 
 
 def newest(links: Iterable[Link]) -> float:

@@ -49,7 +49,7 @@ class Transport:
 
     `on_link` is told of each peer that dials; it may refuse it with BadMessage. `on_reconnect` is told of a lane of a
     link that has a new connection, the first one too, whoever dialled it: what was under way on it before may be lost.
-    `on_closed` is told of a link when one of its connections has ended.
+    `on_closed` is told of a link whose talk has ended, until it is connected anew.
 
     `counters` counts what was refused, by reason; the first of each reason and peer is written to the event log.
     """
@@ -92,7 +92,8 @@ class Transport:
         keep_freed_memory()
         self._sockets = Sockets(loop, keys, partial(self.refuse, None))
         self._accepted: dict[bytes, Link] = {}
-        self._by_descriptor: dict[int, Link] = {}
+        self._talks: dict[int, Link] = {}  # by file descriptor, the talk lanes that were accepted
+        self._descriptors: dict[Link, int] = {}
         self._told_back: dict[Link, float] = {}
         self._by_peer: dict[bytes, Link] = {}
         self._delayed: dict[int, tuple[Link, Lane, list[Any]]] = {}
@@ -189,8 +190,9 @@ class Transport:
             except zmq.Again:
                 return
             self._receive(self._accepted.get(identity.bytes), frames, router, identity.bytes)
-            if (link := self._accepted.get(identity.bytes)) is not None:
-                self._by_descriptor[identity.get(zmq.SRCFD)] = link
+            link = self._accepted.get(identity.bytes)
+            if link is not None and LANES[identity.bytes[-1] - 1] == "talk":
+                self._note_talk(link, identity.get(zmq.SRCFD))
 
     def _read_dealer(self, link: Link, dealer: Socket) -> None:
         for _ in range(BATCH):
@@ -288,7 +290,8 @@ class Transport:
 
     def _disconnected(self, link: Link, lane: Lane) -> None:
         link.down(lane)
-        self._on_closed(link)
+        if lane == "talk":
+            self._on_closed(link)
 
     def _tell_back(self, link: Link) -> None:
         """Once for both lanes, as they are mostly cut together."""
@@ -305,7 +308,16 @@ class Transport:
         link.restart(lane)
         self._on_reconnect(link, lane)
 
+    def _note_talk(self, link: Link, descriptor: int) -> None:
+        """Messages of this link's talk lane come from this connection, not from an older one any more."""
+        before = self._descriptors.get(link)
+        if before != descriptor:
+            if before is not None:
+                self._talks.pop(before, None)
+            self._talks[descriptor], self._descriptors[link] = link, descriptor
+
     def _accepted_closed(self, descriptor: int) -> None:
-        link = self._by_descriptor.pop(descriptor, None)
+        link = self._talks.pop(descriptor, None)
         if link is not None:
+            del self._descriptors[link]
             self._on_closed(link)

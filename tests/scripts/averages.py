@@ -4,7 +4,8 @@ Environment: OUT (a .npz file; {rank} is the global rank): for each tensor its r
 lowest and highest of each round; ROUNDS ("3,5": by rank in the party); STEPS (between two rounds); PUSH ("weights",
 divided by kv.num_workers as a script for HFA does, "differences", or "ranks": 1 + its global rank); WEIGHTS ("1,3": by
 global rank, what a contribution counts); OPTIMIZER (JSON: what the roots run); SIZES, DTYPE; OPENS ("3=GATE": make the
-file GATE when its third round has begun), WAITS (for this file, before its first round), MEET (all, before the rounds); GATES and SEGMENT (as in rounds.py).
+file GATE when its third round has begun), WAITS (for this file, before its first round), MEET (all, before the rounds);
+GATES and SEGMENT (as in rounds.py).
 """
 
 import json
