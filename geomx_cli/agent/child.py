@@ -29,8 +29,9 @@ _DISK_FULL = 1 << 16  # bytes; a log entry may need a page of its own
 class Child:
     """Starts a task in a session of its own and sees how it goes. Used by one thread.
 
-    `silence`: seconds that it may be stopped. Once it has ended it stays a zombie until `close`: so long its pid, which names its process group as well,
-    cannot become another's, and signals to the group reach what it has left and nobody else.
+    `silence`: seconds that it may be stopped. Once it has ended it stays a zombie until `close`: so long its pid, which
+    names its process group as well, cannot become another's, and signals to the group reach what it has left and nobody
+    else.
     """
 
     def __init__(self, task: Task, job_dir: Path, host: str, silence: float) -> None:

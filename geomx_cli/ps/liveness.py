@@ -5,9 +5,9 @@ surely worked both ways, however long a message was under way. And it says when 
 sender: a tensor, or credit for one. So whoever waits for a round knows that it is under way on a slow link elsewhere.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from geomx_cli.errors import PeerLost
 from geomx_cli.events import EventLog
@@ -23,6 +23,7 @@ RETURN, LEAVE = 10.0, 3.0
 HEARD, WAS_HEARD = 3.0, 3.5
 """Seconds: a connection that is cut is given up after DEAD (sockets.py). So where one that carries beats ends while
 both ends have heard each other this recently, the peer has closed it."""
+MOST_SECONDS = 1e12
 NEWS = 3.0
 """Seconds that it may take until a worker hears, beat by beat, that something has moved elsewhere."""
 LATE = 2.0
@@ -140,13 +141,13 @@ class Liveness:
 
 def take_beat(link: Link, payload: memoryview | None) -> None:
     """Note what a beat says. Raises BadMessage."""
-    body = decode_body(payload) if payload is not None else {}
-    clock, echo, moved = body.get("clock"), body.get("echo", 0.0), body.get("moved", -1.0)
-    for number in (clock, echo, moved):
-        if not isinstance(number, int | float) or not math.isfinite(number):
-            raise BadMessage(f"a beat that says {number!r}")
+    body: dict[str, Any] = decode_body(payload) if payload is not None else {}
+    clock, echo, moved = body.get("clock", float("inf")), body.get("echo", 0.0), body.get("moved", -1.0)
+    numbers = (clock, echo, moved)
+    if not all(isinstance(number, int | float) and abs(number) < MOST_SECONDS for number in numbers):
+        raise BadMessage(f"a beat that says {numbers!r}"[:200])
     now = time.monotonic()
-    link.clock = clock
+    link.clock = float(clock)
     link.was_heard = max(link.was_heard, min(echo, now))
     if moved >= 0:
         link.told = max(link.told, now - moved)
