@@ -225,7 +225,9 @@ class Node:
             self.loop.call_later(self.settings.number("silence"), self.loop.stop)
 
     def _gone(self, link: Link) -> None:
-        """This peer needs nothing more of this process."""
+        """This peer needs nothing more of this process. It may say so twice, and one that has not said bye in vain."""
+        if link not in self._leaving:
+            return
         self._leaving.discard(link)
         self.liveness.forget(link)
         if self._done:
