@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from cluster import ROOT, RUNTIME, Cluster, free_ports
 from networks import SWITCH, Network
-from test_cuts import until
 from test_exact import assert_equal, expected
 from test_hfa import expected as expected_of_hfa
 from test_hfa import found_in
@@ -272,27 +271,3 @@ def test_processes_that_are_stopped_go_on(sites: Sites, algorithm: str) -> None:
     for here, there in (("Asrv0", "Aw0"), ("As", "Aw0"), ("Bs", "Bsrv0"), ("Asrv0", "Croot"), ("Cgs", "Croot")):
         assert f"no word from {there} on the link {here} - {there} since " in sites.output(here)
     assert "no word from Bw0" not in sites.told(), "who was stopped blames nobody that was not"
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", ["gs", "root0", "Asrv0", "Aw1"])
-def test_a_process_that_dies_is_named_where_no_agent_watches(cluster: Cluster, tmp_path: Path, name: str) -> None:
-    """Its connections are closed, not cut, and it does not come back: nobody waits for `--silence`."""
-    free, late = tmp_path / "free", tmp_path / "late"
-    for folder, gates in ((free, ("declare", "leave", "part0", "part1")), (late, ("declare", "part0"))):
-        folder.mkdir()
-        for gate in gates:
-            (folder / gate).touch()
-    cluster.environment = {"OUT": str(tmp_path / "w{rank}.npz"), "SEGMENT": "5", "ROUNDS": "10", "GATES": str(free)}
-    names = ("gs", "cs", "root0", "master", "As", "Asrv0", "Aw0", "Aw1", "Bs", "Bsrv0", "Bw0", "Bw1")
-    cluster.each = {each: {"GEOMX_PROCESS": each} for each in names}
-    cluster.each["Bw1"]["GATES"] = str(late)
-    cluster.launch(ROUNDS_SCRIPT)
-    until(lambda: all("at part1\n" in cluster.output(each) for each in ("Aw0", "Aw1", "Bw0", "Bw1")), TURNS_UP)
-    cluster.processes[name].kill()
-    others = [each for each in names if each not in (name, "master", "Bw1")]
-    until(lambda: all(cluster.processes[each].poll() is not None for each in others), TURNS_UP)
-    said = rf"{name} has been gone for \d+ s on the link \S+ - {name}: its end closed the connection"
-    for each in others:
-        assert cluster.processes[each].returncode, cluster.outputs()
-        assert re.search(said, cluster.output(each)), cluster.outputs()

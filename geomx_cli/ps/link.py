@@ -37,8 +37,8 @@ class Link:
     to those above: `sent` and `received` count bytes on the wire.
 
     In time.monotonic seconds: `heard`, when the last message came; `was_heard`, when the newest one was sent that the
-    peer is known to have heard; `told`, when something has moved behind it; `closed`, when it closed the connection, 0
-    while all is well. `clock` is the newest that came from the peer, by its own.
+    peer is known to have heard; `told`, when something has moved behind it; `unsteady`, when no beat of
+    ours had been answered for a while; `closed`, when the peer closed the connection, 0 while all is well. `clock` is the newest that came from the peer, by its own.
     """
 
     def __init__(self, transport: "Transport", name: str, wide_area: bool, *, dialled: bool) -> None:
@@ -47,7 +47,7 @@ class Link:
         self.dialled = dialled
         self.sent = self.received = 0
         self.heard = time.monotonic()
-        self.clock = self.was_heard = self.told = self.closed = 0.0
+        self.clock = self.was_heard = self.told = self.closed = self.unsteady = 0.0
         self._known = False
         self._moved = self._whole_since = 0.0
         self.hello: dict[str, Any] = {}

@@ -13,6 +13,7 @@ from geomx_cli.errors import PeerLost
 from geomx_cli.events import EventLog
 from geomx_cli.ps.link import QUIET, Link
 from geomx_cli.ps.loop import Loop
+from geomx_cli.ps.sockets import DEAD
 from geomx_cli.ps.wire import BadMessage, decode_body
 
 __all__ = ["NEWS", "Liveness", "newest", "take_beat"]
@@ -20,9 +21,10 @@ __all__ = ["NEWS", "Liveness", "newest", "take_beat"]
 BEAT = 1.0
 RETURN, LEAVE = 10.0, 3.0
 """Seconds for a peer that closed its connection to come back, and for one that may leave."""
-HEARD, WAS_HEARD = 3.0, 3.5
-"""Seconds: a connection that is cut is given up after DEAD (sockets.py). So where one that carries beats ends while
-both ends have heard each other this recently, the peer has closed it."""
+WAS_HEARD, UNSTEADY, CALM = 0.95 * DEAD, 2.5, 10.0
+"""Seconds: a connection is given up DEAD seconds after what it last got through. So one that ends sooner after a beat of
+which the peer has heard was closed by the peer. But a kernel counts from the first loss, and does not begin anew where a
+link that was cut works for a moment: unless beats have been answered within UNSTEADY for CALM seconds, nothing is known."""
 MOST_SECONDS = 1e12
 NEWS = 3.0
 """Seconds that it may take until a worker hears, beat by beat, that something has moved elsewhere."""
@@ -55,7 +57,7 @@ class Liveness:
         self._on_lost = on_lost
         self._links: dict[Link, float] = {}  # since when it is silent (monotonic), where that was told; else 0
         self._leaving: set[Link] = set()
-        self._last = self._paused = 0.0
+        self._last = 0.0
 
     def begin(self) -> None:
         """Send beats, and look, from now on."""
@@ -68,11 +70,9 @@ class Liveness:
         self._links[link] = 0.0
 
     def closed(self, link: Link) -> None:
-        """The connection that carries this link's beats has ended. Late ourselves, we cannot tell who was heard when.
-        """
+        """The connection that carries this link's beats has ended."""
         now = time.monotonic()
-        punctual = now - self._last < self._interval + LATE / 2 and now - self._paused > RETURN
-        if punctual and now - link.heard < HEARD and now - link.was_heard < WAS_HEARD:
+        if now - link.was_heard < WAS_HEARD and now - link.unsteady > CALM:
             link.closed = link.closed or now
 
     def release(self, link: Link) -> None:
@@ -88,7 +88,6 @@ class Liveness:
         now = time.monotonic()
         pause, self._last = now - self._last - self._interval, now
         if pause > LATE:
-            self._paused = now
             for link in self._links:
                 link.excuse(pause)
         self._send_beats(now)
@@ -105,6 +104,8 @@ class Liveness:
             link.control("alive", {"clock": now, "echo": link.clock, **age})
 
     def _look(self, link: Link, now: float) -> None:
+        if now - link.was_heard > UNSTEADY:
+            link.unsteady = now
         silent = now - link.heard
         if self._links[link]:
             if silent < QUIET:

@@ -19,7 +19,7 @@ from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.security import Doorkeeper, KeyRing
 from geomx_cli.ps.wire import MAX_MESSAGE
 
-__all__ = ["Socket", "Sockets"]
+__all__ = ["DEAD", "Socket", "Sockets"]
 
 Socket = zmq.Socket[bytes]
 
