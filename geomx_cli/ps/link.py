@@ -37,8 +37,9 @@ class Link:
     to those above: `sent` and `received` count bytes on the wire.
 
     In time.monotonic seconds: `heard`, when the last message came; `was_heard`, when the newest one was sent that the
-    peer is known to have heard; `told`, when something has moved behind it; `unsteady`, when no beat of
-    ours had been answered for a while; `closed`, when the peer closed the connection, 0 while all is well. `clock` is the newest that came from the peer, by its own.
+    peer is known to have heard; `told`, when something has moved behind it; `unsteady`, when no beat of ours had been
+    answered for a while; `closed`, when the peer closed the connection, 0 while all is well. `clock` is the newest that
+    came from the peer, by its own.
     """
 
     def __init__(self, transport: "Transport", name: str, wide_area: bool, *, dialled: bool) -> None:

@@ -22,9 +22,10 @@ BEAT = 1.0
 RETURN, LEAVE = 10.0, 3.0
 """Seconds for a peer that closed its connection to come back, and for one that may leave."""
 WAS_HEARD, UNSTEADY, CALM = 0.95 * DEAD, 2.5, 10.0
-"""Seconds: a connection is given up DEAD seconds after what it last got through. So one that ends sooner after a beat of
-which the peer has heard was closed by the peer. But a kernel counts from the first loss, and does not begin anew where a
-link that was cut works for a moment: unless beats have been answered within UNSTEADY for CALM seconds, nothing is known."""
+"""Seconds: a connection is given up DEAD seconds after what it last got through. So one that ends sooner after a beat
+of which the peer has heard was closed by the peer. But a kernel counts from the first loss, and does not begin anew
+where a link that was cut works for a moment: nothing is known unless all beats were answered within UNSTEADY for CALM
+seconds before."""
 MOST_SECONDS = 1e12
 NEWS = 3.0
 """Seconds that it may take until a worker hears, beat by beat, that something has moved elsewhere."""
