@@ -122,16 +122,19 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net("heartbeat", "duration", 1.0, "GEOMX_HEARTBEAT", "Time between heartbeats.", minimum=0.05, maximum=60),
     _net(
-        "silence", "duration", 6.0, "GEOMX_SILENCE",
-        "A process that says nothing for this long counts as lost.", minimum=0.5, maximum=3600,
+        "silence", "duration", 300.0, "GEOMX_SILENCE",
+        "How long a link may be cut, or a process stopped, before the job ends; one of which the connection is closed,"
+        " not cut, has 10 seconds to come back.", minimum=0.5, maximum=86400,
     ),
     _net(
         "timeout", "duration", 60.0, "GEOMX_TIMEOUT",
-        "Longest wait for the other processes to start, or for an answer outside a round.", minimum=1, maximum=86400,
+        "Longest wait for the other processes to start, or for an answer outside a round; while a link is cut it does"
+        " not pass.", minimum=1, maximum=86400,
     ),
     _net(
         "patience", "duration", 600.0, "GEOMX_PATIENCE",
-        "Longest wait for a round or a barrier while every process lives.", minimum=1, maximum=86400 * 7,
+        "Longest wait for a round or a barrier in which nothing moves while every link works.",
+        minimum=1, maximum=86400 * 7,
     ),
     _train(
         "network", "text", "cnn", "GEOMX_NETWORK",

@@ -109,7 +109,7 @@ def start(directory: Path, story: str) -> int:
     from geomx_cli.plan.ports import free_ports, ports_needed
     from geomx_cli.plan.this_machine import this_machine
 
-    options = {**defaults(), "parties": 1, "workers": 2}
+    options = {**defaults(), "parties": 1, "workers": 2, "silence": 5.0}
     env = {"STORY": story, "STAND_INS": "3"}
     inventory = this_machine(options, free_ports(ports_needed(options)), python=str(HERE), env=env)
     try:

@@ -80,11 +80,11 @@ def test_only_keys_of_the_job_are_let_in(tmp_path: Path, whose: str) -> None:
     listener = _transport(loop, "listener", ours["listener"], heard)
     endpoint = listener.listen(("tcp://127.0.0.1:*",))[0]
     friend = _transport(loop, "friend", ours["dialler"], heard)
-    friend.dial(endpoint, "listener", wide_area=False).control("greet")
+    friend.dial(endpoint, "listener", wide_area=False)
     if theirs is not None:  # it knows the public key of the listener, but has a key of another job itself
         theirs = security.KeyRing(**{**vars(theirs), "server_public": ours["listener"].server_public})
     stranger = _transport(loop, "stranger", theirs, heard)
-    stranger.dial(endpoint, "listener", wide_area=False).control("greet")
+    stranger.dial(endpoint, "listener", wide_area=False)
     end = time.monotonic() + 10
     refused = "key" if whose != "none" else "handshake"
     loop.run(until=lambda: bool(heard and listener.counters[refused]) or time.monotonic() > end)
@@ -115,6 +115,7 @@ def _transport(loop: Loop, name: str, keys: security.KeyRing | None, heard: list
         keys=keys,
         on_message=lambda link, header, payload: heard.append(link.name),
         on_link=lambda _: None,
+        on_reconnect=lambda link, lane: link.control("greet") if link.dialled and lane == "talk" else None,
         events=EventLog(None),
         slice_bytes=2**20,
     )

@@ -235,14 +235,16 @@ def test_a_repeat_is_answered_from_the_last_result_and_counts_once() -> None:
         delivery.ups.clear()
 
     exchange(1)
-    uplink.repeat(server)
+    uplink.repeat(server, "talk")
+    assert len(delivery.ups) == 1, "contributions and results are on the other lane"
+    uplink.repeat(server, "tensors")
     carry_up()
     bench.push(1, 1, np.ones(SIZE, np.float32))
     own = [item for item in bench.delivery.downs if item[0] is bench.links[0]]
     assert len(own) == 1, "a repeat inside of an open round makes no second asker"
     bench.delivery.downs.clear()
-    uplink.repeat(server)
-    uplink.repeat(server)
+    uplink.repeat(server, "tensors")
+    uplink.repeat(server, "tensors")
     carry_up()
     answers = list(bench.delivery.downs)
     assert len(answers) == 2
@@ -250,7 +252,7 @@ def test_a_repeat_is_answered_from_the_last_result_and_counts_once() -> None:
         uplink.on_result(server, header, payload)
     assert seen == [float(np.float32(-0.2))], "two contributions, one update, one result"
     assert uplink.waiting == 0
-    uplink.repeat(server)
+    uplink.repeat(server, "tensors")
     assert delivery.ups == []
     assert bench.links[0].credit == (1 + 4) * 4 * SIZE, "all that came is credited: init, the exchange, three repeats"
     assert server.credit == 2 * 4 * SIZE

@@ -57,8 +57,8 @@ class Assignment:
 
     `job_dir` has events/ and logs/; `sockets` is a short folder that the agents of the machine share;
     `socket` is where this agent listens, inside it. `clear` names variables that a task does not inherit.
-    `lease`: seconds that the agent goes on without the control machine, 0 for ever. `files`: what was put on the
-    host for this job, by path.
+    `lease`: seconds that the agent goes on without the control machine, 0 for ever; `silence`: that a process may be
+    stopped. `files`: what was put on the host for this job, by path.
     """
 
     job: str
@@ -70,6 +70,7 @@ class Assignment:
     clear: tuple[str, ...]
     tasks: tuple[Task, ...]
     lease: float = 6.0
+    silence: float = 300.0
     files: Mapping[str, Seal] = field(default_factory=dict)
 
     @property

@@ -21,7 +21,7 @@ from geomx_cli.failure import Failure, describe_status, exception_line
 __all__ = ["Child"]
 
 _TAIL_LINES, _TAIL_BYTES = 15, 1 << 14
-_STOPPED_LIMIT = 5.0
+_STOPPED_NOTICE = 5.0
 _TELLING = 500  # the longest message or exception line that is passed on
 _DISK_FULL = 1 << 16  # bytes; a log entry may need a page of its own
 
@@ -29,11 +29,12 @@ _DISK_FULL = 1 << 16  # bytes; a log entry may need a page of its own
 class Child:
     """Starts a task in a session of its own and sees how it goes. Used by one thread.
 
-    Once it has ended it stays a zombie until `close`: so long its pid, which names its process group as well,
-    cannot become another's, and signals to the group reach what it has left and nobody else.
+    `silence`: seconds that it may be stopped. Once it has ended it stays a zombie until `close`: so long its pid, which
+    names its process group as well, cannot become another's, and signals to the group reach what it has left and nobody
+    else.
     """
 
-    def __init__(self, task: Task, job_dir: Path, host: str) -> None:
+    def __init__(self, task: Task, job_dir: Path, host: str, silence: float) -> None:
         self.task = task
         self.name = task.name
         self.status: int | None = None
@@ -50,7 +51,9 @@ class Child:
         self._saw_round = False
         self._samples = 0
         self._own_words: Event | None = None
+        self._silence = silence
         self._stopped_since: float | None = None
+        self._stop_noticed = False
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, inherited: Mapping[str, str], working_dir: str) -> None:
@@ -141,14 +144,23 @@ class Child:
         """
         if not self.running or self.identity is None or processes.state(self.identity) != "T":
             self._stopped_since = None
+            self._stop_noticed = False
             return None
         now = time.monotonic()
         self._stopped_since = self._stopped_since or now
-        if self.failed or now - self._stopped_since < _STOPPED_LIMIT:
+        if self.failed or now - self._stopped_since < self._silence:
             return None
         hint = "find out who sent it SIGSTOP; a debugger does, for example"
-        when = time.time() - _STOPPED_LIMIT
+        when = time.time() - self._silence
         return Failure(self.name, self._host, "was stopped (SIGSTOP)", when, hint, "", self.tail())
+
+    def stop_notice(self) -> str:
+        """What to say, once, of a process that has been stopped for a while; call after `check_stopped`."""
+        since = self._stopped_since
+        if since is None or self._stop_noticed or time.monotonic() - since < _STOPPED_NOTICE:
+            return ""
+        self._stop_noticed = True
+        return f"{self.name} is stopped (SIGSTOP); the job waits for it, for {self._silence:g} s at most (--silence)"
 
     def tail(self) -> list[str]:
         """The last lines of its log."""

@@ -53,7 +53,7 @@ class Supervisor:
         self._directory = directory
         self._assignment = assignment
         job_dir = Path(assignment.job_dir)
-        self._children = [Child(task, job_dir, assignment.host) for task in assignment.tasks]
+        self._children = [Child(task, job_dir, assignment.host, assignment.silence) for task in assignment.tasks]
         self._selector = selectors.DefaultSelector()
         self._control = Control(assignment.socket, self._selector)
         self._stage = _Stage.WAITING
@@ -174,6 +174,8 @@ class Supervisor:
             for child in self._children:
                 if (failure := child.check_stopped()) is not None:
                     self._fail(child, failure)
+                if notice := child.stop_notice():
+                    self._control.tell({"type": "warning", "message": notice})
         self._memory.ran_out()
         self._check_lease(now)
         self._ending.check(now)

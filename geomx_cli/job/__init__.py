@@ -84,6 +84,7 @@ class Job:
                 socket=f"{plan.socket_dirs[host]}/agent-{index}.sock",
                 working_dir=working_dirs[host],
                 lease=lease,
+                silence=float(plan.spec.options["silence"]),
                 clear=clear,
                 tasks=tuple(Task(process.name, process.argv, process.env) for process in plan.on_host(host)),
             )

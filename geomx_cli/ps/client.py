@@ -7,6 +7,7 @@ any process of the job ends all waits with PeerLost, which every later call rais
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from geomx_cli.errors import GeomxError, InvalidSettings, TimedOut
 from geomx_cli.events import EventLog
 from geomx_cli.ps.config import NodeSettings
 from geomx_cli.ps.exchange import Exchange
+from geomx_cli.ps.liveness import NEWS, newest
 from geomx_cli.ps.partition import Placement, Slice, Tensor
 from geomx_cli.ps.transport import Traffic
 from geomx_cli.ps.uplink import Delivery
@@ -339,10 +341,13 @@ class Client:
         return future
 
     def _wait(self, future: "Future[Any]", limit: float, what: str) -> Any:
-        try:
-            return future.result(limit + 5)
-        except TimeoutError:
-            raise TimedOut(f"waited {limit:g} s for {what}", "see the other processes' logs") from None
+        """The result; the limit counts from when something has last moved on the links, or one was back from a cut."""
+        while True:
+            try:
+                return future.result(limit + 5)
+            except TimeoutError:
+                if time.monotonic() - newest(self._worker.uplink.links) > limit + NEWS:
+                    raise TimedOut(f"waited {limit:g} s for {what}", "see the other processes' logs") from None
 
     def _check(self) -> None:
         if self._worker.error is not None:

@@ -6,6 +6,7 @@ one turn of the loop travel as one message: header, payload, header, payload, ..
 """
 
 import heapq
+import time
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from geomx_cli.ps.wire import Header, Kind, Place, encode_body, encode_header
 if TYPE_CHECKING:
     from geomx_cli.ps.transport import Transport
 
-__all__ = ["LANES", "MAX_FUSED", "Lane", "Link"]
+__all__ = ["LANES", "MAX_FUSED", "QUIET", "Lane", "Link"]
 
 Lane = Literal["tensors", "talk"]
 LANES: tuple[Lane, Lane] = ("talk", "tensors")
@@ -27,21 +28,38 @@ SMALL = 32 * 1024
 SLACK = 1.0
 MAX_FUSED = 64
 MAX_WANTED = 65_536
+QUIET = 5.0
+"""Seconds without a word after which a link counts as silent."""
 
 
 class Link:
-    """One peer. `wide_area` says that it stands in another party; `sent` and `received` count bytes on the wire."""
+    """One peer. `wide_area` says that it stands in another party, `dialled` that this process dials it, which it does
+    to those above: `sent` and `received` count bytes on the wire.
 
-    def __init__(self, transport: "Transport", name: str, wide_area: bool) -> None:
+    In time.monotonic seconds: `heard`, when the last message came; `was_heard`, when the newest one was sent that the
+    peer is known to have heard; `told`, when something has moved behind it; `unsteady`, when no beat of ours had been
+    answered for a while; `closed`, when the peer closed the connection, 0 while all is well. `clock` is the newest that
+    came from the peer, by its own.
+    """
+
+    def __init__(self, transport: "Transport", name: str, wide_area: bool, *, dialled: bool) -> None:
         self.name = name
         self.wide_area = wide_area
+        self.dialled = dialled
         self.sent = self.received = 0
+        self.heard = time.monotonic()
+        self.clock = self.was_heard = self.told = self.closed = self.unsteady = 0.0
+        self._known = False
+        self._moved = self._whole_since = 0.0
         self.hello: dict[str, Any] = {}
         self.greeting: dict[str, Any] = {}
         self._transport = transport
         self._wires: dict[Lane, tuple[Socket, bytes]] = {}
+        self._connected: set[Lane] = set()
+        self._up: set[Lane] = set()
         self.window = Window(transport.slice_bytes, transport.window_bytes, SLACK if wide_area else 0.0)
         self._queue: list[tuple[int, int, Header, memoryview]] = []
+        self._queued: set[tuple[Kind, int]] = set()
         self._wanted: dict[tuple[int, int, int], None] = {}
         self._owed = 0
         self._fused: list[Any] = []
@@ -53,7 +71,8 @@ class Link:
     def send(self, header: Header, payload: memoryview | None = None) -> None:
         """Send `header` and `payload` (bytes that must not change until the receiver has them); returns at once.
 
-        A payload waits for the window, and for what has a higher priority. Anything else leaves now.
+        A payload waits for the window, and for what has a higher priority. Anything else leaves now. A repeat of what
+        still waits is dropped.
         """
         if payload is None:
             self._emit(header, None)
@@ -62,6 +81,9 @@ class Link:
             del self._wanted[header.key, header.slice, header.round]
             self._emit(header, payload)
             return
+        if (header.kind, header.request) in self._queued:
+            return
+        self._queued.add((header.kind, header.request))
         heapq.heappush(self._queue, (-header.priority, self._transport.next_order(), header, payload))
         self._pump()
 
@@ -94,6 +116,7 @@ class Link:
             if (header.key, header.slice, header.round) == wanted and header.kind == Kind.EXCHANGE:
                 del self._queue[position]
                 heapq.heapify(self._queue)
+                self._queued.discard((header.kind, header.request))
                 self._emit(header, payload)
                 return
         # A slice that was under way already never comes here again; the oldest of those make room.
@@ -106,22 +129,70 @@ class Link:
         self.window.returned(size)
         self._pump()
 
-    def greet(self, body: dict[str, Any]) -> None:
-        """Say hello on both lanes: each is a connection that must say whose it is."""
-        self.greeting = body
-        for lane in LANES:
-            self._emit(Header(topic="hello"), memoryview(encode_body(body)), lane)
+    def restart(self, lane: Lane) -> bool:
+        """This lane has a new connection: what was under way on the old one is lost, credit for the window perhaps too.
 
-    def restart(self) -> None:
-        """This side has dialled anew: what was under way is lost, and what waited is sent again by who keeps it."""
-        self._queue.clear()
-        self._fused.clear()
+        Who keeps it sends it again. A side that has dialled says hello: a connection must say whose it is. True if
+        there was one before.
+        """
+        again, self.closed = lane in self._connected, 0.0
+        self._connected.add(lane)
+        self._up.add(lane)
+        if lane == "tensors":
+            self._fused.clear()
         self._wanted.clear()
         self.window.restart()
-        self.greet(self.greeting)
+        if self.dialled:
+            header = Header(topic="hello", place=Place.FRAME)
+            self._transport.fill(header)
+            self.write(lane, [encode_header(header), encode_body({**self.greeting, "lane": lane})])
+        self._pump()
+        return again
+
+    def down(self, lane: Lane) -> None:
+        """The connection of this lane has ended."""
+        self._up.discard(lane)
+
+    # Liveness.
+
+    def hear(self, *, moved: bool) -> None:
+        """A message has come; with `moved` it was a tensor, or brought credit for one."""
+        now = time.monotonic()
+        if not self._known or now - self.heard >= QUIET:
+            self._whole_since = now
+        self._known, self.heard = True, now
+        if moved:
+            self._moved = now
+
+    def expect(self) -> None:
+        """Count silence from now on."""
+        self.heard = time.monotonic()
+
+    def excuse(self, pause: float) -> None:
+        """This process itself has not run for `pause` seconds: that is no silence of the peer's."""
+        now = time.monotonic()
+        self.heard = min(now, self.heard + pause)
+        self._whole_since = now if self._known else 0.0
+        if self.closed:
+            self.closed = min(now, self.closed + pause)
+
+    def whole_since(self) -> float:
+        """Since when the peer is heard without a gap; now, while it is silent; 0 before it was heard at all."""
+        now = time.monotonic()
+        return now if self._known and now - self.heard >= QUIET else self._whole_since
+
+    def progress(self) -> float:
+        """When something has last moved here or behind the peer: a tensor, credit for one, the link back from a cut.
+
+        That is now while the link is silent: what is lost then is sent again later.
+        """
+        return max(self._moved, self.told, self.whole_since())
 
     def write(self, lane: Lane, parts: list[Any]) -> None:
-        """Give the parts to the socket. A peer that is gone is only counted: others notice its silence."""
+        """Give the parts to the socket. A peer that is gone is only counted: others notice its silence. On a lane that
+        is being dialled nothing goes before the hello."""
+        if self.dialled and lane not in self._up:
+            return
         socket, identity = self._wires.get(lane) or next(iter(self._wires.values()))
         try:
             socket.send_multipart([identity, *parts] if identity else parts, zmq.NOBLOCK, copy=False)
@@ -130,7 +201,7 @@ class Link:
                 raise
             self._transport.counters["unreachable"] += 1
 
-    def _emit(self, header: Header, payload: memoryview | None, lane: Lane | None = None) -> None:
+    def _emit(self, header: Header, payload: memoryview | None) -> None:
         tensor = header.kind != Kind.CONTROL and payload is not None
         if tensor and payload is not None:
             self.window.sent(len(payload))
@@ -141,7 +212,7 @@ class Link:
         if payload is not None:
             parts.append(_as_received(payload))
         if not tensor:
-            self._hand_over(lane or "talk", parts)
+            self._hand_over("talk", parts)
             return
         self._fused += parts
         if len(parts[1]) < SMALL and len(self._fused) < 2 * MAX_FUSED:
@@ -164,6 +235,7 @@ class Link:
         queue, window = self._queue, self.window
         while queue and window.admits(len(queue[0][3])):
             _, _, header, payload = heapq.heappop(queue)
+            self._queued.discard((header.kind, header.request))
             self._emit(header, payload)
 
 

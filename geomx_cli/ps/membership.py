@@ -1,4 +1,4 @@
-"""One node's membership of one plane: join, roster, heartbeats, failure, farewell. Its scheduler is the other side."""
+"""One node's membership of one plane: join, roster, telemetry, failure, farewell. Its scheduler is the other side."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from geomx_cli.units import counted
 if TYPE_CHECKING:
     from geomx_cli.ps.node import Node
 
-__all__ = ["Member", "Membership", "silent_peer"]
+__all__ = ["Member", "Membership"]
 
 QUIET, UNREACHED = 0.1, 0.9
 """Parts of the option `timeout` after which a node says that its scheduler has said nothing at all, and gives it up:
@@ -63,8 +63,6 @@ class Membership:
         self._plane = plane
         self._missing = "the others"
         self._heard, self._began = False, time.monotonic()
-        self._last_heard = time.monotonic()
-        self._silence = node.settings.number("silence")
         settings = node.settings
         self.link = node.transport.dial(
             plane.to_dial(), f"the scheduler at {plane.endpoint}", wide_area=facts.pop("wide_area", False)
@@ -88,14 +86,9 @@ class Membership:
         return sorted((item for item in self.members if item.role == "server"), key=lambda item: item.rank)
 
     def beat(self, telemetry: dict[str, Any]) -> None:
-        """Send a heartbeat; fail if the scheduler has been silent for too long."""
-        if not self.members or self.over:
-            return
-        self.link.control("beat", telemetry)
-        silent = time.monotonic() - self._last_heard
-        if silent > self._silence:
-            name, self.over = self.link.name, True
-            self._node.fail(silent_peer(name, silent))
+        """Tell the scheduler how this node does."""
+        if self.members and not self.over:
+            self.link.control("beat", telemetry)
 
     def on_request(self, request: Request) -> None:
         """Handle what the scheduler says beside answers."""
@@ -110,7 +103,7 @@ class Membership:
             request.answer()
             process = str(body.get("process"))
             self._node.fail(PeerLost(str(body.get("message")), str(body.get("hint", "")), peer=process))
-        elif topic != "beat":
+        else:
             raise BadMessage(f"unknown topic {topic!r} from a scheduler")
 
     def _joined(self, body: dict[str, Any]) -> None:
@@ -118,6 +111,7 @@ class Membership:
         self._hear()
         self.rank = int(body["rank"])
         self.link.name = str(body["scheduler"])
+        self._node.liveness.watch(self.link)
         self.members = [Member(**{**item, "endpoints": tuple(item["endpoints"])}) for item in body["members"]]
         self._on_roster(self)
 
@@ -128,7 +122,7 @@ class Membership:
         self._node.fail(InvalidSettings(f"{self.link.name} refused this process: {error.message}", error.hint))
 
     def _hear(self) -> None:
-        self._heard, self._last_heard = True, time.monotonic()
+        self._heard = True
 
     def _warn(self) -> None:
         if not self._heard:
@@ -150,9 +144,3 @@ class Membership:
 
     def _fail(self, missing: str, hint: str) -> None:
         self._node.fail(TimedOut(f"waited {time.monotonic() - self._began:.0f} s for {missing}", hint))
-
-
-def silent_peer(name: str, seconds: float) -> PeerLost:
-    """What is said of a process that no longer says anything."""
-    hint = "see its log, whether its machine runs, and the link to it; a slow link needs a longer --silence"
-    return PeerLost(f"{name} has been silent for {seconds:.0f} s", hint, peer=name)

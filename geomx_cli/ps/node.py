@@ -1,7 +1,10 @@
 """A process of the parameter server: its loop, its transport, its membership of one or two planes, its requests.
 
-A node that fails tells its schedulers why, and so everybody; a node that hears of a failure, or no longer hears its
-scheduler, raises PeerLost in `run`. Nothing here waits without a limit.
+A node that fails tells its schedulers why, and so everybody; a node that hears of a failure, or no longer hears a peer,
+raises PeerLost in `run`. Nothing here waits without a limit.
+
+The end takes three messages: who is done says "bye", is answered, and says "gone". An answer may be lost with its
+connection, so whoever has answered stays until it hears "gone", or the peer closes its connection.
 """
 
 import os
@@ -14,7 +17,8 @@ from geomx_cli.errors import GeomxError, Interrupted, InvalidSettings, PeerLost
 from geomx_cli.events import EventLog
 from geomx_cli.ps import addresses, security
 from geomx_cli.ps.config import NodeSettings, PlaneSettings
-from geomx_cli.ps.link import Link
+from geomx_cli.ps.link import Lane, Link
+from geomx_cli.ps.liveness import Liveness
 from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.partition import NEAR
@@ -36,7 +40,8 @@ class Node:
     """Everything that scheduler, server and client have in common. Used by the loop's thread only.
 
     `on_tensor` gets PUSH, PULL, EXCHANGE and RESULT messages; `on_request` gets control requests; `on_link` is told of
-    peers that dial; `on_reconnect` of links on which tensors that were under way may be lost.
+    peers that dial; `on_reconnect` of lanes on which what was under way may be lost; `on_lost`, before the node fails,
+    of a peer that is no longer heard. `members`: a scheduler's, which are told when it fails.
     """
 
     def __init__(
@@ -47,7 +52,9 @@ class Node:
         on_tensor: Callable[[Link, Header, memoryview | None], None],
         on_request: Callable[[Request], None],
         on_link: Callable[[Link], None] = lambda _: None,
-        on_reconnect: Callable[[Link], None] = lambda _: None,
+        on_reconnect: Callable[[Link, Lane], None] = lambda _, __: None,
+        on_lost: Callable[[Link], None] = lambda _: None,
+        members: Callable[[], Iterable[Link]] = tuple,
     ) -> None:
         self.settings = settings
         self.events = events
@@ -62,8 +69,19 @@ class Node:
         self._on_reconnect = on_reconnect
         if settings.interface and not settings.node_host:
             addresses.of_interface(settings.interface)  # also where it is not needed: it is wrong in all roles
+        self._on_lost = on_lost
+        self._members = members
+        self._last_word = ""
+        self._answering: set[Link] = set()  # those that have not answered our last word
+        self._going: set[Link] = set()  # those that have, and were told that we go
+        self._leaving: set[Link] = set()  # those whose last word is still to come
+        self._done = False
         self.process = settings.process or f"{settings.role}@{socket.gethostname()}:{os.getpid()}"
         self.keys = security.load(settings.key_file)
+        self.liveness = Liveness(
+            self.loop, self.process, events,
+            silence=settings.number("silence"), interval=settings.number("heartbeat"), on_lost=self._lose,
+        )  # fmt: skip
         self.transport = Transport(
             self.loop,
             job=job_number(settings.job),
@@ -77,6 +95,7 @@ class Node:
             on_message=self._failing(self._on_message),
             on_link=self._failing(on_link),
             on_reconnect=self._repeat,
+            on_closed=self.liveness.closed,
             events=events,
             slice_bytes=4 * int(settings.number("slice_elements") or NEAR),
             window_bytes=int(settings.number("window")),
@@ -120,35 +139,41 @@ class Node:
         return membership
 
     def farewell(self, servers: Iterable[Link] = ()) -> None:
-        """All is well and this process is done: tell `servers` and every scheduler, and end `run` when they know.
-
-        One that does not answer in the time of silence has ended, and its answer was lost: it is waited for no longer.
+        """All is well and this process is done: tell `servers` and every scheduler, and end `run` when they know, and
+        all who said so to this process have gone.
         """
         for membership in self.memberships:
             membership.over = True
         links = [*servers, *(membership.link for membership in self.memberships)]
         self._end("bye", {}, links, self.settings.number("silence"))
 
-    def fail(self, error: GeomxError, members: Iterable[Link] = ()) -> None:
-        """Remember why this process fails, tell every scheduler, or a scheduler its `members`, and end `run`."""
+    def answer_bye(self, request: Request) -> None:
+        """Let a peer go; this process stays until it has heard the answer."""
+        self._leaving.add(request.link)
+        self.liveness.release(request.link)
+        request.answer()
+
+    def fail(self, error: GeomxError) -> None:
+        """Remember why this process fails, tell every scheduler, or a scheduler its members, and end `run`."""
         if self.error is not None:
             return
         self.error = error
         origin = error.peer if isinstance(error, PeerLost) and error.peer else self.process
         body = {"process": origin, "message": error.message, "hint": error.hint}
-        links = [*members, *(membership.link for membership in self.memberships if not membership.over)]
+        links = [*self._members(), *(membership.link for membership in self.memberships if not membership.over)]
         self._end("fail", body, links, LAST_WORDS)
 
-    def run(self, members: Callable[[], Iterable[Link]] = tuple) -> None:
+    def run(self) -> None:
         """Run the loop until stopped. Raises what made the node fail.
 
-        A KeyboardInterrupt is raised again once the schedulers, or a scheduler's `members`, have been told.
+        A KeyboardInterrupt is raised again once the schedulers, or a scheduler's members, have been told.
         """
         self.loop.every(self.settings.number("heartbeat"), self._tick)
+        self.liveness.begin()
         try:
             self.loop.run()
         except KeyboardInterrupt as told:
-            self.fail(Interrupted(f"{self.process} was ended by {told}"), members())
+            self.fail(Interrupted(f"{self.process} was ended by {told}"))
             self.loop.run()
             raise
         if self.error is not None:
@@ -176,17 +201,51 @@ class Node:
 
     def _end(self, topic: str, body: Body, links: Iterable[Link], limit: float) -> None:
         """End `run` when all `links` have answered the last thing that is said to them, or after `limit` seconds."""
-        waiting = set(links)
+        self._answering, self._last_word = set(links), topic
+        for link in list(self._answering):
+            answered = partial(self._answered, link, topic)
+            self.talk.ask(link, topic, body, answered, answered, limit, "always")
+        self._stop_when_over()
 
-        def heard(link: Link, _: Body | GeomxError) -> None:
-            waiting.discard(link)
-            if not waiting:
-                self.loop.stop()
+    def _answered(self, link: Link, topic: str, _: Body | GeomxError) -> None:
+        if topic != self._last_word:
+            return
+        self._answering.discard(link)
+        if topic == "bye":  # beats go on: they show the peer that a connection which ends then was closed, not cut
+            self._going.add(link)
+            link.control("gone")
+        self._stop_when_over()
 
-        if not waiting:
+    def _stop_when_over(self) -> None:
+        """Stop when nobody has to answer; without a failure, when nobody may have missed an answer of ours either."""
+        if self._answering:
+            return
+        if self.error is not None or not self._leaving:
             self.loop.stop()
-        for link in list(waiting):
-            self.talk.ask(link, topic, body, partial(heard, link), partial(heard, link), limit)
+        elif not self._done:
+            self._done = True
+            self.loop.call_later(self.settings.number("silence"), self.loop.stop)
+
+    def _gone(self, link: Link) -> None:
+        """This peer needs nothing more of this process. It may say so twice, and one that has not said bye in vain."""
+        if link not in self._leaving:
+            return
+        self._leaving.discard(link)
+        self.liveness.forget(link)
+        if self._done:
+            self._stop_when_over()
+
+    def _lose(self, link: Link, error: PeerLost) -> None:
+        """This peer is no longer heard: the job ends, unless one of both has said its last word."""
+        if link in self._leaving:
+            self._gone(link)
+        elif self._last_word:
+            self._answered(link, self._last_word, error)
+        else:
+            for membership in self.memberships:
+                membership.over = membership.over or membership.link is link
+            self._on_lost(link)
+            self.fail(error)
 
     def _failing(self, handle: Callable[_Given, None]) -> Callable[_Given, None]:
         """`handle`, whose errors make the node fail, in order: everybody hears why."""
@@ -199,9 +258,12 @@ class Node:
 
         return handled
 
-    def _repeat(self, link: Link) -> None:
-        self.talk.repeat(link)
-        self._on_reconnect(link)
+    def _repeat(self, link: Link, lane: Lane) -> None:
+        if lane == "talk":
+            self.talk.repeat(link)
+            if link in self._going:
+                link.control("gone")
+        self._on_reconnect(link, lane)
 
     def _on_message(self, link: Link, header: Header, payload: memoryview | None) -> None:
         if header.kind != Kind.CONTROL:
@@ -210,6 +272,9 @@ class Node:
         body = decode_body(payload) if payload is not None else {}
         if header.topic == "answer":
             self.talk.answered(link, header.request, body)
+            return
+        if header.topic == "gone":
+            self._gone(link)
             return
         request = self.talk.receive(link, header.request, header.topic, body)
         if request is None:

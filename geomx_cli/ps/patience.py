@@ -12,6 +12,7 @@ from typing import Any
 
 from geomx_cli.errors import GeomxError, PeerLost
 from geomx_cli.ps.link import Link
+from geomx_cli.ps.liveness import newest
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.node import Node
 
@@ -36,6 +37,9 @@ class Wait:
 
 class Patience:
     """At half of the patience it warns, near its end it fails the job with PeerLost. Used by the loop's thread only.
+
+    It begins anew with whatever moves on a link to those waited for, or behind it: a slow link ends no job. While one
+    of those is silent it does not pass: for that there is the option `silence`.
 
     `waits` gives what is waited for now, with members that live: the death of one is noticed elsewhere. A server of
     which all members have contributed waits for the roots, and blames nobody.
@@ -62,7 +66,8 @@ class Patience:
         waits = set(self._waits())
         self._warned &= waits
         for wait in waits:
-            part = (time.monotonic() - wait.began) / self._limit
+            moved = newest(link for rank in wait.ranks for link in self._members.links(rank))
+            part = (time.monotonic() - max(wait.began, moved)) / self._limit
             parties = all(self._members.is_party(rank) for rank in wait.ranks)
             if part >= (GIVE_UP_PARTY if parties else GIVE_UP):
                 self._find(wait, self._give_up)

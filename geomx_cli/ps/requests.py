@@ -222,4 +222,4 @@ class Requests:
                 request.refuse(error)
 
         limit = self._node.settings.number("patience")
-        self._node.talk.ask(self._uplink.links[0], "barrier", {"scope": "all"}, answer, refuse, limit)
+        self._node.talk.ask(self._uplink.links[0], "barrier", {"scope": "all"}, answer, refuse, limit, "idle")

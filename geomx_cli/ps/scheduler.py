@@ -1,18 +1,17 @@
 """The scheduler of one plane: who its members are, their ranks, whether they live, and what they last said.
 
-It hands out the roster once all members have joined, notices silence, tells everybody of a failure, and ends when all
-members have said farewell. Training does not pass through it.
+It hands out the roster once all members have joined, notices who is lost, tells everybody of a failure, and ends when
+all members have said farewell. Training does not pass through it.
 """
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
+from geomx_cli.errors import InvalidSettings, PeerLost, TimedOut
 from geomx_cli.events import EventLog
 from geomx_cli.ps.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.link import Link
-from geomx_cli.ps.membership import Member, silent_peer
+from geomx_cli.ps.membership import Member
 from geomx_cli.ps.node import Node
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.wire import BadMessage, Header
@@ -26,13 +25,12 @@ MAX_RANK = 65_535
 
 @dataclass
 class _Entry:
-    """One member, its link and when it was last heard."""
+    """One member: how it joined, and what it last said."""
 
     member: Member
     request: Request
     group: str
     wanted: int | None
-    heard: float = field(default_factory=time.monotonic)
     telemetry: dict[str, Any] = field(default_factory=dict)
     gone: bool = False
 
@@ -45,20 +43,21 @@ class Scheduler:
         self._plane = plane
         self._entries: dict[Link, _Entry] = {}
         self._complete = False
-        self.node = Node(settings, events, on_tensor=self._on_tensor, on_request=self._on_request)
-        self._silence = settings.number("silence")
+        self.node = Node(
+            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_lost=self._lose,
+            members=self._present,
+        )  # fmt: skip
         endpoints = settings.bind or plane.to_listen()
         self.node.guard(endpoints)
         self.node.transport.listen(endpoints)
         self.node.loop.call_later(self.node.timeout, self._expire)
         self.node.loop.every(PENDING_INTERVAL, self._tell_pending)
-        self.node.loop.every(settings.number("heartbeat"), self._check_silence)
 
     def run(self) -> None:
         """Serve until the plane has ended."""
         self.node.telemetry["state"] = "waiting"
         try:
-            self.node.run(self._present)
+            self.node.run()
         finally:
             self.node.close()
 
@@ -72,22 +71,20 @@ class Scheduler:
             return
         if entry is None:
             raise BadMessage(f"{request.topic!r} from a process that has not joined")
-        entry.heard = time.monotonic()
         match request.topic:
             case "beat":
                 entry.telemetry = request.body
-                request.link.control("beat")
             case "bye":
                 entry.gone = True
-                request.answer()
+                self.node.answer_bye(request)
                 if self._complete and all(item.gone for item in self._entries.values()):
-                    self.node.loop.stop()
+                    self.node.farewell()
             case "fail":
                 entry.gone = True
                 request.answer()
                 origin = str(request.body.get("process"))
                 message, hint = str(request.body.get("message")), str(request.body.get("hint", ""))
-                self._fail(PeerLost(message, hint, peer=origin))
+                self.node.fail(PeerLost(message, hint, peer=origin))
             case "status":
                 request.answer({"members": [self._status(item) for item in self._entries.values()]})
             case topic:
@@ -153,8 +150,8 @@ class Scheduler:
                 item.member = Member(**{**vars(item.member), "rank": rank})
                 members.append(item.member)
         roster = [vars(member) for member in members]
-        for item in self._entries.values():
-            item.heard = time.monotonic()
+        for link, item in self._entries.items():
+            self.node.liveness.watch(link)
             item.request.answer({"rank": item.member.rank, "members": roster, "scheduler": self.node.process})
         self.node.telemetry["state"] = "serving"
         names = ", ".join(member.process for member in members)
@@ -167,24 +164,15 @@ class Scheduler:
 
     def _expire(self) -> None:
         if not self._complete:
-            self._fail(
+            self.node.fail(
                 TimedOut(
                     f"waited {self.node.timeout:g} s for {self._missing()}",
                     "check that they have been started and were told this scheduler's address and the same counts",
                 )
             )
 
-    def _check_silence(self) -> None:
-        now = time.monotonic()
-        for item in self._entries.values():
-            silent = now - item.heard
-            if self._complete and not item.gone and silent > self._silence:
-                item.gone = True
-                name = item.member.process
-                self._fail(silent_peer(name, silent))
-
-    def _fail(self, error: GeomxError) -> None:
-        self.node.fail(error, self._present())
+    def _lose(self, link: Link) -> None:
+        self._entries[link].gone = True
 
     def _present(self) -> list[Link]:
         return [link for link, item in self._entries.items() if not item.gone]

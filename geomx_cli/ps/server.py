@@ -15,7 +15,7 @@ from geomx_cli.ps.algorithm import ServerPart
 from geomx_cli.ps.config import NodeSettings
 from geomx_cli.ps.heap import share_one_heap
 from geomx_cli.ps.ledger import STALL, Ledger
-from geomx_cli.ps.link import Link
+from geomx_cli.ps.link import Lane, Link
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.node import Node
@@ -118,6 +118,7 @@ class Server:
                 plane="global", rank=self._party_index, workers=settings.local.workers,
             )  # fmt: skip
             uplink.links.append(link)
+            self.node.liveness.watch(link)
         self._joined()
 
     def _joined(self) -> None:
@@ -131,11 +132,12 @@ class Server:
 
     def _arrive(self, link: Link) -> None:
         self._members.arrive(link)
+        self.node.liveness.watch(link)
         self._serve()
 
-    def _come_back(self, link: Link) -> None:
+    def _come_back(self, link: Link, lane: Lane) -> None:
         if self._uplink is not None:
-            self._uplink.repeat(link)
+            self._uplink.repeat(link, lane)
         if self._members.knows(link):
             self._ledger.forget_asked(self._members.rank_of(link))
 
@@ -150,7 +152,7 @@ class Server:
 
     def _farewell(self, request: Request) -> None:
         done = self._members.farewell(request.link)
-        request.answer()
+        self.node.answer_bye(request)
         if done:
             self.node.telemetry["state"] = "finished"
             self.node.farewell(self._uplink.links if self._uplink is not None else ())

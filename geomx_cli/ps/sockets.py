@@ -1,10 +1,13 @@
 """The sockets of one process: how they are made and secured, and what becomes of their connections.
 
 Those who listen have one ROUTER, those who dial a DEALER for each lane of a link (see link.py). No socket has a
-high-water mark, and none blocks in a send.
+high-water mark, and none blocks in a send. What was handed to a connection is lost with it, on either side.
+
+A TCP connection over which nothing arrives for DEAD seconds is closed and dialled anew: the kernel probes an idle one,
+and times what it sends on a busy one. That needs nothing of the process at the other end, which may be stopped (its
+kernel answers), and any acknowledgement counts, so however slowly a tensor trickles in.
 """
 
-import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -16,13 +19,16 @@ from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.security import Doorkeeper, KeyRing
 from geomx_cli.ps.wire import MAX_MESSAGE
 
-__all__ = ["Socket", "Sockets"]
+__all__ = ["DEAD", "Socket", "Sockets"]
 
 Socket = zmq.Socket[bytes]
 
 MAX_SOCKETS = 65_000
 LOCAL_BUFFER = 2 * 2**20
 RECONNECT_FIRST, RECONNECT_MOST = 50, 1000  # milliseconds
+DEAD = 4  # seconds
+PROBE = 1  # seconds between probes of an idle connection
+CONNECT_LIMIT = 8  # seconds; the kernel repeats a lost SYN within them, and a slow path may take some
 
 
 class Sockets:
@@ -41,15 +47,18 @@ class Sockets:
         self._made: list[Socket] = []
         self._doorkeeper: Doorkeeper | None = None
 
-    def listen(self, endpoints: tuple[str, ...], read: Callable[[Socket], None]) -> tuple[str, ...]:
+    def listen(
+        self, endpoints: tuple[str, ...], read: Callable[[Socket], None], on_closed: Callable[[int], None]
+    ) -> tuple[str, ...]:
         """Bind one ROUTER to all `endpoints`; returns where each is bound.
 
+        `on_closed` gets the file descriptor of each connection that has ended, as its frames had it (SRCFD).
         Raises InvalidSettings naming the endpoint if one cannot be bound.
         """
         router = self._make(zmq.ROUTER, read)
         router.set(zmq.ROUTER_MANDATORY, 1)
         router.set(zmq.ROUTER_HANDOVER, 1)
-        self._watch_handshakes(router)
+        self._watch_accepted(router, on_closed)
         bound = []
         for endpoint in endpoints:
             self._secure_listener(router, endpoint)
@@ -65,20 +74,28 @@ class Sockets:
         return tuple(bound)
 
     def dial(
-        self, endpoint: str, identity: bytes, read: Callable[[Socket], None], on_reconnect: Callable[[], None]
+        self,
+        endpoint: str,
+        identity: bytes,
+        read: Callable[[Socket], None],
+        on_connected: Callable[[], None],
+        on_closed: Callable[[], None],
     ) -> Socket:
-        """A DEALER that connects to `endpoint`; its peer may come up later.
+        """A DEALER that connects to `endpoint`, again and again; its peer may come up later.
 
-        `on_reconnect` is called whenever the connection was cut and is back.
+        `on_connected` is called for each new connection, `on_closed` when one has ended. What is sent in between is
+        lost.
         """
         dealer = self._make(zmq.DEALER, read)
+        dealer.set(zmq.IMMEDIATE, 1)
+        dealer.set(zmq.CONNECT_TIMEOUT, 1000 * CONNECT_LIMIT)
         dealer.set(zmq.ROUTING_ID, identity)
         if self._keys is not None and endpoint.startswith("tcp:"):
             dealer.set(zmq.CURVE_SERVERKEY, self._keys.server_public.encode())
             dealer.set(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
             dealer.set(zmq.CURVE_SECRETKEY, self._keys.private.encode())
         _widen(dealer, endpoint)
-        self._watch_connection(dealer, on_reconnect)
+        self._watch_connection(dealer, on_connected, on_closed)
         dealer.connect(endpoint)
         return dealer
 
@@ -99,6 +116,10 @@ class Sockets:
         socket.set(zmq.LINGER, 1000)
         socket.set(zmq.IPV6, 1)
         socket.set(zmq.TCP_KEEPALIVE, 1)
+        socket.set(zmq.TCP_KEEPALIVE_IDLE, PROBE)
+        socket.set(zmq.TCP_KEEPALIVE_INTVL, PROBE)
+        socket.set(zmq.TCP_KEEPALIVE_CNT, DEAD // PROBE)
+        socket.set(zmq.TCP_MAXRT, 1000 * DEAD)  # TCP_USER_TIMEOUT: holds for unanswered probes and data
         socket.set(zmq.RECONNECT_IVL, RECONNECT_FIRST)
         socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MOST)
         socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE)
@@ -129,28 +150,34 @@ class Sockets:
         if self._doorkeeper.refused > before:
             self._on_refused("key", "its key is not of this job")
 
-    def _watch_connection(self, dealer: Socket, on_reconnect: Callable[[], None]) -> None:
-        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        connections = itertools.count()
+    def _watch_connection(
+        self, dealer: Socket, on_connected: Callable[[], None], on_closed: Callable[[], None]
+    ) -> None:
+        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 
-        def connected() -> None:
-            zmq.utils.monitor.recv_monitor_message(monitor)
-            if next(connections) > 0:
-                on_reconnect()
+        def changed() -> None:
+            if zmq.utils.monitor.recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED:
+                on_closed()
+                return
+            dealer.get(zmq.EVENTS)  # makes the socket take up the connection before anything is sent
+            on_connected()
 
-        self._keep(monitor, connected)
+        self._keep(monitor, changed)
 
-    def _watch_handshakes(self, router: Socket) -> None:
+    def _watch_accepted(self, router: Socket, on_closed: Callable[[int], None]) -> None:
         failures = (
             zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         )
-        monitor = router.get_monitor_socket(failures)
+        monitor = router.get_monitor_socket(failures | zmq.EVENT_DISCONNECTED)
 
         def report() -> None:
-            zmq.utils.monitor.recv_monitor_message(monitor)
-            self._on_refused("handshake", "it does not speak this protocol, or has no key of this job")
+            event = zmq.utils.monitor.recv_monitor_message(monitor)
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                on_closed(int(event["value"]))
+            else:
+                self._on_refused("handshake", "it does not speak this protocol, or has no key of this job")
 
         self._keep(monitor, report)
 

@@ -4,13 +4,15 @@ Whoever asks repeats what has no answer yet, under its number, when a connection
 numbers that it has heard, and answers a repeat as it answered before.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from geomx_cli.errors import GeomxError, InvalidSettings, TimedOut
 from geomx_cli.ps.link import Link
+from geomx_cli.ps.liveness import NEWS
 from geomx_cli.ps.loop import Loop, Timer
 from geomx_cli.ps.wire import BadMessage, encode_body
 
@@ -19,6 +21,7 @@ __all__ = ["Request", "Talk"]
 Body = dict[str, Any]
 Answer = Callable[[Body], None]
 Failed = Callable[[GeomxError], None]
+Counts = Literal["alive", "idle", "always"]
 
 MAX_OPEN = 4096
 KEPT = 256
@@ -47,7 +50,7 @@ class Request:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request of ours that has no answer yet."""
+    """A request of ours that has no answer yet. `began`: in time.monotonic seconds."""
 
     link: Link
     topic: str
@@ -55,6 +58,7 @@ class _Asked:
     answer: Answer
     failed: Failed
     timer: Timer
+    began: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True)
@@ -75,12 +79,31 @@ class Talk:
         self._asked: dict[int, _Asked] = {}
         self._heard: dict[Link, _Heard] = {}
 
-    def ask(self, link: Link, topic: str, body: Body, answer: Answer, failed: Failed, limit: float = 0.0) -> None:
-        """Ask `link`; exactly one of `answer` and `failed` is called later. `limit` is in seconds; 0: the timeout."""
+    def ask(
+        self,
+        link: Link,
+        topic: str,
+        body: Body,
+        answer: Answer,
+        failed: Failed,
+        limit: float = 0.0,
+        counts: Counts = "alive",
+    ) -> None:
+        """Ask `link`; exactly one of `answer` and `failed` is called later. `limit` is in seconds; 0: the timeout.
+
+        It `counts` while the peer is heard ("alive"): silence has a limit of its own; or, where others are waited for,
+        from when something has last moved, here or elsewhere ("idle"); or by the clock ("always").
+        """
         self._number += 1
         number, limit = self._number, limit or self._timeout
 
         def expire() -> None:
+            asked = self._asked[number]
+            since = {"always": 0.0, "alive": link.whole_since(), "idle": link.progress()}[counts]
+            rest = max(asked.began, since) + limit + NEWS * (counts == "idle") - time.monotonic()
+            if counts != "always" and rest > 0:
+                asked.timer = self._loop.call_later(rest, expire)
+                return
             del self._asked[number]
             hint = "see its log; where it only takes longer, give a longer --timeout"
             failed(TimedOut(f"no answer from {link.name} to {topic!r} within {limit:g} s", hint))

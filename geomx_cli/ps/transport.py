@@ -6,6 +6,7 @@ socket only what its window admits.
 
 import itertools
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +18,7 @@ import zmq
 from geomx_cli.events import EventLog
 from geomx_cli.ps.heap import keep_freed_memory
 from geomx_cli.ps.link import LANES, MAX_FUSED, Lane, Link
+from geomx_cli.ps.liveness import take_beat
 from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.security import KeyRing
 from geomx_cli.ps.shaping import Shaper
@@ -31,6 +33,7 @@ Pair = list[int]
 BATCH = 64
 MAX_LINKS = 4096
 CREDIT_DELAY = 0.004
+TOGETHER = 5.0
 
 
 class Traffic(TypedDict):
@@ -44,8 +47,9 @@ class Traffic(TypedDict):
 class Transport:
     """`on_message` gets every message that is well formed, of this job, and not transport's own.
 
-    `on_link` is told of each peer that dials; it may refuse it with BadMessage. `on_reconnect` is told of a link with a
-    new connection, whoever dialled it: what was under way on the old one may be lost.
+    `on_link` is told of each peer that dials; it may refuse it with BadMessage. `on_reconnect` is told of a lane of a
+    link that has a new connection, the first one too, whoever dialled it: what was under way on it before may be lost.
+    `on_closed` is told of a link whose talk has ended, until it is connected anew.
 
     `counters` counts what was refused, by reason; the first of each reason and peer is written to the event log.
     """
@@ -59,7 +63,8 @@ class Transport:
         keys: KeyRing | None,
         on_message: Handler,
         on_link: Callable[[Link], None],
-        on_reconnect: Callable[[Link], None] = lambda _: None,
+        on_reconnect: Callable[[Link, Lane], None] = lambda _, __: None,
+        on_closed: Callable[[Link], None] = lambda _: None,
         events: EventLog,
         slice_bytes: int,
         window_bytes: int = 0,
@@ -76,6 +81,8 @@ class Transport:
         self._on_message = on_message
         self._on_link = on_link
         self._on_reconnect = on_reconnect
+        self._on_closed = on_closed
+        self.reconnects = 0
         self._events = events
         self._shaper = shaper or None
         self._order = itertools.count()
@@ -85,6 +92,9 @@ class Transport:
         keep_freed_memory()
         self._sockets = Sockets(loop, keys, partial(self.refuse, None))
         self._accepted: dict[bytes, Link] = {}
+        self._talks: dict[int, Link] = {}  # by file descriptor, the talk lanes that were accepted
+        self._descriptors: dict[Link, int] = {}
+        self._told_back: dict[Link, float] = {}
         self._by_peer: dict[bytes, Link] = {}
         self._delayed: dict[int, tuple[Link, Lane, list[Any]]] = {}
 
@@ -93,17 +103,23 @@ class Transport:
 
         Raises InvalidSettings naming the endpoint if one cannot be bound.
         """
-        return self._sockets.listen(endpoints, self._read_router)
+        return self._sockets.listen(endpoints, self._read_router, self._accepted_closed)
 
     def dial(self, endpoint: str, name: str, *, wide_area: bool, **hello: Any) -> Link:
         """A link to whoever listens at `endpoint`. It says hello first; the peer may come up later."""
-        link = Link(self, name, wide_area)
+        link = Link(self, name, wide_area, dialled=True)
+        link.greeting = {**self.who, **hello}
         self.links.append(link)
         identity = secrets.token_bytes(12).replace(b"\0", b"\1")
         for number, lane in enumerate(LANES):
-            read, reconnected = partial(self._read_dealer, link), partial(self._reconnected, link)
-            link.attach(lane, self._sockets.dial(endpoint, identity + bytes([number + 1]), read, reconnected), b"")
-        link.greet({**self.who, **hello})
+            dealer = self._sockets.dial(
+                endpoint,
+                identity + bytes([number + 1]),
+                partial(self._read_dealer, link),
+                partial(self._connected, link, lane),
+                partial(self._disconnected, link, lane),
+            )
+            link.attach(lane, dealer, b"")
         return link
 
     def close(self, linger: float = 1.0) -> None:
@@ -174,6 +190,9 @@ class Transport:
             except zmq.Again:
                 return
             self._receive(self._accepted.get(identity.bytes), frames, router, identity.bytes)
+            link = self._accepted.get(identity.bytes)
+            if link is not None and LANES[identity.bytes[-1] - 1] == "talk":
+                self._note_talk(link, identity.get(zmq.SRCFD))
 
     def _read_dealer(self, link: Link, dealer: Socket) -> None:
         for _ in range(BATCH):
@@ -203,6 +222,7 @@ class Transport:
 
     def _arrived(self, link: Link, header: Header, payload: memoryview | None, size: int) -> None:
         link.received += size
+        link.hear(moved=header.kind != Kind.CONTROL or header.credit > 0)
         if self._shaper is not None and link.wide_area:
             lane = LANES[header.kind != Kind.CONTROL and payload is not None]
             self.loop.call_at(self._shaper.arrives(size, lane), lambda: self._deliver(link, header, payload))
@@ -212,16 +232,18 @@ class Transport:
     def _deliver(self, link: Link, header: Header, payload: memoryview | None) -> None:
         if header.credit:
             link.credit(header.credit)
-        if header.kind == Kind.CONTROL and header.topic in ("credit", "hello"):
-            if header.topic == "hello":
-                link.window.restart()
-                self._on_reconnect(link)
+        if header.kind == Kind.CONTROL and header.topic == "credit":
             return
         if header.kind == Kind.CONTROL and header.topic == "want":
             link.want(header.key, header.slice, header.round)
             return
         try:
-            self._on_message(link, header, payload)
+            if header.kind == Kind.CONTROL and header.topic == "hello":
+                self._greeted(link, payload)
+            elif header.kind == Kind.CONTROL and header.topic == "alive":
+                take_beat(link, payload)
+            else:
+                self._on_message(link, header, payload)
         except (BadMessage, msgspec.ValidationError) as error:
             self.refuse(link, "malformed", str(error))
             if header.kind != Kind.CONTROL and payload is not None:
@@ -239,7 +261,7 @@ class Transport:
             raise BadMessage("too many links, or no lane of one")
         link = self._by_peer.get(identity[:-1])
         if link is None:
-            link = Link(self, name, party != self.who["party"])
+            link = Link(self, name, party != self.who["party"], dialled=False)
             link.hello = hello
         link.attach(LANES[identity[-1] - 1], router, identity)
         if identity[:-1] not in self._by_peer:
@@ -257,8 +279,45 @@ class Transport:
         while self._owing:
             self._owing.pop().flush_credit()
 
-    def _reconnected(self, link: Link) -> None:
-        """A connection that was cut and is back has lost what was under way: begin anew, and tell who keeps it."""
-        self._events.write("warning", message=f"the connection to {link.name} was cut, and is back")
-        link.restart()
-        self._on_reconnect(link)
+    # Connections.
+
+    def _connected(self, link: Link, lane: Lane) -> None:
+        """A lane that we dial has a connection: begin anew on it, and tell who keeps what was lost."""
+        if link.restart(lane):
+            self.reconnects += 1
+            self._tell_back(link)
+        self._on_reconnect(link, lane)
+
+    def _disconnected(self, link: Link, lane: Lane) -> None:
+        link.down(lane)
+        if lane == "talk":
+            self._on_closed(link)
+
+    def _tell_back(self, link: Link) -> None:
+        """Once for both lanes, as they are mostly cut together."""
+        now = time.monotonic()
+        if now - self._told_back.get(link, 0.0) > TOGETHER:
+            self._events.write("warning", message=f"the connection to {link.name} was cut, and is back")
+        self._told_back[link] = now
+
+    def _greeted(self, link: Link, payload: memoryview | None) -> None:
+        """The peer has dialled, perhaps anew."""
+        lane = decode_body(payload).get("lane") if payload is not None else None
+        if link.dialled or lane not in LANES:
+            raise BadMessage("a hello of no lane, or from a peer that does not dial")
+        link.restart(lane)
+        self._on_reconnect(link, lane)
+
+    def _note_talk(self, link: Link, descriptor: int) -> None:
+        """Messages of this link's talk lane come from this connection, not from an older one any more."""
+        before = self._descriptors.get(link)
+        if before != descriptor:
+            if before is not None:
+                self._talks.pop(before, None)
+            self._talks[descriptor], self._descriptors[link] = link, descriptor
+
+    def _accepted_closed(self, descriptor: int) -> None:
+        link = self._talks.pop(descriptor, None)
+        if link is not None:
+            del self._descriptors[link]
+            self._on_closed(link)

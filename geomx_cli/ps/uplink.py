@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from geomx_cli.ps.link import Link
+from geomx_cli.ps.link import Lane, Link
 from geomx_cli.ps.wire import Array, BadMessage, Header, Kind, view
 
 __all__ = ["Delivery", "Uplink"]
@@ -68,9 +68,16 @@ class Uplink:
         if pending is not None:
             pending.on_result(header, array)
 
-    def repeat(self, link: Link) -> None:
-        """Send again whatever has no result yet from this server. Harmless: servers know repeats."""
+    def repeat(self, link: Link, lane: Lane) -> None:
+        """Send again what has no result yet from this server, and may have been lost on this lane. Harmless: servers
+        know repeats.
+
+        A contribution with a payload and its result are both tensors. So a talk lane that is replaced alone, as happens
+        on a path that is slow and full, makes no tensors travel twice.
+        """
         for pending in list(self._pending.values()):
+            if lane == "talk" and pending.header.kind == Kind.EXCHANGE and pending.payload is not None:
+                continue
             if self.links[pending.server] is link:
                 self._send(pending)
 

@@ -1,5 +1,6 @@
 """A worker in the cluster: its node, its servers and what is under way. The loop's thread only; see client.py."""
 
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ from geomx_cli.events import EventLog
 from geomx_cli.ps.config import NodeSettings
 from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.link import Link
+from geomx_cli.ps.liveness import NEWS, newest
 from geomx_cli.ps.members import CENTRAL
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.node import Node
@@ -130,12 +132,15 @@ class Worker:
             self.uplink.send(piece.server, header, part, self._taker(exchange, errand, piece.offset))
 
     def ask(self, future: "Future[Body]", topic: str, body: Body, server: int, limit: float) -> None:
-        """Make a request of one server; the answer goes to `future`."""
+        """Make a request of one server; the answer goes to `future`. Whoever is at a barrier waits for others."""
         if self.error is not None:
             future.set_exception(self.error)
         else:
             link = self.uplink.links[server]
-            self.node.talk.ask(link, topic, body, future.set_result, future.set_exception, limit)
+            self.node.talk.ask(
+                link, topic, body, future.set_result, future.set_exception, limit,
+                "idle" if topic == "barrier" else "alive",
+            )  # fmt: skip
 
     def farewell(self) -> None:
         """Say that this worker is done, and all is well; `run` returns when everybody knows."""
@@ -179,6 +184,7 @@ class Worker:
                 wide_area=member.party != self._settings.party, plane="local", rank=self._rank,
             )  # fmt: skip
             self.uplink.links.append(link)
+            self.node.liveness.watch(link)
         asked = {"rank_scope": self._settings.text("rank_scope")}
         self.node.talk.ask(self.uplink.links[0], "cluster", asked, self._on_cluster, self.node.fail)
 
@@ -214,9 +220,9 @@ class Worker:
         )
 
     def _check_patience(self) -> None:
-        """Fail when a round takes longer than anybody should wait."""
-        limit = self._settings.number("patience")
-        if any(item.age() > limit for item in self.open):
+        """Fail when nothing has moved for longer than anybody should wait for a round."""
+        limit, idle = self._settings.number("patience"), time.monotonic() - newest(self.uplink.links)
+        if any(min(item.age(), idle) > limit + NEWS for item in self.open):
             message = f"waited {limit:g} s for the result of a round"
             self.node.fail(TimedOut(message, "is a worker stuck, or out of step?"))
 

@@ -4,7 +4,8 @@ Environment: OUT (a .npz file; {rank} is the global rank): for each tensor its r
 lowest and highest of each round; ROUNDS ("3,5": by rank in the party); STEPS (between two rounds); PUSH ("weights",
 divided by kv.num_workers as a script for HFA does, "differences", or "ranks": 1 + its global rank); WEIGHTS ("1,3": by
 global rank, what a contribution counts); OPTIMIZER (JSON: what the roots run); SIZES, DTYPE; OPENS ("3=GATE": make the
-file GATE when its third round has begun), WAITS (for this file, before its first round), MEET (all, before the rounds).
+file GATE when its third round has begun), WAITS (for this file, before its first round), MEET (all, before the rounds);
+GATES and SEGMENT (as in rounds.py).
 """
 
 import json
@@ -38,6 +39,14 @@ def contribution(client, weight, number, index, counted):
     return (weight - own) * own.dtype.type(counted)
 
 
+def wait_for_segment(number):
+    segment = int(os.environ.get("SEGMENT", "0"))
+    if segment and number % segment == 0:
+        print(f"at part{number // segment}", flush=True)
+        while not Path(os.environ["GATES"], f"part{number // segment}").exists():
+            time.sleep(0.002)
+
+
 def main():
     settings = Settings.from_environment(plugins.table())
     client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
@@ -63,7 +72,7 @@ def main():
 def train(client, tensors):
     weights = [np.zeros(tensor.size, tensor.dtype) for tensor in tensors]
     for tensor, weight in zip(tensors, weights, strict=True):
-        client.pull(tensor.name, weight).result(30)
+        client.pull(tensor.name, weight).result()
     rounds = [int(count) for count in os.environ.get("ROUNDS", "4").split(",")]
     counts = [float(count) for count in os.environ.get("WEIGHTS", "1").split(",")]
     counted = counts[client.global_rank % len(counts)]
@@ -74,6 +83,7 @@ def train(client, tensors):
     while "WAITS" in os.environ and not Path(os.environ["WAITS"]).exists():
         time.sleep(0.002)
     for number in range(rounds[client.rank % len(rounds)]):
+        wait_for_segment(number)
         given = [contribution(client, weight, number, index, counted) for index, weight in enumerate(weights)]
         exchanges = [
             client.exchange(tensor.name, *pair, priority=-index, weight=counted)
@@ -82,7 +92,7 @@ def train(client, tensors):
         if opening == str(number + 1):
             Path(gate).touch()
         for exchange, weight, past in zip(exchanges, weights, history, strict=True):
-            exchange.done.result(40)
+            exchange.done.result()
             past.append(weight.copy())
         versions.append([client.versions(tensor.name) for tensor in tensors])
     arrays = {tensor.name: np.array(past) for tensor, past in zip(tensors, history, strict=True)}

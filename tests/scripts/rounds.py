@@ -3,7 +3,8 @@
 Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS ("10" or "10,13": by rank in the party),
 SERVER_OPTIMIZER (1: the master sets one), SHUFFLE (a seed: random delays before each push),
 SLOW (seconds before each push of this worker), SIZES, DTYPE, FILL (push this number in place of seeded gradients),
-GATES (a directory: wait at each gate until it has a file of that name), FAIL (1: fail in place of saying farewell).
+GATES (a directory: wait at each gate until it has a file of that name), SEGMENT (a gate "part0", "part1" ... before
+every so many rounds), FAIL (1: fail in place of saying farewell).
 """
 
 import os
@@ -49,10 +50,13 @@ if not client.trains:
     raise SystemExit
 results = [np.zeros(tensor.size, dtype) for tensor in tensors]
 for tensor, result in zip(tensors, results, strict=True):
-    client.pull(tensor.name, result).result(30)
+    client.pull(tensor.name, result).result()
 rounds = [int(count) for count in os.environ.get("ROUNDS", "5").split(",")]
 delays = random.Random(int(os.environ.get("SHUFFLE", "0")) * 1000 + client.global_rank)
+segment = int(os.environ.get("SEGMENT", "0"))
 for number in range(rounds[client.rank % len(rounds)]):
+    if segment and number % segment == 0:
+        gate(f"part{number // segment}")
     gradients = [
         np.full(size, float(os.environ["FILL"]), dtype)
         if "FILL" in os.environ
@@ -69,7 +73,7 @@ for number in range(rounds[client.rank % len(rounds)]):
         time.sleep(float(os.environ.get("SLOW", "0")))
         exchanges.append(client.exchange(tensors[index].name, gradients[index], results[index], priority=-index))
     for exchange in exchanges:
-        exchange.done.result(60)
+        exchange.done.result()
 np.savez(os.environ["OUT"].format(rank=client.global_rank), *results)
 if "GATES" in os.environ:
     gate("barrier")

@@ -34,7 +34,6 @@ class Pacer:
         self._rank = client.rank if party else client.global_rank
         self._workers = client.num_workers if party else client.num_all_workers
         self._waits = settings.text("esync_query") == "blocking"
-        self._limit = settings.number("timeout") + 5
         self._slowest = True  # until it is known
         self._asked: Future[dict[str, Any]] | None = None
         self._told: deque[Future[dict[str, Any]]] = deque()
@@ -72,13 +71,13 @@ class Pacer:
     def settle(self) -> None:
         """Wait until the state server knows all that it was told. Raises what it has refused."""
         while self._told:
-            self._told.popleft().result(self._limit)
+            self._told.popleft().result()
 
     def _ready(self, *, wait: bool) -> bool:
         """Whether the answer, if it is here, says that this worker is ready."""
         if self._asked is None or not (wait or self._asked.done()):
             return False
-        answer = self._asked.result(self._limit)
+        answer = self._asked.result()
         self._asked = None
         self.settle()  # was told before the question
         self._slowest = bool(answer["slowest"])

@@ -1,0 +1,273 @@
+"""Links that are cut, forget flows, slow down or lose packets, processes that are stopped: nothing of it ends a job.
+
+Three sites in network namespaces, started by hand with the options' defaults. FSA and HFA end with the very bits that
+numpy gets. Needs root.
+"""
+
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cluster import ROOT, RUNTIME, Cluster, free_ports
+from networks import SWITCH, Network
+from test_exact import assert_equal, expected
+from test_hfa import expected as expected_of_hfa
+from test_hfa import found_in
+
+from benchmarks.netns import call
+
+ROUNDS_SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
+AVERAGES_SCRIPT = [sys.executable, str(ROOT / "tests/scripts/averages.py")]
+WORKERS = ("Aw0", "Bw0")
+SEGMENT = 4
+SIZES = (300_000, 10)
+TURNS_UP = 60.0
+"""Seconds for a part of the training that nothing disturbs, on a busy machine."""
+
+
+class Sites(Cluster):
+    """The global plane stands in site C; parties A and B, of a local server and a worker each, have sites of their own.
+
+    The workers wait before each part of SEGMENT rounds until `go` lets them begin it.
+    """
+
+    def begin(self, algorithm: str, parts: int) -> None:
+        """Start everything."""
+        self.algorithm, self.parts = algorithm, parts
+        self.network = Network("ABC")
+        (self.directory / "gates").mkdir()
+        self.environment = {
+            "OUT": str(self.directory / "w{rank}.npz"), "ROUNDS": str(SEGMENT * parts), "SEGMENT": str(SEGMENT),
+            "GATES": str(self.directory / "gates"), "SIZES": ",".join(map(str, SIZES)), "SERVER_OPTIMIZER": "1",
+            "GEOMX_ALGO": algorithm, "PUSH": "weights", "MXNET_KVSTORE_HFA_K2": "2", "GEOMX_INSECURE": "1",
+        }  # fmt: skip
+        script = AVERAGES_SCRIPT if algorithm == "hfa" else ROUNDS_SCRIPT
+        self.open("declare", "barrier", "leave", "close")
+        ports = dict(zip("GCAB", free_ports(4), strict=True))
+        upper = self._at("GLOBAL_", "C", ports["G"], 2)
+        central, roles = self._at("", "C", ports["C"], 1), {"DMLC_ROLE_GLOBAL": "global_server", "DMLC_ROLE": "server"}
+        self.start("Cgs", RUNTIME, {**upper, "DMLC_ROLE_GLOBAL": "global_scheduler"})
+        self.start("Cs", RUNTIME, {**central, "DMLC_ROLE": "scheduler"})
+        self.start("Croot", RUNTIME, {**upper, **central, **roles})
+        self.start("Cmaster", script, {**central, "DMLC_ROLE": "worker", "DMLC_ROLE_MASTER_WORKER": "1"})
+        for index, site in enumerate("AB"):
+            local = self._at("", site, ports[site], 1)
+            self.start(f"{site}s", RUNTIME, {**local, "DMLC_ROLE": "scheduler"})
+            index_of_party = {"GEOMX_PARTY_INDEX": str(index)}
+            self.start(f"{site}srv0", RUNTIME, {**upper, **local, **index_of_party, "DMLC_ROLE": "server"})
+            self.start(f"{site}w0", script, {**local, "DMLC_ROLE": "worker"})
+
+    def _at(self, infix: str, site: str, port: int, workers: int) -> dict[str, str]:
+        self.uri = self.network.address(site)
+        return self._plane(infix, port, 1, workers)
+
+    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        """In the site that the name begins with."""
+        own = {"GEOMX_PROCESS": name, "DMLC_NODE_HOST": self.network.address(name[0])}
+        super().start(name, self.network.spaces.command(name[0], argv), {**own, **env})
+
+    def stop(self) -> None:
+        """Kill what is left, and remove the sites."""
+        super().stop()
+        if hasattr(self, "network"):
+            self.network.close()
+
+    def open(self, *gates: str) -> None:
+        """Let the workers pass."""
+        for gate in gates:
+            (self.directory / "gates" / gate).touch()
+
+    def until(self, condition: Callable[[], object], limit: float = TURNS_UP) -> None:
+        """Wait for `condition`."""
+        end = time.monotonic() + limit
+        while not condition():
+            assert time.monotonic() < end, f"it has not come to that:\n{self.outputs()}"
+            assert all(p.poll() in (None, 0) for p in self.processes.values()), self.outputs()
+            time.sleep(0.05)
+
+    def meet(self, part: int, limit: float = TURNS_UP) -> None:
+        """Until all workers wait for this part."""
+        self.until(lambda: all(f"at part{part}\n" in self.output(name) for name in WORKERS), limit)
+
+    def says(self, name: str, pattern: str) -> None:
+        """Until this process has said so."""
+        self.until(lambda: re.search(pattern, self.output(name)))
+
+    def replaced(self, flows: set[str]) -> None:
+        """Until there are as many new ones."""
+        self.until(lambda: len(self.flows() - flows) >= len(flows))
+
+    def go(self, part: int) -> None:
+        """Begin this part."""
+        self.open(f"part{part}")
+
+    def told(self) -> str:
+        """What all processes have said."""
+        return "".join(self.output(name) for name in self.processes)
+
+    def assert_trained(self) -> None:
+        """All ended well, with the right bits; nobody was blamed."""
+        self.finish(TURNS_UP)
+        rounds = SEGMENT * self.parts
+        each = {0: rounds, 1: rounds}
+        if self.algorithm == "hfa":
+            for index, size in enumerate(SIZES):
+                wanted = expected_of_hfa([[0], [1]], each, 2, index=index, size=size)
+                for rank, history in found_in(self.directory, f"t{index}").items():
+                    np.testing.assert_array_equal(history[-1].view("u4"), wanted[rank][-1].view("u4"))
+        found = {int(path.stem[1:]): list(np.load(path).values()) for path in self.directory.glob("w*.npz")}
+        assert sorted(found) == [0, 1]
+        if self.algorithm == "fsa":
+            assert_equal(found, expected([[0], [1]], each, optimizer=True, sizes=SIZES))
+        assert all(np.isfinite(array).all() for arrays in found.values() for array in arrays)
+        assert "error" not in self.told() and "has not contributed" not in self.told(), self.outputs()
+
+    # What happens to links.
+
+    @contextmanager
+    def dropping(self, *rules: str) -> Iterator[None]:
+        """Drop at site B what the rules say: "input" or "output", and a match of nft(8)."""
+        lines = ["add table inet faults"]
+        for number, rule in enumerate(rules):
+            hook, _, match = rule.partition(" ")
+            lines += [
+                f"add chain inet faults c{number} {{ type filter hook {hook} priority 0; }}",
+                f"add rule inet faults c{number} {'i' if hook == 'input' else 'o'}ifname net0 {match} drop",
+            ]
+        nft = self.network.spaces.command("B", ["nft", "-f", "-"])
+        call(nft, lines=[*lines, ""])
+        try:
+            yield
+        finally:
+            call(nft, lines=["delete table inet faults", ""])
+
+    def shape(self, rate: str) -> None:
+        """Bound what goes in and out of site B. The queues hold what 100 mbit carry in 0.1 s."""
+        bucket = ["root", "tbf", "rate", rate, "burst", "32kb", "limit", "1250000"]
+        for site, device in (("B", "net0"), (SWITCH, "port1")):
+            call(self.network.spaces.command(site, ["tc", "qdisc", "replace", "dev", device, *bucket]))
+
+    def queued(self) -> int:
+        """Bytes that wait to go out of site B."""
+        listing = call(self.network.spaces.command("B", ["tc", "-s", "qdisc", "show", "dev", "net0"]))
+        found = re.search(r"backlog (\d+)b", listing)
+        return int(found[1]) if found else 0
+
+    def flows(self) -> set[str]:
+        """The ports from which site B has dialled others."""
+        listing = call(self.network.spaces.command("B", ["ss", "-tnH", "state", "established"]))
+        there = self.network.address("C")
+        return {line.split()[2].rpartition(":")[2] for line in listing.splitlines() if there in line.split()[3]}
+
+    @contextmanager
+    def forgetting(self, *hooks: str) -> Iterator[set[str]]:
+        """Drop the packets of connections that exist now, silently, and only of those."""
+        flows = self.flows()
+        ports = f"{{ {', '.join(sorted(flows))} }}"
+        rules = [f"{hook} tcp {'d' if hook == 'input' else 's'}port {ports}" for hook in hooks]
+        with self.dropping(*rules):
+            yield flows
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Iterator[Sites]:
+    """Not begun yet; removed at the end."""
+    made = Sites(tmp_path)
+    yield made
+    made.stop()
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("algorithm", ["fsa", "hfa", "mixed"])
+def test_flows_that_are_forgotten_are_replaced(sites: Sites, algorithm: str) -> None:
+    """In one direction, the other and both; while rounds are under way, and while nothing is."""
+    kinds = (("input",), ("output",), ("input", "output"))
+    sites.begin(algorithm, len(kinds) + 1)
+    with ExitStack() as rules:
+        for part, hooks in enumerate(kinds):
+            sites.meet(part)
+            forgotten = rules.enter_context(sites.forgetting(*hooks))
+            began = time.monotonic()
+            assert len(forgotten) >= 4
+            if part != 1:
+                sites.go(part)
+            sites.replaced(forgotten)
+            print(f"{algorithm} {hooks}: {len(forgotten)} flows replaced after {time.monotonic() - began:.1f} s")
+            sites.go(part)
+            rules.close()
+        sites.meet(len(kinds))
+        sites.go(len(kinds))
+        sites.assert_trained()
+    assert re.search(r"the connection to Croot was cut, and is back", sites.output("Bsrv0"))
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("algorithm", ["fsa", "hfa", "mixed"])
+def test_a_link_that_is_slow_or_loses_packets_only_takes_longer(sites: Sites, algorithm: str) -> None:
+    """First at a fiftieth of its rate, with a queue that was made for the whole of it, then with 1 % of loss."""
+    sites.begin(algorithm, 3)
+    sites.meet(0)
+    sites.shape("100mbit")
+    sites.go(0)
+    sites.until(lambda: sites.queued() > 0)
+    sites.shape("2mbit")
+    sites.meet(1, limit=100)
+    slow = sites.told().count("was cut, and is back")
+    sites.shape("100mbit")
+    with sites.dropping("input numgen random mod 100 < 1", "output numgen random mod 100 < 1"):
+        sites.go(1)
+        sites.meet(2)
+    print(f"{algorithm}: {slow} reconnects while slow, {sites.told().count('was cut, and is back') - slow} with loss")
+    sites.go(2)
+    sites.assert_trained()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("algorithm", "lengths"), [("fsa", (3, 60)), ("hfa", (3, 20)), ("mixed", (3, 20))])
+def test_links_that_are_cut_come_back(sites: Sites, algorithm: str, lengths: tuple[int, ...]) -> None:
+    """While rounds are under way, each time; a longer cut is told at both ends, by the name of the link."""
+    sites.begin(algorithm, len(lengths) + 1)
+    for part, seconds in enumerate(lengths):
+        sites.meet(part)
+        sites.go(part)
+        time.sleep(0.1)
+        with sites.dropping("input", "output"):
+            time.sleep(seconds)
+        began = time.monotonic()
+        sites.meet(part + 1)
+        print(f"{algorithm}: the rounds of a cut of {seconds} s were done {time.monotonic() - began:.1f} s after it")
+    for here, there in (("Bsrv0", "Croot"), ("Croot", "Bsrv0"), ("Cgs", "Bsrv0"), ("Bsrv0", "Cgs")):
+        assert f"no word from {there} on the link {here} - {there} since " in sites.output(here)
+        sites.says(here, rf"{there} is heard again on the link {here} - {there}, after \d+ s")
+    sites.go(len(lengths))
+    sites.assert_trained()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("algorithm", ["fsa", "hfa", "mixed"])
+def test_processes_that_are_stopped_go_on(sites: Sites, algorithm: str) -> None:
+    """A worker, a local server and the root, each for 30 s that overlap, while rounds are under way."""
+    stopped = ("Aw0", "Bsrv0", "Croot")
+    sites.begin(algorithm, 2)
+    sites.meet(0)
+    sites.go(0)
+    for name in stopped:
+        os.kill(sites.processes[name].pid, signal.SIGSTOP)
+        time.sleep(5)
+    time.sleep(30 - 5 * len(stopped))
+    for name in stopped:
+        os.kill(sites.processes[name].pid, signal.SIGCONT)
+        time.sleep(5)
+    sites.meet(1)
+    sites.go(1)
+    sites.assert_trained()
+    for here, there in (("Asrv0", "Aw0"), ("As", "Aw0"), ("Bs", "Bsrv0"), ("Asrv0", "Croot"), ("Cgs", "Croot")):
+        assert f"no word from {there} on the link {here} - {there} since " in sites.output(here)
+    assert "no word from Bw0" not in sites.told(), "who was stopped blames nobody that was not"
