@@ -15,7 +15,7 @@ from geomx_cli.ps.barrier import Barrier
 from geomx_cli.ps.gather import Contribution, Gathering
 from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.partition import Partition, Tensor
-from geomx_cli.ps.talk import KEPT, MAX_OPEN, Request, Talk
+from geomx_cli.ps.talk import MAX_OPEN, Request, Talk
 from geomx_cli.ps.wire import BadMessage
 
 
@@ -298,47 +298,60 @@ class Wire:
     def __init__(self) -> None:
         self.sent: list[tuple[str, int]] = []
 
-    def control(self, topic: str, body: object, request: int) -> None:
+    def control(self, topic: str, body: object, request: int, acked: int = 0) -> None:
         self.sent.append((topic, request))
 
 
 def test_a_repeat_is_not_worked_on_but_answered_as_before() -> None:
     talk, link = Talk(Loop(), 1.0), Wire()
-    request = talk.receive(link, 7, "join", {})
+    request = talk.receive(link, 7, 0, "join", {})
     assert request is not None
-    assert talk.receive(link, 7, "join", {}) is None
+    assert talk.receive(link, 7, 0, "join", {}) is None
     assert link.sent == []
     request.answer()
-    assert talk.receive(link, 7, "join", {}) is None
+    assert talk.receive(link, 7, 0, "join", {}) is None
     assert link.sent == [("answer", 7)] * 2
-    said = talk.receive(link, 0, "beat", {})
+    said = talk.receive(link, 0, 0, "beat", {})
     assert said is not None
     said.answer()
     assert link.sent == [("answer", 7)] * 2, "nobody waits for an answer to what was only said"
-    assert talk.receive(Wire(), 7, "join", {}) is not None, "another peer's number"
+    assert talk.receive(Wire(), 7, 0, "join", {}) is not None, "another peer's number"
 
 
 def test_what_is_not_kept_is_answered_anew() -> None:
     talk, link = Talk(Loop(), 1.0), Wire()
     for _ in range(2):
-        request = talk.receive(link, 7, "state_read", {})
+        request = talk.receive(link, 7, 0, "state_read", {})
         assert request is not None
-        assert talk.receive(link, 7, "state_read", {}) is None, "it is being worked on"
+        assert talk.receive(link, 7, 0, "state_read", {}) is None, "it is being worked on"
         request.answer({"piece": b"x"}, keep=False)
     assert link.sent == [("answer", 7)] * 2
 
 
-def test_a_peer_is_remembered_within_bounds() -> None:
+def test_answers_are_kept_until_the_peer_says_that_it_has_them() -> None:
     talk, link = Talk(Loop(), 1.0), Wire()
-    for number in range(1, 2 * KEPT):
-        request = talk.receive(link, number, "status", {})
+    for number in range(1, 1001):
+        request = talk.receive(link, number, 0, "status", {})
         assert request is not None
         request.answer()
-    assert all(talk.receive(link, number, "status", {}) is None for number in range(KEPT, 2 * KEPT))
-    for number in range(MAX_OPEN):
-        assert talk.receive(link, 2 * KEPT + number, "barrier", {}) is not None
+    assert all(talk.receive(link, number, 0, "status", {}) is None for number in range(1, 1001))
+    assert link.sent == [("answer", number) for number in range(1, 1001)] * 2
+    assert talk.receive(link, 1001, 990, "status", {}) is not None
+    link.sent.clear()
+    assert talk.receive(link, 5, 4, "status", {}) is None
+    assert link.sent == [], "a repeat that comes late is not worked on again"
+    assert talk.receive(link, 991, 990, "status", {}) is None
+    assert link.sent == [("answer", 991)]
+
+
+def test_a_peer_is_remembered_within_bounds() -> None:
+    talk, link = Talk(Loop(), 1.0), Wire()
+    for number in range(1, MAX_OPEN + 1):
+        assert talk.receive(link, number, 0, "barrier", {}) is not None
     with pytest.raises(BadMessage, match="requests at once"):
-        talk.receive(link, 2 * KEPT + MAX_OPEN, "barrier", {})
+        talk.receive(link, MAX_OPEN + 1, 0, "barrier", {})
+    with pytest.raises(BadMessage):
+        talk.receive(link, MAX_OPEN + 1, MAX_OPEN + 1, "barrier", {})
 
 
 def test_only_who_was_asked_answers_and_only_once_counts() -> None:

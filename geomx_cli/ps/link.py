@@ -87,10 +87,12 @@ class Link:
         heapq.heappush(self._queue, (-header.priority, self._transport.next_order(), header, payload))
         self._pump()
 
-    def control(self, topic: str, body: dict[str, Any] | bytes | None = None, request: int = 0) -> None:
+    def control(
+        self, topic: str, body: dict[str, Any] | bytes | None = None, request: int = 0, acked: int = 0
+    ) -> None:
         """Send a CONTROL message, its body perhaps encoded already; it overtakes every tensor."""
         payload = memoryview(body if isinstance(body, bytes) else encode_body(body)) if body else None
-        self._emit(Header(topic=topic, request=request), payload)
+        self._emit(Header(topic=topic, request=request, acked=acked), payload)
 
     def consumed(self, size: int) -> None:
         """`size` bytes of payload from this peer are no longer held here: return them to its window."""

@@ -276,7 +276,7 @@ class Node:
         if header.topic == "gone":
             self._gone(link)
             return
-        request = self.talk.receive(link, header.request, header.topic, body)
+        request = self.talk.receive(link, header.request, header.acked, header.topic, body)
         if request is None:
             return
         for membership in self.memberships:

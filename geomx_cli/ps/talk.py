@@ -1,7 +1,8 @@
 """What two processes ask of each other. A request is done once and answered once, though connections may be cut.
 
 Whoever asks repeats what has no answer yet, under its number, when a connection is back. Whoever is asked knows the
-numbers that it has heard, and answers a repeat as it answered before.
+numbers that it has heard, and answers a repeat as it answered before; it keeps an answer until a later request says
+that it has come.
 """
 
 import time
@@ -24,8 +25,7 @@ Failed = Callable[[GeomxError], None]
 Counts = Literal["alive", "idle", "always"]
 
 MAX_OPEN = 4096
-KEPT = 256
-"""Answers remembered for each link: more than may be on their way when a connection is cut."""
+"""Requests of one peer that are worked on, or whose answers it may not have."""
 
 
 class Request:
@@ -63,8 +63,9 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Heard:
-    """What one peer has asked, by number: what is being worked on, and the latest answers, encoded."""
+    """What one peer has asked, by number: what is being worked on, and answers, encoded. It has those up to `acked`."""
 
+    acked: int = 0
     open: set[int] = field(default_factory=set)
     answers: dict[int, bytes] = field(default_factory=dict)
 
@@ -77,6 +78,7 @@ class Talk:
         self._timeout = timeout
         self._number = 0
         self._asked: dict[int, _Asked] = {}
+        self._open: dict[Link, dict[int, None]] = {}  # of each link the numbers without an answer, ascending
         self._heard: dict[Link, _Heard] = {}
 
     def ask(
@@ -104,30 +106,38 @@ class Talk:
             if counts != "always" and rest > 0:
                 asked.timer = self._loop.call_later(rest, expire)
                 return
-            del self._asked[number]
+            self._close(number)
             hint = "see its log; where it only takes longer, give a longer --timeout"
             failed(TimedOut(f"no answer from {link.name} to {topic!r} within {limit:g} s", hint))
 
         self._asked[number] = _Asked(link, topic, body, answer, failed, self._loop.call_later(limit, expire))
-        link.control(topic, body, number)
+        self._open.setdefault(link, {})[number] = None
+        self._send(number)
 
     def repeat(self, link: Link) -> None:
         """Ask again what `link` has not answered: its connection is a new one."""
-        for number, asked in self._asked.items():
-            if asked.link is link:
-                link.control(asked.topic, asked.body, number)
+        for number in self._open.get(link, ()):
+            self._send(number)
 
-    def receive(self, link: Link, number: int, topic: str, body: Body) -> Request | None:
-        """The request to be worked on; None for a repeat. Raises BadMessage when the peer asks too much at once."""
+    def receive(self, link: Link, number: int, acked: int, topic: str, body: Body) -> Request | None:
+        """The request to be worked on; None for a repeat. The peer has the answers to all its requests up to `acked`.
+
+        Raises BadMessage when it asks too much at once.
+        """
         if not number:
             return Request(link, topic, body, _nowhere)
+        if acked >= number:
+            raise BadMessage(f"request {number} of a peer that has its answer")
         heard = self._heard.setdefault(link, _Heard())
+        heard.acked = max(heard.acked, acked)
+        for done in [done for done in heard.answers if done <= acked]:
+            del heard.answers[done]
         if number in heard.answers:
             link.control("answer", heard.answers[number], number)
             return None
-        if number in heard.open:
+        if number in heard.open or number <= heard.acked:
             return None
-        if len(heard.open) >= MAX_OPEN:
+        if len(heard.open) + len(heard.answers) >= MAX_OPEN:
             raise BadMessage(f"more than {MAX_OPEN} requests at once")
         heard.open.add(number)
         return Request(link, topic, body, partial(self._reply, link, heard, number))
@@ -139,7 +149,7 @@ class Talk:
             raise BadMessage("an answer to no request")
         if asked is None:
             return
-        del self._asked[number]
+        self._close(number)
         asked.timer.cancel()
         if "error" in body:
             asked.failed(InvalidSettings(str(body["error"]), str(body.get("hint", ""))))
@@ -149,17 +159,23 @@ class Talk:
     def give_up(self, error: GeomxError) -> None:
         """Tell whoever waits for an answer that none will come."""
         given_up, self._asked = self._asked, {}
+        self._open.clear()
         for asked in given_up.values():
             asked.timer.cancel()
             asked.failed(error)
+
+    def _send(self, number: int) -> None:
+        asked = self._asked[number]
+        asked.link.control(asked.topic, asked.body, number, next(iter(self._open[asked.link])) - 1)
+
+    def _close(self, number: int) -> None:
+        del self._open[self._asked.pop(number).link][number]
 
     def _reply(self, link: Link, heard: _Heard, number: int, body: Body, keep: bool) -> None:
         heard.open.discard(number)
         answer = encode_body(body)
         if keep:
             heard.answers[number] = answer
-        if len(heard.answers) > KEPT:
-            del heard.answers[next(iter(heard.answers))]
         link.control("answer", answer, number)
 
 

@@ -96,7 +96,8 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     part of parts (of a payload that was cut again for sending).
     round (of this key, from 1; of a PULL the last one that the sender has begun).
     sender (process name), incarnation (of the sender).
-    acked: of an EXCHANGE: the sender has the results of all rounds of this slice up to this one.
+    acked: of an EXCHANGE: the sender has the results of all rounds of this slice up to this one; of a request: it has
+    the answers to all its requests up to this one.
     contributors: ranks merged into the payload. weight: their sum of weights; 0, and no payload, from those who only
     take the round's result.
     wide: the payload of an fp16 slice is fp32.
