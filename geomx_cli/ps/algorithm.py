@@ -89,10 +89,10 @@ class ServerPart(Protocol):
 
 @runtime_checkable
 class RowPart(ServerPart, Protocol):
-    """One that can do with the rows of a round that has only rows in it, if it `takes_rows`. All others get their sum as a
-    dense array.
+    """One that can do with the rows of a round that has only rows in it, if it `takes_rows`.
 
-    A local server then forwards its party's sum, and takes the root's result, without asking the algorithm.
+    A local server then forwards its party's sum, and takes the root's result, without asking the algorithm. All others
+    get the sum as a dense array.
     """
 
     takes_rows: bool
@@ -100,6 +100,8 @@ class RowPart(ServerPart, Protocol):
     def rows_at_root(
         self, slot: Slot, total: Rows, weight: float, member: int, optimizer: Optimizer | None
     ) -> Content | None:
-        """A root, which has a value, has the sum of one round's rows, with the weight and member of a Total: those rows of the value that
-        change, or all of the new value, or None if there is no update. Raises as `at_root` does.
+        """A root that has a value has the sum of one round's rows; weight and member are those of a Total.
+
+        Returns the rows of the value that change, or all of the new value, or None if there is no update. Raises as
+        `at_root` does.
         """

@@ -43,7 +43,7 @@ class Round:
 class Result:
     """What the members of a round were answered: the value, its version, the ranks and weight that are in it.
 
-    `array` is None if nobody in the round wants it. changed: the rows that the round has changed, if it was one of rows.
+    `array` is None if nobody in the round wants it. changed: the rows that a round of rows has changed.
     `owed` are the ranks that have not acknowledged it: one whose answer was lost asks again.
     """
 
@@ -93,8 +93,8 @@ class Pace:
 
 @dataclass(slots=True)
 class Book:
-    """One slice. `row`: elements in a row. `forwarded`: rounds that have gone up to the root. `fetching`: the value is on
-    its way from there. `hyper`: what its optimizer was told.
+    """One slice. `row`: elements in a row. `forwarded`: rounds that have gone up to the root. `fetching`: the value is
+    on its way from there. `hyper`: what its optimizer was told.
     """
 
     slot: Slot

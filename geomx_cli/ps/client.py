@@ -108,11 +108,12 @@ class Client:
         """Contribute `src` to this key's next round; its result goes to `out`, or is kept for `pull`. Returns at once.
 
         src, out: 1-D, of the declared size and dtype. `src` must not change before `.sent`; it is copied if it is not
-        contiguous. Rows, numbered as those of the tensor, are all that is not zero: only they travel, in the contribution
-        and in what is pulled, and there is no `out`. Without `src` this worker abstains: it takes the round's result (of
-        rows, if its last contribution was one) and counts for nothing in it, which costs next to nothing to send. A higher priority goes first. `weight`, above 0, travels with the contribution;
-        `hyper` holds hyper-parameters for the optimizer. Raises InvalidSettings for a worker that does not train, or
-        has left, and when MAX_OPEN rounds of the key have no result yet.
+        contiguous. Instead of an array it may be rows, numbered as those of the tensor: only they travel, no others
+        change where the optimizer is lazy, and there is no `out`; what is needed of the result has to be pulled.
+        Without `src` this worker abstains: it takes the round's result and counts for nothing in it, which costs next
+        to nothing to send. A higher priority goes first. `weight`, above 0, travels with the contribution; `hyper`
+        holds hyper-parameters for the optimizer. Raises InvalidSettings for a worker that does not train, or has left,
+        for rows that the key does not have, and when MAX_OPEN rounds of the key have no result yet.
         """
         self._check()
         if isinstance(src, Rows):
@@ -150,7 +151,7 @@ class Client:
         tensor, numbers = placement.tensor, rows.numbers
         if (rows.row, str(rows.values.dtype), len(rows.values)) != (tensor.row, tensor.dtype, len(numbers)):
             raise InvalidSettings(
-                f"key {name!r} has rows of {tensor.row} elements of {tensor.dtype}, not {rows.row} of {rows.values.dtype}",
+                f"key {name!r} has rows of {tensor.row} {tensor.dtype}, not {rows.row} {rows.values.dtype}",
                 "give a row for each number; the shape and dtype of a key never change",
             )
         _check_numbers(name, tensor, numbers)
@@ -193,7 +194,7 @@ class Client:
         tensor = placement.tensor
         _check_numbers(name, tensor, numbers)
         if (out.shape, str(out.dtype)) != ((len(numbers) * tensor.row,), tensor.dtype):
-            what = f"{len(numbers)} rows of {tensor.row} elements of {tensor.dtype} do not fit {out.shape} of {out.dtype}"
+            what = f"{len(numbers)} rows of {tensor.row} {tensor.dtype} do not fit {out.shape} of {out.dtype}"
             raise InvalidSettings(what, "pull them into a one-dimensional array of their size and dtype")
         if not placement.row:
             return self._pick_rows(name, numbers, out, priority)

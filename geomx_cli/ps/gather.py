@@ -35,9 +35,9 @@ class Gathering:
     """The contributions to one slice and round.
 
     `total` is fp32 (fp64 for fp64 contributions); with a single contribution it may be that contribution's own,
-    read-only array; rows as long as only rows have come; None if all have abstained. `ranks` are those added so far, `weight` the sum of their weights,
-    `hyper` the hyper-parameters that any of them sent. Where two sent different values, that of the lower rank holds,
-    and `conflicts` has the name with the other value.
+    read-only array; rows as long as only rows have come; None if all have abstained. `ranks` are those added so far,
+    `weight` the sum of their weights, `hyper` the hyper-parameters that any of them sent. Where two sent different
+    values, that of the lower rank holds, and `conflicts` has the name with the other value.
     """
 
     total: Content | None = None

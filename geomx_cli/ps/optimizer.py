@@ -192,17 +192,14 @@ class Optimizer(ABC):
             return result
         return self._run_rows(call, state.master, arrays, weight, grad)
 
-    def _run_rows(
-        self, call: Call, master: Array | None, arrays: list[Array], weight: Array, grad: Rows
-    ) -> Rows:
+    def _run_rows(self, call: Call, master: Array | None, arrays: list[Array], weight: Array, grad: Rows) -> Rows:
         """As `_run`, for some rows of everything."""
         touched = [Rows.of(array, grad.row, grad.numbers) for array in arrays]
         exact = None if master is None else Rows.of(master, grad.row, grad.numbers)
         old = Rows.of(weight, grad.row, grad.numbers).values
         result, flat = np.empty_like(old), [rows.values.reshape(-1) for rows in touched]
-        self._run(
-            self._step_of_rows, call, None if exact is None else exact.values.reshape(-1), flat, old, grad.values, result
-        )
+        flat_master = None if exact is None else exact.values.reshape(-1)
+        self._run(self._step_of_rows, call, flat_master, flat, old, grad.values, result)
         for array, rows in zip(arrays, touched, strict=True):
             rows.write_to(array)
         if master is not None and exact is not None:
@@ -246,7 +243,14 @@ class Optimizer(ABC):
                 Rows.of(now, *rows).write_to(state.arrays[name])
 
     def _run(
-        self, step: Callable[..., None], call: Call, master: Array | None, arrays: list[Array], weight: Array, grad: Array, result: Array
+        self,
+        step: Callable[..., None],
+        call: Call,
+        master: Array | None,
+        arrays: list[Array],
+        weight: Array,
+        grad: Array,
+        result: Array,
     ) -> None:
         source, out, scale = grad.reshape(-1), result.reshape(-1), self._params["rescale_grad"]
         old = weight.reshape(-1) if master is None else master
@@ -268,7 +272,7 @@ class Optimizer(ABC):
         """Write a block of the new weight to `new`, which may be `old` itself; `g` and `temp` are scratch."""
 
     def _step_of_rows(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
-        """As `_step` where the gradient is row-sparse, lazily or not: for that MXNet has operators that round otherwise."""
+        """As `_step` where the gradient is row-sparse, lazily or not: MXNet's operators for that round otherwise."""
         self._step(call, old, g, temp, new, *arrays)
 
     def _wanted(self) -> tuple[str, ...]:

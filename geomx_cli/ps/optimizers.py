@@ -20,6 +20,8 @@ from geomx_cli.ps.optimizer import Array, Call, Field, Optimizer, Slot, Value, f
 
 __all__ = ["SUPPORTED", "Array", "Optimizer", "Slot", "Value", "create"]
 
+_Average = Callable[[Array, float, float, Array, Array], None]
+
 
 class Sgd(Optimizer):
     """Stochastic gradient descent with momentum (Polyak, 1964).
@@ -131,7 +133,7 @@ class Adam(Optimizer):
         self._descend(average_of_square if of_product else average_square, call, old, g, temp, new, *arrays)
 
     def _descend(
-        self, average_square: Callable[..., None], call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array
+        self, average_square: _Average, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array
     ) -> None:
         mean, variance = arrays
         beta1, beta2 = self._params["beta1"], self._params["beta2"]

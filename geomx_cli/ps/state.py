@@ -19,12 +19,12 @@ def export_state(books: Books, optimizer: Optimizer | None) -> dict[str, Array]:
     """Values and versions of all slices, what the algorithm keeps of them, and the optimizer's state.
 
     Names: "value/KEY/SLICE", "book/KEY/SLICE" (int64: version, root, length, dtype, offset, rounds that the root has
-    answered, elements in a row), "paces/KEY/SLICE" (int64, a row for each: member, rounds answered, version), "held/KEY/SLICE/MEMBER" (its
-    round that is in the value but not answered: weight, ranks), "result/KEY/SLICE/MEMBER/ROUND" (of a round that not
-    all have acknowledged; without it nobody wants the value) with "about/KEY/SLICE/MEMBER/ROUND" (version, weight, how
-    many and which ranks have not, the ranks in it) and, of one of rows, those that it has changed: "rows/..." (numbers) and
-    "changed/..." (values), "kept/KEY/SLICE/NAME",
-    "hyper/KEY/SLICE/NAME" (what workers have changed of the optimizer), "optimizer/...". All are copies.
+    answered, elements in a row), "paces/KEY/SLICE" (int64, a row for each: member, rounds answered, version),
+    "held/KEY/SLICE/MEMBER" (its round that is in the value but not answered: weight, ranks), "kept/KEY/SLICE/NAME",
+    "hyper/KEY/SLICE/NAME" (what workers have changed of the optimizer), "optimizer/..."; of a round that not all have
+    acknowledged "about/KEY/SLICE/MEMBER/ROUND" (version, weight, how many and which ranks have not, the ranks in it),
+    "result/..." (the value, if anybody may ask for it), and of one of rows "rows/..." and "changed/..." (numbers and
+    values of those that it has changed). All are copies.
     """
     state: dict[str, Array] = {}
     for (key, index), book in books.items():
@@ -47,7 +47,8 @@ def export_state(books: Books, optimizer: Optimizer | None) -> dict[str, Array]:
                 if result.array is not None:
                     state[f"result/{where}"] = result.array.copy()
                 if result.changed is not None:
-                    state |= {f"rows/{where}": result.changed.numbers.copy(), f"changed/{where}": result.changed.values.copy()}
+                    state[f"rows/{where}"] = result.changed.numbers.copy()
+                    state[f"changed/{where}"] = result.changed.values.copy()
         state |= {f"kept/{key}/{index}/{name}": array.copy() for name, array in book.slot.kept.items()}
         state |= {f"hyper/{key}/{index}/{name}": np.array([number]) for name, number in book.hyper.items()}
     if optimizer is not None:

@@ -112,8 +112,8 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     kind, request (number that an answer repeats), topic (of a CONTROL).
     key, slice, root (rank of the root that owns the slice), offset and length in elements, dtype (index in DTYPES),
     part of parts (of a payload that was cut again for sending).
-    row: elements in a row of the slice; 1 where its rows do not count. rows: number of rows in the payload (`form` ROWS):
-    their elements, followed by their uint32 numbers in the slice, strictly increasing. A PULL of rows has only the numbers.
+    row: elements in a row of the slice; 1 where its rows do not count. rows: number of rows in the payload (`form`
+    ROWS): their elements, followed by their uint32 numbers in the slice, strictly increasing; a PULL has only these.
     round (of this key, from 1; of a PULL the last one that the sender has begun).
     sender (process name), incarnation (of the sender).
     acked: of an EXCHANGE: the sender has the results of all rounds of this slice up to this one.

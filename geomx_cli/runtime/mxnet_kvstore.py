@@ -16,6 +16,8 @@ import numpy as np
 
 from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, InvalidSettings
+from geomx_cli.ps.rows import Rows
+from geomx_cli.ps.wire import Array
 from geomx_cli.runtime.engine import Completion, Engine
 from geomx_cli.runtime.keys import Key, pairs
 from geomx_cli.runtime.kvstore import Store
@@ -48,8 +50,10 @@ class MxnetStore(MxnetStanding):
     """Every method of mxnet.kvstore.KVStore, over a Store. `register` mixes it with that class, which Trainer asks for.
 
     Values are NDArrays of float32, float64 or float16, dense or row-sparse, on any device; lists of values, one per
-    device, are summed. The servers keep every row: a row-sparse gradient counts as a dense one with zeros elsewhere, so
-    momentum and weight decay go on in the other rows, as with MXNet's lazy_update=False.
+    device, are summed. The servers keep every row. Of row-sparse values only rows travel, and `push` waits until they are
+    computed; the optimizer treats them as MXNet's does: with lazy_update=True, the default of SGD and Adam, and in
+    AdaGrad only the gradient's rows change, else they count as a dense gradient with zeros elsewhere. Values are dense
+    on their way where a row is longer than a slice. Rounds in which somebody pushes a dense value are dense.
     For the training thread; a forked child must not use it. Errors are MXNetErrors. When the job fails, every pending
     operation ends, MXNet raises the error where somebody waits, and each later call raises it again.
     """
@@ -86,6 +90,7 @@ class MxnetStore(MxnetStanding):
     def push(self, key: Any, value: Any, priority: int = 0, weight: float = 1.0) -> None:
         """Contribute to the keys' next round; returns at once. `value` is not changed, and may change at once.
 
+        Of a row-sparse value only its rows travel, and for these the call waits until they are computed.
         `weight` is what the contribution counts in algorithms that make means; they divide by it, nobody multiplies.
         Raises SystemExit in a master worker that does not train; see Store.begin_training.
         """
@@ -111,22 +116,25 @@ class MxnetStore(MxnetStanding):
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """As `pull`, but write only some rows to row-sparse arrays: those whose numbers are in `row_ids`.
 
-        row_ids: an array for each one of `out`, or one for all of a key's; in any order, perhaps more than once. Waits
-        for `row_ids`, but not for the result.
+        row_ids: an array for each one of `out`, or one for all of a key's; in any order, perhaps more than once. Only
+        these rows travel. Waits for `row_ids` and for the rows, of all keys at once.
         """
         if out is None or row_ids is None:
             raise InvalidSettings("row_sparse_pull needs arrays and numbers of rows", "pass out= and row_ids=")
         if isinstance(key, (list, tuple)) and len(key) == 1:
             key, out, row_ids = (_only(item) for item in (key, out, row_ids))
         outs, numbers = self._checked(key, out), pairs(key, row_ids)
+        found: list[tuple[Key, Any, Array]] = []
         for (one, given), (_, rows) in zip(outs, numbers, strict=True):
             if not all(map(is_sparse, given)) or len(rows) not in (1, len(given)):
                 message = f"key {one!r} comes with {len(given)} arrays and {len(rows)} of row numbers"
                 raise InvalidSettings(message, "give row-sparse arrays, and numbers for each one or the same for all")
-            target = self._fetch(one, given, priority)
-            with self._mx.autograd.pause():
-                for item, wanted in zip(given, rows * (len(given) // len(rows)), strict=True):
-                    self._arrays.deliver_rows(target, item, wanted)
+            wanted = rows * (len(given) // len(rows))
+            found += [(one, out, self._arrays.numbers(row, out)) for out, row in zip(given, wanted, strict=True)]
+        targets = [self._fetch_rows(*item, priority) for item in found]
+        with self._mx.autograd.pause():
+            for (_, item, taken), target in zip(found, targets, strict=True):
+                self._arrays.deliver_rows(taken, target, item)
 
     @_guarded
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -165,6 +173,9 @@ class MxnetStore(MxnetStanding):
     def _push(self, key: Key, values: list[Any], priority: int, weight: float = 1.0) -> None:
         name = str(key)
         news = self._news(key, name)
+        if all(map(is_sparse, values)) and self._store.has_rows(name, values[0].shape):
+            self._push_rows(name, self._arrays.rows(values), priority, news, weight)
+            return
         source = self._arrays.source(name, values[0])
         with self._mx.autograd.pause():
             self._arrays.sum(values).copyto(source.array)
@@ -175,6 +186,13 @@ class MxnetStore(MxnetStanding):
             done()
 
         self._engine.queue(send, reads=[source.array], writes=[self._turns[name]], priority=priority, name="geomx push")
+
+    def _push_rows(self, name: str, rows: Rows, priority: int, news: dict[str, float], weight: float) -> None:
+        def send(done: Completion) -> None:
+            self._store.start(name, rows, priority, news, weight)
+            done()
+
+        self._engine.queue(send, reads=[], writes=[self._turns[name]], priority=priority, name="geomx push")
 
     def _pull(self, key: Key, outs: list[Any], priority: int) -> None:
         target = self._fetch(key, outs, priority)
@@ -188,6 +206,19 @@ class MxnetStore(MxnetStanding):
 
         def fetch(done: Completion) -> None:
             future = self._store.fetch(name, self._engine.view(target), priority)
+            future.add_done_callback(lambda finished: done(finished.exception()))
+
+        self._engine.queue(fetch, reads=[], writes=[target, self._turns[name]], priority=priority, name="geomx pull")
+        return target
+
+    def _fetch_rows(self, key: Key, out: Any, numbers: Array, priority: int) -> Any:
+        """Where rows of the key's result come to, for `out`; None for no rows."""
+        if not len(numbers):
+            return None
+        name, target = str(key), self._arrays.room(numbers, out)
+
+        def fetch(done: Completion) -> None:
+            future = self._store.fetch_rows(name, numbers, self._engine.view(target), priority)
             future.add_done_callback(lambda finished: done(finished.exception()))
 
         self._engine.queue(fetch, reads=[], writes=[target, self._turns[name]], priority=priority, name="geomx pull")
