@@ -50,10 +50,10 @@ class MxnetStore(MxnetStanding):
     """Every method of mxnet.kvstore.KVStore, over a Store. `register` mixes it with that class, which Trainer asks for.
 
     Values are NDArrays of float32, float64 or float16, dense or row-sparse, on any device; lists of values, one per
-    device, are summed. The servers keep every row. Of row-sparse values only rows travel, and `push` waits until they are
-    computed; the optimizer treats them as MXNet's does: with lazy_update=True, the default of SGD and Adam, and in
-    AdaGrad only the gradient's rows change, else they count as a dense gradient with zeros elsewhere. Values are dense
-    on their way where a row is longer than a slice. Rounds in which somebody pushes a dense value are dense.
+    device, are summed. The servers keep every row. Of row-sparse values only rows travel, and `push` waits until they
+    are computed. The optimizer treats them as MXNet's does: with lazy_update=True, the default of SGD and Adam, and in
+    AdaGrad only the gradient's rows change, else they count as a dense gradient with zeros elsewhere. They travel dense
+    where a row is longer than a slice; a round in which somebody pushes a dense value is dense.
     For the training thread; a forked child must not use it. Errors are MXNetErrors. When the job fails, every pending
     operation ends, MXNet raises the error where somebody waits, and each later call raises it again.
     """
