@@ -1,8 +1,9 @@
-"""Row-sparse arrays in real clusters: the same results as dense ones, and gluon.Trainer with sparse gradients."""
+"""Row-sparse arrays in real clusters: results, what travels, and gluon.Trainer with sparse gradients."""
 
 import numpy as np
 import pytest
-from cluster import Cluster
+from cluster import Cluster, free_ports
+from test_cuts import Proxy
 from test_mxnet_store import SCRIPTS, check_parameters, hooked
 
 
@@ -11,6 +12,18 @@ def test_row_sparse_arrays_count_as_dense_ones(cluster: Cluster) -> None:
     argv, env = hooked("sparse.py", "rules")
     cluster.launch(argv, env=env, parties=(2, 1), roots=2)
     cluster.finish(50)
+
+
+@pytest.mark.timeout(60)
+def test_only_rows_travel_after_the_initial_value(cluster: Cluster) -> None:
+    """To the global server the key goes once, and from there once to each party."""
+    port, front = free_ports(2)
+    proxy, whole = Proxy({front: port}), 100_000 * 64 * 4
+    argv, env = hooked("sparse.py", "bytes")
+    listens = {"GEOMX_BIND": f"tcp://127.0.0.1:{port}", "GEOMX_ADVERTISE": f"tcp://127.0.0.1:{front}"}
+    cluster.launch(argv, env=env, root_env=listens, parties=(2,))
+    cluster.finish(50)
+    assert 0 < proxy.forwarded - 2 * whole < whole / 50
 
 
 @pytest.mark.timeout(60)

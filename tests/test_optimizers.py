@@ -430,7 +430,9 @@ def row_gradients(dtype: str = "float32") -> list[Rows]:
 
 
 @pytest.mark.parametrize("stype", ["default", "row_sparse"])
-@pytest.mark.parametrize("common", [{}, {"wd": 0.01}, {"clip_gradient": 0.7, "rescale_grad": 0.5}, REGULARISED], ids=str)
+@pytest.mark.parametrize(
+    "common", [{}, {"wd": 0.01}, {"clip_gradient": 0.7, "rescale_grad": 0.5}, REGULARISED], ids=str
+)
 @pytest.mark.parametrize(("name", "own"), SPARSE_CASES)
 def test_row_sparse_gradients_follow_mxnet_bit_for_bit(
     mx: Any, name: str, own: dict[str, Any], common: dict[str, Any], stype: str

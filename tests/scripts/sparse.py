@@ -1,7 +1,7 @@
 """A worker of two parties (and the master) that checks row-sparse arrays against dense ones, and trains with them.
 
-Argument: "rules", or what gluon.Trainer trains: "gradient" (a dense weight with row-sparse gradients) or "weight" (both
-row-sparse). With RANKS in argument 2 it is the reference instead: one process, all dense.
+Argument: "rules", "bytes", or what gluon.Trainer trains: "gradient" (a dense weight with row-sparse gradients) or "weight"
+(both row-sparse). With RANKS in argument 2 it is the reference instead: one process with MXNet's own optimizer.
 """
 
 import sys
@@ -12,6 +12,7 @@ from mxnet import autograd, gluon
 from mxnet.base import MXNetError
 
 ROWS, WIDTH, STEPS = 12, 3, 4
+SETTINGS = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
 PARAMS = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01, "rescale_grad": 0.5}
 
 
@@ -113,6 +114,34 @@ def rules():
     kv.barrier("all")
 
 
+def count_bytes():
+    """Ten pushes and pulls of one row take next to nothing of what the key takes; the rows are those that SGD makes."""
+    rows, width = 100_000, 64
+    kv = mx.kv.create("dist_sync")
+    if kv.is_master_worker:
+        kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, momentum=0.5))
+    kv.init("table", mx.nd.zeros((rows, width)))
+    if kv.global_rank < 0:
+        return
+    out = mx.nd.sparse.zeros("row_sparse", (rows, width))
+    kv.row_sparse_pull("table", out=out, row_ids=numbers(1))
+    traffic = kv._store._client.traffic
+    before = sum(traffic()["lan"]) + sum(traffic()["wan"])
+    weight = momentum = 0.0
+    for step in range(10):
+        row = 99_990 + step % 2
+        grad = mx.nd.sparse.row_sparse_array((mx.nd.ones((1, width)), [row]), shape=(rows, width))
+        kv.push("table", grad)
+        kv.row_sparse_pull("table", out=out, row_ids=numbers(row))
+        if row == 99_990:
+            momentum = 0.5 * momentum - 0.5 * kv.num_all_workers
+            weight += momentum
+        assert out.indices.asnumpy().tolist() == [row] and (out.data.asnumpy() == weight).all(), (step, out.data)
+    spent = sum(traffic()["lan"]) + sum(traffic()["wan"]) - before
+    assert spent < rows * width * 4 / 200, spent
+    kv.barrier("all")
+
+
 class Net(gluon.Block):
     """An embedding and a dense layer."""
 
@@ -156,7 +185,7 @@ def values(net, kv=None):
 def train(kind):
     kv = mx.kv.create("dist_sync")
     net = build(kind)
-    params = {"learning_rate": 0.1, "rescale_grad": 1 / (5 * kv.num_all_workers)}
+    params = {**SETTINGS, "rescale_grad": 1 / (5 * kv.num_all_workers)}
     trainer = gluon.Trainer(net.collect_params(), "sgd", params, kvstore=kv)
     for step in range(STEPS):
         backward(net, kv.global_rank, step)
@@ -165,8 +194,8 @@ def train(kind):
 
 
 def alone(ranks):
-    net = build("dense")
-    updater = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.1, rescale_grad=1 / (5 * ranks)))
+    net = build("gradient")
+    updater = mx.optimizer.get_updater(mx.optimizer.SGD(**SETTINGS, rescale_grad=1 / (5 * ranks)))
     for step in range(STEPS):
         grads = []
         for rank in range(ranks):
@@ -181,5 +210,7 @@ if len(sys.argv) > 2:
     alone(int(sys.argv[2]))
 elif sys.argv[1] == "rules":
     rules()
+elif sys.argv[1] == "bytes":
+    count_bytes()
 else:
     train(sys.argv[1])
