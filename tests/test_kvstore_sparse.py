@@ -27,10 +27,23 @@ def test_only_rows_travel_after_the_initial_value(cluster: Cluster) -> None:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("flat", [False, True], ids=["two levels", "flat"])
 @pytest.mark.parametrize("kind", ["gradient", "weight"])
-def test_trainer_trains_an_embedding_as_one_process_would(cluster: Cluster, kind: str) -> None:
+def test_trainer_trains_an_embedding_as_one_process_would(cluster: Cluster, kind: str, flat: bool) -> None:
+    """With momentum and weight decay, which MXNet applies only to the rows of each gradient."""
     argv, env = hooked("sparse.py", kind)
-    cluster.launch(argv, env=env, parties=(1, 1))
+    if flat:
+        cluster.launch_flat(argv, env=env, workers=2, servers=2)
+    else:
+        cluster.launch(argv, env=env, parties=(1, 1))
     cluster.finish()
     check_parameters(cluster.directory, 2, [str(SCRIPTS / "sparse.py"), kind])
     assert all(np.isfinite(one).all() for one in np.load(cluster.directory / "params-0.npz").values())
+
+
+@pytest.mark.timeout(60)
+def test_module_trains_a_row_sparse_weight_as_one_process_would(cluster: Cluster) -> None:
+    argv, env = hooked("sparse.py", "module")
+    cluster.launch(argv, env=env, parties=(1, 1))
+    cluster.finish()
+    check_parameters(cluster.directory, 2, [str(SCRIPTS / "sparse.py"), "module"])

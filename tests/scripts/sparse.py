@@ -1,7 +1,8 @@
 """A worker of two parties (and the master) that checks row-sparse arrays against dense ones, and trains with them.
 
-Argument: "rules", "bytes", or what gluon.Trainer trains: "gradient" (a dense weight with row-sparse gradients) or "weight"
-(both row-sparse). With RANKS in argument 2 it is the reference instead: one process with MXNet's own optimizer.
+Argument: "rules", "bytes", "module" (Module trains a row-sparse weight), or what gluon.Trainer trains: "gradient" (a
+dense weight with row-sparse gradients) or "weight" (both row-sparse). With RANKS in argument 2 it is the reference
+instead: one process with MXNet's own optimizer.
 """
 
 import sys
@@ -165,11 +166,15 @@ def build(kind):
     return net
 
 
-def backward(net, rank, step):
+def batch(rank, step):
     source = np.random.RandomState(100 * step + rank + 1)
-    words = mx.nd.array(source.randint(0, ROWS, (5, 2)))
+    return mx.nd.array(source.randint(0, ROWS, (5, 2))), mx.nd.array(source.randn(5, 1))
+
+
+def backward(net, rank, step):
+    words, target = batch(rank, step)
     with autograd.record():
-        loss = (net(words) - mx.nd.array(source.randn(5, 1))) ** 2
+        loss = (net(words) - target) ** 2
     loss.backward()
 
 
@@ -206,7 +211,45 @@ def alone(ranks):
     np.savez("reference.npz", *values(net))
 
 
-if len(sys.argv) > 2:
+def module(ranks, kv=None):
+    """With a store the batches of this worker, without one those of all workers."""
+    table = mx.sym.var("table", stype="row_sparse", shape=(ROWS, WIDTH))
+    words = mx.sym.Embedding(mx.sym.var("data"), table, input_dim=ROWS, output_dim=WIDTH, sparse_grad=True)
+    output = mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(words, num_hidden=1, name="dense"), name="out")
+    found = mx.mod.Module(output, label_names=["out_label"])
+    count = 5 * len(ranks)
+    found.bind([("data", (count, 2))], [("out_label", (count, 1))])
+    source = np.random.RandomState(8)
+    shapes = {"table": (ROWS, WIDTH), "dense_weight": (1, 2 * WIDTH), "dense_bias": (1,)}
+    start = {name: mx.nd.array(source.randn(*shape)) for name, shape in shapes.items()}
+    found.init_params(arg_params={**start, "table": start["table"].tostype("row_sparse")})
+    settings = {**SETTINGS, "wd": 0.0, "rescale_grad": 1 / (5 * (kv.num_all_workers if kv else len(ranks)))}
+    found.init_optimizer(kv, "sgd", settings)
+    for step in range(STEPS):
+        parts = [batch(rank, step) for rank in ranks]
+        data = mx.io.DataBatch(*([mx.nd.concat(*item, dim=0)] for item in zip(*parts, strict=True)))
+        if kv is not None:
+            found.prepare(data, sparse_row_id_fn=lambda one: {"table": one.data[0].reshape(-1)})
+        found.forward_backward(data)
+        found.update()
+    if kv is not None:
+        rows = mx.nd.arange(ROWS, dtype="int64")
+        found._kvstore.row_sparse_pull("table", out=found._exec_group.execs[0].arg_dict["table"], row_ids=rows)
+    arguments = found._exec_group.execs[0].arg_dict
+    return {name: arguments[name].asnumpy() for name in shapes}
+
+
+def train_module():
+    kv = mx.kv.create("dist_sync")
+    np.savez(f"params-{kv.global_rank}.npz", **module([kv.global_rank], kv))
+
+
+if sys.argv[1] == "module":
+    if len(sys.argv) > 2:
+        np.savez("reference.npz", **module(range(int(sys.argv[2]))))
+    else:
+        train_module()
+elif len(sys.argv) > 2:
     alone(int(sys.argv[2]))
 elif sys.argv[1] == "rules":
     rules()
