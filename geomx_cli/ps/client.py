@@ -117,6 +117,8 @@ class Client:
         """
         self._check()
         if isinstance(src, Rows):
+            if out is not None:
+                raise InvalidSettings(f"key {name!r}: the result of a round of rows comes to no array", "pull it")
             src = self._checked_rows(name, src)
         if not 0 < weight < math.inf:
             raise InvalidSettings(f"a contribution of weight {weight}", "give a finite number above 0")
@@ -160,7 +162,8 @@ class Client:
     def pull(self, name: str, out: Array, *, priority: int = 0) -> "Future[None]":
         """Copy to `out` the result of this worker's latest exchange of the key, or without one the servers' value.
 
-        In an asynchronous job others go on meanwhile: once that result has come, the global servers' newest value.
+        In an asynchronous job others go on meanwhile: once that result has come, the global servers' newest value. The
+        result of a round of rows is fetched from the servers; a round that is begun later waits until it is here.
         """
         self._check()
         placement = self._placement(name, out)
@@ -355,7 +358,7 @@ class Client:
 def _check_numbers(name: str, tensor: Tensor, numbers: Array) -> None:
     """Raise InvalidSettings for row numbers that the tensor does not have, or that do not increase."""
     last = tensor.size // tensor.row - 1
-    if numbers.ndim != 1 or (len(numbers) and not 0 <= numbers[0] <= numbers[-1] <= last):
-        raise InvalidSettings(f"row numbers of key {name!r} that are not from 0 to {last}")
-    if not (numbers[1:] > numbers[:-1]).all():
+    if numbers.ndim != 1 or not (numbers[1:] > numbers[:-1]).all():
         raise InvalidSettings(f"row numbers of key {name!r} that do not increase", "sort them, each once")
+    if len(numbers) and not 0 <= numbers[0] <= numbers[-1] <= last:
+        raise InvalidSettings(f"row numbers of key {name!r} that are not from 0 to {last}")
