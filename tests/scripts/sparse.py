@@ -1,8 +1,8 @@
 """A worker of two parties (and the master) that checks row-sparse arrays against dense ones, and trains with them.
 
-Argument: "rules", "bytes", "module" (Module trains a row-sparse weight), or what gluon.Trainer trains: "gradient" (a
-dense weight with row-sparse gradients) or "weight" (both row-sparse). With RANKS in argument 2 it is the reference
-instead: one process with MXNet's own optimizer.
+Argument: "rules", a type of store (count bytes), "module" (Module trains a row-sparse weight), or what gluon.Trainer
+trains: "gradient" (a dense weight with row-sparse gradients) or "weight" (both row-sparse). With RANKS in argument 2 it
+is the reference instead: one process with MXNet's own optimizer.
 """
 
 import sys
@@ -115,10 +115,10 @@ def rules():
     kv.barrier("all")
 
 
-def count_bytes():
+def count_bytes(kind):
     """Ten pushes and pulls of one row take next to nothing of what the key takes; the rows are those that SGD makes."""
     rows, width = 100_000, 64
-    kv = mx.kv.create("dist_sync")
+    kv = mx.kv.create(kind)
     if kv.is_master_worker:
         kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, momentum=0.5))
     kv.init("table", mx.nd.zeros((rows, width)))
@@ -137,6 +137,7 @@ def count_bytes():
         if row == 99_990:
             momentum = 0.5 * momentum - 0.5 * kv.num_all_workers
             weight += momentum
+        # One party alone: its rounds are those of the job, whether parties wait for each other or not.
         assert out.indices.asnumpy().tolist() == [row] and (out.data.asnumpy() == weight).all(), (step, out.data)
     spent = sum(traffic()["lan"]) + sum(traffic()["wan"]) - before
     assert spent < rows * width * 4 / 200, spent
@@ -253,7 +254,7 @@ elif len(sys.argv) > 2:
     alone(int(sys.argv[2]))
 elif sys.argv[1] == "rules":
     rules()
-elif sys.argv[1] == "bytes":
-    count_bytes()
+elif sys.argv[1].startswith("dist_"):
+    count_bytes(sys.argv[1])
 else:
     train(sys.argv[1])
