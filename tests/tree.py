@@ -13,9 +13,11 @@ from geomx_cli.ps import optimizers
 from geomx_cli.ps.algorithm import ServerPart
 from geomx_cli.ps.ledger import Ledger
 from geomx_cli.ps.members import CENTRAL
+from geomx_cli.ps.payload import as_payload, form_of, numbers_payload
 from geomx_cli.ps.rounds import Rounds
+from geomx_cli.ps.rows import Rows
 from geomx_cli.ps.uplink import Uplink
-from geomx_cli.ps.wire import DTYPES, Array, Header, Kind, view
+from geomx_cli.ps.wire import DTYPES, Array, Content, Form, Header, Kind, Reply, content, dtype_code
 
 Who = tuple[int, int]
 """Party and rank in it; party -1 has the central workers, which push to the roots."""
@@ -58,9 +60,11 @@ class Wire:
 
 @dataclass(frozen=True)
 class Result:
-    """What a member has got: the value, with the round, the version at the root and the weight that came with it."""
+    """What a member has got: the value, or some rows of it, with the round, the version at the root and the weight that
+    came with it.
+    """
 
-    value: Array
+    value: Any
     round: int
     version: int
     weight: float
@@ -79,14 +83,15 @@ class Node:
 class Tree:
     """Local servers of `parties` (numbers of workers) below `roots`; `part(workers, is_root)` makes their algorithm.
 
-    Every slice has `size` elements.
+    Every slice has `size` elements in rows of `row`. `crossed` has the bytes of each payload between parties.
     """
 
     def __init__(
         self, parties: Sequence[int], part: Callable[[int, bool], ServerPart], *, central: int = 0, roots: int = 1,
-        size: int = 8, dtype: str = "float32",
+        size: int = 8, dtype: str = "float32", row: int = 1,
     ) -> None:  # fmt: skip
-        self._shape = {"length": size, "dtype": [str(kind) for kind in DTYPES].index(dtype)}
+        self._shape = {"length": size, "dtype": [str(kind) for kind in DTYPES].index(dtype), "row": row}
+        self.crossed: list[int] = []
         self._delivery = Delivery()
         self._got: dict[tuple[Who, Slice], list[Result]] = {}
         ranks = [*range(len(parties)), *(CENTRAL + rank for rank in range(central))]
@@ -106,21 +111,31 @@ class Tree:
         self._root(where).rounds.on_push(Wire(), self._header(Kind.PUSH, where), _bytes(value))  # type: ignore[arg-type]
         self._delivery.run()
 
-    def push(self, who: Who, number: int, value: Array | None, where: Slice = (0, 0), weight: float = 1.0) -> None:
-        """A worker's contribution to a round; without a value it abstains."""
+    def push(
+        self, who: Who, number: int, value: Content | None, where: Slice = (0, 0), weight: float = 1.0,
+        reply: Reply | None = None, acked: int = -1,
+    ) -> None:  # fmt: skip
+        """A worker's contribution to a round; without a value it abstains. Who gives rows wants nothing back."""
         node, rank = self._above(who, where)
+        given = {} if value is None else form_of(value)
+        if reply is None:
+            reply = Reply.NONE if given else Reply.FULL
         header = self._header(
             Kind.EXCHANGE, where, round=number, contributors=(rank,), weight=0.0 if value is None else weight,
-            acked=number - 1,
+            acked=number - 1 if acked < 0 else acked, reply=reply, **given,
         )  # fmt: skip
-        payload = None if value is None else _bytes(value.copy())
+        payload = None if value is None else _bytes(value if isinstance(value, Rows) else value.copy())
         node.rounds.on_exchange(node.wires[rank], header, payload)  # type: ignore[arg-type]
         self._delivery.run()
 
-    def pull(self, who: Who, where: Slice = (0, 0), number: int = 0) -> None:
-        """A worker asks for the value, after it has begun round `number`."""
+    def pull(self, who: Who, where: Slice = (0, 0), number: int = 0, rows: Array | None = None) -> None:
+        """A worker asks for the value, or some rows of it, after it has begun round `number`."""
         node, rank = self._above(who, where)
-        node.rounds.on_pull(node.wires[rank], self._header(Kind.PULL, where, round=number), rank)  # type: ignore[arg-type]
+        fields = {} if rows is None else {"form": Form.ROWS, "rows": len(rows)}
+        header, payload = self._header(Kind.PULL, where, round=number, **fields), None
+        if rows is not None:
+            payload = numbers_payload(rows)
+        node.rounds.on_pull(node.wires[rank], header, rank, payload)  # type: ignore[arg-type]
         self._delivery.run()
 
     def leave(self, who: Who) -> None:
@@ -140,7 +155,7 @@ class Tree:
         """All that a worker has got of a slice, in order."""
         return self._got.get((who, where), [])
 
-    def last(self, who: Who, where: Slice = (0, 0)) -> Array:
+    def last(self, who: Who, where: Slice = (0, 0)) -> Any:
         """The newest value that a worker has of a slice."""
         return self.got(who, where)[-1].value
 
@@ -156,7 +171,7 @@ class Tree:
         uplink = Uplink(self._delivery)  # type: ignore[arg-type]
         for root in self.roots:
             wire = root.wires[party] = Wire(up=partial(self._at_root, root, party))
-            wire.down = partial(uplink.on_result, wire)  # type: ignore[arg-type]
+            wire.down = partial(self._below_root, uplink, wire)
             uplink.links.append(wire)  # type: ignore[arg-type]
         node = self._node(part, list(range(workers)), uplink, party)
         node.wires = {rank: self._worker((party, rank)) for rank in range(workers)}
@@ -174,14 +189,19 @@ class Tree:
 
     def _at_root(self, root: Node, party: int, header: Header, payload: memoryview | None) -> None:
         wire: Any = root.wires[party]
+        self.crossed.append(0 if payload is None else len(payload))
         if header.kind == Kind.PULL:
-            root.rounds.on_pull(wire, header, party)
+            root.rounds.on_pull(wire, header, party, payload)
         else:
             root.rounds.on_exchange(wire, header, payload)
 
+    def _below_root(self, uplink: Uplink, wire: Wire, header: Header, payload: memoryview | None) -> None:
+        self.crossed.append(0 if payload is None else len(payload))
+        uplink.on_result(wire, header, payload)  # type: ignore[arg-type]
+
     def _worker(self, who: Who) -> Wire:
         def take(header: Header, payload: memoryview | None) -> None:
-            result = Result(view(header, payload), header.round, header.value, header.weight, header.contributors)
+            result = Result(content(header, payload), header.round, header.value, header.weight, header.contributors)
             self._got.setdefault((who, (header.key, header.slice)), []).append(result)
 
         return Wire(down=take)
@@ -191,5 +211,6 @@ class Tree:
         return Header(kind=kind, key=key, slice=index, root=index % len(self.roots), **self._shape, **fields)
 
 
-def _bytes(value: Array) -> memoryview:
-    return memoryview(value.data).cast("B")
+def _bytes(value: Content) -> memoryview:
+    dtype = dtype_code(value.values.dtype) if isinstance(value, Rows) else dtype_code(value.dtype)
+    return as_payload(value, dtype)

@@ -1,12 +1,13 @@
 """What a synchronisation algorithm does at a server, as the server sees it."""
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from geomx_cli.ps.optimizers import Optimizer
-from geomx_cli.ps.wire import Array
+from geomx_cli.ps.rows import Rows
+from geomx_cli.ps.wire import Array, Content
 
-__all__ = ["Answer", "Forward", "ServerPart", "Slot", "Total"]
+__all__ = ["Answer", "Forward", "RowPart", "ServerPart", "Slot", "Total"]
 
 Body = dict[str, Any]
 
@@ -84,3 +85,23 @@ class ServerPart(Protocol):
 
     def on_request(self, topic: str, body: Body, is_root: bool) -> Body | None:
         """Answer a worker's request of a topic of this algorithm's; None passes it on to the rank-0 root."""
+
+
+@runtime_checkable
+class RowPart(ServerPart, Protocol):
+    """One that can do with the rows of a round that has only rows in it, if it `takes_rows`.
+
+    A local server then forwards its party's sum, and takes the root's result, without asking the algorithm. All others
+    get the sum as a dense array.
+    """
+
+    takes_rows: bool
+
+    def rows_at_root(
+        self, slot: Slot, total: Rows, weight: float, member: int, optimizer: Optimizer | None
+    ) -> Content | None:
+        """A root that has a value has the sum of one round's rows; weight and member are those of a Total.
+
+        Returns the rows of the value that change, or all of the new value, or None if there is no update. Raises as
+        `at_root` does.
+        """

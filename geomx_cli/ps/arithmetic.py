@@ -4,7 +4,7 @@ import numpy as np
 
 from geomx_cli.ps.optimizer import Array
 
-__all__ = ["add_decay", "average", "average_square", "clip", "product", "rest"]
+__all__ = ["add_decay", "average", "average_of_square", "average_square", "clip", "product", "rest"]
 
 
 def clip(values: Array, limit: float) -> None:
@@ -43,5 +43,13 @@ def average_square(mean: Array, rate: float, share: float, value: Array, temp: A
     """mean <- rate * mean + share * value * value."""
     np.multiply(value, share, out=temp)
     np.multiply(temp, value, out=temp)
+    np.multiply(mean, rate, out=mean)
+    np.add(mean, temp, out=mean)
+
+
+def average_of_square(mean: Array, rate: float, share: float, value: Array, temp: Array) -> None:
+    """mean <- rate * mean + share * (value * value)."""
+    np.multiply(value, value, out=temp)
+    np.multiply(temp, share, out=temp)
     np.multiply(mean, rate, out=mean)
     np.add(mean, temp, out=mean)

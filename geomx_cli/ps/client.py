@@ -21,9 +21,10 @@ from geomx_cli.ps.config import NodeSettings
 from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.liveness import NEWS, newest
 from geomx_cli.ps.partition import Placement, Slice, Tensor
+from geomx_cli.ps.rows import Rows
 from geomx_cli.ps.transport import Traffic
 from geomx_cli.ps.uplink import Delivery
-from geomx_cli.ps.wire import Array, Kind
+from geomx_cli.ps.wire import Array, Content, Kind, Reply
 from geomx_cli.ps.worker import Errand, Standing, Worker
 
 __all__ = ["Client"]
@@ -76,7 +77,7 @@ class Client:
         new = [tensor for tensor in tensors if self._known(tensor) is None]
         if not new:
             return
-        body = self.control("declare", {"tensors": [[item.name, item.size, item.dtype] for item in new]})
+        body = self.control("declare", {"tensors": [[item.name, item.size, item.dtype, item.row] for item in new]})
         for tensor, (key, slices) in zip(new, body["placements"], strict=True):
             self._placements[tensor.name] = Placement(key, tensor, tuple(Slice(*item) for item in slices))
 
@@ -109,7 +110,7 @@ class Client:
     def exchange(
         self,
         name: str,
-        src: Array | None,
+        src: Content | None,
         out: Array | None,
         *,
         priority: int = 0,
@@ -119,19 +120,26 @@ class Client:
         """Contribute `src` to this key's next round; its result goes to `out`, or is kept for `pull`. Returns at once.
 
         src, out: 1-D, of the declared size and dtype. `src` must not change before `.sent`; it is copied if it is not
-        contiguous. Without `src` this worker abstains: it takes the round's result and counts for nothing in it, which
-        costs next to nothing to send. A higher priority goes first. `weight`, above 0, travels with the contribution;
-        `hyper` holds hyper-parameters for the optimizer. Raises InvalidSettings for a worker that does not train, or
-        has left, and when MAX_OPEN rounds of the key have no result yet.
+        contiguous. Instead of an array it may be rows, numbered as those of the tensor: only they travel, no others
+        change where the optimizer is lazy, and there is no `out`; what is needed of the result has to be pulled.
+        Without `src` this worker abstains: it takes the round's result and counts for nothing in it, which costs next
+        to nothing to send. A higher priority goes first. `weight`, above 0, travels with the contribution; `hyper`
+        holds hyper-parameters for the optimizer. Raises InvalidSettings for a worker that does not train, or has left,
+        for rows that the key does not have, and when MAX_OPEN rounds of the key have no result yet.
         """
         self._check()
+        if isinstance(src, Rows):
+            if out is not None:
+                raise InvalidSettings(f"key {name!r}: the result of a round of rows comes to no array", "pull it")
+            src = self._checked_rows(name, src)
         if not 0 < weight < math.inf:
             raise InvalidSettings(f"a contribution of weight {weight}", "give a finite number above 0")
         if self._left or not self.trains:
             what = "has left the job" if self._left else "is the master, which does not train"
             hint = "is_master_worker and global_rank tell who is to push, and nobody pushes after leave"
             raise InvalidSettings(f"this worker {what}: it cannot contribute", hint)
-        placement = self._placement(name, *(array for array in (src, out) if array is not None))
+        arrays = [array for array in (src, out) if array is not None and not isinstance(array, Rows)]
+        placement = self._placement(name, *arrays)
         begun = self._open.setdefault(name, deque())
         while len(begun) > 1 and begun[0].done.done():
             begun.popleft()
@@ -141,26 +149,42 @@ class Client:
             )
         if src is None:
             weight = 0.0
-        elif not src.flags.c_contiguous:
+        elif not isinstance(src, Rows) and not src.flags.c_contiguous:
             src = np.ascontiguousarray(src)
+        of_rows = isinstance(src, Rows) or (src is None and out is None and bool(begun) and not begun[-1].holds)
+        reply = Reply.NONE if of_rows else Reply.FULL
         number = self._rounds[name] = self._rounds.get(name, 0) + 1
-        errand = Errand(Kind.EXCHANGE, placement, src, number, weight, priority, dict(hyper or {}))
+        errand = Errand(Kind.EXCHANGE, placement, src, number, weight, priority, dict(hyper or {}), reply)
         exchange = self._newest[name] = self._start(out, errand)
         begun.append(exchange)
         return exchange
 
+    def _checked_rows(self, name: str, rows: Rows) -> Content:
+        """The rows of a contribution, or a dense array where the key's slices have no whole rows."""
+        placement = self._placement(name)
+        tensor, numbers = placement.tensor, rows.numbers
+        if (rows.row, str(rows.values.dtype), len(rows.values)) != (tensor.row, tensor.dtype, len(numbers)):
+            raise InvalidSettings(
+                f"key {name!r} has rows of {tensor.row} {tensor.dtype}, not {rows.row} {rows.values.dtype}",
+                "give a row for each number; the shape and dtype of a key never change",
+            )
+        _check_numbers(name, tensor, numbers)
+        return rows if placement.row else rows.dense(tensor.size)
+
     def pull(self, name: str, out: Array, *, priority: int = 0) -> "Future[None]":
         """Copy to `out` the result of this worker's latest exchange of the key, or without one the servers' value.
 
-        In an asynchronous job others go on meanwhile: once that result has come, the global servers' newest value.
+        In an asynchronous job others go on meanwhile: once that result has come, the global servers' newest value. The
+        result of a round of rows is fetched from the servers; a round that is begun later waits until it is here.
         """
         self._check()
         placement = self._placement(name, out)
         latest = self._open[name][-1] if self._open.get(name) else None
-        if latest is None or (latest.done.done() and self.asynchronous):
+        elsewhere = latest is not None and not latest.holds
+        if latest is None or elsewhere or (latest.done.done() and self.asynchronous):
             round_ = self._rounds.get(name, 0)
-            pulled = self._start(out, Errand(Kind.PULL, placement, round=round_, priority=priority))
-            self._newest[name] = pulled
+            errand = Errand(Kind.PULL, placement, round=round_, priority=priority, in_turn=elsewhere)
+            pulled = self._newest[name] = self._start(out, errand)
             return pulled.done
         done: Future[None] = Future()
 
@@ -173,6 +197,46 @@ class Client:
                 done.set_exception(error)
 
         latest.done.add_done_callback(copy)
+        return done
+
+    def pull_rows(self, name: str, numbers: Array, out: Array, *, priority: int = 0) -> "Future[None]":
+        """As `pull`, but only the rows `numbers` (1-D integers, strictly increasing), to `out`: 1-D, of so many rows.
+
+        A round of the key that is begun later waits until they are here, so that they are not of that round.
+        """
+        self._check()
+        placement = self._placement(name)
+        tensor = placement.tensor
+        _check_numbers(name, tensor, numbers)
+        if (out.shape, str(out.dtype)) != ((len(numbers) * tensor.row,), tensor.dtype):
+            what = f"{len(numbers)} rows of {tensor.row} {tensor.dtype} do not fit {out.shape} of {out.dtype}"
+            raise InvalidSettings(what, "pull them into a one-dimensional array of their size and dtype")
+        if not placement.row:
+            return self._pick_rows(name, numbers, out, priority)
+        errand = Errand(
+            Kind.PULL, placement, round=self._rounds.get(name, 0), priority=priority, numbers=numbers, in_turn=True
+        )
+        if not len(numbers):
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+        pulled = self._newest[name] = self._start(out, errand)
+        return pulled.done
+
+    def _pick_rows(self, name: str, numbers: Array, out: Array, priority: int) -> "Future[None]":
+        """Pull all of a key that travels only as a whole, and take the rows of it."""
+        tensor = self._placement(name).tensor
+        whole, done = np.empty(tensor.size, tensor.dtype), Future[None]()
+
+        def pick(finished: "Future[None]") -> None:
+            try:
+                finished.result()
+                np.copyto(out, Rows.of(whole, tensor.row, numbers).values.reshape(-1))
+                done.set_result(None)
+            except Exception as error:
+                done.set_exception(error)
+
+        self.pull(name, whole, priority=priority).add_done_callback(pick)
         return done
 
     def versions(self, name: str) -> tuple[int, int]:
@@ -330,7 +394,7 @@ class Client:
         return placement
 
     def _start(self, out: Array | None, errand: Errand) -> Exchange:
-        exchange = Exchange(out, len(errand.placement.slices))
+        exchange = Exchange(out, len(errand.pieces()), holds=errand.reply == Reply.FULL)
         self._worker.node.loop.submit(lambda: self._worker.start(exchange, errand))
         return exchange
 
@@ -352,3 +416,12 @@ class Client:
     def _check(self) -> None:
         if self._worker.error is not None:
             raise self._worker.error
+
+
+def _check_numbers(name: str, tensor: Tensor, numbers: Array) -> None:
+    """Raise InvalidSettings for row numbers that the tensor does not have, or that do not increase."""
+    last = tensor.size // tensor.row - 1
+    if numbers.ndim != 1 or not (numbers[1:] > numbers[:-1]).all():
+        raise InvalidSettings(f"row numbers of key {name!r} that do not increase", "sort them, each once")
+    if len(numbers) and not 0 <= numbers[0] <= numbers[-1] <= last:
+        raise InvalidSettings(f"row numbers of key {name!r} that are not from 0 to {last}")

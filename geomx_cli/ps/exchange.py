@@ -17,17 +17,19 @@ class Exchange:
 
     Both are futures of any thread; a failure of the job is set on both. Without `out` the result's slices are kept as
     they came, and `copy_to` copies them later. `lowest` and `highest`: versions at the roots that the slices are
-    of; they differ where parties train asynchronously.
+    of; they differ where parties train asynchronously. holds: whether the result comes with it; that of a round of rows
+    does not.
     """
 
     out: Array | None
-    missing: int
+    missing: int  # slices
     sent: "Future[None]" = field(default_factory=Future)
     done: "Future[None]" = field(default_factory=Future)
     contributors: tuple[int, ...] = ()
     weight: float = 0.0
     lowest: int = -1
     highest: int = -1
+    holds: bool = True
     started: float = field(default_factory=time.monotonic)
     _kept: list[tuple[int, Array]] = field(default_factory=list)
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from geomx_cli.ps.wire import Array, BadMessage
+from geomx_cli.ps.rows import Rows
+from geomx_cli.ps.wire import BadMessage, Content
 
 __all__ = ["SERIAL", "Contribution", "Gathering"]
 
@@ -20,13 +21,13 @@ SERIAL = "optimizer"
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one member gives: the ranks merged in, an array that nobody writes to, what to call at the end.
+    """What one member gives: the ranks merged in, an array or rows that nobody writes to, what to call at the end.
 
     Without an array it abstains: it counts as having come, and adds nothing.
     """
 
     ranks: tuple[int, ...]
-    array: Array | None
+    array: Content | None
     weight: float
     hyper: dict[str, float]
     done: Callable[[], None]
@@ -37,12 +38,13 @@ class Gathering:
     """The contributions to one slice and round.
 
     `total` is fp32 (fp64 for fp64 contributions); with a single contribution it may be that contribution's own,
-    read-only array; None if all have abstained. `ranks` are those added so far, `weight` the sum of their weights,
-    `hyper` the hyper-parameters that any of them sent. Where two sent different values, that of the lower rank holds,
-    and `conflicts` has the name with the other value; of serial numbers of optimizers the highest holds.
+    read-only array; rows as long as only rows have come; None if all have abstained. `ranks` are those added so far,
+    `weight` the sum of their weights, `hyper` the hyper-parameters that any of them sent. Where two sent different
+    values, that of the lower rank holds, and `conflicts` has the name with the other value; of serial numbers of
+    optimizers the highest holds.
     """
 
-    total: Array | None = None
+    total: Content | None = None
     ranks: set[int] = field(default_factory=set)
     weight: float = 0.0
     hyper: dict[str, float] = field(default_factory=dict)
@@ -91,7 +93,7 @@ class Gathering:
 
     def _add(self, contribution: Contribution) -> None:
         if contribution.array is not None:
-            self._add_array(contribution.array)
+            self._add_content(contribution.array)
         self.ranks.update(contribution.ranks)
         self.weight += contribution.weight
         for name, value in contribution.hyper.items():
@@ -101,13 +103,21 @@ class Gathering:
                 self.conflicts[name] = value
         self._added.append((contribution.ranks, contribution.done))
 
-    def _add_array(self, array: Array) -> None:
-        if array.dtype == np.float16:
-            array = array.astype(np.float32)
+    def _add_content(self, given: Content) -> None:
+        if (given.values if isinstance(given, Rows) else given).dtype == np.float16:
+            given = given.astype(np.float32)
         if self.total is None:
-            self.total = array
+            self.total = given
+        elif isinstance(self.total, Rows) and isinstance(given, Rows):
+            self.total = self.total.plus(given)
+        elif isinstance(self.total, Rows):
+            self.total, self._owned = self.total.dense(len(given)), True
+            self._add_content(given)
+        elif isinstance(given, Rows):
+            if not self._owned:
+                self.total, self._owned = self.total.copy(), True
+            self.total.reshape(-1, given.row)[given.numbers] += given.values
         elif self._owned:
-            np.add(self.total, array, out=self.total)
+            np.add(self.total, given, out=self.total)
         else:
-            self.total = np.add(self.total, array)
-            self._owned = True
+            self.total, self._owned = np.add(self.total, given), True

@@ -52,10 +52,11 @@ class Ledger:
             if len(self.books) >= MAX_SLICES:
                 raise BadMessage("too many slices")
             slot = Slot(header.key, header.slice)
-            book = Book(slot, header.root, header.length, header.dtype, header.offset)
+            book = Book(slot, header.root, header.length, header.dtype, header.offset, header.row)
             self.books[header.key, header.slice] = book
-        if (header.length, header.dtype, header.root) != (book.length, book.dtype, book.root):
-            raise BadMessage(f"{header.length} elements of {DTYPES[header.dtype]} for a slice of {book.length}")
+        if (header.length, header.dtype, header.root, header.row) != (book.length, book.dtype, book.root, book.row):
+            found = f"{header.length} elements of {DTYPES[header.dtype]} in rows of {header.row}"
+            raise BadMessage(f"{found} for a slice of {book.length} in rows of {book.row}")
         return book
 
     def member(self, rank: int) -> int:

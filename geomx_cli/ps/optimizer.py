@@ -6,7 +6,7 @@ The rules themselves (SGD, Adam, ...) are in `optimizers.py` and `compensated.py
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from types import MappingProxyType
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps.rows import Rows
 
 __all__ = ["MULTIPLIERS", "Array", "Call", "Field", "Optimizer", "Rates", "Slot", "Value", "fields_of", "rate_field"]
 
@@ -193,22 +194,73 @@ class Optimizer(ABC):
         `member` is the rank of the party (in a flat plane: worker) whose contribution alone `grad` is, and 0 where
         it is the sum of all.
         """
-        work = _WORK.get(weight.dtype)
-        if work is None or grad.dtype not in _WORK or grad.shape != weight.shape:
+        if grad.shape != weight.shape:
             what = f"a gradient of {grad.dtype}{grad.shape} and a weight of {weight.dtype}{weight.shape}"
             raise InvalidSettings(f"{self.name} cannot take {what}", "it takes equal shapes of floats")
+        call, state, arrays = self._begin(slot, weight, grad, member, lr_mult, wd_mult)
+        result = np.empty(weight.shape, weight.dtype)
+        self._run(self._step, call, state.master, arrays, weight, grad, result)
+        return result
+
+    def update_rows(
+        self,
+        slot: Slot,
+        weight: Array,
+        grad: Rows,
+        *,
+        member: int = 0,
+        lr_mult: float = 1.0,
+        wd_mult: float = 1.0,
+    ) -> "Rows | Array":
+        """As `update` with a gradient that is zero but for some rows. `weight` is 1-D, of whole rows.
+
+        A lazy rule changes only those rows, in the weight and in the slot's arrays, and returns them as they are now;
+        every other rule changes all elements and returns the new weight.
+        """
+        call, state, arrays = self._begin(slot, weight, grad.values, member, lr_mult, wd_mult)
+        if not self._lazy:
+            result = np.empty_like(weight)
+            self._run(self._step_of_rows, call, state.master, arrays, weight, grad.dense(weight.size), result)
+            return result
+        return self._run_rows(call, state.master, arrays, weight, grad)
+
+    def _run_rows(self, call: Call, master: Array | None, arrays: list[Array], weight: Array, grad: Rows) -> Rows:
+        """As `_run`, for some rows of everything."""
+        touched = [Rows.of(array, grad.row, grad.numbers) for array in arrays]
+        exact = None if master is None else Rows.of(master, grad.row, grad.numbers)
+        old = Rows.of(weight, grad.row, grad.numbers).values
+        result, flat = np.empty_like(old), [rows.values.reshape(-1) for rows in touched]
+        flat_master = None if exact is None else exact.values.reshape(-1)
+        self._run(self._step_of_rows, call, flat_master, flat, old, grad.values, result)
+        for array, rows in zip(arrays, touched, strict=True):
+            rows.write_to(array)
+        if master is not None and exact is not None:
+            exact.write_to(master)
+        return Rows(grad.numbers, result)
+
+    def _begin(
+        self, slot: Slot, weight: Array, grad: Array, member: int, lr_mult: float, wd_mult: float
+    ) -> "tuple[Call, _State, list[Array]]":
+        """Count an update of the slot, whose state is ready for it."""
+        work = _WORK.get(weight.dtype)
+        if work is None or grad.dtype not in _WORK:
+            what = f"a gradient of {grad.dtype} and a weight of {weight.dtype}"
+            raise InvalidSettings(f"{self.name} cannot take {what}", "it takes floats")
         state, arrays = self._ready_state(slot, weight, work, member)
         params, state.step = self._params, state.step + 1
         rate = params["learning_rate"] if self._followed is None else self._followed.rate(state.step)
         lr, wd = rate * (self._multipliers[0] * lr_mult), params["wd"] * (self._multipliers[1] * wd_mult)
-        result = np.empty(weight.shape, weight.dtype)
-        call = Call(state.step, lr, wd, params["clip_gradient"])
-        self._run(call, state.master, arrays, weight, grad, result)
-        return result
+        return Call(state.step, lr, wd, params["clip_gradient"]), state, arrays
 
-    def given(self, slot: Slot, member: int, weight: Array) -> None:
+    @property
+    def _lazy(self) -> bool:
+        """Whether a gradient of rows changes only those rows, as in MXNet."""
+        return bool(self._params.get("lazy_update", False))
+
+    def given(self, slot: Slot, member: int, weight: Array, rows: tuple[int, Array] | None = None) -> None:
         """This member was given the slot's present weight, which is newer than the one after its own last update; or it
-        has pulled before its first update.
+        has pulled before its first update. rows: the elements in a row and the numbers of those that it was given, if
+        these are not all.
         """
         state = self._states.get(slot)
         if state is None or not self.seen:  # before the slot's first update there is only one weight
@@ -218,11 +270,20 @@ class Optimizer(ABC):
             name = f"{what}.{member}"
             if name not in state.arrays:
                 state.arrays[name] = self._fresh(what, now, state.arrays)
-            if what in self.seen:
+            if what in self.seen and rows is None:
                 np.copyto(state.arrays[name], now)
+            elif what in self.seen and rows is not None:
+                Rows.of(now, *rows).write_to(state.arrays[name])
 
     def _run(
-        self, call: Call, master: Array | None, arrays: list[Array], weight: Array, grad: Array, result: Array
+        self,
+        step: Callable[..., None],
+        call: Call,
+        master: Array | None,
+        arrays: list[Array],
+        weight: Array,
+        grad: Array,
+        result: Array,
     ) -> None:
         source, out, scale = grad.reshape(-1), result.reshape(-1), self._params["rescale_grad"]
         old = weight.reshape(-1) if master is None else master
@@ -235,13 +296,17 @@ class Optimizer(ABC):
                 part = slice(start, min(start + _BLOCK, out.size))
                 g, temp = (buffer[: part.stop - start] for buffer in scratch)
                 np.multiply(source[part], scale, out=g, dtype=g.dtype, casting="same_kind")
-                self._step(call, old[part], g, temp, new[part], *(array[part] for array in arrays))
+                step(call, old[part], g, temp, new[part], *(array[part] for array in arrays))
                 if master is not None:
                     np.copyto(out[part], new[part], casting="same_kind")
 
     @abstractmethod
     def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
         """Write a block of the new weight to `new`, which may be `old` itself; `g` and `temp` are scratch."""
+
+    def _step_of_rows(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
+        """As `_step` where the gradient is row-sparse, lazily or not: MXNet's operators for that round otherwise."""
+        self._step(call, old, g, temp, new, *arrays)
 
     def _wanted(self) -> tuple[str, ...]:
         """The slot's arrays that the present hyper-parameters need, as `_step` gets them before the member's own."""

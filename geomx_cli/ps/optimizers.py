@@ -9,23 +9,25 @@ clip(x) limits x to ±`clip_gradient`; `None`, 0 or less means no limit.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.arithmetic import add_decay, average, average_square, clip, product, rest
+from geomx_cli.ps.arithmetic import add_decay, average, average_of_square, average_square, clip, product, rest
 from geomx_cli.ps.compensated import Dcasgd, DcasgdAdaptive, DcasgdMxnet
 from geomx_cli.ps.optimizer import Array, Call, Field, Optimizer, Rates, Slot, Value, fields_of, rate_field
 
 __all__ = ["SUPPORTED", "Array", "Optimizer", "Slot", "Value", "create"]
+
+_Average = Callable[[Array, float, float, Array, Array], None]
 
 
 class Sgd(Optimizer):
     """Stochastic gradient descent with momentum (Polyak, 1964).
 
     m <- momentum m - lr (clip(g) + wd w); w <- w + m.
-    `lazy_update` is accepted for MXNet's sake; it means something for row-sparse gradients only.
+    With `lazy_update` a row-sparse gradient changes only its own rows of w and m.
     """
 
     name = "sgd"
@@ -51,6 +53,20 @@ class Sgd(Optimizer):
         np.subtract(momentum, g, out=momentum)
         np.add(old, momentum, out=new)
 
+    def _step_of_rows(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
+        if arrays:
+            self._step(call, old, g, temp, new, *arrays)
+        else:
+            clip(g, call.clip)
+            descend(call, old, g, temp, new)
+
+
+def descend(call: Call, old: Array, g: Array, temp: Array, new: Array) -> None:
+    """w <- (1 - lr wd) w - lr g, as in `mxnet.nd.sgd_update`."""
+    np.multiply(g, call.lr, out=g)
+    np.multiply(old, rest(product(call.lr, call.wd, g), g), out=temp)
+    np.subtract(temp, g, out=new)
+
 
 class Nag(Optimizer):
     """Nesterov's accelerated gradient (Nesterov, 1983, as in Sutskever et al., 2013).
@@ -58,6 +74,7 @@ class Nag(Optimizer):
     h = momentum m - lr (clip(g) + wd w); w' = w - momentum m + (1 + momentum) h; m <- h; w <- w'. With weight
     decay, m is computed again from the new weight: m <- momentum m - lr (clip(g) + wd w'). MXNet's manual
     does not say so, but its operators do it, and differ from the textbook by lr wd (w' - w) in m.
+    Without momentum a row-sparse gradient changes only its own rows, as MXNet's does.
     """
 
     name = "nag"
@@ -70,9 +87,7 @@ class Nag(Optimizer):
     def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
         clip(g, call.clip)
         if not arrays:
-            np.multiply(g, call.lr, out=g)
-            np.multiply(old, rest(product(call.lr, call.wd, g), g), out=temp)
-            np.subtract(temp, g, out=new)
+            descend(call, old, g, temp, new)
             return
         (momentum,), rate = arrays, self._params["momentum"]
         np.multiply(momentum, rate, out=momentum)
@@ -87,13 +102,17 @@ class Nag(Optimizer):
         np.multiply(g, call.lr, out=g)
         np.subtract(momentum, g, out=momentum)
 
+    @property
+    def _lazy(self) -> bool:
+        return not self._params["momentum"]
+
 
 class Adam(Optimizer):
     """Adam (Kingma and Ba, arXiv:1412.6980), with the epsilon that its section 2 calls epsilon-hat.
 
     h = clip(g + wd w); m <- beta1 m + (1 - beta1) h; v <- beta2 v + (1 - beta2) h²;
     w <- w - lr sqrt(1 - beta2^t) / (1 - beta1^t) m / (sqrt(v) + epsilon).
-    `lazy_update` is accepted for MXNet's sake; it means something for row-sparse gradients only.
+    With `lazy_update` a row-sparse gradient changes only its own rows of w, m and v; t counts all updates.
     """
 
     name = "adam"
@@ -107,6 +126,15 @@ class Adam(Optimizer):
     required = ("mean", "variance")
 
     def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
+        self._descend(average_square, call, old, g, temp, new, *arrays)
+
+    def _step_of_rows(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
+        of_product = call.clip > 0.0 or not self._lazy
+        self._descend(average_of_square if of_product else average_square, call, old, g, temp, new, *arrays)
+
+    def _descend(
+        self, average_square: _Average, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array
+    ) -> None:
         mean, variance = arrays
         beta1, beta2 = self._params["beta1"], self._params["beta2"]
         lr = call.lr * math.sqrt(1.0 - beta2**call.step) / (1.0 - beta1**call.step)
@@ -160,11 +188,16 @@ class AdaGrad(Optimizer):
     """AdaGrad (Duchi, Hazan and Singer, JMLR 12, 2011).
 
     s <- s + clip(g)²; w <- w - lr (clip(g) / sqrt(s + eps) + wd w).
+    A row-sparse gradient changes only its own rows of w and s. (MXNet's then refuses weight decay.)
     """
 
     name = "adagrad"
     fields = fields_of(0.01, eps=Field(1e-7, low=0.0))
     required = ("history",)
+
+    @property
+    def _lazy(self) -> bool:
+        return True
 
     def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
         (history,) = arrays

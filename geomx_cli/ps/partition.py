@@ -7,6 +7,7 @@ the tensor is declared. The key's name plays no part, so no pattern of names can
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -25,11 +26,12 @@ FAR = 262_144
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor by name: `size` elements of `dtype` ("float32", "float64" or "float16")."""
+    """A tensor by name: `size` elements of `dtype` ("float32", "float64" or "float16"), in rows of `row` elements."""
 
     name: str
     size: int
     dtype: str
+    row: int = 1
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,11 @@ class Slice:
     root: int
     server: int
 
+    @property
+    def end(self) -> int:
+        """The element after its last one."""
+        return self.offset + self.length
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -49,6 +56,12 @@ class Placement:
     key: int
     tensor: Tensor
     slices: tuple[Slice, ...]
+
+    @cached_property
+    def row(self) -> int:
+        """Elements in a row, where every slice has whole rows; else 0, and all elements have to travel together."""
+        row = self.tensor.row
+        return 0 if any(item.offset % row or item.length % row for item in self.slices) else row
 
 
 class Partition:
@@ -68,8 +81,8 @@ class Partition:
         if known.tensor != tensor:
             was = known.tensor
             raise InvalidSettings(
-                f"key {tensor.name!r} has {tensor.size} elements of {tensor.dtype} here,"
-                f" but {was.size} of {was.dtype} where it was first declared",
+                f"key {tensor.name!r} has {tensor.size} elements of {tensor.dtype} in rows of {tensor.row} here,"
+                f" but {was.size} of {was.dtype} in rows of {was.row} where it was first declared",
                 "every worker initialises the same keys with the same shapes and dtypes",
             )
         return known
@@ -87,18 +100,25 @@ class Partition:
         if tensor.dtype not in {str(dtype) for dtype in DTYPES}:
             known = ", ".join(str(dtype) for dtype in DTYPES)
             raise InvalidSettings(f"key {tensor.name!r} is {tensor.dtype}", f"the store holds {known}")
+        if not 0 < tensor.row <= max(1, tensor.size) or tensor.size % tensor.row:
+            raise InvalidSettings(
+                f"key {tensor.name!r} has {tensor.size} elements in rows of {tensor.row}", "all rows are equally long"
+            )
         if not 0 < tensor.size <= MAX_SLICES * self._slice_elements or len(self._placed) >= MAX_KEYS:
             raise InvalidSettings(
                 f"key {tensor.name!r} has {tensor.size} elements",
                 f"it must have at least one and at most {MAX_SLICES} slices; there may be {MAX_KEYS} keys",
             )
-        lengths = self._cut(tensor.size)
+        lengths = self._cut(tensor)
         itemsize = np.dtype(tensor.dtype).itemsize
         roots = self.assign([length * itemsize for length in lengths])
         offsets = itertools.accumulate(lengths, initial=0)
         slices = tuple(Slice(o, n, root, root) for o, n, root in zip(offsets, lengths, roots, strict=False))
         return Placement(len(self._placed), tensor, slices)
 
-    def _cut(self, size: int) -> list[int]:
-        count = -(-size // self._slice_elements)
-        return [size // count + (index < size % count) for index in range(count)]
+    def _cut(self, tensor: Tensor) -> list[int]:
+        """Slices of whole rows, unless a row is longer than a slice may be."""
+        unit = tensor.row if tensor.row <= self._slice_elements else 1
+        units, most = tensor.size // unit, self._slice_elements // unit
+        count = -(-units // most)
+        return [unit * (units // count + (index < units % count)) for index in range(count)]

@@ -128,7 +128,8 @@ class Requests:
             raise InvalidSettings(what, "give all workers of the job the same GEOMX_RANK_SCOPE")
 
     def _on_declare(self, request: Request) -> None:
-        tensors = [Tensor(str(n), int(size), str(dtype)) for n, size, dtype in request.body["tensors"]]
+        told = request.body["tensors"]
+        tensors = [Tensor(str(name), int(size), str(dtype), int(row)) for name, size, dtype, row in told]
         if self._uplink is None:
             partition = self._own_partition()
             placed = [partition.declare(tensor) for tensor in tensors]

@@ -9,18 +9,32 @@ from functools import partial
 
 import numpy as np
 
-from geomx_cli.ps.algorithm import Answer, Total
+from geomx_cli.ps.algorithm import Forward, RowPart, Total
 from geomx_cli.ps.book import Asker, Book, Pace, Result
 from geomx_cli.ps.gather import Contribution, Gathering
 from geomx_cli.ps.ledger import Ledger
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.optimizer_history import Hyper, OptimizerHistory
 from geomx_cli.ps.optimizers import Optimizer
+from geomx_cli.ps.payload import as_payload, cast, form_of, numbers_payload, sum_payload
+from geomx_cli.ps.rows import Rows
 from geomx_cli.ps.state import export_state, import_state
 from geomx_cli.ps.uplink import Delivery, Uplink
-from geomx_cli.ps.wire import DTYPES, MAX_ROUNDS_AHEAD, Array, BadMessage, Header, Kind, view
+from geomx_cli.ps.wire import (
+    DTYPES,
+    MAX_ROUNDS_AHEAD,
+    Array,
+    BadMessage,
+    Content,
+    Header,
+    Kind,
+    Reply,
+    content,
+    row_numbers,
+    view,
+)
 
-__all__ = ["Rounds", "as_payload"]
+__all__ = ["Rounds"]
 
 
 class Rounds:
@@ -49,6 +63,7 @@ class Rounds:
         self._warn = warn
         self._warned: set[str] = set()
         self.ledger = ledger
+        self._takes_rows = isinstance(ledger.algorithm, RowPart) and ledger.algorithm.takes_rows
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -71,7 +86,7 @@ class Rounds:
         if self._uplink is not None:
             up = Header(
                 kind=Kind.PUSH, key=book.slot.key, slice=book.slot.index, root=book.root, offset=book.offset,
-                length=book.length, dtype=book.dtype, priority=header.priority,
+                length=book.length, dtype=book.dtype, row=book.row, priority=header.priority,
             )  # fmt: skip
             self._uplink.send(book.root, up, payload, lambda _, __: self._acknowledge(book, asker))
         else:
@@ -83,15 +98,16 @@ class Rounds:
             self._acknowledge(book, asker)
         link.consumed(array.nbytes)
 
-    def on_pull(self, link: Link, header: Header, rank: int) -> None:
-        """Answer with the current value; wait for it, or fetch it from the root, if there is none.
+    def on_pull(self, link: Link, header: Header, rank: int, payload: memoryview | None = None) -> None:
+        """Answer with the current value, or some rows of it; wait for it, or fetch it from the root, if there is none.
 
         Who pulls after it has begun to push asks, in an asynchronous job, for the newest value: that of the root.
         """
-        book = self.ledger.book(header)
-        asker = Asker(link, header.request, header.priority, rank)
+        book, numbers = self.ledger.book(header), row_numbers(header, payload)
+        asker = Asker(link, header.request, header.priority, rank, numbers=numbers)
+        link.consumed(0 if payload is None else len(payload))
         if self._uplink is not None and header.round:
-            self._pull_above(book, header, partial(self._answer_newest, book, asker))
+            self._pull_above(book, header, partial(self._answer_newest, book, asker), numbers)
         elif book.slot.value is not None:
             self._answer_pull(book, asker)
         else:
@@ -104,9 +120,9 @@ class Rounds:
         is answered as before. One of weight 0 has no payload: its sender only takes the round's result.
         """
         book, rank = self.ledger.book(header), header.contributors[0]
-        array = view(header, payload) if header.weight else None
+        given = content(header, payload) if header.weight else None
         size = 0 if payload is None else len(payload)
-        if array is None and size:
+        if given is None and size:
             raise BadMessage("a contribution of weight 0 with a payload")
         pace = book.pace(self.ledger.member(rank))
         if not 0 < header.round <= pace.finished + MAX_ROUNDS_AHEAD:
@@ -115,7 +131,7 @@ class Rounds:
         if not header.round - 1 - MAX_ROUNDS_AHEAD <= header.acked < header.round:
             raise BadMessage(f"a contribution to round {header.round} from one that has {header.acked} results")
         pace.acknowledge(rank, header.acked)
-        asker = Asker(link, header.request, header.priority)
+        asker = Asker(link, header.request, header.priority, reply=header.reply)
         if header.round <= pace.finished:
             result = pace.results.get(header.round)
             if result is not None:  # else this repeat came late: the sender has acknowledged the result since
@@ -124,8 +140,9 @@ class Rounds:
             return
         round_ = self.ledger.round(book, pace, header.round, header.priority)
         round_.askers[rank] = asker
-        given = Contribution(header.contributors, array, header.weight, header.hyper, partial(link.consumed, size))
-        if header.round <= pace.closed or not round_.gathering.offer(given):
+        done = partial(link.consumed, size)
+        contribution = Contribution(header.contributors, given, header.weight, header.hyper, done)
+        if header.round <= pace.closed or not round_.gathering.offer(contribution):
             link.consumed(size)
         self._advance(book)
 
@@ -195,8 +212,9 @@ class Rounds:
         pace.closed += 1
         total, gathering.total = gathering.total, None
         if total is None:  # all abstain
-            dtype = DTYPES[book.dtype]
-            total = np.zeros(book.length, np.float64 if dtype == np.float64 else np.float32)
+            total = Rows.none(book.row, np.promote_types(DTYPES[book.dtype], np.float32))
+        if isinstance(total, Rows) and not (self._takes_rows and (self._uplink or book.slot.value is not None)):
+            total = total.dense(book.length)
         self._close(book, pace, gathering, total)
         return True
 
@@ -210,43 +228,87 @@ class Rounds:
             self._fetch(book, 0)
         return self.ledger.algorithm.starts_from_value
 
-    def _close(self, book: Book, pace: Pace, gathering: Gathering, array: Array) -> None:
-        total = Total(array, gathering.weight, pace.member)
+    def _close(self, book: Book, pace: Pace, gathering: Gathering, total: Content) -> None:
         self._report_conflicts(book, gathering)
         if self._uplink is None:
-            optimizer = self.history.choose(book.slot.id, book.hyper, pace.closed, gathering.hyper)
-            before, new = book.slot.value, self.ledger.algorithm.at_root(book.slot, total, optimizer)
-            if new is not before:
-                book.slot.value = _cast(new, book.dtype)
-                book.slot.version += 1
+            self._update(book, pace, gathering, total)
             pace.version = book.slot.version
             pace.held = gathering
-            return
-        decision = self.ledger.algorithm.at_party(book.slot, total)
-        if isinstance(decision, Answer):
-            book.slot.value = _cast(decision.array, book.dtype)
-            self._finish(book, pace, gathering)
-            return
+        elif isinstance(total, Rows):
+            self._forward(book, pace, gathering, total, gathering.weight)
+        else:
+            decision = self.ledger.algorithm.at_party(book.slot, Total(total, gathering.weight, pace.member))
+            if isinstance(decision, Forward):
+                self._forward(book, pace, gathering, decision.array, decision.weight)
+            else:
+                book.slot.value = cast(decision.array, book.dtype)
+                self._finish(book, pace, gathering)
+
+    def _update(self, book: Book, pace: Pace, gathering: Gathering, total: Content) -> None:
+        """A root makes the new value, or the rows of it that change."""
+        slot, algorithm, new = book.slot, self.ledger.algorithm, None
+        optimizer = self.history.choose(slot.id, book.hyper, pace.closed, gathering.hyper)
+        if isinstance(total, Rows):
+            assert isinstance(algorithm, RowPart)
+            new = algorithm.rows_at_root(slot, total, gathering.weight, pace.member, optimizer)
+            # Where parties go through rounds by themselves, others have changed other rows meanwhile.
+            if new is None or (isinstance(new, Rows) and algorithm.asynchronous):
+                pace.changed = Rows.none(book.row, DTYPES[book.dtype])
+        else:
+            new = algorithm.at_root(slot, Total(total, gathering.weight, pace.member), optimizer)
+        if isinstance(new, Rows):
+            book.write(new)
+            if pace.changed is None:
+                pace.changed = Rows(new.numbers, cast(new.values, book.dtype))
+            slot.version += 1
+        elif new is not None and new is not slot.value:
+            slot.value = cast(new, book.dtype)
+            slot.version += 1
+
+    def _forward(self, book: Book, pace: Pace, gathering: Gathering, total: Content, weight: float) -> None:
+        """A local server exchanges its party's sum with the root."""
+        assert self._uplink is not None
         self.ledger.waits_no_more(book, pace)
         book.forwarded += 1
-        payload, wide = _sum_payload(decision.array, book.dtype) if decision.weight else (None, False)
+        payload, wide = sum_payload(total, book.dtype) if weight else (None, False)
         header = Header(
             kind=Kind.EXCHANGE, key=book.slot.key, slice=book.slot.index, root=book.root, offset=book.offset,
-            length=book.length, dtype=book.dtype, round=book.forwarded, contributors=(self._own_rank(),),
-            weight=decision.weight, wide=wide, base=book.slot.version, priority=gathering.priority,
-            hyper=gathering.hyper,
+            length=book.length, dtype=book.dtype, row=book.row, round=book.forwarded,
+            contributors=(self._own_rank(),), weight=weight, wide=wide, reply=self._reply(book, pace),
+            base=book.slot.version, priority=gathering.priority, hyper=gathering.hyper,
+            **(form_of(total) if weight else {}),
         )  # fmt: skip
 
-        def on_result(result: Header, array: Array) -> None:
+        def on_result(result: Header, found: Content) -> None:
             self.asynchronous = result.asynchronous
             gathering.ranks = set(result.contributors)
             gathering.weight = result.weight
             book.slot.version = result.value
-            book.slot.value = _cast(self.ledger.algorithm.from_root(book.slot, array), book.dtype)
+            self._take(book, pace, found)
             self._finish(book, pace, gathering)
             self._advance(book)
 
         self._uplink.send(book.root, header, payload, on_result)
+
+    def _reply(self, book: Book, pace: Pace) -> Reply:
+        """What is needed of a round's result to keep the value complete, and to answer the round's members."""
+        replies = {asker.reply for asker in pace.rounds[pace.closed].askers.values()}
+        if not self._takes_rows or (Reply.FULL in replies and (self.asynchronous or not self.last_round)):
+            return Reply.FULL
+        if self.asynchronous:
+            return Reply.NONE
+        return Reply.FULL if book.slot.value is None else Reply.CHANGED
+
+    def _take(self, book: Book, pace: Pace, found: Content) -> None:
+        """The root's result of a round: the value, or what has changed in it."""
+        if not isinstance(found, Rows):
+            book.slot.value = cast(self.ledger.algorithm.from_root(book.slot, found), book.dtype)
+            return
+        pace.changed = found
+        if self.asynchronous:
+            book.slot.value = None  # only the root has the rows that others have changed
+        elif book.slot.value is not None:
+            book.write(found)
 
     def _report_conflicts(self, book: Book, gathering: Gathering) -> None:
         """Workers that set a hyper-parameter to different values in one round: say so, once for each name."""
@@ -263,42 +325,51 @@ class Rounds:
         self.ledger.waits_no_more(book, pace)
         self.last_round = max(self.last_round, pace.finished)
         self.versions[pace.member] = max(self.versions.get(pace.member, 0), pace.finished)
-        if pace.version != book.slot.version:  # others' rounds are in the value as well
-            self._given(book, pace.member)
-            pace.version = book.slot.version
-        assert book.slot.value is not None
         askers = pace.rounds.pop(pace.finished).askers
         ranks = tuple(sorted(gathering.ranks))[:4096]
-        result = Result(book.slot.value, book.slot.version, ranks, gathering.weight, set(askers))
+        changed, pace.changed = pace.changed, None
+        enough = (Reply.NONE,) if changed is None else (Reply.NONE, Reply.CHANGED)
+        array = None if all(asker.reply in enough for asker in askers.values()) else book.give()
+        if array is not None and pace.version != book.slot.version:  # others' rounds are in the value as well
+            self._given(book, pace.member)
+            pace.version = book.slot.version
+        result = Result(array, book.slot.version, ranks, gathering.weight, set(askers), changed)
         pace.results[pace.finished] = result
         for asker in askers.values():
             self._answer(book, asker, pace.finished, result)
-        self._answer_pulls(book)
+        if book.slot.value is not None:
+            self._answer_pulls(book)
 
-    def _given(self, book: Book, member: int) -> None:
-        """A member is about to get the root's newest value, from which its next gradient will be computed."""
+    def _given(self, book: Book, member: int, numbers: Array | None = None) -> None:
+        """A member is about to get the root's newest value, from which its next gradient will be computed, or these
+        rows of it.
+        """
         optimizer = self.history.present(book.hyper)
         if self._uplink is None and self.ledger.algorithm.asynchronous and optimizer is not None:
             assert book.slot.value is not None
-            optimizer.given(book.slot.id, member, book.slot.value)
+            rows = None if numbers is None else (book.row, numbers)
+            optimizer.given(book.slot.id, member, book.slot.value, rows)
 
     def _fetch(self, book: Book, priority: int) -> None:
         """Get the value from the root, which has it or will have it."""
         book.fetching = True
         self._pull_above(book, Header(priority=priority), partial(self._fetched, book))
 
-    def _pull_above(self, book: Book, asked: Header, on_result: Callable[[Header, Array], None]) -> None:
+    def _pull_above(
+        self, book: Book, asked: Header, on_result: Callable[[Header, Content], None], numbers: Array | None = None
+    ) -> None:
         assert self._uplink is not None
         header = Header(
             kind=Kind.PULL, key=book.slot.key, slice=book.slot.index, root=book.root, offset=book.offset,
-            length=book.length, dtype=book.dtype, round=asked.round, priority=asked.priority,
+            length=book.length, dtype=book.dtype, row=book.row, round=asked.round, priority=asked.priority,
+            form=asked.form, rows=asked.rows,
         )  # fmt: skip
-        self._uplink.send(book.root, header, None, on_result)
+        self._uplink.send(book.root, header, None if numbers is None else numbers_payload(numbers), on_result)
 
-    def _fetched(self, book: Book, result: Header, array: Array) -> None:
+    def _fetched(self, book: Book, result: Header, found: Content) -> None:
         book.fetching, self.asynchronous = False, result.asynchronous
-        if book.slot.value is None:
-            book.slot.value, book.slot.version = array, result.value
+        if book.slot.value is None and not isinstance(found, Rows):
+            book.slot.value, book.slot.version = found, result.value
         self._answer_pulls(book)
         self._advance(book)
 
@@ -308,45 +379,34 @@ class Rounds:
         book.pulls.clear()
 
     def _answer_pull(self, book: Book, asker: Asker) -> None:
-        self._given(book, self.ledger.member(asker.rank))
-        assert book.slot.value is not None
-        self._answer(book, asker, 0, Result(book.slot.value, book.slot.version, (), 0.0, set()))
+        self._given(book, self.ledger.member(asker.rank), asker.numbers)
+        if asker.numbers is None:
+            found: Content = book.give()
+        else:
+            assert book.slot.value is not None
+            found = Rows.of(book.slot.value, book.row, asker.numbers)
+        self._send_down(book, asker, 0, Result(None, book.slot.version), found)
 
-    def _answer_newest(self, book: Book, asker: Asker, above: Header, array: Array) -> None:
+    def _answer_newest(self, book: Book, asker: Asker, above: Header, found: Content) -> None:
         """The root's value for one who asks; what this server has stays as its rounds left it."""
-        self._answer(book, asker, 0, Result(array, above.value, (), 0.0, set()))
+        self._send_down(book, asker, 0, Result(None, above.value), found)
 
     def _answer(self, book: Book, asker: Asker, round_: int, result: Result) -> None:
+        found = result.content(asker.reply, book.row)
+        if found is None:
+            raise BadMessage(f"a repeat of round {round_} that asks for more than before")
+        self._send_down(book, asker, round_, result, found)
+
+    def _send_down(self, book: Book, asker: Asker, round_: int, result: Result, found: Content) -> None:
         header = Header(
             kind=Kind.RESULT, request=asker.request, key=book.slot.key, slice=book.slot.index, offset=book.offset,
-            length=book.length, dtype=book.dtype, round=round_, value=result.version,
+            length=book.length, dtype=book.dtype, row=book.row, round=round_, value=result.version,
             contributors=result.contributors, weight=result.weight, asynchronous=self.asynchronous,
-            priority=asker.priority,
+            priority=asker.priority, **form_of(found),
         )  # fmt: skip
-        self._delivery.down(asker.link, header, as_payload(result.array, book.dtype))
+        self._delivery.down(asker.link, header, as_payload(found, book.dtype))
 
     def _acknowledge(self, book: Book, asker: Asker) -> None:
         header = Header(kind=Kind.RESULT, request=asker.request, key=book.slot.key, slice=book.slot.index)
         self._delivery.down(asker.link, header, None)
 
-
-def as_payload(array: Array, dtype: int) -> memoryview:
-    """The bytes of `array` in the slice's dtype, without a copy where it has that dtype already."""
-    return memoryview(_cast(array, dtype).data).cast("B")
-
-
-def _sum_payload(array: Array, dtype: int) -> tuple[memoryview, bool]:
-    """The bytes of a party's sum, and whether they are wider than the slice's dtype.
-
-    A sum of fp16 crosses in fp32 unless fp16 holds it exactly: it may be too large where the sum over all parties is
-    not, and rounding it would make two levels differ from one.
-    """
-    narrow = _cast(array, dtype)
-    wide = narrow.dtype == np.float16 and not np.array_equal(narrow, array)
-    return memoryview((array if wide else narrow).data).cast("B"), wide
-
-
-def _cast(array: Array, dtype: int) -> Array:
-    """`array` in the slice's dtype; what is too large for fp16 becomes infinite, and the training code's to handle."""
-    with np.errstate(over="ignore"):
-        return array.astype(DTYPES[dtype], copy=False)

@@ -171,7 +171,7 @@ class Server:
                 raise BadMessage(f"contributions of ranks {header.contributors} from rank {rank}")
             self.rounds.on_exchange(link, header, payload)
         elif header.kind == Kind.PULL:
-            self.rounds.on_pull(link, header, rank)
+            self.rounds.on_pull(link, header, rank, payload)
             if self._members.settle(rank):
                 self.rounds.members_changed()
         else:

@@ -9,12 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from geomx_cli.ps.link import Lane, Link
-from geomx_cli.ps.wire import Array, BadMessage, Header, Kind, view
+from geomx_cli.ps.rows import Rows
+from geomx_cli.ps.wire import BadMessage, Content, Form, Header, Kind, Reply, content, row_numbers
 
 __all__ = ["Delivery", "Uplink"]
 
-OnResult = Callable[[Header, Array], None]
+OnResult = Callable[[Header, Content], None]
 
 
 class Delivery(Protocol):
@@ -57,28 +60,28 @@ class Uplink:
         """Handle a RESULT. One that was answered before is dropped; one of another slice or round is refused."""
         if link not in self.links:
             raise BadMessage("a result from a process that is no server of this one")
-        array = view(header, payload if payload is not None else memoryview(b""))
+        found = content(header, payload if payload is not None else memoryview(b""))
         pending = self._pending.get(header.request)
         if pending is not None:
             _check(pending.header, header)
+            if isinstance(found, Rows) and pending.header.kind == Kind.PULL:
+                _check_numbers(pending, found)
             del self._pending[header.request]
             if pending.header.kind == Kind.EXCHANGE:
                 self._rounds[header.key, header.slice].remove(header.round)
-        link.consumed(array.nbytes)
+        link.consumed(0 if payload is None else len(payload))
         if pending is not None:
-            pending.on_result(header, array)
+            pending.on_result(header, found)
 
     def repeat(self, link: Link, lane: Lane) -> None:
         """Send again what has no result yet from this server, and may have been lost on this lane. Harmless: servers
         know repeats.
 
-        A contribution with a payload and its result are both tensors. So a talk lane that is replaced alone, as happens
-        on a path that is slow and full, makes no tensors travel twice.
+        A contribution with a payload and its result are both tensors, unless the sender wants no value. So a talk lane
+        that is replaced alone, as happens on a path that is slow and full, makes no tensors travel twice.
         """
         for pending in list(self._pending.values()):
-            if lane == "talk" and pending.header.kind == Kind.EXCHANGE and pending.payload is not None:
-                continue
-            if self.links[pending.server] is link:
+            if self.links[pending.server] is link and not (lane == "talk" and _is_of_tensors(pending)):
                 self._send(pending)
 
     def _send(self, pending: _Pending) -> None:
@@ -93,11 +96,27 @@ class Uplink:
         return len(self._pending)
 
 
+def _is_of_tensors(pending: _Pending) -> bool:
+    """Whether both what was sent and its result have payloads, which travel on the lane of tensors."""
+    header = pending.header
+    return header.kind == Kind.EXCHANGE and pending.payload is not None and header.reply == Reply.FULL
+
+
 def _check(asked: Header, result: Header) -> None:
     """Raise BadMessage for a result that is not what was asked for."""
     round_ = asked.round if asked.kind == Kind.EXCHANGE else 0
     length = 0 if asked.kind == Kind.PUSH else asked.length
     wanted = (asked.key, asked.slice, round_, length)
     found = (result.key, result.slice, result.round, result.length)
-    if found != wanted or (length and (result.dtype != asked.dtype or result.wide)):
+    if found != wanted or (length and (result.dtype != asked.dtype or result.row != asked.row or result.wide)):
         raise BadMessage(f"a result of (key, slice, round, length) {found} where {wanted} was asked for")
+    of_rows = asked.form == Form.ROWS if asked.kind == Kind.PULL else asked.reply != Reply.FULL
+    if result.form != Form.FULL and not of_rows:
+        raise BadMessage("a result of rows where all elements were asked for")
+
+
+def _check_numbers(asked: _Pending, found: Rows) -> None:
+    """Raise BadMessage for other rows than those that were pulled."""
+    wanted = row_numbers(asked.header, asked.payload)
+    if wanted is None or not np.array_equal(found.numbers, wanted):
+        raise BadMessage(f"{len(found)} rows where others were asked for")

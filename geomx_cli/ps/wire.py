@@ -13,30 +13,38 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from geomx_cli.ps.rows import Rows
+
 __all__ = [
     "DTYPES",
     "MAX_MESSAGE",
     "VERSION",
     "Array",
     "BadMessage",
+    "Content",
     "Form",
     "Header",
     "Kind",
     "Place",
+    "Reply",
+    "content",
     "decode_body",
     "decode_header",
     "dtype_code",
     "encode_body",
     "encode_header",
     "job_number",
+    "row_numbers",
     "view",
 ]
 
 Array = npt.NDArray[Any]
+Content = Array | Rows
 
 VERSION = 1
 MAX_ELEMENTS = 8_388_608
-MAX_MESSAGE = MAX_ELEMENTS * 8 + 65_536
+ROW_NUMBER = np.dtype("uint32")
+MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER.itemsize) + 65_536
 MAX_CONTROL = 16 * 2**20
 DTYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(name) for name in ("float32", "float64", "float16"))
 _WIDE = {np.dtype("float16"): np.dtype("float32")}
@@ -67,6 +75,16 @@ class Form(IntEnum):
     ROWS = 2
 
 
+class Reply(IntEnum):
+    """What the sender of an EXCHANGE wants of the round's result: all elements, those rows that it has changed if it
+    has not changed all, or only to know that the round is over.
+    """
+
+    FULL = 0
+    CHANGED = 1
+    NONE = 2
+
+
 class Place(IntEnum):
     """Where the payload lies."""
 
@@ -94,6 +112,8 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     kind, request (number that an answer repeats), topic (of a CONTROL).
     key, slice, root (rank of the root that owns the slice), offset and length in elements, dtype (index in DTYPES),
     part of parts (of a payload that was cut again for sending).
+    row: elements in a row of the slice; 1 where its rows do not count. rows: number of rows in the payload (`form`
+    ROWS): their elements, followed by their uint32 numbers in the slice, strictly increasing; a PULL has only these.
     round (of this key, from 1; of a PULL the last one that the sender has begun).
     sender (process name), incarnation (of the sender).
     acked: of an EXCHANGE: the sender has the results of all rounds of this slice up to this one; of a request: it has
@@ -101,6 +121,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     contributors: ranks merged into the payload. weight: their sum of weights; 0, and no payload, from those who only
     take the round's result.
     wide: the payload of an fp16 slice is fp32.
+    reply: of an EXCHANGE, see Reply. A RESULT of fewer elements than all is of `form` ROWS.
     asynchronous: of a RESULT: parties go through rounds by themselves, so the global servers may have a newer value.
     base: version that the payload was computed from. value: version of a result.
     form, codec and its parameters, place of the payload.
@@ -125,6 +146,8 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     dtype: _U8 = 0
     part: _U32 = 0
     parts: _U32 = 1
+    row: _Length = 1
+    rows: _Length = 0
     round: _Count = 0
     acked: _Count = 0
     sender: _Name = ""
@@ -132,6 +155,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     contributors: _Ranks = ()
     weight: float = 0.0
     wide: bool = False
+    reply: Reply = Reply.FULL
     asynchronous: bool = False
     base: _Count = 0
     value: _Count = 0
@@ -168,13 +192,22 @@ def decode_header(data: memoryview | bytes, job: int) -> Header:
         raise BadMessage("a message of another job")
     if header.dtype >= len(DTYPES):
         raise BadMessage(f"unknown dtype {header.dtype}")
-    if header.form != Form.FULL or header.codec or header.parts != 1:
+    if header.form == Form.DELTA or header.codec or header.parts != 1:
         raise BadMessage(f"unreadable: form {header.form.name}, codec {header.codec!r}, {header.parts} parts")
+    _check_rows(header)
     if not 0 <= header.weight < math.inf:
         raise BadMessage(f"weight {header.weight}")
     if not all(map(math.isfinite, header.hyper.values())):
         raise BadMessage(f"hyper-parameters that are not finite: {header.hyper}")
     return header
+
+
+def _check_rows(header: Header) -> None:
+    if header.row < 1 or header.length % header.row or header.rows * header.row > header.length:
+        raise BadMessage(f"{header.rows} rows of {header.row} in a slice of {header.length} elements")
+    of_rows = header.form == Form.ROWS
+    if (header.rows and not of_rows) or (of_rows and header.kind in (Kind.PUSH, Kind.CONTROL)):
+        raise BadMessage(f"{header.rows} rows in a {header.kind.name} of form {header.form.name}")
 
 
 def encode_body(body: dict[str, Any]) -> bytes:
@@ -196,11 +229,47 @@ def decode_body(data: memoryview | bytes) -> dict[str, Any]:
 
 def view(header: Header, payload: memoryview | None) -> Array:
     """The payload as a read-only 1-D array of `length` elements. Raises BadMessage if the sizes disagree."""
-    dtype = _WIDE.get(DTYPES[header.dtype], DTYPES[header.dtype]) if header.wide else DTYPES[header.dtype]
+    dtype = _dtype(header)
+    if header.form != Form.FULL:
+        raise BadMessage(f"a payload of form {header.form.name} where all elements are needed")
     if payload is None or len(payload) != header.length * dtype.itemsize:
         size = 0 if payload is None else len(payload)
         raise BadMessage(f"{size} bytes of payload for {header.length} elements of {dtype}")
     return np.frombuffer(payload, dtype)
+
+
+def content(header: Header, payload: memoryview | None) -> Content:
+    """The payload as `view` gives it, or as read-only rows. Raises BadMessage if sizes or row numbers are wrong."""
+    if header.form != Form.ROWS:
+        return view(header, payload)
+    dtype, count = _dtype(header), header.rows * header.row
+    size = 0 if payload is None else len(payload)
+    if size != count * dtype.itemsize + header.rows * ROW_NUMBER.itemsize:
+        raise BadMessage(f"{size} bytes of payload for {header.rows} rows of {header.row} elements of {dtype}")
+    if payload is None:
+        return Rows.none(header.row, dtype)
+    values = np.frombuffer(payload, dtype, count).reshape(header.rows, header.row)
+    return Rows(_numbers(header, payload[count * dtype.itemsize :]), values)
+
+
+def row_numbers(header: Header, payload: memoryview | None) -> Array | None:
+    """The row numbers of a PULL of rows; None for one of all elements. Raises BadMessage if they are wrong."""
+    size = 0 if payload is None else len(payload)
+    if size != header.rows * ROW_NUMBER.itemsize:
+        raise BadMessage(f"{size} bytes of payload for a PULL of {header.rows} rows")
+    return _numbers(header, payload or memoryview(b"")) if header.form == Form.ROWS else None
+
+
+def _numbers(header: Header, data: memoryview) -> Array:
+    numbers = np.frombuffer(data, ROW_NUMBER)
+    if len(numbers) and (numbers[-1] >= header.length // header.row or not (numbers[1:] > numbers[:-1]).all()):
+        raise BadMessage(f"row numbers that do not increase, or are not below {header.length // header.row}")
+    return numbers
+
+
+def _dtype(header: Header) -> np.dtype[Any]:
+    dtype = DTYPES[header.dtype]
+    return _WIDE.get(dtype, dtype) if header.wide else dtype
 
 
 def dtype_code(dtype: np.dtype[Any]) -> int:

@@ -18,10 +18,12 @@ from geomx_cli.ps.liveness import NEWS, newest
 from geomx_cli.ps.members import CENTRAL
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.node import Node
-from geomx_cli.ps.partition import Placement
+from geomx_cli.ps.partition import Placement, Slice
+from geomx_cli.ps.payload import as_payload, form_of, numbers_payload
+from geomx_cli.ps.rows import Rows
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.uplink import Delivery, Uplink
-from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD, Array, BadMessage, Header, Kind, dtype_code
+from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD, Array, BadMessage, Content, Header, Kind, Reply, dtype_code
 
 __all__ = ["Errand", "Standing", "Worker"]
 
@@ -49,18 +51,34 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """What the servers are to do with a tensor: a PUSH, PULL or EXCHANGE of `src` (1-D, contiguous).
+    """What the servers are to do with a tensor: a PUSH, PULL or EXCHANGE of `src` (1-D, contiguous, or rows).
 
-    round: of an EXCHANGE; of a PULL the last one that this worker has begun.
+    round: of an EXCHANGE; of a PULL the last one that this worker has begun. reply: see wire.Reply. numbers: of a PULL
+    those of the rows that it is for, None for all elements. in_turn: a PULL goes when the result of its round is there,
+    and before the next round.
     """
 
     kind: Kind
     placement: Placement
-    src: Array | None = None
+    src: Content | None = None
     round: int = 0
     weight: float = 0.0
     priority: int = 0
     hyper: dict[str, float] = field(default_factory=dict)
+    reply: Reply = Reply.FULL
+    numbers: Array | None = None
+    in_turn: bool = False
+
+    def pieces(self) -> list[tuple[int, Slice, Rows | None]]:
+        """The slices that it is for, by index, with the rows of each that it sends or asks for."""
+        placement, rows = self.placement, self.src if isinstance(self.src, Rows) else None
+        if self.numbers is not None:
+            rows = Rows(self.numbers, np.empty((len(self.numbers), 0)))
+        if rows is None:
+            return [(index, piece, None) for index, piece in enumerate(placement.slices)]
+        cut = [rows.cut(piece.offset // placement.row, piece.end // placement.row) for piece in placement.slices]
+        found = zip(range(len(cut)), placement.slices, cut, strict=True)
+        return [item for item in found if self.numbers is None or len(item[2])]
 
 
 class Worker:
@@ -87,7 +105,8 @@ class Worker:
         self._rank = -1
         self._voice: tuple[int, ...] = ()
         self._done: dict[int, int] = {}  # the last round of each key whose result is here
-        self._later: dict[int, deque[tuple[Exchange, Errand]]] = {}  # those of each key that are too far ahead of it
+        self._later: dict[int, deque[tuple[Exchange, Errand]]] = {}  # of each key those that wait for others, in order
+        self._pulls: dict[int, int] = {}  # how many pulls of each key the next round waits for
 
     def run(self) -> None:
         """Be a worker until stopped, or until the job fails."""
@@ -111,25 +130,45 @@ class Worker:
             exchange.fail(self.error)
             return
         self.open.add(exchange)
-        key = errand.placement.key
-        if errand.kind == Kind.EXCHANGE and errand.round > self._done.get(key, 0) + MAX_ROUNDS_AHEAD:
-            self._later.setdefault(key, deque()).append((exchange, errand))
+        if errand.kind == Kind.EXCHANGE or errand.in_turn:
+            self._later.setdefault(errand.placement.key, deque()).append((exchange, errand))
+            self._go_on(errand.placement.key)
         else:
             self._send(exchange, errand)
 
+    def _go_on(self, key: int) -> None:
+        """Send what has waited for results of this key and need not wait any more."""
+        later, done = self._later[key], self._done.get(key, 0)
+        while later:
+            exchange, errand = later[0]
+            if errand.in_turn:
+                if errand.round > done:
+                    return
+                self._pulls[key] = self._pulls.get(key, 0) + 1
+            elif self._pulls.get(key) or errand.round > done + MAX_ROUNDS_AHEAD:
+                return
+            later.popleft()
+            self._send(exchange, errand)
+
     def _send(self, exchange: Exchange, errand: Errand) -> None:
-        placement, src = errand.placement, errand.src
+        placement, place = errand.placement, 0
         dtype = dtype_code(np.dtype(placement.tensor.dtype))
         voice = self._voice if errand.kind == Kind.EXCHANGE else ()
-        data = None if src is None else memoryview(src.data)
-        for index, piece in enumerate(placement.slices):
+        # A local server has what rounds have led to; where it does not have all of it, the roots have to be asked.
+        round_ = 0 if errand.in_turn and not self.asynchronous else errand.round
+        for index, piece, rows in errand.pieces():
             header = Header(
                 kind=errand.kind, key=placement.key, slice=index, root=piece.root, offset=piece.offset,
-                length=piece.length, dtype=dtype, round=errand.round, contributors=voice, weight=errand.weight,
-                priority=errand.priority, hyper=errand.hyper,
+                length=piece.length, dtype=dtype, row=placement.row or 1, round=round_, contributors=voice,
+                weight=errand.weight, priority=errand.priority, hyper=errand.hyper, reply=errand.reply,
+                **({} if rows is None else form_of(rows)),
             )  # fmt: skip
-            part = None if data is None else data[piece.offset : piece.offset + piece.length].cast("B")
-            self.uplink.send(piece.server, header, part, self._taker(exchange, errand, piece.offset))
+            if errand.numbers is not None and rows is not None:
+                payload: memoryview | None = numbers_payload(rows.numbers)
+                offset, place = place, place + len(rows) * placement.row
+            else:
+                payload, offset = _payload(errand.src, piece, rows, dtype), piece.offset
+            self.uplink.send(piece.server, header, payload, self._taker(exchange, errand, offset))
 
     def ask(self, future: "Future[Body]", topic: str, body: Body, server: int, limit: float) -> None:
         """Make a request of one server; the answer goes to `future`. Whoever is at a barrier waits for others."""
@@ -156,25 +195,25 @@ class Worker:
         if not self.ready.done():
             self.ready.set_exception(error)
 
-    def _taker(self, exchange: Exchange, errand: Errand, offset: int) -> Callable[[Header, Array], None]:
-        def take(header: Header, array: Array) -> None:
+    def _taker(self, exchange: Exchange, errand: Errand, offset: int) -> Callable[[Header, Content], None]:
+        key = errand.placement.key
+
+        def take(header: Header, found: Content) -> None:
             exchange.contributors, exchange.weight = header.contributors, header.weight
             self.asynchronous = header.asynchronous
+            array = found.values.reshape(-1) if isinstance(found, Rows) else found
             exchange.take(offset, array, header.value)
             if exchange.missing == 0:
                 self.open.discard(exchange)
                 if errand.kind == Kind.EXCHANGE:
                     self.node.telemetry["round"] = max(errand.round, self.node.telemetry["round"])
-                    self._has(errand.placement.key, errand.round)
+                    self._done[key] = max(errand.round, self._done.get(key, 0))
+                    self._go_on(key)
+                elif errand.in_turn:
+                    self._pulls[key] -= 1
+                    self._go_on(key)
 
         return take
-
-    def _has(self, key: int, round_: int) -> None:
-        """The result of this round of the key is here."""
-        self._done[key] = max(round_, self._done.get(key, 0))
-        later = self._later.get(key)
-        while later and later[0][1].round <= self._done[key] + MAX_ROUNDS_AHEAD:
-            self._send(*later.popleft())
 
     def _dial_servers(self, membership: Membership) -> None:
         self._rank = membership.rank
@@ -233,3 +272,10 @@ class Worker:
 
     def _on_request(self, request: Request) -> None:
         raise BadMessage(f"unknown topic {request.topic!r} for a worker")
+
+
+def _payload(src: Content | None, piece: Slice, rows: Rows | None, dtype: int) -> memoryview | None:
+    """What a slice sends of `src`; `rows` are its own."""
+    if rows is not None:
+        return as_payload(rows, dtype)
+    return None if src is None or isinstance(src, Rows) else as_payload(src[piece.offset : piece.end], dtype)

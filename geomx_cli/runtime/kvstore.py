@@ -3,6 +3,7 @@
 Values are numpy arrays of float32, float64 or float16, of any shape; results go to C-contiguous arrays.
 """
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from geomx_cli.errors import InvalidSettings
 from geomx_cli.options import Value
 from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.partition import Tensor
-from geomx_cli.ps.wire import Array
+from geomx_cli.ps.wire import Array, Content
 from geomx_cli.runtime import state_file, state_transfer
 from geomx_cli.runtime.keys import Key, pairs, plain
 from geomx_cli.runtime.pushed_hyper import Hyper, Params, PushedHyper
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime.algorithms._esync_pacer import Pacer
 
-__all__ = ["Hyper", "Params", "Store"]
+__all__ = ["Hyper", "Params", "Store", "row_of"]
 
 DTYPES = ("float32", "float64", "float16")
 _MASTER_ENDS = (
@@ -125,7 +126,7 @@ class Store:
             raise InvalidSettings(f"key {key!r} is of {value.dtype}", f"a value is of {', '.join(DTYPES)}")
         if value.size < 1:
             raise InvalidSettings(f"key {key!r} has no elements", "leave it out")
-        return Tensor(name, value.size, str(value.dtype))
+        return Tensor(name, value.size, str(value.dtype), row_of(value.shape))
 
     def _name(self, key: Key) -> str:
         key = plain(key)
@@ -224,12 +225,16 @@ class Store:
         self._sources[name] = (buffer, exchange)
         return exchange
 
-    def start(
-        self, name: str, source: Array, out: Array | None, priority: int, hyper: Hyper, weight: float = 1.0
-    ) -> Exchange:
-        """Begin the next round of one key with `source` (1-D), which must not change before the exchange's `sent`.
+    def has_rows(self, name: str, shape: Sequence[int]) -> bool:
+        """Whether the rows of an array of this shape are those of a known key."""
+        return self._tensors[name].row == row_of(shape)
 
-        The result goes to `out`, which may be `source`, or is kept for `fetch`.
+    def start(
+        self, name: str, source: Content, out: Array | None, priority: int, hyper: Hyper, weight: float = 1.0
+    ) -> Exchange:
+        """Begin the next round of one key with `source` (1-D, or rows), which must not change before the exchange's
+        `sent`. The result goes to `out`, which may be `source`, or is kept for `fetch`; that of rows stays at the
+        servers.
         """
         self._begun = True
         return self._client.exchange(name, source, out, priority=priority, weight=weight, hyper=hyper)
@@ -248,6 +253,10 @@ class Store:
     def fetch(self, name: str, out: Array, priority: int) -> "Future[None]":
         """Have `out` (1-D) filled: with the result of the latest round of this key, else with the servers' value."""
         return self._client.pull(name, out, priority=priority)
+
+    def fetch_rows(self, name: str, numbers: Array, out: Array, priority: int) -> "Future[None]":
+        """As `fetch`, for the rows `numbers` (strictly increasing) only; `out` (1-D) has room for these."""
+        return self._client.pull_rows(name, numbers, out, priority=priority)
 
     def set_optimizer(
         self,
@@ -320,6 +329,11 @@ class Store:
         counts.
         """
         self._client.barrier(scope or ("all" if self._client.ranks_are_global else "party"))
+
+
+def row_of(shape: Sequence[int]) -> int:
+    """Elements in a row of an array: all that have the same first index."""
+    return math.prod(shape[1:])
 
 
 def _sum(arrays: Sequence[Array], out: Array) -> None:

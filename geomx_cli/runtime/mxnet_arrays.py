@@ -1,6 +1,6 @@
 """MXNet's arrays on their way to and from the servers, dense or row-sparse: checked, summed, and one buffer per key.
 
-Row-sparse arrays travel dense: the servers hold every row.
+Row-sparse arrays travel as the rows that they have; the servers hold every row.
 """
 
 import math
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.runtime.kvstore import DTYPES
+from geomx_cli.ps.rows import Rows
+from geomx_cli.ps.wire import Array
+from geomx_cli.runtime.kvstore import DTYPES, row_of
 
 __all__ = ["Arrays", "is_sparse", "size_of"]
 
@@ -59,6 +61,25 @@ class Arrays:
             total = total + other.astype(total.dtype)
         return total.astype(first.dtype, copy=False)
 
+    def rows(self, values: Sequence[Any]) -> Rows:
+        """The devices' sum of row-sparse arrays, in numpy; fp16 is added in fp32. Waits for the values.
+
+        Raises InvalidSettings for a row that their shape does not have.
+        """
+        total: Rows | None = None
+        for value in values:
+            numbers, count = value.indices.asnumpy().astype(np.int64), value.shape[0]
+            if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
+                raise InvalidSettings(f"rows {numbers.min()} to {numbers.max()} of an array that has {count}")
+            held = value.data.asnumpy().reshape(len(numbers), row_of(value.shape))
+            if len(values) > 1:
+                held = held.astype(np.promote_types(held.dtype, np.float32), copy=False)
+            rows = Rows.ordered(numbers, held)
+            total = rows if total is None else total.plus(rows)
+        assert total is not None
+        with np.errstate(over="ignore"):
+            return total.astype(np.dtype(values[0].dtype))
+
     def add(self, name: str, like: Any) -> None:
         """Make the buffer of a new key: dense, on the CPU, of the size and dtype of `like`. It takes no memory yet."""
         self._buffers[name] = self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype)
@@ -77,20 +98,34 @@ class Arrays:
             result = _shaped(buffer, out)
             (result.tostype("row_sparse") if is_sparse(out) else result).copyto(out)
 
-    def deliver_rows(self, buffer: Any, out: Any, rows: Any) -> None:
-        """Copy to `out`, which is row-sparse, the rows of these numbers: in any order, perhaps more than once.
+    def numbers(self, rows: Any, out: Any) -> Array:
+        """The numbers of rows to be pulled to `out`, ascending, each once. Waits for them.
 
-        Raises InvalidSettings for one that the key does not have.
+        Raises InvalidSettings for one that `out` does not have.
         """
-        result = _shaped(buffer, out)
-        numbers = np.unique(rows.asnumpy().astype(np.int64))
-        if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < result.shape[0]:
-            raise InvalidSettings(f"rows {numbers[0]} to {numbers[-1]} of an array that has {result.shape[0]}")
-        if len(numbers):
-            wanted = self._mx.nd.array(numbers, self._mx.cpu(), np.int64)
-            self._mx.nd.sparse.retain(result.tostype("row_sparse"), wanted).copyto(out)
+        numbers: Array = np.unique(rows.asnumpy().astype(np.int64))
+        if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < out.shape[0]:
+            raise InvalidSettings(f"rows {numbers[0]} to {numbers[-1]} of an array that has {out.shape[0]}")
+        return numbers
+
+    def room(self, name: str, numbers: Array, out: Any) -> Any:
+        """A new array for these rows of a key, as `out` has them."""
+        return self._mx.nd.empty((len(numbers), *out.shape[1:]), self._mx.cpu(), self._buffers[name].dtype)
+
+    def take(self, source: Any, numbers: Array, out: Any) -> Any:
+        """These rows of a dense array of the key's size, as `out` has them."""
+        return _shaped(source, out).take(self._mx.nd.array(numbers, self._mx.cpu(), np.int64))
+
+    def deliver_rows(self, numbers: Array, values: Any, out: Any) -> None:
+        """Make `out`, which is row-sparse, have the rows `values` of these numbers, and no others. Waits for them;
+        None for no rows.
+        """
+        sparse = self._mx.nd.sparse
+        if values is None:
+            sparse.zeros("row_sparse", out.shape, self._mx.cpu(), out.dtype).copyto(out)
         else:
-            self._mx.nd.sparse.zeros("row_sparse", out.shape, self._mx.cpu(), out.dtype).copyto(out)
+            rows = self._mx.nd.array(numbers, self._mx.cpu(), np.int64)
+            sparse.row_sparse_array((values, rows), out.shape, self._mx.cpu(), out.dtype).copyto(out)
 
 
 def _shaped(buffer: Any, like: Any) -> Any:

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar, cast
@@ -35,8 +36,9 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 @dataclass(slots=True)
 class _Push:
-    """The last push of a key, and whether its result is in the key's buffer."""
+    """The last push of a key: whether it is over, and whether it brings the new value to the key's buffer."""
 
+    brings: bool = False
     over: bool = False
 
 
@@ -60,8 +62,10 @@ class MxnetStore(MxnetStanding):
     """Every method of mxnet.kvstore.KVStore, over a Store. `register` mixes it with that class, which Trainer asks for.
 
     Values are NDArrays of float32, float64 or float16, dense or row-sparse, on any device; lists of values, one per
-    device, are summed. The servers keep every row: a row-sparse gradient counts as a dense one with zeros elsewhere, so
-    momentum and weight decay go on in the other rows, as with MXNet's lazy_update=False.
+    device, are summed. The servers keep every row. Of row-sparse values only rows travel, and `push` waits until they
+    are computed. The optimizer treats them as MXNet's does: with lazy_update=True, the default of SGD and Adam, and in
+    AdaGrad only the gradient's rows change, else they count as a dense gradient with zeros elsewhere. They travel dense
+    where a row is longer than a slice; a round in which somebody pushes a dense value is dense.
     For the training thread; a forked child must not use it. Errors are MXNetErrors. When the job fails, every pending
     operation ends, MXNet raises the error where somebody waits, and each later call raises it again.
     """
@@ -101,6 +105,7 @@ class MxnetStore(MxnetStanding):
     def push(self, key: Any, value: Any, priority: int = 0, weight: float = 1.0) -> None:
         """Contribute to the keys' next round; returns at once. `value` is not changed, and may change at once.
 
+        Of a row-sparse value only its rows travel, and for these the call waits until they are computed.
         `weight` is what the contribution counts in algorithms that make means; they divide by it, nobody multiplies.
         Raises SystemExit in a master worker that does not train; see Store.begin_training.
         """
@@ -138,22 +143,25 @@ class MxnetStore(MxnetStanding):
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """As `pull`, but write only some rows to row-sparse arrays: those whose numbers are in `row_ids`.
 
-        row_ids: an array for each one of `out`, or one for all of a key's; in any order, perhaps more than once. Waits
-        for `row_ids`, but not for the result.
+        row_ids: an array for each one of `out`, or one for all of a key's; in any order, perhaps more than once. Only
+        these rows travel. Waits for `row_ids` and for the rows, of all keys at once.
         """
         if out is None or row_ids is None:
             raise InvalidSettings("row_sparse_pull needs arrays and numbers of rows", "pass out= and row_ids=")
         if isinstance(key, (list, tuple)) and len(key) == 1:
             key, out, row_ids = (_only(item) for item in (key, out, row_ids))
         outs, numbers = self._checked(key, out, converted=True), pairs(key, row_ids)
+        found: list[tuple[Key, Any, Array]] = []
         for (one, given), (_, rows) in zip(outs, numbers, strict=True):
             if not all(map(is_sparse, given)) or len(rows) not in (1, len(given)):
                 message = f"key {one!r} comes with {len(given)} arrays and {len(rows)} of row numbers"
                 raise InvalidSettings(message, "give row-sparse arrays, and numbers for each one or the same for all")
-            source = self._source(str(one), priority)
-            with self._mx.autograd.pause():
-                for item, wanted in zip(given, rows * (len(given) // len(rows)), strict=True):
-                    self._arrays.deliver_rows(source, item, wanted)
+            wanted = rows * (len(given) // len(rows))
+            found += [(one, out, self._arrays.numbers(row, out)) for out, row in zip(given, wanted, strict=True)]
+        with self._mx.autograd.pause():
+            targets = [self._fetch_rows(*item, priority) for item in found]
+            for (_, item, taken), target in zip(found, targets, strict=True):
+                self._arrays.deliver_rows(taken, target, item)
 
     @_guarded
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -184,23 +192,28 @@ class MxnetStore(MxnetStanding):
 
     def _push(self, key: Key, values: list[Any], priority: int, weight: float = 1.0) -> None:
         name = str(key)
-        news = self._script_optimizer.news(plain(key))
+        news, updates = self._script_optimizer.news(plain(key)), self._script_optimizer.updates
+        begin = partial(self._store.start, priority=priority, hyper=news, weight=weight)
+        if updates is None and all(map(is_sparse, values)) and self._store.has_rows(name, values[0].shape):
+            rows = self._arrays.rows(values)
+            self._exchange(name, lambda _: begin(name, rows, None), priority, _Push())
+            return
         buffer = self._arrays.buffer(name)
         with self._mx.autograd.pause():
             self._arrays.fill(buffer, values)
 
-        self._exchange(name, lambda view: self._store.start(name, view, view, priority, news, weight), priority)
-        if (updates := self._script_optimizer.updates) is not None:
+        self._exchange(name, lambda view: begin(name, view, view), priority, _Push(brings=True))
+        if updates is not None:
             updates.apply(name, buffer)
 
     def _abstain(self, name: str, priority: int) -> None:
-        self._exchange(name, lambda view: self._store.abstain(name, view, priority), priority)
+        self._exchange(name, lambda view: self._store.abstain(name, view, priority), priority, _Push(brings=True))
 
-    def _exchange(self, name: str, begin: Callable[[Array], Exchange], priority: int) -> None:
-        """Queue a round of one key, whose result comes to the key's buffer: so a key has one round under way, and the
-        next value waits for it in the script's own arrays.
+    def _exchange(self, name: str, begin: Callable[[Array], Exchange], priority: int, push: _Push) -> None:
+        """Queue a round of one key, which is given the memory of the key's buffer for value and result: so a key has
+        one round under way, and the next value waits for it in the script's own arrays.
         """
-        buffer, push = self._arrays.buffer(name), _Push()
+        buffer = self._arrays.buffer(name)
         self._pushes[name] = push
 
         def exchange(done: Completion) -> None:
@@ -229,9 +242,9 @@ class MxnetStore(MxnetStanding):
 
     def _fetch(self, name: str, priority: int = 0) -> Any:
         """The key's buffer, in which its result will be."""
-        buffer, last = self._arrays.buffer(name), self._pushes.get(name)
-        if last is not None and not (last.over and self._store.asynchronous):
-            return buffer  # a push brings its result, which is the newest value unless others went on since
+        buffer = self._arrays.buffer(name)
+        if self._is_here(name):
+            return buffer
 
         def fetch(done: Completion) -> None:
             future = self._store.fetch(name, self._engine.view(buffer), priority)
@@ -239,6 +252,28 @@ class MxnetStore(MxnetStanding):
 
         self._engine.queue(fetch, reads=[], writes=[buffer], priority=priority, name="geomx pull")
         return buffer
+
+    def _is_here(self, name: str) -> bool:
+        """Whether the key's last push brings the value to the buffer, and no newer one may be at the servers."""
+        last = self._pushes.get(name)
+        return last is not None and last.brings and not (last.over and self._store.asynchronous)
+
+    def _fetch_rows(self, key: Key, out: Any, numbers: Array, priority: int) -> Any:
+        """An array in which these rows of what a pull gives will be, as `out` has them; None for no rows."""
+        if not len(numbers):
+            return None
+        name = str(key)
+        if self._script_optimizer.updates is not None or self._is_here(name):
+            return self._arrays.take(self._source(name, priority), numbers, out)
+        target = self._arrays.room(name, numbers, out)
+
+        def fetch(done: Completion) -> None:
+            future = self._store.fetch_rows(name, numbers, self._engine.view(target), priority)
+            future.add_done_callback(lambda finished: done(finished.exception()))
+
+        writes = [target, self._arrays.buffer(name)]  # the buffer keeps pushes and pulls of the key in order
+        self._engine.queue(fetch, reads=[], writes=writes, priority=priority, name="geomx pull")
+        return target
 
     def _checked(self, key: Any, value: Any, *, converted: bool = False) -> list[tuple[Key, list[Any]]]:
         """Keys and values, after all of them have been checked; `mx.np` arrays as NDArrays of the same memory.

@@ -12,9 +12,9 @@ __all__ = ["can_travel", "from_mxnet", "index_of", "multipliers", "params_of", "
 
 _COMMON = {"wd": "wd", "rescale_grad": "rescale_grad", "clip_gradient": "clip_gradient"}
 _OWN: dict[str, dict[str, str]] = {
-    "SGD": {"momentum": "momentum"},
+    "SGD": {"momentum": "momentum", "lazy_update": "lazy_update"},
     "NAG": {"momentum": "momentum"},
-    "Adam": {"beta1": "beta1", "beta2": "beta2", "epsilon": "epsilon"},
+    "Adam": {"beta1": "beta1", "beta2": "beta2", "epsilon": "epsilon", "lazy_update": "lazy_update"},
     "AdaGrad": {"eps": "float_stable_eps"},
     "RMSProp": {
         "gamma1": "gamma1", "gamma2": "gamma2", "epsilon": "epsilon", "centered": "centered",

@@ -1,4 +1,4 @@
-"""One of two workers of a flat cluster that gives its client arrays of all kinds, and abstains."""
+"""One of two workers of a flat cluster that gives its client arrays and rows of all kinds, and abstains."""
 
 import numpy as np
 
@@ -7,6 +7,7 @@ from geomx_cli.errors import InvalidSettings
 from geomx_cli.events import EventLog
 from geomx_cli.ps.client import MAX_OPEN, Client
 from geomx_cli.ps.partition import Tensor
+from geomx_cli.ps.rows import Rows
 from geomx_cli.runtime.settings import Settings
 
 
@@ -35,6 +36,38 @@ client.exchange("t", matrix.reshape(-1) if client.rank == 0 else None, result).d
 assert (result == 1).all(), "one abstains"
 client.exchange("t", None, result).done.result(30)
 assert not result.any(), "nobody contributes"
+
+# Rows; those of "long" are longer than a slice, of 1024 elements.
+tables = {"table": (50, 50), "long": (2, 1500), "flat": (9, 1)}
+client.declare([Tensor(name, count * row, "float32", row) for name, (count, row) in tables.items()])
+assert [client.placements[name].row for name in tables] == [50, 0, 1]
+for name, (count, row) in tables.items():
+    client.init({name: np.full(count * row, 7, np.float32)})
+    client.barrier()
+    part, whole = np.zeros(2 * row, np.float32), np.zeros(count * row, np.float32)
+    client.pull_rows(name, np.array([0, 1]), part).result(30)
+    assert (part == 7).all()
+    own = Rows(np.array([0, 1]) if client.rank else np.array([1]), np.ones((1 + client.rank, row), np.float32))
+    client.exchange(name, own, None).done.result(30)
+    client.pull_rows(name, np.array([0, 1]), part).result(30)
+    assert (part[:row] == 1).all() and (part[row:] == 2).all()
+    client.pull(name, whole).result(30)
+    assert np.array_equal(whole[: 2 * row], part) and not whole[2 * row :].any()
+    client.exchange(name, None if client.rank else own, None)
+    client.pull_rows(name, np.array([1]), part[:row])
+    client.exchange(name, whole, whole)
+    client.pull_rows(name, np.array([1]), part[row:]).result(30)
+    assert (part[:row] == 1).all() and (part[row:] == 4).all(), "one abstains, then both push arrays"
+    client.pull_rows(name, np.array([], np.int64), part[:0]).result(30)
+one = np.ones((1, 50), np.float32)
+refused("comes to no array", client.exchange, "table", Rows(np.array([1]), one), matrix.reshape(-1))
+refused("from 0 to 49", client.exchange, "table", Rows(np.array([50]), one), None)
+refused("from 0 to 49", client.exchange, "table", Rows(np.array([-1]), one), None)
+refused("do not increase", client.exchange, "table", Rows(np.array([3, 3]), np.ones((2, 50), np.float32)), None)
+refused("rows of 50 float32", client.exchange, "table", Rows(np.array([1]), one[:, 1:]), None)
+refused("rows of 50 float32", client.exchange, "table", Rows(np.array([1]), one.astype(np.float16)), None)
+refused("do not increase", client.pull_rows, "table", np.array([3, 2]), np.empty(100, np.float32))
+refused("do not fit", client.pull_rows, "table", np.array([2, 3]), np.empty(99, np.float32))
 
 client.barrier()
 if client.rank == 1:

@@ -1,7 +1,8 @@
 """A worker with several rounds of each key under way, which saves the result of every round.
 
 Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS, AHEAD (rounds of a key under way at most), SIZES,
-SERVER_OPTIMIZER (1: the master sets one), PAUSE (seconds, at most, before each round: random).
+SERVER_OPTIMIZER (1: the master sets one), PAUSE (seconds, at most, before each round: random), ROW (elements in a row:
+push only every third row, beginning with that of the rank and round, and pull what has come of it).
 """
 
 import os
@@ -15,12 +16,14 @@ from geomx_cli import plugins
 from geomx_cli.events import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.ps.partition import Tensor
+from geomx_cli.ps.rows import Rows
 from geomx_cli.runtime.settings import Settings
 
 sizes = [int(size) for size in os.environ["SIZES"].split(",")]
 settings = Settings.from_environment(plugins.table())
 client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
-tensors = [Tensor(f"t{index}", size, "float32") for index, size in enumerate(sizes)]
+row = int(os.environ.get("ROW", "0"))
+tensors = [Tensor(f"t{index}", size, "float32", row or 1) for index, size in enumerate(sizes)]
 client.declare(tensors)
 if client.is_master and os.environ.get("SERVER_OPTIMIZER"):
     client.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 0.25})
@@ -39,11 +42,17 @@ if client.trains:
         for index, size in enumerate(sizes):
             source = np.random.default_rng([client.global_rank, number, index]).standard_normal(size)
             out = results[f"{number}-{index}"]
-            under_way.append(client.exchange(f"t{index}", source.astype(np.float32), out, priority=-index))
+            if row:
+                numbers = np.arange((client.global_rank + number) % 3, size // row, 3)
+                rows = Rows.of(source.astype(np.float32), row, numbers)
+                client.exchange(f"t{index}", rows, None, priority=-index)
+                under_way.append(client.pull_rows(f"t{index}", np.arange(size // row), out, priority=-index))
+            else:
+                under_way.append(client.exchange(f"t{index}", source.astype(np.float32), out, priority=-index).done)
         while len(under_way) > ahead * len(sizes):
-            under_way.popleft().done.result(60)
-    for exchange in under_way:
-        exchange.done.result(60)
+            under_way.popleft().result(60)
+    for done in under_way:
+        done.result(60)
     np.savez(os.environ["OUT"].format(rank=client.global_rank), **results)
 client.leave()
 client.close()

@@ -1,7 +1,8 @@
 """A worker of two parties (and the master) that checks row-sparse arrays against dense ones, and trains with them.
 
-Argument: "rules", or what gluon.Trainer trains: "gradient" (a dense weight with row-sparse gradients) or "weight" (both
-row-sparse). With RANKS in argument 2 it is the reference instead: one process, all dense.
+Argument: "rules", a type of store (count bytes), "module" (Module trains a row-sparse weight), or what gluon.Trainer
+trains: "gradient" (a dense weight with row-sparse gradients) or "weight" (both row-sparse). With RANKS in argument 2 it
+is the reference instead: one process with MXNet's own optimizer.
 """
 
 import sys
@@ -12,6 +13,7 @@ from mxnet import autograd, gluon
 from mxnet.base import MXNetError
 
 ROWS, WIDTH, STEPS = 12, 3, 4
+SETTINGS = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
 PARAMS = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01, "rescale_grad": 0.5}
 
 
@@ -113,6 +115,35 @@ def rules():
     kv.barrier("all")
 
 
+def count_bytes(kind):
+    """Ten pushes and pulls of one row take next to nothing of what the key takes; the rows are those that SGD makes."""
+    rows, width = 100_000, 64
+    kv = mx.kv.create(kind)
+    if kv.is_master_worker:
+        kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5, momentum=0.5))
+    kv.init("table", mx.nd.zeros((rows, width)))
+    if kv.global_rank < 0:
+        return
+    out = mx.nd.sparse.zeros("row_sparse", (rows, width))
+    kv.row_sparse_pull("table", out=out, row_ids=numbers(1))
+    traffic = kv._store._client.traffic
+    before = sum(traffic()["lan"]) + sum(traffic()["wan"])
+    weight = momentum = 0.0
+    for step in range(10):
+        row = 99_990 + step % 2
+        grad = mx.nd.sparse.row_sparse_array((mx.nd.ones((1, width)), [row]), shape=(rows, width))
+        kv.push("table", grad)
+        kv.row_sparse_pull("table", out=out, row_ids=numbers(row))
+        if row == 99_990:
+            momentum = 0.5 * momentum - 0.5 * kv.num_all_workers
+            weight += momentum
+        # One party alone: its rounds are those of the job, whether parties wait for each other or not.
+        assert out.indices.asnumpy().tolist() == [row] and (out.data.asnumpy() == weight).all(), (step, out.data)
+    spent = sum(traffic()["lan"]) + sum(traffic()["wan"]) - before
+    assert spent < rows * width * 4 / 200, spent
+    kv.barrier("all")
+
+
 class Net(gluon.Block):
     """An embedding and a dense layer."""
 
@@ -136,11 +167,15 @@ def build(kind):
     return net
 
 
-def backward(net, rank, step):
+def batch(rank, step):
     source = np.random.RandomState(100 * step + rank + 1)
-    words = mx.nd.array(source.randint(0, ROWS, (5, 2)))
+    return mx.nd.array(source.randint(0, ROWS, (5, 2))), mx.nd.array(source.randn(5, 1))
+
+
+def backward(net, rank, step):
+    words, target = batch(rank, step)
     with autograd.record():
-        loss = (net(words) - mx.nd.array(source.randn(5, 1))) ** 2
+        loss = (net(words) - target) ** 2
     loss.backward()
 
 
@@ -156,7 +191,7 @@ def values(net, kv=None):
 def train(kind):
     kv = mx.kv.create("dist_sync")
     net = build(kind)
-    params = {"learning_rate": 0.1, "rescale_grad": 1 / (5 * kv.num_all_workers)}
+    params = {**SETTINGS, "rescale_grad": 1 / (5 * kv.num_all_workers)}
     trainer = gluon.Trainer(net.collect_params(), "sgd", params, kvstore=kv)
     for step in range(STEPS):
         backward(net, kv.global_rank, step)
@@ -165,8 +200,8 @@ def train(kind):
 
 
 def alone(ranks):
-    net = build("dense")
-    updater = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.1, rescale_grad=1 / (5 * ranks)))
+    net = build("gradient")
+    updater = mx.optimizer.get_updater(mx.optimizer.SGD(**SETTINGS, rescale_grad=1 / (5 * ranks)))
     for step in range(STEPS):
         grads = []
         for rank in range(ranks):
@@ -177,9 +212,49 @@ def alone(ranks):
     np.savez("reference.npz", *values(net))
 
 
-if len(sys.argv) > 2:
+def module(ranks, kv=None):
+    """With a store the batches of this worker, without one those of all workers."""
+    table = mx.sym.var("table", stype="row_sparse", shape=(ROWS, WIDTH))
+    words = mx.sym.Embedding(mx.sym.var("data"), table, input_dim=ROWS, output_dim=WIDTH, sparse_grad=True)
+    output = mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(words, num_hidden=1, name="dense"), name="out")
+    found = mx.mod.Module(output, label_names=["out_label"])
+    count = 5 * len(ranks)
+    found.bind([("data", (count, 2))], [("out_label", (count, 1))])
+    source = np.random.RandomState(8)
+    shapes = {"table": (ROWS, WIDTH), "dense_weight": (1, 2 * WIDTH), "dense_bias": (1,)}
+    start = {name: mx.nd.array(source.randn(*shape)) for name, shape in shapes.items()}
+    found.init_params(arg_params={**start, "table": start["table"].tostype("row_sparse")})
+    settings = {**SETTINGS, "wd": 0.0, "rescale_grad": 1 / (5 * (kv.num_all_workers if kv else len(ranks)))}
+    found.init_optimizer(kv, "sgd", settings)
+    for step in range(STEPS):
+        parts = [batch(rank, step) for rank in ranks]
+        data = mx.io.DataBatch(*([mx.nd.concat(*item, dim=0)] for item in zip(*parts, strict=True)))
+        if kv is not None:
+            found.prepare(data, sparse_row_id_fn=lambda one: {"table": one.data[0].reshape(-1)})
+        found.forward_backward(data)
+        found.update()
+    if kv is not None:
+        rows = mx.nd.arange(ROWS, dtype="int64")
+        found._kvstore.row_sparse_pull("table", out=found._exec_group.execs[0].arg_dict["table"], row_ids=rows)
+    arguments = found._exec_group.execs[0].arg_dict
+    return {name: arguments[name].asnumpy() for name in shapes}
+
+
+def train_module():
+    kv = mx.kv.create("dist_sync")
+    np.savez(f"params-{kv.global_rank}.npz", **module([kv.global_rank], kv))
+
+
+if sys.argv[1] == "module":
+    if len(sys.argv) > 2:
+        np.savez("reference.npz", **module(range(int(sys.argv[2]))))
+    else:
+        train_module()
+elif len(sys.argv) > 2:
     alone(int(sys.argv[2]))
 elif sys.argv[1] == "rules":
     rules()
+elif sys.argv[1].startswith("dist_"):
+    count_bytes(sys.argv[1])
 else:
     train(sys.argv[1])

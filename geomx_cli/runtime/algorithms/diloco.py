@@ -87,6 +87,7 @@ class MeanServer(FsaServer):
     """
 
     starts_from_value = True
+    takes_rows = False
 
     def at_root(self, slot: "Slot", total: "Total", optimizer: "Optimizer | None") -> "Array":
         """New weights."""

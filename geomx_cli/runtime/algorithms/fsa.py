@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.config import NodeSettings
     from geomx_cli.ps.optimizers import Optimizer
-    from geomx_cli.ps.wire import Array
+    from geomx_cli.ps.rows import Rows
+    from geomx_cli.ps.wire import Array, Content
     from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.replica import Replica
     from geomx_cli.runtime.training.stopwatch import Stopwatch
@@ -44,6 +45,7 @@ class FsaServer:
     """
 
     starts_from_value = False
+    takes_rows = True
 
     def __init__(self, *, asynchronous: bool = False, max_staleness: int = -1) -> None:
         self.asynchronous = asynchronous
@@ -65,12 +67,29 @@ class FsaServer:
             return slot.value
         if optimizer is not None and slot.value is not None:
             return optimizer.update(slot.id, slot.value, total.array, member=total.member)
+        self._check_synchronous()
+        slot.kept.pop("rows", None)
+        return total.array
+
+    def rows_at_root(
+        self, slot: "Slot", total: "Rows", weight: float, member: int, optimizer: "Optimizer | None"
+    ) -> "Content | None":
+        """As `at_root`; without an optimizer, rows of the sum before that are not in this one become zero."""
+        assert slot.value is not None
+        if weight == 0 and (optimizer is not None or self.asynchronous):
+            return None
+        if optimizer is not None:
+            return optimizer.update_rows(slot.id, slot.value, total, member=member)
+        self._check_synchronous()
+        before, slot.kept["rows"] = slot.kept.get("rows"), total.numbers
+        return total.with_zeros(total.not_zero(slot.value) if before is None else before)
+
+    def _check_synchronous(self) -> None:
         if self.asynchronous:
             raise InvalidSettings(
                 "asynchronous training needs an optimizer on the global servers, and none is set",
                 "call set_optimizer in the master worker before anybody pushes, or train synchronously",
             )
-        return total.array
 
     def on_request(self, topic: str, body: dict[str, Any], is_root: bool) -> dict[str, Any] | None:
         """Has no topics."""
