@@ -273,5 +273,5 @@ def test_a_contribution_acknowledges_what_has_come_without_gaps() -> None:
         uplink.on_result(link, answer, full(0).data.cast("B"))  # type: ignore[arg-type]
     uplink.send(0, asked[4], None, lambda header, array: None)
     assert [header.acked for _, header, _ in delivery.ups] == [0, 0, 0, 0, 2]
-    uplink.repeat(link)  # type: ignore[arg-type]
+    uplink.repeat(link, "tensors")  # type: ignore[arg-type]
     assert [(header.round, header.acked) for _, header, _ in delivery.ups[5:]] == [(3, 2), (5, 2)]
