@@ -165,9 +165,9 @@ def test_optimizers_travel_as_name_and_hyper_parameters() -> None:
         mx = load_mxnet()
     common = {"learning_rate": 0.5, "wd": 0.25, "rescale_grad": 0.125, "clip_gradient": 2.0}
     for kind, own in (
-        ("SGD", {"momentum": 0.75}),
+        ("SGD", {"momentum": 0.75, "lazy_update": True}),
         ("NAG", {"momentum": 0.75}),
-        ("Adam", {"beta1": 0.5, "beta2": 0.75, "epsilon": 1e-6}),
+        ("Adam", {"beta1": 0.5, "beta2": 0.75, "epsilon": 1e-6, "lazy_update": False}),
         ("AdaGrad", {"eps": 1e-6}),
         ("DCASGD", {"momentum": 0.75, "lamda": 0.5}),
         ("RMSProp", {"gamma1": 0.5, "gamma2": 0.75, "epsilon": 1e-6, "centered": True, "clip_weights": 3.0}),
