@@ -1,11 +1,12 @@
-# make demo: train a small CNN with 2 parties x 2 workers on this machine.   make test: everything that CI runs.
+# make demo: train a small CNN with 2 parties x 2 workers on this machine.
+# make check: ruff, mypy and all tests that start no process, within a minute.   make test: everything that CI runs.
 
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP = date +%s
 
-.PHONY: demo test clean
+.PHONY: demo check test clean
 
 demo: $(VENV)/.demo
 	@start=$$($(STAMP)); $(BIN)/geomx data fetch fashion-mnist || exit $$?; \
@@ -16,6 +17,11 @@ demo: $(VENV)/.demo
 	 "  . $(BIN)/activate          from now on geomx is a command of this shell" \
 	 "  geomx launch --help           more parties, other algorithms, slow links, a script of your own" \
 	 "  geomx init                    for training on several machines"
+
+check: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --no-processes
 
 test: $(VENV)/.test
 	tests/tools.sh

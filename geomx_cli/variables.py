@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 
 from geomx_cli.plugins import table
 
-__all__ = ["OWN", "strangers", "without_effect"]
+__all__ = ["NO_EFFECT", "OWN", "strangers", "without_effect"]
 
+NO_EFFECT = " has no effect"
 OWN = frozenset(
     f"GEOMX_{name}"
     for name in (
@@ -69,8 +70,8 @@ def without_effect(environment: Mapping[str, str], *, launching: bool = False) -
         if environment[name].strip().lower() in _OFF:
             continue
         if name in _WITHOUT_EFFECT:
-            yield f"{name} has no effect: {_WITHOUT_EFFECT[name]}"
+            yield f"{name}{NO_EFFECT}: {_WITHOUT_EFFECT[name]}"
         elif launching and name == "MXNET_KVSTORE_USE_HFA":
-            yield f"{name} has no effect on geomx launch: write --algo hfa"
+            yield f"{name}{NO_EFFECT} on geomx launch: write --algo hfa"
         elif launching and name.startswith("DMLC_"):
-            yield f"{name} has no effect on geomx launch: {_LAUNCH_SETS}"
+            yield f"{name}{NO_EFFECT} on geomx launch: {_LAUNCH_SETS}"

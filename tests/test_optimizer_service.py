@@ -97,7 +97,10 @@ class Root(Bench):
         self.number, self.value = 0, 0.0
 
     def ask(self, rank: int = 0, by: str = "A", **body: Any) -> dict[str, Any]:
-        return self.service.serve({"name": "sgd", "params": {}, "by": by, **body}, rank)
+        try:
+            return self.service.serve({"name": "sgd", "params": {}, "by": by, **body}, rank)
+        finally:
+            self.rounds.members_changed()  # as whoever answers does
 
     def push_ones(self, **hyper: float) -> None:
         self.number += 1

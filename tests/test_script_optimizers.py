@@ -110,8 +110,8 @@ def pushed(mx: Any, updates: WorkerUpdates, steps: range) -> list[Any]:
     for step in steps:
         for index, name in enumerate(("a", "b")):
             source = np.random.RandomState(10 * step + index)
-            updates.total(name)[:] = source.randn(updates.weights[name].size)
-            updates.apply(name)
+            weight = updates.weights[name]
+            updates.apply(name, mx.nd.array(source.randn(weight.size), dtype=weight.dtype))
     return [weight.asnumpy() for weight in updates.weights.values()]
 
 

@@ -186,7 +186,7 @@ def complete(world: World) -> int:
 
 @pytest.mark.parametrize("wholly", [True, False])
 def test_a_host_that_is_cut_off_while_training_is_told_from_a_broken_link(world: World, wholly: bool) -> None:
-    launch = world.start("launch", *rounds(world, 10_000, slow=0.03))
+    launch = world.start("launch", "--silence", "6s", "--lease", "30s", *rounds(world, 10_000, slow=0.03))
     wait_for(lambda: complete(world) >= 4)  # of the global plane, and of each party
     others = "10.99.0.0/24" if wholly else world.network.address("hub")
     with world.network.filtered("alpha", f"ip saddr {others} drop"):

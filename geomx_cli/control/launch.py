@@ -40,9 +40,9 @@ _NEAR_LEASE, _FAR_LEASE = 6.0, 30.0
 class Manner:
     """How a job is started, apart from what it is.
 
-    `lease`: seconds for which it goes on without this machine, at least 2; None: 6, or with hosts behind SSH 30,
-    since a link between sites may be gone for longer than one inside a machine. With `detach` it does so for ever,
-    and launch returns when all its processes run. `sync`: paths that hosts behind SSH get, beside the script.
+    `lease`: seconds for which it goes on without this machine, at least 2; None: 6, or with hosts behind SSH 30 or the
+    option silence, if that is more, since the link to them may be cut as long as any other. With `detach` it does so
+    for ever, and launch returns when all its processes run. `sync`: paths that hosts behind SSH get, beside the script.
     `warned`: warnings that were shown already, and are not again when processes write them. `told` hears how far a data
     set is that has to be fetched here; what `listening` yields hears, until the end or until the job goes on alone,
     each event that agents pass on, with the process that wrote it.
@@ -71,7 +71,7 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> End:
     luggage = baggage.pack(spec.script, manner.sync)
     spec = prepared(job, replace(spec, carried=luggage.words))
     remote = {host.name: host.ssh is not None for host in inventory.hosts}
-    lease = _lease(manner, any(remote.values()))
+    lease = _lease(manner, _far_lease(spec) if any(remote.values()) else _NEAR_LEASE)
     reached = {host.name: hosts.open_host(host, spec.python, manner.ssh) for host in inventory.hosts}
     view = view_for()
     try:
@@ -110,13 +110,15 @@ def prepared(job: Job, spec: JobSpec) -> JobSpec:
     return replace(job.complete(spec), env=env)
 
 
-def _lease(manner: Manner, far: bool) -> float:
+def _far_lease(spec: JobSpec) -> float:
+    return max(_FAR_LEASE, float(spec.options["silence"]))
+
+
+def _lease(manner: Manner, default: float) -> float:
     """As an assignment has it: 0 is for ever."""
     if manner.detach:
         return 0.0
-    if manner.lease is None:
-        return _FAR_LEASE if far else _NEAR_LEASE
-    return manner.lease
+    return default if manner.lease is None else manner.lease
 
 
 def _checked(reached: Mapping[str, Host], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:

@@ -32,13 +32,14 @@ from geomx_cli.plan import Plan
 from geomx_cli.status.follow import View
 from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.progress import Progress
+from geomx_cli.variables import NO_EFFECT
 
 __all__ = ["Listener", "Watch"]
 
 Listener = Callable[[str, Event], None]
 
 _TURN = 0.25
-_AGENT_SILENCE = 6.0
+_QUIET = 5.0  # after which an agent that does not answer is told of
 _ASLEEP = 1.5  # a turn that takes longer: we slept ourselves (a laptop's sleep, SIGSTOP)
 _GRACE = 2.0  # for processes to end by themselves after one has failed
 _LINGER = 10.0  # for servers and schedulers to end after the last worker
@@ -54,8 +55,8 @@ class Watch:
     themselves. A lost agent (its stream ended, or it does not answer) is a failure too; its processes are
     ended in its place. Put an "interrupt" into the fleet's inbox to stop the job, and a second one to kill
     it; with `detaches` it lets go of the job instead, as another geomx does that takes it over. `heard` is
-    told of each event that a process wrote. What several processes warn of in the same words is shown once, and what
-    is in `warned` not at all.
+    told of each event that a process wrote. What several processes warn of a variable is shown once, and what is in
+    `warned` not at all.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Watch:
         self._hosts = {process.name: process.host for process in plan.processes}
         self._running = set(plan.hosts)
         self._started: set[str] = set()
+        self._silence = float(plan.spec.options["silence"])
+        self._quiet: set[str] = set()
         self._warned = set(warned)
         self._failures: list[Failure] = []
         self._stopping_since: float | None = None
@@ -101,9 +104,12 @@ class Watch:
         return self._outcome
 
     def _warn(self, process: str, message: str) -> None:
-        if message not in self._warned:
+        """Show it. What all processes say of a variable that they share is shown once."""
+        if message in self._warned:
+            return
+        if NO_EFFECT in message:
             self._warned.add(message)
-            self._view.note(f"{process}: {message}")
+        self._view.note(f"{process}: {message}")
 
     def _turn(self) -> None:
         for host, message in self._messages():
@@ -186,7 +192,9 @@ class Watch:
     def _check_host(self, host: str, now: float, awake: float) -> None:
         """Lose one that is silent, or does not stop; each has its full time from when we are `awake`."""
         stopping = 0.0 if self._stopping_since is None else min(now - self._stopping_since, awake)
-        absence, silent = self._fleet.absence(host), min(self._fleet.silence(host), awake) > _AGENT_SILENCE
+        absence, quiet = self._fleet.absence(host), min(self._fleet.silence(host), awake)
+        silent = quiet > self._silence
+        self._tell_quiet(host, quiet)
         if absence and (silent or stopping > self._stop_limit):
             self._lose_sight(host)
         elif absence and self._stopping_since is not None and host not in self._awaited:
@@ -194,9 +202,19 @@ class Watch:
             left = self._stop_limit - stopping
             self._view.note(f"host {host} cannot be reached; waiting for it to stop, for {left:.0f} s at most")
         elif silent:
-            self._lose(host, f"hangs: it has not answered for {_AGENT_SILENCE:g} s")
+            self._lose(host, f"hangs: it has not answered for {self._silence:g} s")
         elif stopping > self._stop_limit:
             self._lose(host, f"did not stop within {self._stop_limit:g} s")
+
+    def _tell_quiet(self, host: str, quiet: float) -> None:
+        """Say once that an agent does not answer, and once that it does again."""
+        if quiet > _QUIET and host not in self._quiet:
+            self._quiet.add(host)
+            limit = f"waiting for it, for {self._silence:g} s at most (--silence)"
+            self._view.note(f"the agent on host {host} has not answered for {quiet:.0f} s; {limit}")
+        elif quiet < _QUIET and host in self._quiet:
+            self._quiet.discard(host)
+            self._view.note(f"the agent on host {host} answers again")
 
     def _restore(self, host: str, status: AgentStatus, late: float) -> None:
         """An agent that is connected, perhaps again, says all that it knows, or knew `late` seconds ago."""

@@ -46,7 +46,7 @@ def _option(name: str) -> values.Parse:
     return parse
 
 
-_RESERVED = frozenset(option.env for option in table())
+_RESERVED = frozenset({"MXNET_KVSTORE_USE_HFA", *(option.env for option in table())})
 
 TOP_KEYS: tuple[Key, ...] = (
     Key(

@@ -298,8 +298,7 @@ class Client:
         """
         servers = range(len(self._worker.uplink.links)) if self._standing.at_root else (0,)
         futures = [self._ask(topic, body, server) for server in servers]
-        limit = self.settings.number("timeout")
-        return [self._wait(future, limit, f"the servers to {what}") for future in futures]
+        return [self._wait(future, self.answer_limit, f"the servers to {what}") for future in futures]
 
     def barrier(self, scope: Literal["party", "all"] = "party") -> None:
         """Wait until all workers of the party, or of the job, have come here; who has left is not waited for."""
@@ -312,7 +311,7 @@ class Client:
 
         With `root` it is that root which answers one of the topics that name theirs.
         """
-        limit, server = self.settings.number("timeout"), 0
+        limit, server = self.answer_limit, 0
         if root is not None:
             server, body = root if self._standing.at_root else 0, {**body, "root": root}
         answer: Body = self._wait(self._ask(topic, body, server, limit), limit, f"an answer to {topic!r}")
@@ -356,7 +355,7 @@ class Client:
         self.settle()
         self._left = True
         for future in [self._ask("leave", {}, server) for server in range(len(self._worker.uplink.links))]:
-            self._wait(future, self.settings.number("timeout"), "the servers to know that this worker leaves")
+            self._wait(future, self.answer_limit, "the servers to know that this worker leaves")
 
     def close(self, error: GeomxError | None = None) -> None:
         """Say farewell and end the client's thread; with `error`, tell everybody that this worker has failed."""
@@ -398,9 +397,18 @@ class Client:
         self._worker.node.loop.submit(lambda: self._worker.start(exchange, errand))
         return exchange
 
+    @property
+    def answer_limit(self) -> float:
+        """Seconds that an answer may take, as long as the link works: the option timeout. A local server that relays a
+        request gives the same to its own link, which may be silent meanwhile, and answers when that is lost.
+        """
+        relayed = 0.0 if self._standing.at_root else self.settings.number("silence")
+        return self.settings.number("timeout") + relayed
+
     def _ask(self, topic: str, body: Body, server: int, limit: float = 0.0) -> "Future[Body]":
         self._check()
         future: Future[Body] = Future()
+        limit = limit or self.answer_limit
         self._worker.node.loop.submit(lambda: self._worker.ask(future, topic, body, server, limit))
         return future
 

@@ -5,7 +5,7 @@ before that of a lower rank is parked. Senders get their credit back when none i
 another by more than its window, and the results of a shared link go out as evenly as contributions come in.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,10 +13,22 @@ import numpy as np
 from geomx_cli.ps.rows import Rows
 from geomx_cli.ps.wire import BadMessage, Content
 
-__all__ = ["SERIAL", "Contribution", "Gathering"]
+__all__ = ["SERIAL", "Contribution", "Gathering", "merge_hyper"]
 
 SERIAL = "optimizer"
 """Name of the hyper-parameter by which a contribution asks for the optimizer of this serial number, from 1 on."""
+
+
+def merge_hyper(known: dict[str, float], news: Mapping[str, float]) -> dict[str, float]:
+    """Add later hyper-parameters to those that are known, and return these. Those of an older optimizer count for
+    nothing; those of a newer one take the place of all.
+    """
+    before, now = known.get(SERIAL, 0.0), news.get(SERIAL, 0.0)
+    if now > before:
+        known.clear()
+    if now >= before:
+        known.update(news)
+    return known
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +52,8 @@ class Gathering:
     `total` is fp32 (fp64 for fp64 contributions); with a single contribution it may be that contribution's own,
     read-only array; rows as long as only rows have come; None if all have abstained. `ranks` are those added so far,
     `weight` the sum of their weights, `hyper` the hyper-parameters that any of them sent. Where two sent different
-    values, that of the lower rank holds, and `conflicts` has the name with the other value; of serial numbers of
-    optimizers the highest holds.
+    values, that of the lower rank holds, and `conflicts` has the name with the other value; those for an older
+    optimizer count for nothing.
     """
 
     total: Content | None = None
@@ -96,11 +108,12 @@ class Gathering:
             self._add_content(contribution.array)
         self.ranks.update(contribution.ranks)
         self.weight += contribution.weight
-        for name, value in contribution.hyper.items():
-            if name == SERIAL:
-                self.hyper[name] = max(value, self.hyper.get(name, value))
-            elif self.hyper.setdefault(name, value) != value:
-                self.conflicts[name] = value
+        if contribution.hyper.get(SERIAL, 0.0) == self.hyper.get(SERIAL, 0.0):
+            for name, value in contribution.hyper.items():
+                if self.hyper.setdefault(name, value) != value:
+                    self.conflicts[name] = value
+        else:
+            merge_hyper(self.hyper, contribution.hyper)
         self._added.append((contribution.ranks, contribution.done))
 
     def _add_content(self, given: Content) -> None:

@@ -74,8 +74,8 @@ class Link:
         A payload waits for the window, and for what has a higher priority. Anything else leaves now. A repeat of what
         still waits is dropped.
         """
-        if payload is None:
-            self._emit(header, None)
+        if payload is None or header.kind == Kind.PULL:  # numbers of rows: behind others they might wait for each other
+            self._emit(header, payload)
             return
         if (header.key, header.slice, header.round) in self._wanted:
             del self._wanted[header.key, header.slice, header.round]

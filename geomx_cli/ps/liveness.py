@@ -26,6 +26,8 @@ WAS_HEARD, UNSTEADY, CALM = 0.95 * DEAD, 2.5, 10.0
 of which the peer has heard was closed by the peer. But a kernel counts from the first loss, and does not begin anew
 where a link that was cut works for a moment: nothing is known unless all beats were answered within UNSTEADY for CALM
 seconds before."""
+REST = 1.0
+"""Seconds in which messages of a connection that has ended may still be read."""
 MOST_SECONDS = 1e12
 NEWS = 3.0
 """Seconds that it may take until a worker hears, beat by beat, that something has moved elsewhere."""
@@ -132,6 +134,9 @@ class Liveness:
         if silent > self._silence:
             hint = "see its log, whether its machine runs, and the link; a link that is cut for longer needs a longer"
             return PeerLost(f"{name} has been silent for {silent:.0f} s {where}", f"{hint} --silence", peer=name)
+        if link.heard > link.closed + REST:
+            # The end of an older connection: the system gives its descriptor to the next one, perhaps before it tells.
+            link.closed = 0.0
         if link.closed and now - link.closed > (LEAVE if link in self._leaving else RETURN):
             what = f"{name} has been gone for {now - link.closed:.0f} s {where}: its end closed the connection"
             return PeerLost(what, "it has died, or was ended; see its log", peer=name)

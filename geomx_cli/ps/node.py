@@ -32,6 +32,8 @@ __all__ = ["Node"]
 Body = dict[str, Any]
 _Given = ParamSpec("_Given")
 
+MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
+"""What reading a body raises that is not as it should be."""
 LAST_WORDS = 1.0
 """Seconds that a node that fails waits for its schedulers to know why; agents give all that fail two."""
 
@@ -271,7 +273,11 @@ class Node:
             return
         body = decode_body(payload) if payload is not None else {}
         if header.topic == "answer":
-            self.talk.answered(link, header.request, body)
+            try:
+                self.talk.answered(link, header.request, body)
+            except MALFORMED as error:
+                what = f"{link.name} gave a malformed answer: {error!r}"
+                self.fail(PeerLost(what, "do all processes have the same version of geomx?", peer=link.name))
             return
         if header.topic == "gone":
             self._gone(link)

@@ -68,6 +68,8 @@ class OptimizerHistory:
         """This worker runs an optimizer of this class itself, and all `of` training workers are to do so; "" for a
         master that asks for it and does not train.
         """
+        if serial != self.since:
+            self._workers.clear()
         self.on_workers, self.since, self._expected = kind, serial, of
         self._known.setdefault(serial, Successor(None))
         if worker:
@@ -91,7 +93,8 @@ class OptimizerHistory:
                 former.forget(slot)
             hyper.clear()
             hyper[SERIAL] = asked
-        hyper.update({name: value for name, value in news.items() if name != SERIAL})
+        if int(news.get(SERIAL, 0)) >= now:  # else they are meant for an optimizer that is no more
+            hyper.update({name: value for name, value in news.items() if name != SERIAL})
         chosen = self.present(hyper)
         if chosen is not None:
             own = self._at(hyper).by_key.get(slot[0], {}) | hyper

@@ -88,7 +88,6 @@ class OptimizerService:
             self._set(body, trains)
         finally:
             self._members.settle(rank)
-            self._rounds.members_changed()
         return {}
 
     def _set(self, body: Body, trains: bool) -> None:

@@ -17,7 +17,7 @@ from geomx_cli.ps.wire import DTYPES, MAX_ELEMENTS
 __all__ = ["FAR", "NEAR", "Partition", "Placement", "Slice", "Tensor"]
 
 MAX_KEYS = 1_000_000
-MAX_SLICES = 100_000
+MAX_SLICES, MAX_SLICES_OF_ALL = 100_000, 1_000_000
 NEAR = 524_288
 """Elements in a slice where all members share the roots' host: a slice costs each process time, whatever its size."""
 FAR = 262_144
@@ -71,6 +71,7 @@ class Partition:
         self._slice_elements = min(slice_elements, MAX_ELEMENTS)
         self._load = [0] * servers
         self._placed: dict[str, Placement] = {}
+        self._slices = 0
 
     def declare(self, tensor: Tensor) -> Placement:
         """The placement of `tensor` over the roots. Raises InvalidSettings if its size or dtype was another before."""
@@ -110,6 +111,9 @@ class Partition:
                 f"it must have at least one and at most {MAX_SLICES} slices; there may be {MAX_KEYS} keys",
             )
         lengths = self._cut(tensor)
+        self._slices += len(lengths)
+        if self._slices > MAX_SLICES_OF_ALL:
+            raise InvalidSettings(f"key {tensor.name!r} would make {self._slices} slices", "set a larger slice size")
         itemsize = np.dtype(tensor.dtype).itemsize
         roots = self.assign([length * itemsize for length in lengths])
         offsets = itertools.accumulate(lengths, initial=0)

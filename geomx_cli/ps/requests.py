@@ -167,7 +167,15 @@ class Requests:
         if self._uplink is not None:
             self._relay_to_all(request, self._uplink)
         else:
+            self._node.loop.call_later(0.0, self._go_on)
             request.answer(self._optimizer_service.serve(request.body, self._members.rank_of(request.link)))
+
+    def _go_on(self) -> None:
+        """Close the rounds that have waited. What goes wrong there is the job's failure, not that of who has asked."""
+        try:
+            self._rounds.members_changed()
+        except GeomxError as error:
+            self._node.fail(error)
 
     def _on_mode(self, request: Request) -> None:
         """Whether the roots take each party's contributions by themselves: a script says so by its store's type."""

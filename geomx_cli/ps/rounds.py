@@ -11,7 +11,7 @@ import numpy as np
 
 from geomx_cli.ps.algorithm import Forward, RowPart, Total
 from geomx_cli.ps.book import Asker, Book, Pace, Result
-from geomx_cli.ps.gather import Contribution, Gathering
+from geomx_cli.ps.gather import Contribution, Gathering, merge_hyper
 from geomx_cli.ps.ledger import Ledger
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.optimizer_history import Hyper, OptimizerHistory
@@ -106,6 +106,8 @@ class Rounds:
         book, numbers = self.ledger.book(header), row_numbers(header, payload)
         asker = Asker(link, header.request, header.priority, rank, numbers=numbers)
         link.consumed(0 if payload is None else len(payload))
+        if any(known.link is link and known.request == header.request for known in book.pulls):
+            return
         if self._uplink is not None and header.round:
             self._pull_above(book, header, partial(self._answer_newest, book, asker), numbers)
         elif book.slot.value is not None:
@@ -231,8 +233,10 @@ class Rounds:
     def _close(self, book: Book, pace: Pace, gathering: Gathering, total: Content) -> None:
         self._report_conflicts(book, gathering)
         if self._uplink is None:
+            before = book.slot.version
             self._update(book, pace, gathering, total)
-            pace.version = book.slot.version
+            if book.slot.version != before:  # where all abstain, others' rounds may have made it newer than this pace's
+                pace.version = book.slot.version
             pace.held = gathering
         elif isinstance(total, Rows):
             self._forward(book, pace, gathering, total, gathering.weight)
@@ -242,6 +246,7 @@ class Rounds:
                 self._forward(book, pace, gathering, decision.array, decision.weight)
             else:
                 book.slot.value = cast(decision.array, book.dtype)
+                merge_hyper(book.hyper, gathering.hyper)
                 self._finish(book, pace, gathering)
 
     def _update(self, book: Book, pace: Pace, gathering: Gathering, total: Content) -> None:
@@ -270,12 +275,14 @@ class Rounds:
         assert self._uplink is not None
         self.ledger.waits_no_more(book, pace)
         book.forwarded += 1
+        hyper = merge_hyper(book.hyper, gathering.hyper)  # with what rounds that did not go up have changed
+        book.hyper = {}
         payload, wide = sum_payload(total, book.dtype) if weight else (None, False)
         header = Header(
             kind=Kind.EXCHANGE, key=book.slot.key, slice=book.slot.index, root=book.root, offset=book.offset,
             length=book.length, dtype=book.dtype, row=book.row, round=book.forwarded,
             contributors=(self._own_rank(),), weight=weight, wide=wide, reply=self._reply(book, pace),
-            base=book.slot.version, priority=gathering.priority, hyper=gathering.hyper,
+            base=book.slot.version, priority=gathering.priority, hyper=hyper,
             **(form_of(total) if weight else {}),
         )  # fmt: skip
 

@@ -24,6 +24,8 @@ Answer = Callable[[Body], None]
 Failed = Callable[[GeomxError], None]
 Counts = Literal["alive", "idle", "always"]
 
+UNNUMBERED = ("beat", "pending")
+"""What is only said: nobody waits for an answer."""
 MAX_OPEN = 4096
 """Requests of one peer that are worked on, or whose answers it may not have."""
 
@@ -125,6 +127,8 @@ class Talk:
         Raises BadMessage when it asks too much at once.
         """
         if not number:
+            if topic not in UNNUMBERED:
+                raise BadMessage(f"a request {topic!r} without a number")
             return Request(link, topic, body, _nowhere)
         if acked >= number:
             raise BadMessage(f"request {number} of a peer that has its answer")
@@ -137,7 +141,7 @@ class Talk:
             return None
         if number in heard.open or number <= heard.acked:
             return None
-        if len(heard.open) + len(heard.answers) >= MAX_OPEN:
+        if len(heard.open) >= MAX_OPEN:
             raise BadMessage(f"more than {MAX_OPEN} requests at once")
         heard.open.add(number)
         return Request(link, topic, body, partial(self._reply, link, heard, number))
@@ -176,6 +180,8 @@ class Talk:
         answer = encode_body(body)
         if keep:
             heard.answers[number] = answer
+        if len(heard.answers) > MAX_OPEN:  # a long wait keeps `acked` back; no more than that are under way at once
+            del heard.answers[next(iter(heard.answers))]
         link.control("answer", answer, number)
 
 

@@ -105,6 +105,7 @@ class Worker:
         self._rank = -1
         self._voice: tuple[int, ...] = ()
         self._done: dict[int, int] = {}  # the last round of each key whose result is here
+        self._missing: dict[int, list[int]] = {}  # of each key the rounds under way, ascending
         self._later: dict[int, deque[tuple[Exchange, Errand]]] = {}  # of each key those that wait for others, in order
         self._pulls: dict[int, int] = {}  # how many pulls of each key the next round waits for
 
@@ -145,8 +146,12 @@ class Worker:
                 if errand.round > done:
                     return
                 self._pulls[key] = self._pulls.get(key, 0) + 1
-            elif self._pulls.get(key) or errand.round > done + MAX_ROUNDS_AHEAD:
-                return
+            else:
+                # As servers count: from the oldest result that is missing, for cut connections bring later ones first.
+                missing = self._missing.setdefault(key, [])
+                if self._pulls.get(key) or errand.round >= (missing or [errand.round])[0] + MAX_ROUNDS_AHEAD:
+                    return
+                missing.append(errand.round)
             later.popleft()
             self._send(exchange, errand)
 
@@ -208,6 +213,7 @@ class Worker:
                 if errand.kind == Kind.EXCHANGE:
                     self.node.telemetry["round"] = max(errand.round, self.node.telemetry["round"])
                     self._done[key] = max(errand.round, self._done.get(key, 0))
+                    self._missing[key].remove(errand.round)
                     self._go_on(key)
                 elif errand.in_turn:
                     self._pulls[key] -= 1

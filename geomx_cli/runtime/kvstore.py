@@ -210,6 +210,7 @@ class Store:
         if not self._client.trains:
             print(_MASTER_ENDS, file=sys.stderr, flush=True)
             raise SystemExit(0)
+        self._begun = True
 
     def _check(self, key: Key, arrays: Sequence[Array]) -> str:
         return {self.lookup(key, array.size, str(array.dtype)) for array in arrays}.pop()
@@ -236,7 +237,6 @@ class Store:
         `sent`. The result goes to `out`, which may be `source`, or is kept for `fetch`; that of rows stays at the
         servers.
         """
-        self._begun = True
         return self._client.exchange(name, source, out, priority=priority, weight=weight, hyper=hyper)
 
     def abstain(self, name: str, out: Array | None, priority: int) -> Exchange:

@@ -24,7 +24,7 @@ from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.wire import Array
 from geomx_cli.runtime.engine import Completion, Engine
 from geomx_cli.runtime.keys import Key, pairs, plain
-from geomx_cli.runtime.kvstore import Store
+from geomx_cli.runtime.kvstore import Hyper, Store
 from geomx_cli.runtime.mxnet_arrays import Arrays, is_sparse, size_of
 from geomx_cli.runtime.mxnet_standing import MxnetStanding
 from geomx_cli.runtime.script_optimizer import ScriptOptimizer
@@ -105,14 +105,16 @@ class MxnetStore(MxnetStanding):
     def push(self, key: Any, value: Any, priority: int = 0, weight: float = 1.0) -> None:
         """Contribute to the keys' next round; returns at once. `value` is not changed, and may change at once.
 
-        Of a row-sparse value only its rows travel, and for these the call waits until they are computed.
+        Of a row-sparse value only its rows travel: the call waits until they are computed, and until the key's last
+        round is over.
         `weight` is what the contribution counts in algorithms that make means; they divide by it, nobody multiplies.
         Raises SystemExit in a master worker that does not train; see Store.begin_training.
         """
         checked = self._checked(key, value)
         self._store.begin_training()
-        for one, values in checked:
-            self._push(one, values, priority, weight)
+        news = [self._script_optimizer.news(plain(one)) for one, _ in checked]  # all, before any is on its way
+        for (one, values), hyper in zip(checked, news, strict=True):
+            self._push(one, values, priority, hyper, weight)
 
     @_guarded
     def abstain(self, key: Any, priority: int = 0) -> None:
@@ -169,8 +171,9 @@ class MxnetStore(MxnetStanding):
         values = self._checked(key, value)
         outs = values if out is None else self._checked(key, out, converted=True)
         self._store.begin_training()
-        for (one, given), (_, taken) in zip(values, outs, strict=True):
-            self._push(one, given, priority)
+        news = [self._script_optimizer.news(plain(one)) for one, _ in values]
+        for (one, given), (_, taken), hyper in zip(values, outs, news, strict=True):
+            self._push(one, given, priority, hyper)
             self._pull(one, taken, priority)
 
     @_guarded
@@ -190,11 +193,12 @@ class MxnetStore(MxnetStanding):
         """
         self._script_optimizer.set(optimizer, self._fill)
 
-    def _push(self, key: Key, values: list[Any], priority: int, weight: float = 1.0) -> None:
-        name = str(key)
-        news, updates = self._script_optimizer.news(plain(key)), self._script_optimizer.updates
-        begin = partial(self._store.start, priority=priority, hyper=news, weight=weight)
+    def _push(self, key: Key, values: list[Any], priority: int, hyper: Hyper, weight: float = 1.0) -> None:
+        name, updates = str(key), self._script_optimizer.updates
+        begin = partial(self._store.start, priority=priority, hyper=hyper, weight=weight)
         if updates is None and all(map(is_sparse, values)) and self._store.has_rows(name, values[0].shape):
+            if name in self._pushes:  # rows are held here, so those of one round at a time
+                self._arrays.buffer(name).wait_to_read()
             rows = self._arrays.rows(values)
             self._exchange(name, lambda _: begin(name, rows, None), priority, _Push())
             return
@@ -203,8 +207,6 @@ class MxnetStore(MxnetStanding):
             self._arrays.fill(buffer, values)
 
         self._exchange(name, lambda view: begin(name, view, view), priority, _Push(brings=True))
-        if updates is not None:
-            updates.apply(name, buffer)
 
     def _abstain(self, name: str, priority: int) -> None:
         self._exchange(name, lambda view: self._store.abstain(name, view, priority), priority, _Push(brings=True))
@@ -224,6 +226,8 @@ class MxnetStore(MxnetStanding):
             begin(self._engine.view(buffer)).done.add_done_callback(finish)
 
         self._engine.queue(exchange, reads=[], writes=[buffer], priority=priority, name="geomx push")
+        if (updates := self._script_optimizer.updates) is not None:
+            updates.apply(name, buffer)
 
     def _pull(self, key: Key, outs: list[Any], priority: int) -> None:
         source = self._source(str(key), priority)
@@ -331,7 +335,7 @@ class MxnetStore(MxnetStanding):
         """Have the servers' optimizer, which has been set already, go on from a file of `save_optimizer_states`.
 
         With the same weights training goes on bit for bit, whatever the number of servers. One worker that trains may
-        call it, or all of them, before the same round.
+        call it, or all of them, before the same round; where the optimizer runs on the workers, all of them.
         """
         self._engine.settle()
         self._script_optimizer.load(Path(fname))

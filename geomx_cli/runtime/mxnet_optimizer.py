@@ -65,8 +65,9 @@ def params_of(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
     params: dict[str, float | bool] = {"learning_rate": float(optimizer.learning_rate)}
     for name, attribute in {**_COMMON, **_OWN[kind]}.items():
         value = getattr(optimizer, attribute)
-        if value is not None:
-            params[name] = value if isinstance(value, bool) else float(value)
+        if value is None:  # no limit, which may have been another
+            value = 0.0
+        params[name] = value if isinstance(value, bool) else float(value)
     return kind.lower(), params
 
 

@@ -35,4 +35,5 @@ class PushedHyper:
         """What travels with this key's next push. own: hyper-parameters of this key alone, as "lr_mult"."""
         told, now = self._told.get(name, self._initial), self._params | dict(own or {})
         self._told[name] = now
-        return {param: value for param, value in now.items() if told.get(param) != value}
+        news = {param: value for param, value in now.items() if told.get(param) != value}
+        return {**news, SERIAL: float(self.serial)} if news and self.serial else news

@@ -23,6 +23,8 @@ from geomx_cli.runtime.worker_updates import WorkerUpdates
 
 __all__ = ["ScriptOptimizer"]
 
+_SUMS = ("fsa", "sync")
+"""Algorithms whose global servers can do with the sum of all gradients."""
 _ON_WORKERS = (
     "geomx: the optimizer {} cannot run on the global servers: they sum gradients, and each worker updates its weights"
 )
@@ -146,7 +148,7 @@ class ScriptOptimizer:
         return found
 
     def _refuse_where_servers_must(self, kind: str) -> None:
-        if self._store.option("algo") != "fsa":
+        if self._store.option("algo") not in _SUMS:
             raise InvalidSettings(
                 f"the optimizer {kind} cannot run on the servers, and {self._store.option('algo')} needs one there",
                 f"use one of {', '.join(optimizers.SUPPORTED)}",

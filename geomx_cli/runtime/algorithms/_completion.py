@@ -53,7 +53,6 @@ class CompletionClient:
 
     def __init__(self, client: "Client") -> None:
         self._client = client
-        self._limit = client.settings.number("timeout") + 5
         self._asked: Future[dict[str, Any]] | None = None
         self._next = 0.0
         self._stop = False
@@ -65,7 +64,7 @@ class CompletionClient:
             self._asked = None
         if self._asked is None and not self._stop and time.monotonic() >= self._next:
             self._next = time.monotonic() + INTERVAL
-            self._asked = self._ask(done=False, stop=False)
+            self._asked = self._client.ask(TOPIC, self._report(done=False, stop=False))
         return self._stop
 
     def leave(self) -> None:
@@ -74,8 +73,8 @@ class CompletionClient:
 
     def complete(self, *, stop: bool) -> bool:
         """Report that this worker is done, and whether all are to stop; blocks. True if all workers are done."""
-        return bool(self._ask(done=True, stop=stop).result(self._limit)["missing"] == 0)
+        return bool(self._client.control(TOPIC, self._report(done=True, stop=stop))["missing"] == 0)
 
-    def _ask(self, *, done: bool, stop: bool) -> "Future[dict[str, Any]]":
+    def _report(self, *, done: bool, stop: bool) -> "dict[str, Any]":
         ranks = {"rank": self._client.global_rank, "workers": self._client.num_all_workers}
-        return self._client.ask(TOPIC, {**ranks, "done": done, "stop": stop})
+        return {**ranks, "done": done, "stop": stop}

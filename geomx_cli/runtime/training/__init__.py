@@ -59,9 +59,10 @@ def _values(recipe: "Recipe", network: "Network") -> "dict[str, Array]":
 
 def _initialise(client: "Client", recipe: "Recipe") -> None:
     from geomx_cli.ps.partition import Tensor
+    from geomx_cli.runtime.kvstore import row_of
 
     values = _values(recipe, _network(recipe))
-    client.declare([Tensor(name, value.size, "float32") for name, value in values.items()])
+    client.declare([Tensor(name, value.size, "float32", row_of(value.shape)) for name, value in values.items()])
     client.init({name: value.reshape(-1) for name, value in values.items()})
 
 
