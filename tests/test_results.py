@@ -7,6 +7,7 @@ import pytest
 from test_rounds import SIZE, Bench, KeptDelivery, KeptLink, gradient
 from tree import Tree
 
+from geomx_cli.ps.gather import SERIAL, Contribution, Gathering
 from geomx_cli.ps.uplink import Uplink
 from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD, Array, BadMessage, Header, Kind, decode_header, encode_header
 from geomx_cli.runtime.algorithms.diloco import MeanServer
@@ -275,3 +276,37 @@ def test_a_contribution_acknowledges_what_has_come_without_gaps() -> None:
     assert [header.acked for _, header, _ in delivery.ups] == [0, 0, 0, 0, 2]
     uplink.repeat(link, "tensors")  # type: ignore[arg-type]
     assert [(header.round, header.acked) for _, header, _ in delivery.ups[5:]] == [(3, 2), (5, 2)]
+
+
+def test_hyper_parameters_of_rounds_that_stay_in_the_party_go_up_with_the_next() -> None:
+    """HFA with K2 = 2 and an optimizer on the global server: what round 1 changes holds from round 2 on."""
+    job = Tree([1, 1], lambda workers, is_root: HfaServer(2, workers, False)).use("sgd", learning_rate=1.0)
+    job.init(full(0))
+    for number in (1, 2):
+        for party in (0, 1):
+            hyper = {"learning_rate": 0.5} if number == 1 else {}
+            job.push((party, 0), number, full(4), hyper=hyper)
+    assert job.last((0, 0))[0] == 2, "half of the mean difference of 4"
+
+
+def test_what_is_meant_for_an_older_optimizer_does_not_change_a_newer_one() -> None:
+    gathering, ones = Gathering(), np.ones(1, np.float32)
+    for rank, hyper in enumerate(({"learning_rate": 0.1, "wd": 0.5}, {SERIAL: 1.0, "learning_rate": 0.5}, {"wd": 0.7})):
+        gathering.offer(Contribution((rank,), ones, 1.0, hyper, lambda: None))
+    gathering.merge([0, 1, 2])
+    assert gathering.hyper == {SERIAL: 1.0, "learning_rate": 0.5}
+    assert not gathering.conflicts
+
+
+def test_a_party_that_abstains_is_given_what_it_gets() -> None:
+    """Party 0 abstains and gets the weights that party 1 has made: its next gradient is computed there."""
+    job = Tree([1, 1], lambda workers, is_root: FsaServer(asynchronous=True)).use("dcasgd", **COMPENSATED)
+    job.init(full(0))
+    job.push((0, 0), 1, full(-1))
+    for number in (1, 2):
+        job.push((1, 0), number, full(-1))
+    before = job.last((1, 0))[0]
+    job.push((0, 0), 2, None)
+    assert job.last((0, 0))[0] == before
+    job.push((0, 0), 3, full(-1))
+    assert job.last((0, 0))[0] == before + 1, "nothing to compensate for"

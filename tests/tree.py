@@ -113,7 +113,7 @@ class Tree:
 
     def push(
         self, who: Who, number: int, value: Content | None, where: Slice = (0, 0), weight: float = 1.0,
-        reply: Reply | None = None, acked: int = -1,
+        reply: Reply | None = None, acked: int = -1, hyper: dict[str, float] | None = None,
     ) -> None:  # fmt: skip
         """A worker's contribution to a round; without a value it abstains. Who gives rows wants nothing back."""
         node, rank = self._above(who, where)
@@ -122,7 +122,7 @@ class Tree:
             reply = Reply.NONE if given else Reply.FULL
         header = self._header(
             Kind.EXCHANGE, where, round=number, contributors=(rank,), weight=0.0 if value is None else weight,
-            acked=number - 1 if acked < 0 else acked, reply=reply, **given,
+            acked=number - 1 if acked < 0 else acked, reply=reply, hyper=hyper or {}, **given,
         )  # fmt: skip
         payload = None if value is None else _bytes(value if isinstance(value, Rows) else value.copy())
         node.rounds.on_exchange(node.wires[rank], header, payload)  # type: ignore[arg-type]
