@@ -107,7 +107,7 @@ class Liveness:
             link.control("alive", {"clock": now, "echo": link.clock, **age})
 
     def _look(self, link: Link, now: float) -> None:
-        if now - link.was_heard > UNSTEADY:
+        if link.was_heard and now - link.was_heard > UNSTEADY:
             link.unsteady = now
         silent = now - link.heard
         if self._links[link]:
