@@ -37,7 +37,7 @@ CASES = [
     Case(Script("half")),
     Case(Script("asynchronous")),
     Case(Script("late_keys")),
-    Case(Script("embedding", ("momentum",))),
+    Case(Script("embedding", ("momentum",)), 1e-6, "MXNet's operator for sparse gradients rounds in another order"),
 ]
 FLAT_CASES = [
     Case(Script("kvstore", ("dist_device_sync",))),

@@ -186,13 +186,9 @@ class Supervisor:
 
     def _check_lease(self, now: float) -> None:
         lease, control = self._assignment.lease, self._control
-        if not lease or not (control.connected or control.lost):
-            return
-        # One that has closed its connection is gone; one that is silent may be stopped, as any process.
-        limit = lease if control.lost else max(lease, self._assignment.silence)
-        if now - control.heard > limit:
+        if lease and (control.connected or control.lost) and now - control.heard > lease:
             how = "went away and did not come back" if control.lost else "has said nothing"
-            self._stop(f"the control machine {how} for {limit:g} s", 0)
+            self._stop(f"the control machine {how} for {lease:g} s", 0)
 
     def _acknowledge(self, message: Message) -> None:
         seen = message.get("seen")

@@ -72,7 +72,7 @@ class Loop:
         self._watch = Stopwatch()
         self._round = _Round()
         self._evaluations = 0
-        self._steps = self._evaluated = 0  # a round without a batch counts as the steps of a usual one
+        self._steps = self._waited = self._evaluated = 0  # a round without a batch counts as the steps of a usual one
         self._begun: float | None = None
         self._reason = ""
         self._ended = False
@@ -147,7 +147,7 @@ class Loop:
     def _drain(self) -> bool:
         """Take part in a round without a batch. True, as the exchange has begun."""
         self._part.drain()
-        self._steps += self._part.steps_per_round
+        self._waited += self._part.steps_per_round
         return True
 
     def _begin(self) -> None:
@@ -229,8 +229,8 @@ class Loop:
         every, evaluation = self._recipe.eval_every, self._evaluation
         if evaluation is None or not every or evaluation.busy:  # where rounds have many steps, one takes several
             return
-        if self._steps - self._evaluated >= every:
-            self._evaluated = self._steps
+        if self._steps + self._waited - self._evaluated >= every:
+            self._evaluated = self._steps + self._waited
             evaluation.begin(self._replica, self._part.rounds)
 
     def _evaluate(self) -> None:
