@@ -243,7 +243,8 @@ def test_script_that_fails_on_one_worker(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(STORE.format(rounds=1_000_000, fault=fault))
-    start("--", "python", str(script)).finish().assert_failed("B/worker:0 (worker 0 of party B, on host B)", *texts)
+    job = start("--silence", "6s", "--", "python", str(script))  # who vanishes is missed by silence at the latest
+    job.finish().assert_failed("B/worker:0 (worker 0 of party B, on host B)", *texts)
 
 
 @pytest.mark.parametrize(
