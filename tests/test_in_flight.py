@@ -59,8 +59,8 @@ def test_every_round_of_rows_has_its_own_result(cluster: Cluster, tmp_path: Path
 @pytest.mark.parametrize(
     ("cut", "roots", "optimizer", "ahead"),
     [
-        ("below", 1, True, 12), ("above", 1, True, 12), ("both", 1, False, 90),
-        ("below", 3, False, 90), ("above", 3, True, 12), ("both", 3, True, 90),
+        ("below", 1, True, 12), ("above", 1, True, 12), ("both", 1, False, 12),
+        ("below", 3, False, 12), ("above", 3, True, 12), ("both", 3, True, 12),
     ],
 )  # fmt: skip
 def test_every_round_has_its_own_result(
