@@ -108,7 +108,7 @@ def test_who_says_nothing_is_lost_and_sends_nothing(monkeypatch: pytest.MonkeyPa
         live.take("A/server:0", telemetry(second, state="serving", bytes=counted))
     assert live.snapshot()["links"][0]["bytes_per_s"] == 5000
     now = time.monotonic()
-    monkeypatch.setattr("geomx_cli.dashboard.live.time.monotonic", lambda: now + 301)
+    monkeypatch.setattr("geomx_cli.dashboard.live.time.monotonic", lambda: now + 400)
     states = {row["name"]: row["state"] for row in live.snapshot()["processes"]}
     assert states["A/server:0"] == "lost" and states["A/worker:0"] == "starting"
     assert live.snapshot()["links"][0]["bytes_per_s"] == 0
