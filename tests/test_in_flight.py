@@ -15,12 +15,12 @@ SCRIPT = [sys.executable, str(ROOT / "tests/scripts/in_flight.py")]
 SIZES, ROUNDS, ROW, CUTS = (3_000, 700, 5), 100, 5, 300
 
 
-def expected(optimizer: bool) -> dict[str, np.ndarray]:
+def expected(optimizer: bool, sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS) -> dict[str, np.ndarray]:
     """What each round of each tensor comes to, for parties of two workers."""
     results = {}
-    for index, size in enumerate(SIZES):
+    for index, size in enumerate(sizes):
         weight, momentum = initial(size, index), np.zeros(size, np.float32)
-        for number in range(ROUNDS):
+        for number in range(rounds):
             a0, a1, b0, b1 = (gradient(rank, number, size, index) for rank in range(4))
             total = (a0 + a1) + (b0 + b1)
             momentum = np.float32(0.9) * momentum - np.float32(0.1) * (np.float32(0.25) * total)
@@ -59,8 +59,8 @@ def test_every_round_of_rows_has_its_own_result(cluster: Cluster, tmp_path: Path
 @pytest.mark.parametrize(
     ("cut", "roots", "optimizer", "ahead"),
     [
-        ("below", 1, True, 12), ("above", 1, True, 12), ("both", 1, False, 12),
-        ("below", 3, False, 12), ("above", 3, True, 12), ("both", 3, True, 12),
+        ("below", 1, True, 12), ("above", 1, True, 12), ("both", 1, False, 90),
+        ("below", 3, False, 90), ("above", 3, True, 12), ("both", 3, True, 90),
     ],
 )  # fmt: skip
 def test_every_round_has_its_own_result(
@@ -110,7 +110,27 @@ def check_rounds(
             proxy.cut(chance=0.4)
     cluster.finish(60)
     assert sum(proxy.cuts for proxy in chosen) > 20
-    wanted = expected_of_rows(optimizer) if row else expected(optimizer)
+    check_results(tmp_path, expected_of_rows(optimizer) if row else expected(optimizer))
+
+
+@pytest.mark.parametrize("roots", [1, 3])
+def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path, roots: int) -> None:
+    """Windows of two slices, and each worker begins twenty rounds of one key before those of the next, another first:
+    what fills the windows waits for what is behind it in others.
+    """
+    sizes, rounds = (3_000, 2_000, 3_000, 5_000), 20
+    cluster.environment = {
+        "OUT": str(tmp_path / "w{rank}.npz"), "SIZES": ",".join(map(str, sizes)), "ROUNDS": str(rounds),
+        "AHEAD": str(rounds), "BY_KEY": "1", "SERVER_OPTIMIZER": "1", "GEOMX_WINDOW": "8192",
+        "MXNET_KVSTORE_BIGARRAY_BOUND": "1024",
+    }  # fmt: skip
+    cluster.launch(SCRIPT, roots=roots)
+    cluster.finish(50)
+    check_results(tmp_path, expected(True, sizes, rounds))
+
+
+def check_results(tmp_path: Path, wanted: dict[str, np.ndarray]) -> None:
+    """Compare what each worker has saved of each round."""
     for rank in range(4):
         found = np.load(tmp_path / f"w{rank}.npz")
         wrong = [name for name, array in wanted.items() if found[name].tobytes() != array.tobytes()]

@@ -9,6 +9,7 @@ import pytest
 from geomx_cli.ps import optimizers
 from geomx_cli.ps.ledger import Ledger
 from geomx_cli.ps.rounds import Rounds
+from geomx_cli.ps.stalls import Stalls
 from geomx_cli.ps.uplink import Uplink
 from geomx_cli.ps.wire import Array, BadMessage, Header, Kind, view
 from geomx_cli.runtime.algorithms.fsa import FsaServer
@@ -57,17 +58,9 @@ class Bench:
         self.links = [KeptLink(), KeptLink()]
         self.delivery = KeptDelivery()
         self.dtype = dtype
-        self.rounds = Rounds(
-            delivery=self.delivery,
-            uplink=None,
-            own_rank=lambda: 0,
-            ledger=Ledger(
-                algorithm=algorithm or FsaServer(),
-                roots=None,
-                owing=owing,
-                links_of=lambda rank: [self.links[rank]],
-            ),
-        )
+        ledger = Ledger(algorithm=algorithm or FsaServer(), roots=None, owing=owing)
+        self.rounds = Rounds(delivery=self.delivery, uplink=None, own_rank=lambda: 0, ledger=ledger)
+        self.stalls = Stalls(ledger, lambda rank: [self.links[rank]])
         if optimizer:
             self.rounds.use(optimizers.create(optimizer, {"learning_rate": 0.1}))
 
@@ -179,37 +172,36 @@ def test_a_round_goes_on_without_who_has_left() -> None:
 def test_a_member_whose_window_is_filled_by_what_waits_is_asked_for_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("geomx_cli.ps.ledger.STALL", 0.0)
+    monkeypatch.setattr("geomx_cli.ps.stalls.STALL", 0.0)
     bench, ones = Bench(), np.ones(SIZE, np.float32)
     bench.push(0, 1, ones, key=1)
-    bench.rounds.ledger.unstall()
+    bench.stalls.look()
     assert bench.links[1].asked == [], "it is late, and nothing of it is held up here"
     bench.push(1, 1, ones, key=2)
-    bench.rounds.ledger.unstall()
-    bench.rounds.ledger.unstall()
+    bench.stalls.look()
+    bench.stalls.look()
     assert bench.links[1].asked == [(1, 0, 1)], "once"
     assert bench.links[0].asked == [(2, 0, 1)], "each has something that waits for the other"
-    bench.rounds.ledger.forget_asked(1)
-    bench.rounds.ledger.unstall()
-    bench.rounds.ledger.unstall()
+    bench.stalls.connected_anew(1)
+    bench.stalls.look()
+    bench.stalls.look()
     assert bench.links[1].asked == 2 * [(1, 0, 1)], "its connection was cut, and the question with it"
     assert bench.links[0].asked == [(2, 0, 1)]
 
 
 def test_a_server_does_not_look_for_what_is_stuck_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, ones, looks = Bench(), np.ones(SIZE, np.float32), []
-    ledger = bench.rounds.ledger
-    look = ledger._ask_stuck
-    monkeypatch.setattr("geomx_cli.ps.ledger.STALL", 0.0)
-    monkeypatch.setattr(ledger, "_ask_stuck", lambda now: looks.append(now) or look(now))
+    ask = bench.stalls._ask
+    monkeypatch.setattr("geomx_cli.ps.stalls.STALL", 0.0)
+    monkeypatch.setattr(bench.stalls, "_ask", lambda now: looks.append(now) or ask(now))
     for key in range(4000):
         bench.push(0, 1, ones, key=key)
     for _ in range(50):
-        ledger.unstall()
+        bench.stalls.look()
     assert len(looks) <= 2, "one late worker, 4000 slices: nobody to ask"
     bench.push(1, 1, ones, key=4001)
     for _ in range(3):
-        ledger.unstall()
+        bench.stalls.look()
     assert len(bench.links[1].asked) >= 8, "now each holds up the other"
 
 

@@ -182,7 +182,7 @@ class Tree:
             delivery=self._delivery, uplink=uplink, own_rank=lambda: party,  # type: ignore[arg-type]
             ledger=Ledger(
                 algorithm=part, roots=None if uplink is None else lambda: len(uplink.links), owing=lambda: members,
-                links_of=lambda _: [], alone=lambda rank: min(rank, CENTRAL) + 1,
+                alone=lambda rank: min(rank, CENTRAL) + 1,
             ),
         )  # fmt: skip
         return Node(rounds, members)

@@ -29,14 +29,11 @@ class Asker:
 
 @dataclass(slots=True)
 class Round:
-    """A round that is not over. `askers` by the rank of whose contribution they sent; `wanted` are the ranks that were
-    asked for theirs out of turn.
-    """
+    """A round that is not over. `askers` by the rank of whose contribution they sent."""
 
     gathering: Gathering = field(default_factory=Gathering)
     askers: dict[int, Asker] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
-    wanted: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ one turn of the loop travel as one message: header, payload, header, payload, ..
 """
 
 import heapq
+import itertools
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,13 +56,16 @@ class Link:
         self.greeting: dict[str, Any] = {}
         self._transport = transport
         self._wires: dict[Lane, tuple[Socket, bytes]] = {}
+        self._hellos = 0
+        self._greeted: dict[Lane, int] = {}
         self._connected: set[Lane] = set()
         self._up: set[Lane] = set()
         self.window = Window(transport.slice_bytes, transport.window_bytes, SLACK if wide_area else 0.0)
-        self._queue: list[tuple[int, int, Header, memoryview]] = []
+        self._queue: list[tuple[int, int, int, Header, memoryview]] = []
+        self._order = itertools.count()
         self._queued: set[tuple[Kind, int]] = set()
         self._wanted: dict[tuple[int, int, int], None] = {}
-        self._owed = 0
+        self._consumed = self._told_consumed = self.returned = 0
         self._fused: list[Any] = []
 
     def attach(self, lane: Lane, socket: Socket, identity: bytes) -> None:
@@ -71,8 +75,9 @@ class Link:
     def send(self, header: Header, payload: memoryview | None = None) -> None:
         """Send `header` and `payload` (bytes that must not change until the receiver has them); returns at once.
 
-        A payload waits for the window, and for what has a higher priority. Anything else leaves now. A repeat of what
-        still waits is dropped.
+        A payload waits for the window, for what has a higher priority, and for earlier requests of the same priority:
+        so a slice's rounds go in order, also those that are repeated. Anything else leaves now. A repeat of what still
+        waits is dropped.
         """
         if payload is None or header.kind == Kind.PULL:  # numbers of rows: behind others they might wait for each other
             self._emit(header, payload)
@@ -84,7 +89,7 @@ class Link:
         if (header.kind, header.request) in self._queued:
             return
         self._queued.add((header.kind, header.request))
-        heapq.heappush(self._queue, (-header.priority, self._transport.next_order(), header, payload))
+        heapq.heappush(self._queue, (-header.priority, header.request, next(self._order), header, payload))
         self._pump()
 
     def control(
@@ -96,46 +101,74 @@ class Link:
 
     def consumed(self, size: int) -> None:
         """`size` bytes of payload from this peer are no longer held here: return them to its window."""
-        self._owed += size
-        if self._owed >= CREDIT_STEP:
+        self._consumed += size
+        if self._consumed - self._told_consumed >= CREDIT_STEP:
             self.flush_credit()
         else:
             self._transport.owes(self)
 
     def flush_credit(self) -> None:
         """Return what is owed, if no message has carried it."""
-        if self._owed:
+        if self._consumed > self._told_consumed:
             self._emit(Header(topic="credit"), None)
 
     def ask_for(self, key: int, index: int, round_: int) -> None:
         """Ask the peer to send this slice ahead of its window."""
         self._emit(Header(topic="want", key=key, slice=index, round=round_), None)
 
-    def want(self, key: int, index: int, round_: int) -> None:
-        """The receiver cannot go on without this slice: let it overtake the window, now or when it comes."""
+    def want(self, key: int, index: int, round_: int) -> bool:
+        """The receiver cannot go on without this slice: let it overtake the window, now or when it comes.
+
+        True if it was here.
+        """
         wanted = (key, index, round_)
-        for position, (_, _, header, payload) in enumerate(self._queue):
+        for position, (*_, header, payload) in enumerate(self._queue):
             if (header.key, header.slice, header.round) == wanted and header.kind == Kind.EXCHANGE:
                 del self._queue[position]
                 heapq.heapify(self._queue)
                 self._queued.discard((header.kind, header.request))
                 self._emit(header, payload)
-                return
+                return True
         # A slice that was under way already never comes here again; the oldest of those make room.
         self._wanted[wanted] = None
         if len(self._wanted) > MAX_WANTED:
             del self._wanted[next(iter(self._wanted))]
+        return False
 
-    def credit(self, size: int) -> None:
-        """The peer has returned `size` bytes."""
-        self.window.returned(size)
-        self._pump()
+    def credit(self, total: int) -> None:
+        """The peer has returned `total` bytes since there is this link. Told so with each message, it is no harm if one
+        that says so is lost.
+        """
+        if total > self.returned:
+            self.window.returned(total - self.returned)
+            self.returned = total
+            self._pump()
+
+    def greet(self, lane: Lane) -> None:
+        """This lane that we dial has a new connection: say whose it is, and nothing else before the peer welcomes it.
+
+        What is sent on the other lane may be there first; its answer would be sent on the old connection, and be lost.
+        """
+        self._hellos += 1
+        self._greeted[lane] = self._hellos
+        header = Header(topic="hello", request=self._hellos, place=Place.FRAME)
+        self._transport.fill(header)
+        self._write(lane, [encode_header(header), encode_body({**self.greeting, "lane": lane})])
+
+    def welcome(self, lane: Lane, number: int) -> None:
+        """Answer a hello: from now on, what is sent on this lane goes on its new connection."""
+        header = Header(topic="welcome", request=number, place=Place.NONE)
+        self._transport.fill(header)
+        self._write(lane, [encode_header(header)])
+
+    def welcomed(self, number: int) -> Lane | None:
+        """The lane whose newest hello had this number, if there is one."""
+        return next((lane for lane, greeted in self._greeted.items() if greeted == number), None)
 
     def restart(self, lane: Lane) -> bool:
-        """This lane has a new connection: what was under way on the old one is lost, credit for the window perhaps too.
+        """Both ends know that this lane has a new connection: what was under way on the old one is lost.
 
-        Who keeps it sends it again. A side that has dialled says hello: a connection must say whose it is. True if
-        there was one before.
+        Who keeps it sends it again. True if there was one before.
         """
         again, self.closed = lane in self._connected, 0.0
         self._connected.add(lane)
@@ -144,16 +177,13 @@ class Link:
             self._fused.clear()
         self._wanted.clear()
         self.window.restart()
-        if self.dialled:
-            header = Header(topic="hello", place=Place.FRAME)
-            self._transport.fill(header)
-            self.write(lane, [encode_header(header), encode_body({**self.greeting, "lane": lane})])
         self._pump()
         return again
 
     def down(self, lane: Lane) -> None:
         """The connection of this lane has ended."""
         self._up.discard(lane)
+        self._greeted.pop(lane, None)
 
     # Liveness.
 
@@ -191,10 +221,12 @@ class Link:
         return max(self._moved, self.told, self.whole_since())
 
     def write(self, lane: Lane, parts: list[Any]) -> None:
-        """Give the parts to the socket. A peer that is gone is only counted: others notice its silence. On a lane that
-        is being dialled nothing goes before the hello."""
-        if self.dialled and lane not in self._up:
-            return
+        """Give the parts to the socket; on a lane that is dialled they are lost until the peer has welcomed it."""
+        if not self.dialled or lane in self._up:
+            self._write(lane, parts)
+
+    def _write(self, lane: Lane, parts: list[Any]) -> None:
+        """A peer that is gone is only counted: others notice its silence."""
         socket, identity = self._wires.get(lane) or next(iter(self._wires.values()))
         try:
             socket.send_multipart([identity, *parts] if identity else parts, zmq.NOBLOCK, copy=False)
@@ -207,7 +239,7 @@ class Link:
         tensor = header.kind != Kind.CONTROL and payload is not None
         if tensor and payload is not None:
             self.window.sent(len(payload))
-        header.credit, self._owed = self._owed, 0
+        header.credit = self._told_consumed = self._consumed
         self._transport.fill(header)
         header.place = Place.NONE if payload is None else Place.FRAME
         parts: list[Any] = [encode_header(header)]
@@ -235,8 +267,8 @@ class Link:
 
     def _pump(self) -> None:
         queue, window = self._queue, self.window
-        while queue and window.admits(len(queue[0][3])):
-            _, _, header, payload = heapq.heappop(queue)
+        while queue and window.admits(len(queue[0][-1])):
+            *_, header, payload = heapq.heappop(queue)
             self._queued.discard((header.kind, header.request))
             self._emit(header, payload)
 

@@ -3,8 +3,9 @@
 A node that fails tells its schedulers why, and so everybody; a node that hears of a failure, or no longer hears a peer,
 raises PeerLost in `run`. Nothing here waits without a limit.
 
-The end takes three messages: who is done says "bye", is answered, and says "gone". An answer may be lost with its
-connection, so whoever has answered stays until it hears "gone", or the peer closes its connection.
+The end takes two requests: who is done says "bye", is answered, and says "gone". An answer may be lost with its
+connection, so whoever has answered stays until it hears "gone"; who has said that stays until it is answered, or some
+seconds, for if only that answer is lost the peer has ended.
 """
 
 import os
@@ -34,6 +35,8 @@ _Given = ParamSpec("_Given")
 
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading a body raises that is not as it should be."""
+PARTING = 10.0
+"""Seconds that a node stays for the answer to "gone": a peer that does not hear it waits for the option `silence`."""
 LAST_WORDS = 1.0
 """Seconds that a node that fails waits for its schedulers to know why; agents give all that fail two."""
 
@@ -43,7 +46,7 @@ class Node:
 
     `on_tensor` gets PUSH, PULL, EXCHANGE and RESULT messages; `on_request` gets control requests; `on_link` is told of
     peers that dial; `on_reconnect` of lanes on which what was under way may be lost; `on_lost`, before the node fails,
-    of a peer that is no longer heard. `members`: a scheduler's, which are told when it fails.
+    of a peer that is no longer heard; `on_want`: see Transport. `members`: a scheduler's, told when it fails.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Node:
         on_link: Callable[[Link], None] = lambda _: None,
         on_reconnect: Callable[[Link, Lane], None] = lambda _, __: None,
         on_lost: Callable[[Link], None] = lambda _: None,
+        on_want: Callable[[Link, Header], None] = lambda _, __: None,
         members: Callable[[], Iterable[Link]] = tuple,
     ) -> None:
         self.settings = settings
@@ -75,7 +79,6 @@ class Node:
         self._members = members
         self._last_word = ""
         self._answering: set[Link] = set()  # those that have not answered our last word
-        self._going: set[Link] = set()  # those that have, and were told that we go
         self._leaving: set[Link] = set()  # those whose last word is still to come
         self._done = False
         self.process = settings.process or f"{settings.role}@{socket.gethostname()}:{os.getpid()}"
@@ -98,6 +101,7 @@ class Node:
             on_link=self._failing(on_link),
             on_reconnect=self._repeat,
             on_closed=self.liveness.closed,
+            on_want=on_want,
             events=events,
             slice_bytes=4 * int(settings.number("slice_elements") or NEAR),
             window_bytes=int(settings.number("window")),
@@ -209,13 +213,18 @@ class Node:
             self.talk.ask(link, topic, body, answered, answered, limit, "always")
         self._stop_when_over()
 
-    def _answered(self, link: Link, topic: str, _: Body | GeomxError) -> None:
+    def _answered(self, link: Link, topic: str, answer: Body | GeomxError) -> None:
         if topic != self._last_word:
             return
+        if topic == "bye" and not isinstance(answer, GeomxError):
+            # Beats go on: they show the peer that a connection which ends then was closed, not cut.
+            over = partial(self._parted, link)
+            self.talk.ask(link, "gone", {}, over, over, PARTING, "always")
+        else:
+            self._parted(link, answer)
+
+    def _parted(self, link: Link, _: Body | GeomxError) -> None:
         self._answering.discard(link)
-        if topic == "bye":  # beats go on: they show the peer that a connection which ends then was closed, not cut
-            self._going.add(link)
-            link.control("gone")
         self._stop_when_over()
 
     def _stop_when_over(self) -> None:
@@ -263,8 +272,6 @@ class Node:
     def _repeat(self, link: Link, lane: Lane) -> None:
         if lane == "talk":
             self.talk.repeat(link)
-            if link in self._going:
-                link.control("gone")
         self._on_reconnect(link, lane)
 
     def _on_message(self, link: Link, header: Header, payload: memoryview | None) -> None:
@@ -279,11 +286,12 @@ class Node:
                 what = f"{link.name} gave a malformed answer: {error!r}"
                 self.fail(PeerLost(what, "do all processes have the same version of geomx?", peer=link.name))
             return
-        if header.topic == "gone":
-            self._gone(link)
-            return
         request = self.talk.receive(link, header.request, header.acked, header.topic, body)
         if request is None:
+            return
+        if request.topic == "gone":
+            request.answer()
+            self._gone(link)
             return
         for membership in self.memberships:
             if membership.link is link:

@@ -140,7 +140,7 @@ class Rounds:
                 self._answer(book, asker, header.round, result)
             link.consumed(size)
             return
-        round_ = self.ledger.round(book, pace, header.round, header.priority)
+        round_ = self.ledger.round(book, pace, header.round, header.priority, rank)
         round_.askers[rank] = asker
         done = partial(link.consumed, size)
         contribution = Contribution(header.contributors, given, header.weight, header.hyper, done)
@@ -330,6 +330,7 @@ class Rounds:
         """The value is the result of a round, or newer: answer all who wait for it."""
         pace.finished = pace.closed
         self.ledger.waits_no_more(book, pace)
+        self.ledger.changed()
         self.last_round = max(self.last_round, pace.finished)
         self.versions[pace.member] = max(self.versions.get(pace.member, 0), pace.finished)
         askers = pace.rounds.pop(pace.finished).askers

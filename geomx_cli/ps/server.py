@@ -14,7 +14,7 @@ from geomx_cli.events import EventLog
 from geomx_cli.ps.algorithm import ServerPart
 from geomx_cli.ps.config import NodeSettings
 from geomx_cli.ps.heap import share_one_heap
-from geomx_cli.ps.ledger import STALL, Ledger
+from geomx_cli.ps.ledger import Ledger
 from geomx_cli.ps.link import Lane, Link
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.membership import Membership
@@ -22,6 +22,7 @@ from geomx_cli.ps.node import Node
 from geomx_cli.ps.patience import Patience, Wait
 from geomx_cli.ps.requests import Requests
 from geomx_cli.ps.rounds import Rounds
+from geomx_cli.ps.stalls import STALL, Stalls
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.uplink import Delivery, Uplink
 from geomx_cli.ps.wire import BadMessage, Header, Kind
@@ -41,16 +42,16 @@ class Server:
         self._uplink = None if self._is_root else Uplink(delivery)
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive,
-            on_reconnect=self._come_back,
+            on_reconnect=self._come_back, on_want=self._on_want,
         )  # fmt: skip
         uplink = self._uplink
         self._ledger = Ledger(
             algorithm=algorithm,
             roots=None if uplink is None else lambda: len(uplink.links),
             owing=self._members.owing,
-            links_of=self._members.links,
             alone=self._members.alone,
         )
+        self._stalls = Stalls(self._ledger, self._members.links, None if uplink is None else self._tell_roots)
         self.rounds = Rounds(
             delivery=delivery, uplink=uplink, own_rank=lambda: self._party_index, ledger=self._ledger,
             warn=lambda message: events.write("warning", message=message),
@@ -63,7 +64,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until all members have said farewell."""
-        self.node.loop.every(STALL, self._ledger.unstall)
+        self.node.loop.every(STALL, self._stalls.look)
         self.node.loop.every(self._settings.number("heartbeat"), self._report)
         self._patience.begin()
         try:
@@ -138,8 +139,20 @@ class Server:
     def _come_back(self, link: Link, lane: Lane) -> None:
         if self._uplink is not None:
             self._uplink.repeat(link, lane)
+            self._stalls.roots_anew()
         if self._members.knows(link):
-            self._ledger.forget_asked(self._members.rank_of(link))
+            self._stalls.connected_anew(self._members.rank_of(link))
+
+    def _on_want(self, link: Link, header: Header) -> None:
+        if self._uplink is None or link not in self._uplink.links:
+            raise BadMessage("a slice is wanted by a process that is no root of this one")
+        self._stalls.want(header.key, header.slice, header.round)
+
+    def _tell_roots(self) -> None:
+        """Those that wait for this party learn that it cannot go on by itself."""
+        if self._uplink is not None and self._uplink.waiting:
+            for root in self._uplink.links:
+                root.control("stuck")
 
     def _leave(self, request: Request) -> None:
         self._members.leave(request.link)
@@ -184,8 +197,10 @@ class Server:
             # Where contributions are on their way to the roots, nobody of this party is.
             request.answer({"processes": [] if self._uplink.waiting else self._patience.behind()})
             return
-        self._members.rank_of(request.link)
-        if request.topic == "leave":
+        rank = self._members.rank_of(request.link)
+        if request.topic == "stuck":
+            self._stalls.stuck_elsewhere(rank)
+        elif request.topic == "leave":
             self._leave(request)
         elif request.topic == "bye":
             self._farewell(request)

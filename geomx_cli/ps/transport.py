@@ -31,6 +31,7 @@ Handler = Callable[[Link, Header, memoryview | None], None]
 Pair = list[int]
 
 BATCH = 64
+IDENTITY = 12  # bytes, before that of the lane; a connection that has been replaced gets another identity, of 5 bytes
 MAX_LINKS = 4096
 CREDIT_DELAY = 0.004
 TOGETHER = 5.0
@@ -49,7 +50,8 @@ class Transport:
 
     `on_link` is told of each peer that dials; it may refuse it with BadMessage. `on_reconnect` is told of a lane of a
     link that has a new connection, the first one too, whoever dialled it: what was under way on it before may be lost.
-    `on_closed` is told of a link whose talk has ended, until it is connected anew.
+    `on_closed` is told of a link whose talk has ended, until it is connected anew. `on_want` gets what a peer cannot
+    go on without and the link has not: key, slice and round.
 
     `counters` counts what was refused, by reason; the first of each reason and peer is written to the event log.
     """
@@ -65,6 +67,7 @@ class Transport:
         on_link: Callable[[Link], None],
         on_reconnect: Callable[[Link, Lane], None] = lambda _, __: None,
         on_closed: Callable[[Link], None] = lambda _: None,
+        on_want: Callable[[Link, Header], None] = lambda _, __: None,
         events: EventLog,
         slice_bytes: int,
         window_bytes: int = 0,
@@ -82,6 +85,7 @@ class Transport:
         self._on_link = on_link
         self._on_reconnect = on_reconnect
         self._on_closed = on_closed
+        self._on_want = on_want
         self.reconnects = 0
         self._events = events
         self._shaper = shaper or None
@@ -110,13 +114,13 @@ class Transport:
         link = Link(self, name, wide_area, dialled=True)
         link.greeting = {**self.who, **hello}
         self.links.append(link)
-        identity = secrets.token_bytes(12).replace(b"\0", b"\1")
+        identity = secrets.token_bytes(IDENTITY).replace(b"\0", b"\1")
         for number, lane in enumerate(LANES):
             dealer = self._sockets.dial(
                 endpoint,
                 identity + bytes([number + 1]),
                 partial(self._read_dealer, link),
-                partial(self._connected, link, lane),
+                partial(link.greet, lane),
                 partial(self._disconnected, link, lane),
             )
             link.attach(lane, dealer, b"")
@@ -148,10 +152,6 @@ class Transport:
 
     # What follows is for Link only.
 
-    def next_order(self) -> int:
-        """Serial number of a queued message."""
-        return next(self._order)
-
     def fill(self, header: Header) -> None:
         """Write into `header` what is the same in all messages of this process."""
         header.job = self.job
@@ -173,7 +173,7 @@ class Transport:
         if self._shaper is None or not link.wide_area:
             link.write(lane, parts)
         else:
-            number = self.next_order()
+            number = next(self._order)
             self._delayed[number] = (link, lane, parts)
             self.loop.call_at(self._shaper.leaves(size, lane), partial(self._release, number))
 
@@ -222,7 +222,7 @@ class Transport:
 
     def _arrived(self, link: Link, header: Header, payload: memoryview | None, size: int) -> None:
         link.received += size
-        link.hear(moved=header.kind != Kind.CONTROL or header.credit > 0)
+        link.hear(moved=header.kind != Kind.CONTROL or header.credit > link.returned)
         if self._shaper is not None and link.wide_area:
             lane = LANES[header.kind != Kind.CONTROL and payload is not None]
             self.loop.call_at(self._shaper.arrives(size, lane), lambda: self._deliver(link, header, payload))
@@ -230,16 +230,18 @@ class Transport:
             self._deliver(link, header, payload)
 
     def _deliver(self, link: Link, header: Header, payload: memoryview | None) -> None:
-        if header.credit:
-            link.credit(header.credit)
+        link.credit(header.credit)
         if header.kind == Kind.CONTROL and header.topic == "credit":
             return
         if header.kind == Kind.CONTROL and header.topic == "want":
-            link.want(header.key, header.slice, header.round)
+            if not link.want(header.key, header.slice, header.round):
+                self._on_want(link, header)
             return
         try:
             if header.kind == Kind.CONTROL and header.topic == "hello":
-                self._greeted(link, payload)
+                self._greeted(link, header.request, payload)
+            elif header.kind == Kind.CONTROL and header.topic == "welcome":
+                self._welcomed(link, header.request)
             elif header.kind == Kind.CONTROL and header.topic == "alive":
                 take_beat(link, payload)
             else:
@@ -257,6 +259,8 @@ class Transport:
             name, party = str(hello["process"])[:128], str(hello["party"])[:128]
         except KeyError as error:
             raise BadMessage(f"a hello without {error}") from None
+        if len(identity) != IDENTITY + 1:
+            raise BadMessage("a hello on a connection that has been replaced")
         if len(self._accepted) >= 2 * MAX_LINKS or not 1 <= identity[-1] <= len(LANES):
             raise BadMessage("too many links, or no lane of one")
         link = self._by_peer.get(identity[:-1])
@@ -281,8 +285,11 @@ class Transport:
 
     # Connections.
 
-    def _connected(self, link: Link, lane: Lane) -> None:
-        """A lane that we dial has a connection: begin anew on it, and tell who keeps what was lost."""
+    def _welcomed(self, link: Link, number: int) -> None:
+        """The peer knows the connection of a lane that we dial: begin anew on it, and tell who keeps what was lost."""
+        lane = link.welcomed(number)
+        if lane is None:  # of a connection that has been replaced since
+            return
         if link.restart(lane):
             self.reconnects += 1
             self._tell_back(link)
@@ -300,11 +307,12 @@ class Transport:
             self._events.write("warning", message=f"the connection to {link.name} was cut, and is back")
         self._told_back[link] = now
 
-    def _greeted(self, link: Link, payload: memoryview | None) -> None:
+    def _greeted(self, link: Link, number: int, payload: memoryview | None) -> None:
         """The peer has dialled, perhaps anew."""
         lane = decode_body(payload).get("lane") if payload is not None else None
         if link.dialled or lane not in LANES:
             raise BadMessage("a hello of no lane, or from a peer that does not dial")
+        link.welcome(lane, number)
         link.restart(lane)
         self._on_reconnect(link, lane)
 

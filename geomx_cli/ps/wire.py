@@ -127,7 +127,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     form, codec and its parameters, place of the payload.
     priority: higher goes first. deadline: Unix seconds after which nobody wants it, 0 for none.
     checksum: crc32 of the payload where the place does not guard it, else 0.
-    credit: bytes of window that this message returns to its receiver.
+    credit: bytes of window that have been returned to the receiver of this message since there is this link.
     hyper: hyper-parameters of the optimizer that hold from this round on.
     """
 

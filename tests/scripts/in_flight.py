@@ -2,7 +2,8 @@
 
 Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS, AHEAD (rounds of a key under way at most), SIZES,
 SERVER_OPTIMIZER (1: the master sets one), PAUSE (seconds, at most, before each round: random), ROW (elements in a row:
-push only every third row, beginning with that of the rank and round, and pull what has come of it).
+push only every third row, beginning with that of the rank and round, and pull what has come of it), BY_KEY (1: begin
+all rounds of one key before the next key's, each worker with another key first).
 """
 
 import os
@@ -32,23 +33,30 @@ for index, tensor in enumerate(tensors):
 if client.trains:
     for tensor in tensors:
         client.pull(tensor.name, np.empty(tensor.size, np.float32)).result(30)
+    by_key = bool(os.environ.get("BY_KEY"))
     pauses, under_way = random.Random(client.global_rank), deque()
     count, ahead = int(os.environ["ROUNDS"]), int(os.environ["AHEAD"])
     results = {
         f"{number}-{index}": np.zeros(size, np.float32) for number in range(count) for index, size in enumerate(sizes)
     }
-    for number in range(count):
+    order = [[(number, index) for index in range(len(sizes))] for number in range(count)]
+    if by_key:
+        first = client.global_rank % len(sizes)
+        keys = [*range(first, len(sizes)), *range(first)]
+        order = [[(number, index) for number in range(count)] for index in keys]
+    for together in order:
         time.sleep(pauses.random() * float(os.environ.get("PAUSE", "0")))
-        for index, size in enumerate(sizes):
+        for number, index in together:
+            size, priority = sizes[index], 0 if by_key else -index
             source = np.random.default_rng([client.global_rank, number, index]).standard_normal(size)
             out = results[f"{number}-{index}"]
             if row:
                 numbers = np.arange((client.global_rank + number) % 3, size // row, 3)
                 rows = Rows.of(source.astype(np.float32), row, numbers)
-                client.exchange(f"t{index}", rows, None, priority=-index)
-                under_way.append(client.pull_rows(f"t{index}", np.arange(size // row), out, priority=-index))
+                client.exchange(f"t{index}", rows, None, priority=priority)
+                under_way.append(client.pull_rows(f"t{index}", np.arange(size // row), out, priority=priority))
             else:
-                under_way.append(client.exchange(f"t{index}", source.astype(np.float32), out, priority=-index).done)
+                under_way.append(client.exchange(f"t{index}", source.astype(np.float32), out, priority=priority).done)
         while len(under_way) > ahead * len(sizes):
             under_way.popleft().result(60)
     for done in under_way:
