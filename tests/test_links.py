@@ -26,6 +26,7 @@ from benchmarks.netns import call
 ROUNDS_SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 AVERAGES_SCRIPT = [sys.executable, str(ROOT / "tests/scripts/averages.py")]
 WORKERS = ("Aw0", "Bw0")
+ALGORITHMS = ("fsa", "hfa", "mixed")
 SEGMENT = 4
 SIZES = (300_000, 10)
 TURNS_UP = 60.0
@@ -133,20 +134,27 @@ class Sites(Cluster):
 
     @contextmanager
     def dropping(self, *rules: str) -> Iterator[None]:
-        """Drop at site B what the rules say: "input" or "output", and a match of nft(8)."""
-        lines = ["add table inet faults"]
-        for number, rule in enumerate(rules):
-            hook, _, match = rule.partition(" ")
-            lines += [
-                f"add chain inet faults c{number} {{ type filter hook {hook} priority 0; }}",
-                f"add rule inet faults c{number} {'i' if hook == 'input' else 'o'}ifname net0 {match} drop",
-            ]
-        nft = self.network.spaces.command("B", ["nft", "-f", "-"])
-        call(nft, lines=[*lines, ""])
-        try:
+        """Drop what comes "input" to site B, or has gone "output" from it, if it fits: each rule is that and a match of
+        nft(8). What B's own kernel would refuse to send is not lost on the way.
+        """
+        chains = {
+            "input": ("B", "inet", "hook input priority 0"),
+            "output": (SWITCH, "netdev", "hook ingress device port1 priority 0"),
+        }
+        with ExitStack() as rules_in_force:
+            for number, rule in enumerate(rules):
+                direction, _, match = rule.partition(" ")
+                site, family, hook = chains[direction]
+                nft = self.network.spaces.command(site, ["nft", "-f", "-"])
+                table = f"{family} faults{number}"
+                device = "iifname net0" if family == "inet" else ""
+                lines = [
+                    f"add table {table}", f"add chain {table} dropping {{ type filter {hook}; }}",
+                    f"add rule {table} dropping {device} {match} drop",
+                ]  # fmt: skip
+                call(nft, lines=[*lines, ""])
+                rules_in_force.callback(call, nft, lines=[f"delete table {table}", ""])
             yield
-        finally:
-            call(nft, lines=["delete table inet faults", ""])
 
     def shape(self, rate: str) -> None:
         """Bound what goes in and out of site B. The queues hold what 100 mbit carry in 0.1 s."""
@@ -177,97 +185,125 @@ class Sites(Cluster):
 
 
 @pytest.fixture
-def sites(tmp_path: Path) -> Iterator[Sites]:
-    """Not begun yet; removed at the end."""
-    made = Sites(tmp_path)
-    yield made
-    made.stop()
+def jobs(tmp_path: Path) -> Iterator[list[Sites]]:
+    """One for each algorithm, which all have the same faults at once. Not begun yet; removed at the end."""
+    with ExitStack() as made:
+        sites = []
+        for algorithm in ALGORITHMS:
+            (tmp_path / algorithm).mkdir()
+            sites.append(Sites(tmp_path / algorithm))
+            made.callback(sites[-1].stop)
+        yield sites
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("algorithm", ["fsa", "hfa", "mixed"])
-def test_flows_that_are_forgotten_are_replaced(sites: Sites, algorithm: str) -> None:
-    """In one direction, the other and both; while rounds are under way, and while nothing is."""
-    kinds = (("input",), ("output",), ("input", "output"))
-    sites.begin(algorithm, len(kinds) + 1)
-    with ExitStack() as rules:
-        for part, hooks in enumerate(kinds):
-            sites.meet(part)
-            forgotten = rules.enter_context(sites.forgetting(*hooks))
-            began = time.monotonic()
-            assert len(forgotten) >= 4
-            if part != 1:
-                sites.go(part)
-            sites.replaced(forgotten)
-            print(f"{algorithm} {hooks}: {len(forgotten)} flows replaced after {time.monotonic() - began:.1f} s")
-            sites.go(part)
-            rules.close()
-        sites.meet(len(kinds))
-        sites.go(len(kinds))
-        sites.assert_trained()
-    assert re.search(r"the connection to Croot was cut, and is back", sites.output("Bsrv0"))
+def begin(jobs: Sequence[Sites], parts: int) -> None:
+    """Start all jobs."""
+    for algorithm, sites in zip(ALGORITHMS, jobs, strict=True):
+        sites.begin(algorithm, parts)
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("algorithm", ["fsa", "hfa", "mixed"])
-def test_a_link_that_is_slow_or_loses_packets_only_takes_longer(sites: Sites, algorithm: str) -> None:
-    """First at a fiftieth of its rate, with a queue that was made for the whole of it, then with 1 % of loss."""
-    sites.begin(algorithm, 3)
-    sites.meet(0)
-    sites.shape("100mbit")
-    sites.go(0)
-    sites.until(lambda: sites.queued() > 0)
-    sites.shape("2mbit")
-    sites.meet(1, limit=100)
-    slow = sites.told().count("was cut, and is back")
-    sites.shape("100mbit")
-    with sites.dropping("input numgen random mod 100 < 1", "output numgen random mod 100 < 1"):
-        sites.go(1)
-        sites.meet(2)
-    print(f"{algorithm}: {slow} reconnects while slow, {sites.told().count('was cut, and is back') - slow} with loss")
-    sites.go(2)
-    sites.assert_trained()
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(("algorithm", "lengths"), [("fsa", (3, 60)), ("hfa", (3, 20)), ("mixed", (3, 20))])
-def test_links_that_are_cut_come_back(sites: Sites, algorithm: str, lengths: tuple[int, ...]) -> None:
-    """While rounds are under way, each time; a longer cut is told at both ends, by the name of the link."""
-    sites.begin(algorithm, len(lengths) + 1)
-    for part, seconds in enumerate(lengths):
+def finish(jobs: Sequence[Sites], part: int) -> None:
+    """Let them begin the last part, and see that all are trained."""
+    for sites in jobs:
         sites.meet(part)
         sites.go(part)
-        time.sleep(0.1)
-        with sites.dropping("input", "output"):
-            time.sleep(seconds)
-        began = time.monotonic()
-        sites.meet(part + 1)
-        print(f"{algorithm}: the rounds of a cut of {seconds} s were done {time.monotonic() - began:.1f} s after it")
-    for here, there in (("Bsrv0", "Croot"), ("Croot", "Bsrv0"), ("Cgs", "Bsrv0"), ("Bsrv0", "Cgs")):
-        assert f"no word from {there} on the link {here} - {there} since " in sites.output(here)
-        sites.says(here, rf"{there} is heard again on the link {here} - {there}, after \d+ s")
-    sites.go(len(lengths))
-    sites.assert_trained()
+    for sites in jobs:
+        sites.assert_trained()
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("algorithm", ["fsa", "hfa", "mixed"])
-def test_processes_that_are_stopped_go_on(sites: Sites, algorithm: str) -> None:
+def test_flows_that_are_forgotten_are_replaced(jobs: list[Sites]) -> None:
+    """In one direction, the other and both; while rounds are under way, and while nothing is."""
+    kinds = (("input",), ("output",), ("input", "output"))
+    begin(jobs, len(kinds) + 1)
+    for part, hooks in enumerate(kinds):
+        with ExitStack() as rules:
+            forgotten = []
+            for sites in jobs:
+                sites.meet(part)
+                forgotten.append(rules.enter_context(sites.forgetting(*hooks)))
+                assert len(forgotten[-1]) >= 4
+                if part != 1:
+                    sites.go(part)
+            began = time.monotonic()
+            for sites, flows in zip(jobs, forgotten, strict=True):
+                sites.replaced(flows)
+                print(f"{sites.algorithm} {hooks}: {len(flows)} flows replaced within {time.monotonic() - began:.1f} s")
+                sites.go(part)
+    finish(jobs, len(kinds))
+    for sites in jobs:
+        assert re.search(r"the connection to Croot was cut, and is back", sites.output("Bsrv0"))
+
+
+@pytest.mark.timeout(300)
+def test_a_link_that_is_slow_or_loses_packets_only_takes_longer(jobs: list[Sites]) -> None:
+    """First at a fiftieth of its rate, with a queue that was made for the whole of it, then with 1 % of loss."""
+    begin(jobs, 3)
+    for sites in jobs:
+        sites.meet(0)
+        sites.shape("100mbit")
+    for sites in jobs:
+        sites.go(0)
+        sites.until(lambda sites=sites: sites.queued() > 0)
+        sites.shape("2mbit")
+    slow = []
+    for sites in jobs:
+        sites.meet(1, limit=150)
+        slow.append(sites.told().count("was cut, and is back"))
+        sites.shape("100mbit")
+    with ExitStack() as losses:
+        for sites in jobs:
+            lost = [f"{hook} numgen random mod 100 < 1" for hook in ("input", "output")]
+            losses.enter_context(sites.dropping(*lost))
+            sites.go(1)
+        for sites, before in zip(jobs, slow, strict=True):
+            sites.meet(2)
+            after = sites.told().count("was cut, and is back") - before
+            print(f"{sites.algorithm}: {before} reconnects while slow, {after} with loss")
+    finish(jobs, 2)
+
+
+@pytest.mark.timeout(300)
+def test_links_that_are_cut_come_back(jobs: list[Sites]) -> None:
+    """While rounds are under way, each time; a longer cut is told at both ends, by the name of the link."""
+    lengths = (3, 20, 60)
+    begin(jobs, len(lengths) + 1)
+    for part, seconds in enumerate(lengths):
+        for sites in jobs:
+            sites.meet(part)
+        with ExitStack() as cuts:
+            for sites in jobs:
+                sites.go(part)
+                cuts.enter_context(sites.dropping("input", "output"))
+            time.sleep(seconds)
+        began = time.monotonic()
+        for sites in jobs:
+            sites.meet(part + 1)
+            took = time.monotonic() - began
+            print(f"{sites.algorithm}: the rounds of a cut of {seconds} s were done within {took:.1f} s after it")
+    for sites in jobs:
+        for here, there in (("Bsrv0", "Croot"), ("Croot", "Bsrv0"), ("Cgs", "Bsrv0"), ("Bsrv0", "Cgs")):
+            assert f"no word from {there} on the link {here} - {there} since " in sites.output(here)
+            sites.says(here, rf"{there} is heard again on the link {here} - {there}, after \d+ s")
+    finish(jobs, len(lengths))
+
+
+@pytest.mark.timeout(240)
+def test_processes_that_are_stopped_go_on(jobs: list[Sites]) -> None:
     """A worker, a local server and the root, each for 30 s that overlap, while rounds are under way."""
     stopped = ("Aw0", "Bsrv0", "Croot")
-    sites.begin(algorithm, 2)
-    sites.meet(0)
-    sites.go(0)
-    for name in stopped:
-        os.kill(sites.processes[name].pid, signal.SIGSTOP)
-        time.sleep(5)
-    time.sleep(30 - 5 * len(stopped))
-    for name in stopped:
-        os.kill(sites.processes[name].pid, signal.SIGCONT)
-        time.sleep(5)
-    sites.meet(1)
-    sites.go(1)
-    sites.assert_trained()
-    for here, there in (("Asrv0", "Aw0"), ("As", "Aw0"), ("Bs", "Bsrv0"), ("Asrv0", "Croot"), ("Cgs", "Croot")):
-        assert f"no word from {there} on the link {here} - {there} since " in sites.output(here)
-    assert "no word from Bw0" not in sites.told(), "who was stopped blames nobody that was not"
+    begin(jobs, 2)
+    for sites in jobs:
+        sites.meet(0)
+        sites.go(0)
+    for action, pause in ((signal.SIGSTOP, 30 - 5 * len(stopped)), (signal.SIGCONT, 0)):
+        for name in stopped:
+            for sites in jobs:
+                os.kill(sites.processes[name].pid, action)
+            time.sleep(5)
+        time.sleep(pause)
+    finish(jobs, 1)
+    for sites in jobs:
+        for here, there in (("Asrv0", "Aw0"), ("As", "Aw0"), ("Bs", "Bsrv0"), ("Asrv0", "Croot"), ("Cgs", "Croot")):
+            assert f"no word from {there} on the link {here} - {there} since " in sites.output(here)
+        assert "no word from Bw0" not in sites.told(), "who was stopped blames nobody that was not"

@@ -13,7 +13,7 @@ from geomx_cli.errors import PeerLost
 from geomx_cli.events import EventLog
 from geomx_cli.ps.link import QUIET, Link
 from geomx_cli.ps.loop import Loop
-from geomx_cli.ps.sockets import DEAD
+from geomx_cli.ps.sockets import UNANSWERED
 from geomx_cli.ps.wire import BadMessage, decode_body
 
 __all__ = ["NEWS", "Liveness", "newest", "take_beat"]
@@ -21,11 +21,11 @@ __all__ = ["NEWS", "Liveness", "newest", "take_beat"]
 BEAT = 1.0
 RETURN, LEAVE = 10.0, 3.0
 """Seconds for a peer that closed its connection to come back, and for one that may leave."""
-WAS_HEARD, UNSTEADY, CALM = 0.95 * DEAD, 2.5, 10.0
-"""Seconds: a connection is given up DEAD seconds after what it last got through. So one that ends sooner after a beat
-of which the peer has heard was closed by the peer. But a kernel counts from the first loss, and does not begin anew
-where a link that was cut works for a moment: nothing is known unless all beats were answered within UNSTEADY for CALM
-seconds before."""
+WAS_HEARD, UNSTEADY, CALM = 0.9 * UNANSWERED, 2.5, 10.0
+"""Seconds: a connection is given up UNANSWERED seconds after what it last got through. So one that ends sooner after a
+beat of which the peer has heard was closed by the peer. But a kernel counts from the first loss, and does not begin
+anew where a link that was cut works for a moment: nothing is known unless all beats were answered within UNSTEADY for
+CALM seconds before."""
 REST = 1.0
 """Seconds in which messages of a connection that has ended may still be read."""
 MOST_SECONDS = 1e12

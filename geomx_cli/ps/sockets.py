@@ -1,13 +1,15 @@
 """The sockets of one process: how they are made and secured, and what becomes of their connections.
 
 Those who listen have one ROUTER, those who dial a DEALER for each lane of a link (see link.py). No socket has a
-high-water mark, and none blocks in a send. What was handed to a connection is lost with it, on either side.
+high-water mark, and none blocks in a send. What was handed to a connection may be lost with it, on either side.
 
-A TCP connection over which nothing arrives for DEAD seconds is closed and dialled anew: the kernel probes an idle one,
-and times what it sends on a busy one. That needs nothing of the process at the other end, which may be stopped (its
-kernel answers), and any acknowledgement counts, so however slowly a tensor trickles in.
+A TCP connection over which nothing arrives is closed and dialled anew: the kernel probes an idle one and gives it up
+after DEAD seconds, and on a busy one who dials looks what is acknowledged. That needs nothing of the process at the
+other end, which may be stopped (its kernel answers), and any acknowledgement counts, so however slowly a tensor
+trickles in.
 """
 
+import socket
 from collections.abc import Callable
 from functools import partial
 
@@ -17,9 +19,10 @@ import zmq.utils.monitor
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.security import Doorkeeper, KeyRing
+from geomx_cli.ps.tcp import Connection
 from geomx_cli.ps.wire import MAX_MESSAGE
 
-__all__ = ["DEAD", "Socket", "Sockets"]
+__all__ = ["UNANSWERED", "Socket", "Sockets"]
 
 Socket = zmq.Socket[bytes]
 
@@ -27,6 +30,9 @@ MAX_SOCKETS = 65_000
 LOCAL_BUFFER = 2 * 2**20
 RECONNECT_FIRST, RECONNECT_MOST = 50, 1000  # milliseconds
 DEAD = 4  # seconds
+UNANSWERED = 3.5
+"""Seconds after which a connection is given up on which something waits to be acknowledged, and nothing is."""
+LOOK = 0.5  # seconds between looks at what is acknowledged
 PROBE = 1  # seconds between probes of an idle connection
 CONNECT_LIMIT = 8  # seconds; the kernel repeats a lost SYN within them, and a slow path may take some
 
@@ -46,6 +52,8 @@ class Sockets:
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._made: list[Socket] = []
         self._doorkeeper: Doorkeeper | None = None
+        self._dialled: dict[Socket, Connection] = {}
+        loop.every(LOOK, self._look)
 
     def listen(
         self, endpoints: tuple[str, ...], read: Callable[[Socket], None], on_closed: Callable[[int], None]
@@ -79,15 +87,16 @@ class Sockets:
         identity: bytes,
         read: Callable[[Socket], None],
         on_connected: Callable[[], None],
-        on_closed: Callable[[], None],
+        on_closed: Callable[[bool], None],
     ) -> Socket:
         """A DEALER that connects to `endpoint`, again and again; its peer may come up later.
 
-        `on_connected` is called for each new connection, `on_closed` when one has ended. What is sent in between is
-        lost.
+        `on_connected` is called for each new connection, `on_closed` when one has ended, with whether it was given up
+        here.
         """
         dealer = self._make(zmq.DEALER, read)
-        dealer.set(zmq.IMMEDIATE, 1)
+        # Not IMMEDIATE: libzmq (4.3.5) then aborts when a connection ends between two frames that are read. So what is
+        # sent before the end of a connection is known goes first on the next one.
         dealer.set(zmq.CONNECT_TIMEOUT, 1000 * CONNECT_LIMIT)
         dealer.set(zmq.ROUTING_ID, identity)
         if self._keys is not None and endpoint.startswith("tcp:"):
@@ -95,36 +104,36 @@ class Sockets:
             dealer.set(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
             dealer.set(zmq.CURVE_SECRETKEY, self._keys.private.encode())
         _widen(dealer, endpoint)
-        self._watch_connection(dealer, on_connected, on_closed)
+        self._watch_connection(dealer, endpoint.startswith("tcp:"), on_connected, on_closed)
         dealer.connect(endpoint)
         return dealer
 
     def close(self, linger: float) -> None:
         """Close all; what was handed to them may leave within `linger` seconds."""
-        for socket in self._made:
-            self._loop.unwatch(socket)
-            socket.close(int(linger * 1e3))
+        for made in self._made:
+            self._loop.unwatch(made)
+            made.close(int(linger * 1e3))
         if self._doorkeeper is not None:
             self._loop.unwatch(self._doorkeeper.socket)
             self._doorkeeper.socket.close(0)
         self._context.term()
 
     def _make(self, kind: int, read: Callable[[Socket], None]) -> Socket:
-        socket = self._context.socket(kind)
-        socket.set(zmq.SNDHWM, 0)
-        socket.set(zmq.RCVHWM, 0)
-        socket.set(zmq.LINGER, 1000)
-        socket.set(zmq.IPV6, 1)
-        socket.set(zmq.TCP_KEEPALIVE, 1)
-        socket.set(zmq.TCP_KEEPALIVE_IDLE, PROBE)
-        socket.set(zmq.TCP_KEEPALIVE_INTVL, PROBE)
-        socket.set(zmq.TCP_KEEPALIVE_CNT, DEAD // PROBE)
-        socket.set(zmq.TCP_MAXRT, 1000 * DEAD)  # TCP_USER_TIMEOUT: holds for unanswered probes and data
-        socket.set(zmq.RECONNECT_IVL, RECONNECT_FIRST)
-        socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MOST)
-        socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE)
-        self._keep(socket, partial(read, socket))
-        return socket
+        made = self._context.socket(kind)
+        made.set(zmq.SNDHWM, 0)
+        made.set(zmq.RCVHWM, 0)
+        made.set(zmq.LINGER, 1000)
+        made.set(zmq.IPV6, 1)
+        made.set(zmq.TCP_KEEPALIVE, 1)
+        made.set(zmq.TCP_KEEPALIVE_IDLE, PROBE)
+        made.set(zmq.TCP_KEEPALIVE_INTVL, PROBE)
+        made.set(zmq.TCP_KEEPALIVE_CNT, DEAD // PROBE)
+        made.set(zmq.TCP_MAXRT, 1000 * DEAD)  # TCP_USER_TIMEOUT: holds for unanswered probes and data
+        made.set(zmq.RECONNECT_IVL, RECONNECT_FIRST)
+        made.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MOST)
+        made.set(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        self._keep(made, partial(read, made))
+        return made
 
     def _keep(self, socket: Socket, handler: Callable[[], None]) -> None:
         self._made.append(socket)
@@ -151,18 +160,32 @@ class Sockets:
             self._on_refused("key", "its key is not of this job")
 
     def _watch_connection(
-        self, dealer: Socket, on_connected: Callable[[], None], on_closed: Callable[[], None]
+        self, dealer: Socket, tcp: bool, on_connected: Callable[[], None], on_closed: Callable[[bool], None]
     ) -> None:
-        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        events = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        monitor = dealer.get_monitor_socket(events)
 
         def changed() -> None:
-            if zmq.utils.monitor.recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED:
-                on_closed()
-                return
-            dealer.get(zmq.EVENTS)  # makes the socket take up the connection before anything is sent
-            on_connected()
+            event = zmq.utils.monitor.recv_monitor_message(monitor)
+            if event["event"] == zmq.EVENT_CONNECTED:
+                if tcp and hasattr(socket, "TCP_INFO"):
+                    self._dialled[dealer] = Connection(int(event["value"]))
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                connection = self._dialled.pop(dealer, None)
+                on_closed(connection is not None and connection.ended)
+            else:
+                on_connected()
 
         self._keep(monitor, changed)
+
+    def _look(self) -> None:
+        """Give up the connections on which nothing is acknowledged."""
+        ages = {connection: connection.unanswered() for connection in self._dialled.values()}
+        dead = {connection.peer for connection, age in ages.items() if age > UNANSWERED}
+        for connection, age in ages.items():
+            # Others to the same place are probably dead too, but nothing shows it while they have nothing to send.
+            if age > UNANSWERED or (connection.peer in dead and connection.quiet() > UNANSWERED):
+                connection.end()
 
     def _watch_accepted(self, router: Socket, on_closed: Callable[[int], None]) -> None:
         failures = (

@@ -295,9 +295,9 @@ class Transport:
             self._tell_back(link)
         self._on_reconnect(link, lane)
 
-    def _disconnected(self, link: Link, lane: Lane) -> None:
+    def _disconnected(self, link: Link, lane: Lane, given_up: bool) -> None:
         link.down(lane)
-        if lane == "talk":
+        if lane == "talk" and not given_up:
             self._on_closed(link)
 
     def _tell_back(self, link: Link) -> None:
