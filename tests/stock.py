@@ -1,6 +1,8 @@
 """A script as it is: under stock MXNet with its own scheduler, server and workers, and as a planned job of ours."""
 
+import contextlib
 import fcntl
+import re
 import sys
 import tempfile
 import time
@@ -28,8 +30,14 @@ _WORK = [sys.executable, "-W", "ignore", "-c", _NAMES + _RUN]
 
 Started = tuple[str, Sequence[str], Mapping[str, str]]
 """Name, argv and environment of a process."""
-Weights = list[dict[str, np.ndarray]]
-"""By rank what a script saved, by name."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a script came to: by rank what it saved, by name; and the most memory that a worker took, in KiB."""
+
+    weights: list[dict[str, np.ndarray]]
+    memory: int
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ class Script:
         return "-".join((self.name, *self.arguments))
 
 
-def with_mxnet(script: Script, cache: Path) -> Weights:
+def with_mxnet(script: Script, cache: Path) -> Outcome:
     """What stock MXNet makes of it; it is run once, whichever process that runs tests asks first."""
     directory = cache / str(script)
     directory.mkdir(exist_ok=True)
@@ -56,14 +64,14 @@ def with_mxnet(script: Script, cache: Path) -> Weights:
         if not (directory / "done").exists():
             _run(directory, _stock_processes(script))
             (directory / "done").touch()
-    return _weights(directory)
+    return _outcome(directory)
 
 
-def with_geomx(script: Script, directory: Path, options: Mapping[str, Value]) -> Weights:
+def with_geomx(script: Script, directory: Path, options: Mapping[str, Value]) -> Outcome:
     """What we make of it, in a job of these options."""
     with tempfile.TemporaryDirectory(prefix="gx") as sockets:
         _run(directory, _planned_processes(script, directory, sockets, options))
-    return _weights(directory)
+    return _outcome(directory)
 
 
 def _stock_processes(script: Script) -> list[Started]:
@@ -92,15 +100,27 @@ def _run(directory: Path, processes: Sequence[Started]) -> None:
     try:
         for name, argv, env in processes:
             cluster.start(name, argv, env)
-        end = time.monotonic() + LIMIT
+        workers = [process for name, process in cluster.processes.items() if "worker" in name]
+        end, memory = time.monotonic() + LIMIT, 0
         while any(process.poll() is None for process in cluster.processes.values()) and time.monotonic() < end:
+            memory = max(memory, *(_memory(process.pid) for process in workers))
             if any(process.poll() for process in cluster.processes.values()):
                 break  # stock MXNet would wait for ever for one that failed
             time.sleep(0.05)
         cluster.finish(5)
+        (directory / "memory").write_text(str(memory))
     finally:
         cluster.stop()
 
 
-def _weights(directory: Path) -> Weights:
-    return [dict(np.load(directory / f"weights-{rank}.npz")) for rank in range(WORKERS)]
+def _memory(pid: int) -> int:
+    """The most that a process has taken so far; 0 when it has ended."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        return int(found[1]) if found else 0
+    return 0
+
+
+def _outcome(directory: Path) -> Outcome:
+    weights = [dict(np.load(directory / f"weights-{rank}.npz")) for rank in range(WORKERS)]
+    return Outcome(weights, int((directory / "memory").read_text()))

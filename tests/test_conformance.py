@@ -2,7 +2,7 @@
 
 Each runs under stock MXNet 1.9.1, with its scheduler, server and two workers, and as a job of ours with two workers.
 Two workers' sums have the same bits in any order, and our servers compute as MXNet's operators do, so the
-weights are compared bit by bit, unless a case says why not.
+weights are compared bit by bit, unless a case says why not; and the memory that a worker takes.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stock import LIMIT, WORKERS, Script, Weights, with_geomx, with_mxnet
+from stock import LIMIT, Outcome, Script, with_geomx, with_mxnet
 
+MEMORY = 1.3
 TOPOLOGIES = ("flat", "central", "spread")
 
 
@@ -73,12 +74,13 @@ def test_a_script_gives_the_same_weights_in_a_flat_cluster(case: Case, tmp_path:
     assert_alike(with_geomx(case.script, tmp_path, {"topology": "flat"}), with_mxnet(case.script, cache), case)
 
 
-def assert_alike(ours: Weights, theirs: Weights, case: Case) -> None:
-    """Every rank has the weights that the same rank has under MXNet."""
-    for rank in range(WORKERS):
-        assert ours[rank].keys() == theirs[rank].keys() and len(theirs[rank]) > 0
-        for name, wanted in theirs[rank].items():
-            found = ours[rank][name]
+def assert_alike(ours: Outcome, theirs: Outcome, case: Case) -> None:
+    """Every rank has the weights that the same rank has under MXNet, and takes little more memory."""
+    for rank, wanted_of_rank in enumerate(theirs.weights):
+        assert ours.weights[rank].keys() == wanted_of_rank.keys() and len(wanted_of_rank) > 0
+        for name, wanted in wanted_of_rank.items():
+            found = ours.weights[rank][name]
             assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape), name
             largest = case.tolerance * float(np.abs(wanted).max())
             np.testing.assert_allclose(found, wanted, rtol=0, atol=largest, err_msg=f"rank {rank}: {name}")
+    assert 0 < ours.memory <= MEMORY * theirs.memory, f"{ours.memory} KiB, where MXNet takes {theirs.memory}"
