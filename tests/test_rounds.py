@@ -23,12 +23,19 @@ class KeptLink:
     def __init__(self) -> None:
         self.credit = 0
         self.asked: list[tuple[int, int, int]] = []
+        self.again: list[int] = []
 
     def consumed(self, size: int) -> None:
         self.credit += size
 
     def ask_for(self, key: int, index: int, round_: int) -> None:
         self.asked.append((key, index, round_))
+
+    def ask_again(self, request: int) -> None:
+        self.again.append(request)
+
+    def queues(self, header: Header) -> bool:
+        return False
 
 
 class KeptDelivery:
@@ -209,44 +216,51 @@ def test_a_server_does_not_look_for_what_is_stuck_while_nothing_changes(monkeypa
 
 
 def test_a_repeat_is_answered_from_the_last_result_and_counts_once() -> None:
-    """A worker's uplink and a root: results are lost twice, and everything is sent again each time."""
+    """A worker's uplink and a root: what is lost, contributions or results, is got again, and nothing else travels."""
     bench, delivery, server = Bench("sgd"), KeptDelivery(), KeptLink()
     bench.init(np.zeros(SIZE, np.float32))
     uplink = Uplink(delivery)
     uplink.links.append(server)
     seen: list[float] = []
 
-    def exchange(number: int) -> None:
-        header = bench.header(Kind.EXCHANGE, round=number, contributors=(0,), weight=1.0)
-        payload = np.ones(SIZE, np.float32).data.cast("B")
-        uplink.send(0, header, payload, lambda _, array: seen.append(float(array[0])))
-
-    def carry_up() -> None:
-        for _, header, payload in delivery.ups:
+    def carry_up() -> list[bool]:
+        """Whether each message had a payload."""
+        carried, delivery.ups = delivery.ups, []
+        for _, header, payload in carried:
             bench.rounds.on_exchange(bench.links[0], header, payload)
-        delivery.ups.clear()
+        return [payload is not None for _, _, payload in carried]
 
-    exchange(1)
+    header = bench.header(Kind.EXCHANGE, round=1, contributors=(0,), weight=1.0)
+    payload = np.ones(SIZE, np.float32).data.cast("B")
+    uplink.send(0, header, payload, lambda _, array: seen.append(float(array[0])))
     uplink.repeat(server, "talk")
     assert len(delivery.ups) == 1, "contributions and results are on the other lane"
+    delivery.ups.clear()
     uplink.repeat(server, "tensors")
-    carry_up()
+    uplink.repeat(server, "talk")
+    assert carry_up() == [False, False], "a question, which may be lost itself"
+    assert bench.links[0].again == [header.request, header.request], "the contribution was lost"
+    for request in bench.links[0].again:
+        uplink.again(server, request)
+    assert carry_up() == [True]
+    uplink.repeat(server, "tensors")
+    assert carry_up() == [False]
     bench.push(1, 1, np.ones(SIZE, np.float32))
     own = [item for item in bench.delivery.downs if item[0] is bench.links[0]]
-    assert len(own) == 1, "a repeat inside of an open round makes no second asker"
+    assert len(own) == 1 and len(bench.links[0].again) == 2, "it is here"
     bench.delivery.downs.clear()
     uplink.repeat(server, "tensors")
     uplink.repeat(server, "tensors")
-    carry_up()
+    assert carry_up() == [False, False]
     answers = list(bench.delivery.downs)
     assert len(answers) == 2
-    for _, header, payload in answers:
-        uplink.on_result(server, header, payload)
+    for _, answer, value in answers:
+        uplink.on_result(server, answer, value)
     assert seen == [float(np.float32(-0.2))], "two contributions, one update, one result"
     assert uplink.waiting == 0
     uplink.repeat(server, "tensors")
     assert delivery.ups == []
-    assert bench.links[0].credit == (1 + 4) * 4 * SIZE, "all that came is credited: init, the exchange, three repeats"
+    assert bench.links[0].credit == (1 + 1) * 4 * SIZE, "all that came is credited: init, the exchange"
     assert server.credit == 2 * 4 * SIZE
 
 

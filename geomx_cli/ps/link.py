@@ -92,6 +92,10 @@ class Link:
         heapq.heappush(self._queue, (-header.priority, header.request, next(self._order), header, payload))
         self._pump()
 
+    def queues(self, header: Header) -> bool:
+        """Whether this message waits here to be sent."""
+        return (header.kind, header.request) in self._queued
+
     def control(
         self, topic: str, body: dict[str, Any] | bytes | None = None, request: int = 0, acked: int = 0
     ) -> None:
@@ -115,6 +119,10 @@ class Link:
     def ask_for(self, key: int, index: int, round_: int) -> None:
         """Ask the peer to send this slice ahead of its window."""
         self._emit(Header(topic="want", key=key, slice=index, round=round_), None)
+
+    def ask_again(self, request: int) -> None:
+        """Ask the peer to send a contribution that is not here, though it was sent."""
+        self._emit(Header(topic="again", request=request), None)
 
     def want(self, key: int, index: int, round_: int) -> bool:
         """The receiver cannot go on without this slice: let it overtake the window, now or when it comes.
@@ -175,7 +183,6 @@ class Link:
         self._up.add(lane)
         if lane == "tensors":
             self._fused.clear()
-        self._wanted.clear()
         self.window.restart()
         self._pump()
         return again

@@ -37,8 +37,9 @@ MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, Overfl
 """What reading a body raises that is not as it should be."""
 PARTING = 10.0
 """Seconds that a node stays for the answer to "gone": a peer that does not hear it waits for the option `silence`."""
-LAST_WORDS = 1.0
-"""Seconds that a node that fails waits for its schedulers to know why; agents give all that fail two."""
+LAST_WORDS, INTERRUPTED = 5.0, 1.0
+"""Seconds that a node that fails waits for its schedulers to know why, as their connections may be cut just then; and
+one that is interrupted, as the others probably are. Agents give all that fail two."""
 
 
 class Node:
@@ -46,7 +47,7 @@ class Node:
 
     `on_tensor` gets PUSH, PULL, EXCHANGE and RESULT messages; `on_request` gets control requests; `on_link` is told of
     peers that dial; `on_reconnect` of lanes on which what was under way may be lost; `on_lost`, before the node fails,
-    of a peer that is no longer heard; `on_want`: see Transport. `members`: a scheduler's, told when it fails.
+    of a peer that is no longer heard; `on_asked`: see Transport. `members`: a scheduler's, told when it fails.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Node:
         on_link: Callable[[Link], None] = lambda _: None,
         on_reconnect: Callable[[Link, Lane], None] = lambda _, __: None,
         on_lost: Callable[[Link], None] = lambda _: None,
-        on_want: Callable[[Link, Header], None] = lambda _, __: None,
+        on_asked: Callable[[Link, Header], None] = lambda _, __: None,
         members: Callable[[], Iterable[Link]] = tuple,
     ) -> None:
         self.settings = settings
@@ -101,7 +102,7 @@ class Node:
             on_link=self._failing(on_link),
             on_reconnect=self._repeat,
             on_closed=self.liveness.closed,
-            on_want=on_want,
+            on_asked=on_asked,
             events=events,
             slice_bytes=4 * int(settings.number("slice_elements") or NEAR),
             window_bytes=int(settings.number("window")),
@@ -167,7 +168,8 @@ class Node:
         origin = error.peer if isinstance(error, PeerLost) and error.peer else self.process
         body = {"process": origin, "message": error.message, "hint": error.hint}
         links = [*self._members(), *(membership.link for membership in self.memberships if not membership.over)]
-        self._end("fail", body, links, LAST_WORDS)
+        limit = INTERRUPTED if isinstance(error, Interrupted) else LAST_WORDS
+        self._end("fail", body, [link for link in links if link.name != origin], limit)
 
     def run(self) -> None:
         """Run the loop until stopped. Raises what made the node fail.

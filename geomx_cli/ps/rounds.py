@@ -119,10 +119,12 @@ class Rounds:
 
     def on_exchange(self, link: Link, header: Header, payload: memoryview | None) -> None:
         """A contribution; whoever makes it has been checked to be among its contributors. One that is there already
-        is answered as before. One of weight 0 has no payload: its sender only takes the round's result.
+        is answered as before. One of weight 0 has no payload: its sender only takes the round's result. Any other one
+        without a payload asks whether that contribution is here, and is told if not.
         """
         book, rank = self.ledger.book(header), header.contributors[0]
-        given = content(header, payload) if header.weight else None
+        asks = header.weight > 0 and payload is None
+        given = content(header, payload) if header.weight and not asks else None
         size = 0 if payload is None else len(payload)
         if given is None and size:
             raise BadMessage("a contribution of weight 0 with a payload")
@@ -139,6 +141,11 @@ class Rounds:
             if result is not None:  # else this repeat came late: the sender has acknowledged the result since
                 self._answer(book, asker, header.round, result)
             link.consumed(size)
+            return
+        if asks:
+            known = pace.rounds.get(header.round)
+            if known is None or rank not in known.askers:
+                link.ask_again(header.request)
             return
         round_ = self.ledger.round(book, pace, header.round, header.priority, rank)
         round_.askers[rank] = asker

@@ -42,7 +42,7 @@ class Server:
         self._uplink = None if self._is_root else Uplink(delivery)
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive,
-            on_reconnect=self._come_back, on_want=self._on_want,
+            on_reconnect=self._come_back, on_asked=self._on_asked,
         )  # fmt: skip
         uplink = self._uplink
         self._ledger = Ledger(
@@ -143,10 +143,13 @@ class Server:
         if self._members.knows(link):
             self._stalls.connected_anew(self._members.rank_of(link))
 
-    def _on_want(self, link: Link, header: Header) -> None:
+    def _on_asked(self, link: Link, header: Header) -> None:
         if self._uplink is None or link not in self._uplink.links:
-            raise BadMessage("a slice is wanted by a process that is no root of this one")
-        self._stalls.want(header.key, header.slice, header.round)
+            raise BadMessage("contributions are asked for by a process that is no root of this one")
+        if header.topic == "again":
+            self._uplink.again(link, header.request)
+        else:
+            self._stalls.want(header.key, header.slice, header.round)
 
     def _tell_roots(self) -> None:
         """Those that wait for this party learn that it cannot go on by itself."""

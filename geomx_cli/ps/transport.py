@@ -50,8 +50,9 @@ class Transport:
 
     `on_link` is told of each peer that dials; it may refuse it with BadMessage. `on_reconnect` is told of a lane of a
     link that has a new connection, the first one too, whoever dialled it: what was under way on it before may be lost.
-    `on_closed` is told of a link whose talk has ended, until it is connected anew. `on_want` gets what a peer cannot
-    go on without and the link has not: key, slice and round.
+    `on_closed` is told of a link whose talk has ended, until it is connected anew. `on_asked` gets what a peer asks
+    for: with the topic "want" a slice (key, slice, round) that is not in the link's queue, with "again" what was sent
+    with this number.
 
     `counters` counts what was refused, by reason; the first of each reason and peer is written to the event log.
     """
@@ -67,7 +68,7 @@ class Transport:
         on_link: Callable[[Link], None],
         on_reconnect: Callable[[Link, Lane], None] = lambda _, __: None,
         on_closed: Callable[[Link], None] = lambda _: None,
-        on_want: Callable[[Link, Header], None] = lambda _, __: None,
+        on_asked: Callable[[Link, Header], None] = lambda _, __: None,
         events: EventLog,
         slice_bytes: int,
         window_bytes: int = 0,
@@ -85,7 +86,7 @@ class Transport:
         self._on_link = on_link
         self._on_reconnect = on_reconnect
         self._on_closed = on_closed
-        self._on_want = on_want
+        self._on_asked = on_asked
         self.reconnects = 0
         self._events = events
         self._shaper = shaper or None
@@ -233,9 +234,8 @@ class Transport:
         link.credit(header.credit)
         if header.kind == Kind.CONTROL and header.topic == "credit":
             return
-        if header.kind == Kind.CONTROL and header.topic == "want":
-            if not link.want(header.key, header.slice, header.round):
-                self._on_want(link, header)
+        wants = header.kind == Kind.CONTROL and header.topic == "want"
+        if wants and link.want(header.key, header.slice, header.round):
             return
         try:
             if header.kind == Kind.CONTROL and header.topic == "hello":
@@ -244,6 +244,8 @@ class Transport:
                 self._welcomed(link, header.request)
             elif header.kind == Kind.CONTROL and header.topic == "alive":
                 take_beat(link, payload)
+            elif header.kind == Kind.CONTROL and header.topic in ("want", "again"):
+                self._on_asked(link, header)
             else:
                 self._on_message(link, header, payload)
         except (BadMessage, msgspec.ValidationError) as error:

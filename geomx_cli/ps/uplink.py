@@ -1,7 +1,8 @@
 """The lower side of an exchange: contributions go up to the servers that own the slices, results come down.
 
-A contribution is kept until its result has come, so that it can be sent again. Servers use it towards the roots,
-workers towards their servers.
+A contribution is kept until its result has come, so that it can be sent again. Where a connection was cut, the server
+is asked first: it may have the contribution, or even its result, and then only that travels. Servers use it towards the
+roots, workers towards their servers.
 """
 
 import itertools
@@ -30,12 +31,15 @@ class Delivery(Protocol):
         """Send a result."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Pending:
+    """`asked`: the server has been asked whether it has this contribution, and has not said."""
+
     server: int
     header: Header
     payload: memoryview | None
     on_result: OnResult
+    asked: bool = False
 
 
 class Uplink:
@@ -74,32 +78,39 @@ class Uplink:
             pending.on_result(header, found)
 
     def repeat(self, link: Link, lane: Lane) -> None:
-        """Send again what has no result yet from this server, and may have been lost on this lane. Harmless: servers
-        know repeats.
+        """Get again what has no result yet from this server, and may have been lost on this lane.
 
-        A contribution with a payload and its result are both tensors, unless the sender wants no value. So a talk lane
-        that is replaced alone, as happens on a path that is slow and full, makes no tensors travel twice.
+        A contribution with a payload and its result are both tensors, unless the sender wants no value. So where the
+        talk lane is replaced alone, as happens on a path that is slow and full, only the questions for them are asked
+        anew.
         """
         for pending in list(self._pending.values()):
-            if self.links[pending.server] is link and not (lane == "talk" and _is_of_tensors(pending)):
+            if self.links[pending.server] is not link or link.queues(pending.header):
+                continue
+            if pending.header.kind == Kind.EXCHANGE and pending.payload is not None:
+                pending.asked = pending.asked or lane == "tensors" or pending.header.reply != Reply.FULL
+                if pending.asked:
+                    self._send(pending)
+            else:
                 self._send(pending)
+
+    def again(self, link: Link, request: int) -> None:
+        """The server has not got this contribution."""
+        pending = self._pending.get(request)
+        if pending is not None and pending.asked and self.links[pending.server] is link:
+            pending.asked = False
+            self._send(pending)
 
     def _send(self, pending: _Pending) -> None:
         header = pending.header
         if header.kind == Kind.EXCHANGE:
             header.acked = self._rounds[header.key, header.slice][0] - 1
-        self._delivery.up(self.links[pending.server], header, pending.payload)
+        self._delivery.up(self.links[pending.server], header, None if pending.asked else pending.payload)
 
     @property
     def waiting(self) -> int:
         """How many results are outstanding."""
         return len(self._pending)
-
-
-def _is_of_tensors(pending: _Pending) -> bool:
-    """Whether both what was sent and its result have payloads, which travel on the lane of tensors."""
-    header = pending.header
-    return header.kind == Kind.EXCHANGE and pending.payload is not None and header.reply == Reply.FULL
 
 
 def _check(asked: Header, result: Header) -> None:

@@ -119,7 +119,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     acked: of an EXCHANGE: the sender has the results of all rounds of this slice up to this one; of a request: it has
     the answers to all its requests up to this one.
     contributors: ranks merged into the payload. weight: their sum of weights; 0, and no payload, from those who only
-    take the round's result.
+    take the round's result. An EXCHANGE with a weight and no payload asks whether the contribution has come.
     wide: the payload of an fp16 slice is fp32.
     reply: of an EXCHANGE, see Reply. A RESULT of fewer elements than all is of `form` ROWS.
     asynchronous: of a RESULT: parties go through rounds by themselves, so the global servers may have a newer value.

@@ -98,8 +98,9 @@ class Worker:
         self.uplink = Uplink(delivery)
         self.open: set[Exchange] = set()
         self.node = Node(
-            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_reconnect=self.uplink.repeat
-        )
+            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_reconnect=self.uplink.repeat,
+            on_asked=self._on_asked,
+        )  # fmt: skip
         self._settings = settings
         self._plane = settings.local
         self._rank = -1
@@ -275,6 +276,10 @@ class Worker:
         if header.kind != Kind.RESULT:
             raise BadMessage(f"a {header.kind.name} for a worker")
         self.uplink.on_result(link, header, payload)
+
+    def _on_asked(self, link: Link, header: Header) -> None:
+        if header.topic == "again":
+            self.uplink.again(link, header.request)
 
     def _on_request(self, request: Request) -> None:
         raise BadMessage(f"unknown topic {request.topic!r} for a worker")
