@@ -44,7 +44,7 @@ class Member:
 class Membership:
     """Created by Node.join. `rank` and `members` are there once the roster has come.
 
-    `over`: nothing more is to be said, for the scheduler is gone, or knows that this node ends.
+    `over`: nothing more is to be said, for the scheduler is gone, or ends itself.
     """
 
     def __init__(

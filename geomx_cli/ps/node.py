@@ -48,6 +48,7 @@ class Node:
     `on_tensor` gets PUSH, PULL, EXCHANGE and RESULT messages; `on_request` gets control requests; `on_link` is told of
     peers that dial; `on_reconnect` of lanes on which what was under way may be lost; `on_lost`, before the node fails,
     of a peer that is no longer heard; `on_asked`: see Transport. `members`: a scheduler's, told when it fails.
+    `leaving` are peers that have said bye, whose last word is still to come.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Node:
         self._members = members
         self._last_word = ""
         self._answering: set[Link] = set()  # those that have not answered our last word
-        self._leaving: set[Link] = set()  # those whose last word is still to come
+        self.leaving: set[Link] = set()
         self._done = False
         self.process = settings.process or f"{settings.role}@{socket.gethostname()}:{os.getpid()}"
         self.keys = security.load(settings.key_file)
@@ -149,14 +150,14 @@ class Node:
         """All is well and this process is done: tell `servers` and every scheduler, and end `run` when they know, and
         all who said so to this process have gone.
         """
-        for membership in self.memberships:
-            membership.over = True
+        if self.error is not None:  # the last word is said
+            return
         links = [*servers, *(membership.link for membership in self.memberships)]
         self._end("bye", {}, links, self.settings.number("silence"))
 
     def answer_bye(self, request: Request) -> None:
         """Let a peer go; this process stays until it has heard the answer."""
-        self._leaving.add(request.link)
+        self.leaving.add(request.link)
         self.liveness.release(request.link)
         request.answer()
 
@@ -233,7 +234,7 @@ class Node:
         """Stop when nobody has to answer; without a failure, when nobody may have missed an answer of ours either."""
         if self._answering:
             return
-        if self.error is not None or not self._leaving:
+        if self.error is not None or not self.leaving:
             self.loop.stop()
         elif not self._done:
             self._done = True
@@ -241,16 +242,16 @@ class Node:
 
     def _gone(self, link: Link) -> None:
         """This peer needs nothing more of this process. It may say so twice, and one that has not said bye in vain."""
-        if link not in self._leaving:
+        if link not in self.leaving:
             return
-        self._leaving.discard(link)
+        self.leaving.discard(link)
         self.liveness.forget(link)
         if self._done:
             self._stop_when_over()
 
     def _lose(self, link: Link, error: PeerLost) -> None:
         """This peer is no longer heard: the job ends, unless one of both has said its last word."""
-        if link in self._leaving:
+        if link in self.leaving:
             self._gone(link)
         elif self._last_word:
             self._answered(link, self._last_word, error)

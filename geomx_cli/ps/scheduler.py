@@ -175,7 +175,7 @@ class Scheduler:
         self._entries[link].gone = True
 
     def _present(self) -> list[Link]:
-        return [link for link, item in self._entries.items() if not item.gone]
+        return [link for link, item in self._entries.items() if not item.gone or link in self.node.leaving]
 
     def _status(self, item: _Entry) -> dict[str, Any]:
         return {"process": item.member.process, "gone": item.gone, **item.telemetry}
