@@ -223,7 +223,7 @@ def test_cuts_from_the_beginning_to_the_end(cluster: Cluster, tmp_path: Path) ->
 
 def test_a_failure_is_told_though_the_connections_break(cluster: Cluster, tmp_path: Path) -> None:
     cluster.each["Bw1"] = {"FAIL": "1"}
-    proxy = launch(cluster, tmp_path, GEOMX_SILENCE="8")  # for as long does one wait that has parted from who could tell
+    proxy = launch(cluster, tmp_path, GEOMX_SILENCE="8")  # who could tell may be parted from
     open_gates(tmp_path, "declare", "barrier", "leave")
     wait_at(cluster, "close")
     with proxy.losing():
