@@ -5,6 +5,8 @@ VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP = date +%s
+# A plain path: setuptools' own way runs a finder in every Python process.
+EDITABLE := --config-settings editable_mode=compat --editable
 
 .PHONY: demo check test clean
 
@@ -35,12 +37,12 @@ $(VENV)/bin/python:
 
 $(VENV)/.demo: setup.cfg | $(VENV)/bin/python
 	@start=$$($(STAMP)); echo "installing geomx and MXNet into $(VENV)"; \
-	 $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[mxnet]' || exit $$?; \
+	 $(BIN)/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) '.[mxnet]' || exit $$?; \
 	 echo "installed in $$(( $$($(STAMP)) - start )) s"
 	@touch $@
 
 $(VENV)/.test: setup.cfg | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) '.[test]'
 	@touch $@ $(VENV)/.demo
 
 clean:

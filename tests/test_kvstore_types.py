@@ -6,7 +6,7 @@ from test_mxnet_store import hooked
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("kind", ["dist", "dist_async", "dist_device_async", "dist_sync_device"])
+@pytest.mark.parametrize("kind", ["dist", "dist_device_async"])
 def test_the_type_of_the_master_decides_for_all_parties(cluster: Cluster, kind: str) -> None:
     argv, env = hooked("kinds.py", kind, "hand")
     cluster.launch(argv, env=env, parties=(1, 1), roots=2, local_servers=2)
@@ -24,11 +24,8 @@ def test_with_global_ranks_the_type_of_global_rank_0_decides(cluster: Cluster) -
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("kind", "way"),
-    [
-        ("dist_device", "hand"), ("dist_async_device", "hand"), ("dist", "trainer"), ("dist_device_sync", "trainer"),
-        ("dist_async", "trainer"),
-    ],
-)  # fmt: skip
+    [("dist_async_device", "hand"), ("dist_device_sync", "trainer"), ("dist_async", "trainer")],
+)
 def test_in_a_flat_cluster_the_type_of_rank_0_decides(cluster: Cluster, kind: str, way: str) -> None:
     argv, env = hooked("kinds.py", kind, way)
     ranks = {f"w{rank}": {"GEOMX_RANK": str(rank)} for rank in range(2)}

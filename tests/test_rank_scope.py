@@ -46,7 +46,6 @@ def check(folder: Path, workers: int) -> None:
 @pytest.mark.parametrize(
     ("options", "way", "workers"),
     [
-        ("", "kv", 4),
         ("", "trainer", 4),
         ("--topology spread --global-servers 2 --local-servers 2", "kv", 4),
         ("--global-servers 2 --local-servers 2 --workers 1 --central-workers 2", "trainer", 4),

@@ -49,7 +49,7 @@ def test_a_master_changes_the_rate_in_one_round_of_all_roots(cluster: Cluster) -
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize(("way", "parties"), [("module", (2, 2)), ("feedforward", (2, 2)), ("module", ())])
+@pytest.mark.parametrize(("way", "parties"), [("module", (2, 2)), ("feedforward", ())])
 def test_module_and_feedforward_decay_weights_alone(cluster: Cluster, way: str, parties: tuple[int, ...]) -> None:
     argv, env = hooked("decay.py", way)
     if parties:

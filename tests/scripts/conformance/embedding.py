@@ -1,6 +1,4 @@
-"""A sparse embedding in Gluon's loop. Argument: "plain", or "momentum", which moves only the rows of a push."""
-
-import sys
+"""A sparse embedding in Gluon's loop, with momentum, which moves only the rows of a push."""
 
 import mxnet as mx
 import numpy as np
@@ -9,9 +7,7 @@ from mxnet import autograd, gluon
 WORDS, WIDTH, BATCH, STEPS = 50, 4, 6, 5
 
 kv = mx.kv.create("dist_sync")
-params = {"learning_rate": 0.1, "rescale_grad": 1 / (BATCH * kv.num_workers)}
-if sys.argv[1] == "momentum":
-    params["momentum"] = 0.9
+params = {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 1 / (BATCH * kv.num_workers)}
 mx.random.seed(5)
 
 

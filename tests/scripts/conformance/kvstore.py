@@ -66,5 +66,9 @@ for key, dtype in DTYPES.items():
     kv.push(key, value(key, 40, (6, 5), dtype))
     kv.pull(key, out=out)
     keep(f"of {dtype}", out)
+kv.push(20, value(20, 41, (6, 5), "float16"))
+out = mx.nd.zeros((6, 5))
+kv.pull(20, out=out)
+keep("of float16 into float32", out)
 
 np.savez(f"weights-{kv.rank}.npz", **saved)

@@ -1,4 +1,4 @@
-"""Row-sparse pushes and pulls of keys with names, and an optimizer on the servers.
+"""Row-sparse pushes and pulls of keys with names, and an optimizer on the servers; then keys that come late.
 
 Without an optimizer MXNet's own servers answer with rows in the wrong places.
 """
@@ -35,4 +35,15 @@ for number in range(ROUNDS):
     kv.push(["all", "some"], [gradient(10 + number), gradient(20 + number)])
     saved[f"all {number}"] = pulled("all", list(range(ROWS)))
     saved[f"then some {number}"] = pulled("some", list(range(ROWS)))
+
+# Each of these is initialised after rounds of those before.
+late = {}
+for key in ("one", "two", "three", "four"):
+    weight = late[key] = mx.nd.full((3, 5), 10 * len(late) + kv.rank)
+    kv.init(key, weight)
+    kv.pull(key, out=weight)
+    for number, (other, weight) in enumerate(late.items()):
+        kv.push(other, mx.nd.full((3, 5), 1 + kv.rank + number))
+        kv.pull(other, out=weight)
+saved |= {key: weight.asnumpy() for key, weight in late.items()}
 np.savez(f"weights-{kv.rank}.npz", **saved)
