@@ -105,6 +105,34 @@ def test_what_cannot_travel_is_refused_where_it_is_set(cluster: Cluster) -> None
     cluster.finish(50)
 
 
+TWICE = """
+import mxnet as mx
+kv = mx.kv.create("dist_sync")
+value = mx.nd.ones((4,))
+kv.init(0, value)
+if kv.rank == 0:
+    kv._barrier()
+kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+if kv.rank == 1:
+    kv._barrier()
+kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.25, momentum=0.5))
+for _ in range(2):
+    kv.push(0, mx.nd.ones((4,)))
+    kv.pull(0, out=value)
+assert value.asnumpy().tolist() == [1 - 0.5 - 0.75] * 4, value
+"""
+
+
+@pytest.mark.timeout(60)
+def test_of_two_optimizers_the_later_one_holds_whoever_sets_it_first(cluster: Cluster) -> None:
+    """One worker sets the first one first, and the other one sets both before it sets the second."""
+    script = cluster.directory / "twice.py"
+    script.write_text(TWICE)
+    argv, env = hooked(str(script))
+    cluster.launch_flat(argv, workers=2, env=env)
+    cluster.finish(50)
+
+
 def pushed(mx: Any, updates: WorkerUpdates, steps: range) -> list[Any]:
     """Weights of two keys after these steps."""
     for step in steps:

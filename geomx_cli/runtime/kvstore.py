@@ -47,7 +47,7 @@ class Store:
         self._tensors: dict[str, Tensor] = {}
         self._sources: dict[str, tuple[Array, Exchange]] = {}
         self._hyper = PushedHyper()
-        self._begun = False
+        self._begun = self._has_optimizer = False
 
     @property
     def type(self) -> str:
@@ -267,21 +267,26 @@ class Store:
     ) -> None:
         """Have the global servers update the values with this optimizer (see ps/optimizers.py); blocks.
 
-        Set anew after this worker's first push, it begins afresh, as MXNet's does, in each key with the next push. Then
-        rank 0 alone may set it, or every worker the same. schedule, multipliers: see Client.set_optimizer.
+        Set anew, it begins afresh, as MXNet's does, in each key with the next push. Rank 0 alone may set it, or every
+        worker the same. schedule, multipliers: see Client.set_optimizer.
         """
         serial = self._next_serial()
         self._client.set_optimizer(name, params, schedule=schedule, multipliers=multipliers, serial=serial)
         self._hyper.begin(params, serial)
+        self._has_optimizer = True
 
     def leave_optimizer_to_workers(self, kind: str) -> None:
         """Have the servers sum alone, as every worker that trains runs an optimizer of this class itself; blocks."""
         serial = self._next_serial()
         self._client.leave_optimizer_to_workers(kind, serial)
         self._hyper.begin({}, serial)
+        self._has_optimizer = True
 
     def _next_serial(self) -> int:
-        return self._hyper.serial + 1 if self._begun or not self.trains else 0
+        """Of the first optimizer 0, which counts at once; of each later one the next: contributions name it, so it does
+        not matter which worker is first to set it.
+        """
+        return self._hyper.serial + 1 if self._begun or self._has_optimizer or not self.trains else 0
 
     def change(self, params: Params) -> None:
         """Hyper-parameters of the optimizer that hold from the next push of each key on."""

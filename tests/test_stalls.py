@@ -1,0 +1,100 @@
+"""Who is asked for what, where the windows of members are full of contributions that wait."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_rounds import SIZE, Bench, KeptDelivery, KeptLink
+
+from geomx_cli.ps.ledger import Ledger
+from geomx_cli.ps.rounds import Rounds
+from geomx_cli.ps.stalls import Stalls
+from geomx_cli.ps.uplink import Uplink
+from geomx_cli.ps.wire import Header, Kind
+from geomx_cli.runtime.algorithms.fsa import FsaServer
+
+ONES = np.ones(SIZE, np.float32)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is open counts as stalled at once."""
+    monkeypatch.setattr("geomx_cli.ps.stalls.STALL", 0.0)
+
+
+def test_the_round_before_those_that_are_here_is_asked_for() -> None:
+    """After a cut later rounds of a slice may be here, and an earlier one behind them in the queues of all."""
+    bench = Bench()
+    for rank in (0, 1):
+        bench.push(rank, 2, ONES, key=1)
+    bench.stalls.look()
+    assert [link.asked for link in bench.links] == [[(1, 0, 1)], [(1, 0, 1)]], "not for round 2, which is here"
+    for rank in (0, 1):
+        bench.push(rank, 1, ONES, key=1)
+    assert len(bench.results()) == 4
+
+
+def test_who_is_stuck_by_what_waits_elsewhere_is_asked_until_it_moves() -> None:
+    bench = Bench()
+    bench.push(0, 1, ONES, key=1)
+    bench.stalls.look()
+    bench.stalls.stuck_elsewhere(1)
+    bench.stalls.look()
+    assert bench.links[1].asked == [(1, 0, 1)]
+    bench.push(1, 1, ONES, key=1)
+    assert len(bench.results()) == 2
+    bench.push(0, 2, ONES, key=1)
+    bench.stalls.look()
+    assert len(bench.links[1].asked) == 1, "it has sent something since"
+
+
+class Party:
+    """A local server with two workers, and its roots."""
+
+    def __init__(self) -> None:
+        self.links, self.told = [KeptLink(), KeptLink()], 0
+        uplink = Uplink(KeptDelivery())  # type: ignore[arg-type]
+        uplink.links.append(KeptLink())  # type: ignore[arg-type]
+        ledger = Ledger(algorithm=FsaServer(), roots=lambda: 1, owing=lambda: [0, 1])
+        self.rounds = Rounds(delivery=KeptDelivery(), uplink=uplink, own_rank=lambda: 0, ledger=ledger)  # type: ignore[arg-type]
+        self.stalls = Stalls(ledger, lambda rank: [self.links[rank]], self._tell)  # type: ignore[list-item]
+
+    def _tell(self) -> None:
+        self.told += 1
+
+    def push(self, rank: int, number: int, key: int) -> None:
+        link: Any = self.links[rank]
+        header = Header(
+            kind=Kind.EXCHANGE, key=key, length=SIZE, round=number, weight=1.0, contributors=(rank,),
+            request=100 * key + number,
+        )  # fmt: skip
+        self.rounds.on_exchange(link, header, ONES.data.cast("B"))
+
+
+def test_a_party_that_waits_for_its_roots_says_so_and_gives_what_one_of_them_wants() -> None:
+    party = Party()
+    for rank in (0, 1):
+        for number in (1, 2):  # the first goes up, the second waits for its result
+            party.push(rank, number, key=1)
+    for _ in range(3):
+        party.stalls.look()
+    assert (party.told, [link.asked for link in party.links]) == (1, [[], []])
+    party.stalls.want(7, 0, 1)
+    party.stalls.look()
+    assert [link.asked for link in party.links] == [[(7, 0, 1)], [(7, 0, 1)]], "nobody has sent any of that slice yet"
+    party.stalls.connected_anew(0)
+    party.stalls.look()
+    assert [len(link.asked) for link in party.links] == [2, 1], "its connection was cut, and the question with it"
+    for rank in (0, 1):
+        party.push(rank, 1, key=7)
+    party.stalls.look()
+    assert [len(link.asked) for link in party.links] == [2, 1]
+
+
+def test_a_party_whose_worker_is_only_late_tells_and_asks_nothing() -> None:
+    party = Party()
+    party.push(0, 1, key=1)
+    party.stalls.want(7, 0, 1)
+    for _ in range(3):
+        party.stalls.look()
+    assert [link.asked for link in party.links] == [[], []]
