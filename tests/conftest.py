@@ -22,7 +22,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Who starts the tests in the background of a shell has them ignore Ctrl-C, and so whatever they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-STARTERS = {"cluster", "machines", "sites", "desk"}
+STARTERS = {"cluster", "machines", "sites", "jobs", "desk"}
 """Fixtures whose tests start processes."""
 
 

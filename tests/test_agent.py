@@ -24,6 +24,8 @@ from geomx_cli.errors import TimedOut
 from geomx_cli.hosts import everywhere
 from geomx_cli.hosts.local import LocalHost
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parent.parent
 MARK = {"GEOMX_JOB": f"agent-test-{os.getpid()}", "GEOMX_HOST": "here"}
 SLEEP = "import signal; signal.pause()"

@@ -63,6 +63,7 @@ def weights(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
     return {path.stem: dict(np.load(path)) for path in folder.glob("*.npz")}
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", WAYS)
 def test_with_one_worker_it_is_plain_sgd(weights: dict[str, dict[str, Any]], way: str) -> None:
@@ -114,6 +115,7 @@ def done(job: Job, workers: int = 4) -> dict[str, dict[str, Any]]:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(90)
 def test_hfa_stops_everybody_at_a_milestone_with_one_model(launch: Run) -> None:
     target = ("--target-accuracy", "0.05", "--eval-every", "4", "--epochs", "1000")
@@ -127,6 +129,7 @@ def test_hfa_stops_everybody_at_a_milestone_with_one_model(launch: Run) -> None:
     assert {event["samples"] for event in found.values()} == {rounds * 2 * 8}
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(90)
 def test_streaming_diloco_stops_everybody_with_one_model(launch: Run) -> None:
     more = ("--inner-steps", "4", "--fragments", "2", "--overlap", "1", "--time-limit", "0.5s", "--epochs", "10000")
@@ -136,6 +139,7 @@ def test_streaming_diloco_stops_everybody_with_one_model(launch: Run) -> None:
     assert len({event["samples"] for event in found.values()}) == 1
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(90)
 def test_mixed_with_a_slow_party_trains_on_all_samples(launch: Run) -> None:
     job = launch("mixed", "--factor", "B=3", "--max-staleness", "2", "--epochs", "2", "--optimizer", "dcasgd")
@@ -144,6 +148,7 @@ def test_mixed_with_a_slow_party_trains_on_all_samples(launch: Run) -> None:
     assert {(event["samples"], contributions(job, name)) for name, event in found.items()} == {(64, 8)}
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(90)
 def test_esync_lets_the_fast_take_more_steps_than_the_slow(launch: Run) -> None:
     """Everybody's samples are used once; the slow worker needs a round for each of its steps."""
@@ -160,6 +165,7 @@ def contributions(job: Job, worker: str) -> int:
     return sum(event["num_samples"] > 0 for event in events if event["event"] == "round")
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(90)
 def test_a_killed_worker_is_named(launch: Run) -> None:
     job = launch("async", "--parties", "2", "--workers", "1", "--epochs", "100000")

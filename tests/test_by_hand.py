@@ -196,6 +196,7 @@ def test_a_signal_ends_a_script_that_waits_inside_mxnet(
     assert_ended(cluster, "w0", number, status, line)
 
 
+@pytest.mark.processes
 def test_the_help_names_the_variables_of_each_role() -> None:
     done = subprocess.run([*RUNTIME, "--help"], capture_output=True, text=True, timeout=30, check=True)
     for text in ("becomes the process of a job", "DMLC_ROLE_GLOBAL", "DMLC_PS_ROOT_URI", "master worker, in the"):

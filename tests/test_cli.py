@@ -13,6 +13,8 @@ from geomx_cli import cli, errors, variables
 from geomx_cli.commands._json import print_json
 from geomx_cli.plugins import table
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parent.parent
 STAND_IN = Path(__file__).with_name("stand_in.py")
 

@@ -102,6 +102,7 @@ WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("sent", WRONG)
 def test_host_that_sends_what_it_should_not(standing: Launch, tmp_path: Path, sent: str) -> None:
     folder, job = tmp_path / "here", standing

@@ -13,6 +13,7 @@ import pytest
 from stock import LIMIT, Outcome, Script, with_geomx, with_mxnet
 
 MEMORY = 1.3
+pytestmark = pytest.mark.processes
 TOPOLOGIES = ("flat", "central", "spread")
 
 

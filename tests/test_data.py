@@ -252,6 +252,7 @@ def test_fetch_mends_a_damaged_file(site: Path, tmp_path: Path) -> None:
     assert len(data.load("fashion-mnist", "train", target)) == COUNTS["train"]
 
 
+@pytest.mark.processes
 def test_fetch_names_every_cause_and_leaves_nothing(site: Path, tmp_path: Path) -> None:
     path = site / f"{FILES['test'][0]}.gz"
     path.write_bytes(gzip.compress(b"something else"))

@@ -27,7 +27,7 @@ from geomx_cli.plan import JobSpec
 SPEC = JobSpec(python=sys.executable, script=("python", "train.py"))
 NAMES = ("hub", "alpha", "beta")
 HERE = dict.fromkeys(NAMES, "127.0.0.1")
-pytestmark = pytest.mark.timeout(30)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(30)]
 
 
 @pytest.fixture(scope="module")

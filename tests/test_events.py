@@ -36,6 +36,7 @@ def test_a_full_disk_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "no more events are written to /dev/full: No space left on device\n"
 
 
+@pytest.mark.processes
 def test_nothing_is_raised_when_that_cannot_be_told_either() -> None:
     script = """if True:
         import sys

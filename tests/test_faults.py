@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from cluster import ROOT
 
+pytestmark = pytest.mark.processes
 GEOMX = [sys.executable, "-c", "import sys; from geomx_cli.cli import main; sys.exit(main())", "launch"]
 ROUNDS = ["--", "python", str(ROOT / "tests" / "scripts" / "rounds.py")]
 CLUSTER = ["--parties", "2", "--workers", "1"]

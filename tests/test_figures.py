@@ -108,6 +108,7 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.processes
 def test_the_commands(base: Path, tmp_path: Path) -> None:
     done = command("draw", "-b", base, "-n", "cnn", "-o", tmp_path / "out", "--format", "svg")
     assert done.returncode == 0, done.stderr

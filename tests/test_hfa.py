@@ -301,6 +301,7 @@ def test_central_workers_are_a_party_of_their_own(
         assert_same(history, wanted[rank])
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(30)
 def test_central_workers_by_hand_are_refused() -> None:
     upper, lower = free_ports(2)

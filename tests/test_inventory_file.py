@@ -429,6 +429,7 @@ def geomx(*arguments: str, cwd: Path, limit: float = 30.0, **env: str) -> subpro
     )  # fmt: skip
 
 
+@pytest.mark.processes
 def test_init_writes_what_hosts_check_reads(tmp_path: Path) -> None:
     done = geomx("init", "new/site", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -454,6 +455,7 @@ def test_init_writes_what_hosts_check_reads(tmp_path: Path) -> None:
         assert line in done.stdout.splitlines()
 
 
+@pytest.mark.processes
 def test_hosts_check_as_json(tmp_path: Path) -> None:
     (tmp_path / "sites.toml").write_text(HUB + "ssh_port = 7\n" + A1 + 'user = "al"\n')
     done = geomx("hosts", "check", "sites.toml", "--json", cwd=tmp_path)
@@ -473,6 +475,7 @@ def test_hosts_check_as_json(tmp_path: Path) -> None:
     assert a1["servers"] == {"A/scheduler:0": 0, "A/server:0": 0}
 
 
+@pytest.mark.processes
 def test_hosts_check_of_a_wrong_file(tmp_path: Path) -> None:
     done = geomx("hosts", "check", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "")
@@ -488,6 +491,7 @@ def test_init_where_nothing_can_be_written() -> None:
         starter.write(Path("/proc/x"))
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(60)
 def test_the_script_of_init_trains(tmp_path: Path) -> None:
     starter.write(tmp_path)
@@ -502,6 +506,7 @@ def test_the_script_of_init_trains(tmp_path: Path) -> None:
     assert (tmp_path / "job" / "shapes.params").exists()
 
 
+@pytest.mark.processes
 def test_the_inventory_of_the_guide_holds(tmp_path: Path) -> None:
     guide = Path(__file__).parents[1].joinpath("docs", "sites.md").read_text()
     found = read(tmp_path, guide.partition("```toml\n")[2].partition("```")[0]).inventory

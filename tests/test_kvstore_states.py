@@ -36,6 +36,7 @@ def same(directory: Path, one: str, another: str) -> bool:
     return first.files == second.files and all(first[name].tobytes() == second[name].tobytes() for name in first.files)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize(
     ("name", "way", "roots", "load"),
@@ -57,6 +58,7 @@ def test_training_goes_on_as_if_nothing_had_been(
         assert same(tmp_path, "save-0.npz", f"save-{rank}.npz")
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(60)
 def test_the_state_is_that_of_one_process(tmp_path: Path) -> None:
     """What a file holds after three rounds is what the same optimizer keeps in one process."""

@@ -25,6 +25,8 @@ import pytest
 
 from geomx_cli.failure import Failure, first_cause
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parent.parent
 STAND_IN = Path(__file__).with_name("stand_in.py")
 FOREVER = {"*": "forever"}

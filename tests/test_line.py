@@ -272,6 +272,7 @@ def test_killed_relay_is_replaced_on_this_machine(start: Start) -> None:
     site.wait_until_clean()
 
 
+@pytest.mark.processes
 def test_agent_that_does_not_start_says_why(tmp_path: Path) -> None:
     site = Site(tmp_path, LocalHost("alpha"), SLEEP, 6)
     Path(site.assignment.sockets).mkdir(mode=0o755)
@@ -282,6 +283,7 @@ def test_agent_that_does_not_start_says_why(tmp_path: Path) -> None:
     site.close()
 
 
+@pytest.mark.processes
 def test_agent_that_says_nothing_is_waited_for_aloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("geomx_cli.control.line.ANSWER_LIMIT", 1.0)
     monkeypatch.setattr("geomx_cli.control.fleet._PATIENCE", 0.2)
@@ -300,6 +302,7 @@ def test_agent_that_says_nothing_is_waited_for_aloud(tmp_path: Path, monkeypatch
     site.close()
 
 
+@pytest.mark.processes
 def test_file_that_was_changed_on_the_way_is_refused(tmp_path: Path) -> None:
     site = Site(tmp_path, LocalHost("alpha"), SLEEP, 6)
 
@@ -314,6 +317,7 @@ def test_file_that_was_changed_on_the_way_is_refused(tmp_path: Path) -> None:
     site.close()
 
 
+@pytest.mark.processes
 def test_agents_start_when_all_hosts_have_their_files(tmp_path: Path) -> None:
     quick = Site(tmp_path / "quick", LocalHost("alpha"), SLEEP, 6)
     early: list[object] = []
@@ -390,6 +394,7 @@ def _line(folder: Path, program: str) -> tuple[Line, Inbox]:
     return Line(LocalHost("alpha", str(python)), assignment, inbox), inbox
 
 
+@pytest.mark.processes
 def test_messages_that_make_no_sense_are_ignored(tmp_path: Path) -> None:
     words = [
         '{"type": "hello"}', '{"type": "event", "n": "1"}', '{"type": "event", "n": true}', '{"n": 5}', '{"type": []}',
@@ -403,6 +408,7 @@ def test_messages_that_make_no_sense_are_ignored(tmp_path: Path) -> None:
     line.host.close()
 
 
+@pytest.mark.processes
 def test_line_without_end_ends_it_all(tmp_path: Path) -> None:
     line, inbox = _line(tmp_path, "print('{\"type\": \"hello\"}'); print('x' * (17 << 20), end=''); sys.stdin.read()")
     line.start()
@@ -413,6 +419,7 @@ def test_line_without_end_ends_it_all(tmp_path: Path) -> None:
     line.host.close()
 
 
+@pytest.mark.processes
 def test_trouble_of_our_own_while_a_line_is_mended_is_not_its_end(tmp_path: Path) -> None:
     class Forgetful(LocalHost):
         troubles = iter([InvalidSettings("known_hosts is no file"), CheckFailed("no")])

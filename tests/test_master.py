@@ -77,6 +77,7 @@ def test_the_script_of_the_readme(cluster: Cluster) -> None:
     assert (cluster.directory / "net.params").exists()
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(60)
 def test_a_script_runs_alone(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)

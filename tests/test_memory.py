@@ -12,6 +12,8 @@ import pytest
 from cluster import ROOT, Cluster
 from test_exact import assert_equal, expected
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 WINDOW = 2**20
 SLICE = 2**20

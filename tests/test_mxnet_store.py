@@ -137,6 +137,7 @@ def run_hooked(code: str, role: str, *paths: Path) -> subprocess.CompletedProces
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
 
 
+@pytest.mark.processes
 def test_the_hook_changes_nothing_for_scripts_without_mxnet(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.chained = __file__")
     code = "import sys; print(sys.chained, sorted({'numpy', 'zmq', 'mxnet', 'geomx_cli.plugins'} & set(sys.modules)))"
@@ -145,6 +146,7 @@ def test_the_hook_changes_nothing_for_scripts_without_mxnet(tmp_path: Path) -> N
         assert (done.stdout, done.stderr) == (f"{tmp_path / 'sitecustomize.py'} []\n", ""), done
 
 
+@pytest.mark.processes
 def test_the_hook_prepares_mxnet_for_workers_only() -> None:
     code = "import sys; print(any('geomx' in type(finder).__module__ for finder in sys.meta_path))"
     assert run_hooked(code, "worker").stdout == "True\n"
@@ -153,6 +155,7 @@ def test_the_hook_prepares_mxnet_for_workers_only() -> None:
     assert run_hooked(code, "worker").stdout == "local True\n"
 
 
+@pytest.mark.processes
 def test_without_mxnet_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['mxnet'] = None\nfrom geomx_cli.runtime.mxnet_store import load_mxnet; load_mxnet()"
     done = run_hooked(code, "server")

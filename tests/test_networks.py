@@ -10,6 +10,7 @@ import pytest
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.runtime.training import networks
 
+pytestmark = pytest.mark.processes
 SHAPES = [
     (16, 1, 5, 5), (16,), (32, 16, 5, 5), (32,), (256, 512), (256,), (128, 256), (128,), (10, 128), (10,),
 ]  # fmt: skip
@@ -32,7 +33,8 @@ def digest(seed: int) -> str:
 
 def in_another_process(call: str) -> str:
     """What `call`, a call of a function of this module, returns there."""
-    code = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as here; print(here.{call})"
+    code = f"import os, sys; sys.path[:] = {sys.path!r}; import {__name__} as here; print(here.{call}, flush=True)"
+    code += "; os._exit(0)"  # what MXNet does at the end of a process may hang
     argv = [sys.executable, "-W", "ignore", "-c", code]
     return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=50).stdout.strip()
 
@@ -207,6 +209,7 @@ def test_networks_of_the_zoo(name: str) -> None:
 
 OWN = """
 from mxnet.gluon import nn
+
 def small(classes):
     net = nn.HybridSequential()
     net.add(nn.BatchNorm(), nn.Flatten(), nn.Dense(6, activation="relu"), nn.Dense(classes))

@@ -641,6 +641,7 @@ def test_the_inventory_refuses_what_does_not_fit() -> None:
         Host(name="h", parties=("hub",), devices=("cpu", "gpu1", "cpu", "gpu1"))
 
 
+@pytest.mark.processes
 def test_no_two_launches_choose_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("geomx_cli.plan.ports.random.sample", lambda candidates, _: list(candidates))
     again = "from geomx_cli.plan import ports; ports.random.sample = lambda c, _: list(c); print(*ports.free_ports(5))"

@@ -98,6 +98,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     assert "fsa" in caught.value.hint
 
 
+@pytest.mark.processes
 def test_a_scan_imports_nothing_heavy() -> None:
     heavy = ("numpy", "zmq", "msgspec", "mxnet", "torch", "pydantic", "click", "rich")
     code = (

@@ -42,6 +42,7 @@ def check(folder: Path, workers: int) -> None:
     np.testing.assert_allclose(np.load(folder / "weights.npy"), expected(workers), rtol=1e-4)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("options", "way", "workers"),

@@ -12,6 +12,8 @@ from geomx_cli.errors import InvalidSettings
 from geomx_cli.report import Summary, Trial
 from geomx_cli.report.trial import title
 
+pytestmark = pytest.mark.processes
+
 DEVICES = [(host, device) for host in ("cloud1", "cloud3") for device in ("cpu", "gpu0", "gpu1")]
 
 

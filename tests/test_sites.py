@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 CONTROL, NAMES = "control", ("hub", "alpha", "beta")
 SCRIPT = ROOT / "tests/scripts/rounds.py"
 MARK = "SITES_TEST"
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
 class World:

@@ -103,6 +103,7 @@ def test_sshd_without_sftp(machines: Machines, person: Person) -> None:
     )
 
 
+@pytest.mark.processes
 def test_closing_does_not_wait_for_a_connection_that_is_made(person: Person) -> None:
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
@@ -204,6 +205,7 @@ def test_a_program_in_the_home_there(machines: Machines, person: Person) -> None
         assert host.run(["~/my tools/say", "~/x"], limit=20).output == b"said ~/x\n"
 
 
+@pytest.mark.processes
 def test_a_jump_as_ssh_config_writes_it(person: Person) -> None:
     person.config.write_text("Host x\n  ProxyJump ssh://u@g:2202/\n")
     first, last = hops(Ssh(address="x"), person.options())
@@ -313,6 +315,7 @@ def test_passphrase_is_asked_for_once(machines: Machines, person: Person, tmp_pa
     assert b"all in" in text and text.count(b"passphrase of") == 2, text
 
 
+@pytest.mark.processes
 def test_refused_port_unknown_name_and_no_ssh(person: Person) -> None:
     def say(**place: Any) -> str:
         return _error(SshHost("A", Ssh(key=str(person.key), **place), "python3", options=person.options()))
@@ -336,6 +339,7 @@ def _answer(listener: socket.socket) -> None:
         stream.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
+@pytest.mark.processes
 def test_machine_that_accepts_and_says_nothing(person: Person) -> None:
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
@@ -464,6 +468,7 @@ def test_inventory_wins_over_ssh_config(sites: list[Sshd], person: Person, tmp_p
     assert "/none cannot be used" in _error(SshHost("A", Ssh(address="omega"), "python3", options=person.options()))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("config", "words"),
     [

@@ -143,6 +143,7 @@ def watched(known: KnownJob, messages: list[tuple[str, dict[str, Any]]]) -> Outc
         fleet.close()
 
 
+@pytest.mark.processes
 def test_watch_blames_the_host_and_says_what_to_do(known: KnownJob) -> None:
     first, *others = known.plan.hosts
     rest: list[tuple[str, dict[str, Any]]]
@@ -154,6 +155,7 @@ def test_watch_blames_the_host_and_says_what_to_do(known: KnownJob) -> None:
     assert failure is not None and "lease" in failure.hint and f"geomx stop {known.plan.job}" in failure.hint
 
 
+@pytest.mark.processes
 def test_job_that_was_never_started(known: KnownJob) -> None:
     begun = Overview.of(known, known.open_hosts())  # launch is still copying files
     assert (begun.state, begun.over) == ("running", False)
@@ -168,12 +170,14 @@ def test_job_that_was_never_started(known: KnownJob) -> None:
     assert (state.state, state.result["exit_code"]) == ("failed", 1)
 
 
+@pytest.mark.processes
 def test_stop_of_a_job_that_was_never_started(known: KnownJob) -> None:
     assert stop(follower_is_gone(known), grace=0.1).error() is None
     state = JobState.read(known.directory)
     assert state is not None and state.state == "failed"
 
 
+@pytest.mark.processes
 def test_clock_of_a_host_that_is_wrong_does_not_count(known: KnownJob) -> None:
     again = follower_is_gone(known)
     for host in known.plan.hosts:
@@ -182,6 +186,7 @@ def test_clock_of_a_host_that_is_wrong_does_not_count(known: KnownJob) -> None:
     assert end.error is None and 99 < end.result["total_s"] < 1000
 
 
+@pytest.mark.processes
 def test_host_speaks_for_its_own_processes_only(known: KnownJob) -> None:
     process = {"pid": 1, "state": "ended", "status": 1, "ended": None, "asked": False, "newest": {}}
     event = {"event": "telemetry", "time": 1, "left_s": float("inf"), "round": float("inf"), "bytes": 3}
@@ -207,6 +212,7 @@ def test_host_speaks_for_its_own_processes_only(known: KnownJob) -> None:
 STRANGE = ["", "{", "[]", "Welcome\n{}\n", '{"process": 3}\n', '{"process": "x", "line": ""}\n']
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("answer", STRANGE)
 def test_answers_that_make_no_sense(known: KnownJob, tmp_path: Path, answer: str) -> None:
     host = known.plan.hosts[0]
@@ -220,6 +226,7 @@ def test_answers_that_make_no_sense(known: KnownJob, tmp_path: Path, answer: str
     assert [one.problem != "" for one in report.hosts] == [name == host for name in strange.plan.hosts]
 
 
+@pytest.mark.processes
 def test_lines_of_logs_are_plain(known: KnownJob, tmp_path: Path) -> None:
     process = known.plan.processes[0]
     answer = f"Welcome\n{json.dumps({'process': process.name, 'line': NASTY})}\n{json.dumps({'end': True})}\n"

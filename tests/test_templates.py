@@ -10,6 +10,8 @@ from test_inventory_file import geomx
 
 from geomx_cli.inventory_file import starter
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("name", starter.templates())

@@ -49,6 +49,7 @@ def test_every_process_started_by_hand_tells(cluster: Cluster, tmp_path: Path) -
         assert all(cluster.output(name).count(f"warning: {sentence}\n") == 1 for sentence in warned)
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(90)
 def test_launch_tells_once(tmp_path: Path) -> None:
     """What is set here, and what the inventory gives to its hosts; processes that have it too are not repeated."""
