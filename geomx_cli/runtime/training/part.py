@@ -1,5 +1,6 @@
 """What a synchronisation algorithm does at a worker, as the bundled training loop sees it."""
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["Algorithm", "WorkerPart"]
 
 
-class WorkerPart:
+class WorkerPart(ABC):
     """Base of what an algorithm's `worker(client, store, replica, recipe)` returns. Used by the training thread only.
 
     The loop calls `start` once, then for every batch one forward and backward pass and `after_step`. Where that began a
@@ -41,23 +42,23 @@ class WorkerPart:
         """Whether the last round was one of all workers, not of this party alone."""
         return True
 
+    @abstractmethod
     def start(self) -> None:
         """Take the initial weights from the servers; blocks until all workers can have them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """The backward pass on a batch of so many samples has been queued. True if the exchange of a round has
         begun; it is not waited for here. `watch` times what the part does itself.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def drain(self) -> None:
         """There is no batch: begin a round with the steps that no round has had yet, or abstain from it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def synchronise(self) -> None:
         """Wait for the result of the round that has begun and put it into the replica's weights."""
-        raise NotImplementedError
 
     def unfinished(self, steps_left: int) -> bool:
         """Asked when a round has begun: whether this worker will contribute to a round after the next one of all
@@ -65,7 +66,7 @@ class WorkerPart:
         """
         return steps_left > 0
 
-    def expect(self, workers: int) -> None:
+    def expect(self, workers: int) -> None:  # noqa: B027 - not all parts need to know
         """A round is over: so many of the workers that took part in it said that they are unfinished."""
 
     def newest(self) -> None:
@@ -74,7 +75,7 @@ class WorkerPart:
         """
         raise NotImplementedError
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027 - most parts have them already
         """No round follows: leave the final global weights in the replica."""
 
 
