@@ -135,12 +135,10 @@ class Judge:
     """Evaluates checkpoints on the test set, when the job is over."""
 
     def __init__(self, network: str = "cnn") -> None:
-        from geomx_cli.runtime.mxnet_store import load_mxnet
         from geomx_cli.runtime.training import data, networks
-        from geomx_cli.runtime.training.replica import Replica
 
         self._test = data.load("fashion-mnist", "test")
-        self._replica = Replica(load_mxnet(), networks.find(network))
+        self._model = networks.find(network).build()
 
     def marks(self, job: Job, target: float) -> tuple[Mark | None, Mark | None]:
         """The first checkpoint that reaches the target accuracy, if one does, and the last, if there is any."""
@@ -155,8 +153,8 @@ class Judge:
 
     def _mark(self, job: Job, path: Path) -> Mark:
         checkpoint = Checkpoint.read(path)
-        for index, name in enumerate(self._replica.names):
-            self._replica.set_weight(index, checkpoint.weights[name])
+        for index, name in enumerate(self._model.names):
+            self._model.write_weight(index, checkpoint.weights[name].reshape(-1))
         pieces = range(0, len(self._test), PIECE)
-        correct = sum(self._replica.count_correct(self._test.take(slice(at, at + PIECE))) for at in pieces)
+        correct = sum(self._model.count_correct(self._test.take(slice(at, at + PIECE))) for at in pieces)
         return job.mark(path, checkpoint, correct / len(self._test))

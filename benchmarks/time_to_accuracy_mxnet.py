@@ -13,31 +13,31 @@ from typing import Any
 from geomx_cli.runtime.mxnet_store import load_mxnet
 from geomx_cli.runtime.training import data, networks
 from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
+from geomx_cli.runtime.training.gluon_model import GluonModel
 from geomx_cli.runtime.training.recipe import Recipe
-from geomx_cli.runtime.training.replica import Replica
 from geomx_cli.runtime.training.shards import shard
 
 
 def main(job_dir: str, options: dict[str, Any]) -> None:
     recipe = Recipe.from_options(options)
     mx = load_mxnet()
-    store, replica = mx.kv.create("dist_sync"), Replica(mx, networks.find(recipe.network))
+    store, model = mx.kv.create("dist_sync"), networks.find(recipe.network).build()
+    assert isinstance(model, GluonModel)
     own = shard(data.load(recipe.data, "train", recipe.data_dir), store.rank, store.num_workers)
-    _begin(mx, store, replica, recipe)
+    _begin(mx, store, model, recipe)
     checkpoints = Checkpoints(job_dir, recipe.checkpoint_every)
     started, steps, samples = time.monotonic(), 0, 0
 
     def keep() -> None:
-        weights = {name: item.asnumpy() for name, item in zip(replica.names, replica.weights, strict=True)}
-        checkpoints.write(Checkpoint(steps, samples, steps, time.monotonic() - started, weights))
+        checkpoints.write(Checkpoint(steps, samples, steps, time.monotonic() - started, model.named_weights()))
 
     for epoch in range(recipe.epochs):
         for batch in own.batches(recipe.batch_size, seed=recipe.seed, epoch=epoch, rank=store.rank):
-            replica.forward_backward(batch, 1.0)
-            for key, (gradient, weight) in enumerate(zip(replica.gradients, replica.weights, strict=True)):
+            model.forward_backward(batch, 1.0)
+            for key, (gradient, weight) in enumerate(zip(model.gradients, model.weights, strict=True)):
                 store.push(key, gradient, priority=-key)
                 store.pull(key, weight, priority=-key)
-            replica.wait_for_weights()
+            _wait(model)
             steps, samples = steps + 1, samples + len(batch[1])
             if store.rank == 0 and checkpoints.due(steps):
                 keep()
@@ -45,18 +45,23 @@ def main(job_dir: str, options: dict[str, Any]) -> None:
         keep()
 
 
-def _begin(mx: Any, store: Any, replica: Replica, recipe: Recipe) -> None:
+def _begin(mx: Any, store: Any, model: GluonModel, recipe: Recipe) -> None:
     """The optimizer and the initial weights to the servers, and from them the weights."""
     optimizer = mx.optimizer.create(
         recipe.optimizer, rescale_grad=1.0 / store.num_workers, wd=0.0, **recipe.optimizer_params
     )
     store.set_optimizer(optimizer)
-    values = replica.network.initial_weights(recipe.seed)
-    for key, weight in enumerate(replica.weights):
-        store.init(key, mx.nd.array(values[replica.names[key]]))
+    values = model.network.initial_weights(recipe.seed)
+    for key, weight in enumerate(model.weights):
+        store.init(key, mx.nd.array(values[model.names[key]]))
         store.pull(key, weight, priority=-key)
-    replica.wait_for_weights()
+    _wait(model)
     store._barrier()
+
+
+def _wait(model: GluonModel) -> None:
+    for weight in model.weights:
+        weight.wait_to_read()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from geomx_cli.errors import InvalidSettings
+from geomx_cli.runtime.mxnet_store import load_mxnet
 from geomx_cli.runtime.training import networks
 
 pytestmark = pytest.mark.processes
@@ -82,25 +83,22 @@ def mean_loss(weights: dict[str, np.ndarray], images: np.ndarray, labels: np.nda
 
 
 def compare_with_numpy() -> str:
-    """The replica's loss, gradients, predictions and digest against numpy, in a process of its own."""
-    np.bool = bool
-    import mxnet as mx
-
-    from geomx_cli.runtime.training.replica import Replica
-
-    random, replica = np.random.default_rng(2), Replica(mx, networks.find("cnn"))
+    """The model's loss, gradients, predictions and digest against numpy, in a process of its own."""
+    random, model = np.random.default_rng(2), networks.find("cnn").build()
     weights = {name: value.astype(np.float64) for name, value in networks.find("cnn").initial_weights(3).items()}
     for name, value in weights.items():
         weights[name] = (value + random.normal(0, 0.01, value.shape)).astype(np.float32).astype(np.float64)
-    for index, name in enumerate(replica.names):
-        replica.set_weight(index, weights[name].astype(np.float32))
+    for index, name in enumerate(model.names):
+        model.write_weight(index, weights[name].astype(np.float32).reshape(-1))
     images, labels = random.random((6, 1, 28, 28), np.float32), np.arange(6, dtype=np.float32)
-    loss = replica.forward_backward((images, labels), 0.25)
-    replica.wait_for_gradients()
-    np.testing.assert_allclose(float(loss.asnumpy()[0]), mean_loss(weights, images, labels), rtol=1e-5)
-    for name, gradient in zip(replica.names, replica.gradients, strict=True):
+    loss = model.forward_backward((images, labels), 0.25)
+    model.wait_for_gradients()
+    np.testing.assert_allclose(float(loss), mean_loss(weights, images, labels), rtol=1e-5)
+    for index, name in enumerate(model.names):
         # The derivative along the gradient itself, by a central difference.
-        direction = gradient.asnumpy().astype(np.float64)
+        gradient = np.empty(model.sizes[index], np.float32)
+        model.read_gradient(index, gradient)
+        direction = gradient.astype(np.float64).reshape(weights[name].shape)
         length, step = np.linalg.norm(direction), 1e-4
         ahead, behind = (
             mean_loss({**weights, name: weights[name] + sign * step * direction / length}, images, labels)
@@ -108,34 +106,31 @@ def compare_with_numpy() -> str:
         )
         np.testing.assert_allclose((ahead - behind) / (2 * step) * 0.25, length, rtol=2e-3, err_msg=name)
     predicted = logits(weights, images).argmax(axis=1)
-    assert replica.count_correct((images, predicted.astype(np.float32))) == 6
-    assert replica.count_correct((images, (predicted + 1).astype(np.float32))) == 0
-    copy, whole = Replica(mx, networks.find("cnn")), hashlib.sha256()
-    copy.copy_weights_from(replica)
-    for name in replica.names:
+    assert model.count_correct((images, predicted.astype(np.float32))) == 6
+    assert model.count_correct((images, (predicted + 1).astype(np.float32))) == 0
+    copy, whole = networks.find("cnn").build(), hashlib.sha256()
+    copy.copy_weights_from(model)
+    for name in model.names:
         whole.update(name.encode() + weights[name].astype(np.float32).tobytes())
-    assert replica.digest() == copy.digest() == whole.hexdigest()
+    assert model.digest() == copy.digest() == whole.hexdigest()
     return "equal"
 
 
-def test_the_replica_computes_the_network() -> None:
+def test_the_model_computes_the_network() -> None:
     assert in_another_process("compare_with_numpy()") == "equal"
 
 
 def place_elsewhere() -> str:
-    """Where everything of a replica lies that is made with another device as the current one, and trains there."""
-    np.bool = bool
-    import mxnet as mx
-
-    from geomx_cli.runtime.training.replica import Replica
-
+    """Where everything of a model lies that is made with another device as the current one, and trains there."""
+    mx = load_mxnet()
     batch = np.zeros((2, 1, 28, 28), np.float32), np.arange(2, dtype=np.float32)
     with mx.cpu(1):
-        replica = Replica(mx, networks.find("cnn"))
-        loss = replica.forward_backward(batch, 1.0)
-        replica.set_weight(0, np.ones((16, 1, 5, 5), np.float32))
-        replica.wait_for_weights()
-    return " ".join({str(array.context) for array in (loss, *replica.weights, *replica.gradients)})
+        model = networks.find("cnn").build()
+        loss = model.forward_backward(batch, 1.0)
+        model.write_weight(0, np.ones(16 * 25, np.float32))
+        model.write_weights(np.ones(model.size, np.float32))
+        mx.nd.waitall()
+    return " ".join({str(array.context) for array in (loss.array, *model.weights, *model.gradients)})
 
 
 def test_everything_lies_on_the_device_of_the_worker() -> None:
@@ -144,9 +139,7 @@ def test_everything_lies_on_the_device_of_the_worker() -> None:
 
 def refuse_gpu() -> str:
     """The context of the processor, and what is said about a GPU that is not there."""
-    np.bool = bool
-    import mxnet as mx
-
+    mx = load_mxnet()
     from geomx_cli.runtime.training import device
 
     try:
@@ -174,27 +167,21 @@ ZOO = {
 
 def describe(name: str) -> str:
     """Trained elements, statistics, the size, and whether a step with our initial weights makes a finite loss."""
-    np.bool = bool
-    import mxnet as mx
-
-    from geomx_cli.runtime.training.replica import Replica
-
     network = networks.find(name)
-    replica = Replica(mx, network)
+    model = network.build()
     weights = network.initial_weights(1)
-    for index, key in enumerate(replica.names):
-        assert replica.weights[index].shape == weights[key].shape
-        replica.set_weight(index, weights[key])
-    for key, value in network.initial_statistics().items():
-        mx.nd.array(value).copyto(replica.statistics[key])
+    for index, key in enumerate(model.names):
+        assert model.weights[index].shape == weights[key].shape
+        model.write_weight(index, weights[key].reshape(-1))
+    model.write_statistics(network.initial_statistics())
     images = np.random.default_rng(1).random((4, *network.shape), np.float32)
-    loss = replica.forward_backward((images, np.arange(4, dtype=np.float32)), 1.0)
-    replica.wait_for_gradients()
-    assert np.isfinite(loss.asnumpy()).all()
-    assert sum(np.abs(gradient.asnumpy()).max() > 0 for gradient in replica.gradients) > len(replica.gradients) * 0.8
-    again = Replica(mx, network)
-    assert again.names == replica.names and len(set(again.names)) == len(again.names)
-    body = getattr(replica._block, "body", replica._block)
+    loss = model.forward_backward((images, np.arange(4, dtype=np.float32)), 1.0)
+    model.wait_for_gradients()
+    assert np.isfinite(float(loss))
+    assert sum(np.abs(gradient.asnumpy()).max() > 0 for gradient in model.gradients) > len(model.gradients) * 0.8
+    again = network.build()
+    assert again.names == model.names and len(set(again.names)) == len(again.names)
+    body = getattr(model._block, "body", model._block)
     elements = sum(parameter.data().size for parameter in body.collect_params().values())
     ours = sum(item.size for item in (*network.parameters, *network.statistics))
     return f"{elements} {elements - ours} {network.resized[0]}"
@@ -227,12 +214,10 @@ def same(classes):
 
 def try_own() -> str:
     """A person's network, and those that are none."""
-    np.bool = bool
+    load_mxnet()
     import os
     import tempfile
     from pathlib import Path
-
-    import mxnet as mx
 
     os.chdir(tempfile.mkdtemp())
     Path("own_network.py").write_text(OWN)
@@ -246,7 +231,7 @@ def try_own() -> str:
     said = []
     for name in ("own_network:other", "own_network:text", "own_network:none", "nowhere:net", "own_network:same"):
         try:
-            networks.find(name, (3, 8, 9), 4).build(mx)
+            networks.find(name, (3, 8, 9), 4).build()
         except InvalidSettings as error:
             said.append(error.message)
     return "; ".join(said)

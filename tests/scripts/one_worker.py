@@ -17,7 +17,6 @@ from geomx_cli.runtime import alone, mxnet_store, training
 from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.training import data, networks
 from geomx_cli.runtime.training.checkpoint import Checkpoint
-from geomx_cli.runtime.training.replica import Replica
 
 BATCH, EPOCHS, RATE, MOMENTUM = 24, 2, 0.05, 0.9
 
@@ -25,15 +24,15 @@ BATCH, EPOCHS, RATE, MOMENTUM = 24, 2, 0.05, 0.9
 def by_mxnet(mx, folder):
     """Its optimizer, and no kvstore."""
     update = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=RATE, momentum=MOMENTUM))
-    replica, samples = Replica(mx, networks.find("cnn")), data.load("fashion-mnist", "train", folder)
-    for index, value in enumerate(replica.network.initial_weights(1).values()):
-        replica.set_weight(index, value)
+    model, samples = networks.find("cnn").build(), data.load("fashion-mnist", "train", folder)
+    for index, value in enumerate(model.network.initial_weights(1).values()):
+        model.write_weight(index, value.reshape(-1))
     for epoch in range(EPOCHS):
         for batch in samples.batches(BATCH, seed=1, epoch=epoch, rank=0):
-            replica.forward_backward(batch, 1.0)
-            for index, (weight, gradient) in enumerate(zip(replica.weights, replica.gradients, strict=True)):
+            model.forward_backward(batch, 1.0)
+            for index, (weight, gradient) in enumerate(zip(model.weights, model.gradients, strict=True)):
                 update(index, gradient, weight)
-    return {name: weight.asnumpy() for name, weight in zip(replica.names, replica.weights, strict=True)}
+    return model.named_weights()
 
 
 def by_geomx(folder, variables):

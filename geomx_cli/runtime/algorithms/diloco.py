@@ -11,7 +11,8 @@ steps later: w = alpha * (own) + (1 - alpha) * (global). Douillard et al., "Stre
 communication", 2025, arXiv 2501.18512. Training ends with the global weights.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from geomx_cli.options import Option
 from geomx_cli.runtime.algorithms._differences import Differences
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from geomx_cli.ps.config import NodeSettings
     from geomx_cli.ps.optimizers import Optimizer
     from geomx_cli.ps.wire import Array
+    from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.recipe import Recipe
-    from geomx_cli.runtime.training.replica import Replica
     from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 name = "diloco"
@@ -106,9 +107,9 @@ def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
     return "nag", {"learning_rate": recipe.number("outer_lr"), "momentum": recipe.number("outer_momentum")}
 
 
-def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> "DilocoWorker":
-    """The part in a worker. `store` is an MXNet KVStore."""
-    return DilocoWorker(Differences(store, replica, recipe), len(replica.names), recipe)
+def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "DilocoWorker":
+    """The part in a worker."""
+    return DilocoWorker(Differences(client, model, recipe), recipe)
 
 
 class DilocoWorker(WorkerPart):
@@ -117,10 +118,9 @@ class DilocoWorker(WorkerPart):
     `_wait`: steps until the result of the exchange under way is taken; -1 when there is none.
     """
 
-    def __init__(self, differences: Differences, tensors: int, recipe: "Recipe") -> None:
+    def __init__(self, differences: Differences, recipe: "Recipe") -> None:
         self.exchange_apart = True
         self._differences = differences
-        self._tensors = tensors
         self._fragments = int(recipe.number("fragments"))
         self._overlap = int(recipe.number("overlap"))
         self._mix = recipe.number("mix") if self._overlap else 0.0
@@ -174,9 +174,9 @@ class DilocoWorker(WorkerPart):
         self._wait = self._overlap
         return True
 
-    def _fragment(self) -> range:
+    def _fragment(self) -> Sequence[int]:
         """The tensors in turn: every so many-th, so that each fragment has some of all depths."""
-        return range(self._turn, self._tensors, self._fragments)
+        return self._differences.tensors[self._turn :: self._fragments]
 
     def synchronise(self) -> None:
         """Take the result, mixed with what the steps since have come to."""

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from geomx_cli.plugins import Spec
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.config import NodeSettings
+    from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.recipe import Recipe
-    from geomx_cli.runtime.training.replica import Replica
     from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 name = "esync"
@@ -162,14 +162,14 @@ def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
     return "sgd", {"learning_rate": recipe.number("global_lr")}
 
 
-def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> "EsyncWorker":
-    """The part in a worker. `store` is an MXNet KVStore."""
+def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "EsyncWorker":
+    """The part in a worker."""
     from dataclasses import replace
 
     rate = recipe.number("local_lr")
     if rate:
         recipe = replace(recipe, optimizer_params={**recipe.optimizer_params, "learning_rate": rate})
-    return EsyncWorker(client, Differences(store, replica, recipe), len(replica.names))
+    return EsyncWorker(client, Differences(client, model, recipe))
 
 
 class EsyncWorker(WorkerPart):
@@ -177,11 +177,11 @@ class EsyncWorker(WorkerPart):
 
     steps_per_round = 10  # nobody knows before
 
-    def __init__(self, client: "Client", differences: Differences, tensors: int) -> None:
+    def __init__(self, client: "Client", differences: Differences) -> None:
         self.exchange_apart = True
         self._pacer = Pacer(client)
         self._differences = differences
-        self._tensors = range(tensors)
+        self._tensors = differences.tensors
 
     def start(self) -> None:
         """Take the initial weights from the servers."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from geomx_cli.ps.optimizers import Optimizer
     from geomx_cli.ps.rows import Rows
     from geomx_cli.ps.wire import Array, Content
+    from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.recipe import Recipe
-    from geomx_cli.runtime.training.replica import Replica
     from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 name = "fsa"
@@ -104,14 +104,14 @@ def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
     return (recipe.optimizer, recipe.optimizer_params) if recipe.optimizer_on == "server" else None
 
 
-def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> "FsaWorker":
-    """The part in a worker. `store` is an MXNet KVStore."""
+def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "FsaWorker":
+    """The part in a worker."""
     optimizer = None
     if recipe.optimizer_on == "worker":
         from geomx_cli.ps import optimizers
 
         optimizer = optimizers.create(recipe.optimizer, recipe.optimizer_params)
-    return FsaWorker(store, replica, client.num_all_workers, optimizer=optimizer)
+    return FsaWorker(client, model, client.num_all_workers, optimizer=optimizer)
 
 
 class FsaWorker(WorkerPart):
@@ -124,31 +124,45 @@ class FsaWorker(WorkerPart):
     """
 
     def __init__(
-        self, store: Any, replica: "Replica", workers: int, share: float = 1.0, optimizer: "Optimizer | None" = None
+        self,
+        client: "Client",
+        model: "ModelAdapter",
+        workers: int,
+        share: float = 1.0,
+        optimizer: "Optimizer | None" = None,
     ) -> None:
+        from geomx_cli.runtime.training.tensor_rounds import TensorRounds
+
         self._share = share
         self.gradient_scale = share / workers
-        self._store = store
-        self._replica = replica
+        self._rounds = TensorRounds(client, model)
+        self._model = model
         self._optimizer = optimizer
-        self._results = replica.weights if optimizer is None else [item.copy() for item in replica.gradients]
+        self._weights: Array = self._rounds.vector  # the results are the weights, unless an optimizer of this worker is
+        self._tensors = range(len(model.names))
 
     def start(self) -> None:
         """Take the initial weights from the servers."""
-        self._replica.pull(self._store)
+        self._pull()
+        if self._optimizer is not None:
+            self._weights = self._rounds.vector.copy()
+
+    def _pull(self) -> None:
+        self._rounds.pull()
+        self._model.write_weights(self._rounds.vector)
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
-        """Queue the exchange of every tensor; the first layer, needed first, goes before the others."""
-        for index, name in enumerate(self._replica.names):
-            self._store.push(name, self._replica.gradients[index], priority=-index)
-            self._store.pull(name, out=self._results[index], priority=-index)
+        """Begin the exchange of each tensor as soon as its gradient is there, which is from the output to the input."""
+        with watch("forward and backward"):
+            for index in reversed(self._tensors):
+                self._model.read_gradient(index, self._rounds.buffers[index])
+                self._rounds.push(index)
         return True
 
     def drain(self) -> None:
         """No step is ever left: abstain."""
-        for index, name in enumerate(self._replica.names):
-            self._store.abstain(name, priority=-index)
-            self._store.pull(name, out=self._results[index], priority=-index)
+        for index in self._tensors:
+            self._rounds.abstain(index)
 
     def expect(self, workers: int) -> None:
         """The next round's mean is of so many gradients."""
@@ -156,9 +170,8 @@ class FsaWorker(WorkerPart):
 
     def synchronise(self) -> None:
         """Wait for the results; without an optimizer on the servers, apply the sums."""
+        self._rounds.wait()
         if self._optimizer is not None:
-            for index, (weight, total) in enumerate(zip(self._replica.weights, self._results, strict=True)):
-                new = self._optimizer.update((index, 0), weight.asnumpy(), total.asnumpy())
-                self._replica.set_weight(index, new)
-        self._replica.wait_for_weights()
+            self._weights[...] = self._optimizer.update((0, 0), self._weights, self._rounds.vector)
+        self._model.write_weights(self._weights)
         self.rounds += 1

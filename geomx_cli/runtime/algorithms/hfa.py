@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from geomx_cli.ps.algorithm import Answer, Forward, ServerPart, Slot, Total
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.config import NodeSettings
+    from geomx_cli.ps.exchange import Exchange
     from geomx_cli.ps.optimizers import Optimizer
     from geomx_cli.ps.wire import Array
+    from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.recipe import Recipe
-    from geomx_cli.runtime.training.replica import Replica
     from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 name = "hfa"
@@ -148,16 +149,17 @@ def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
     return None
 
 
-def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> "HfaWorker":
-    """The part in a worker. `store` is an MXNet KVStore."""
-    return HfaWorker(client, store, replica, recipe)
+def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "HfaWorker":
+    """The part in a worker."""
+    return HfaWorker(client, model, recipe)
 
 
 class HfaWorker(WorkerPart):
     """Every K1 steps of its own: push weights, pull the party's mean or the next milestone."""
 
-    def __init__(self, client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> None:
+    def __init__(self, client: "Client", model: "ModelAdapter", recipe: "Recipe") -> None:
         from geomx_cli.runtime.training.local_steps import LocalSteps
+        from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 
         self.exchange_apart = True
         self.steps_per_round = int(recipe.number("k1"))
@@ -165,11 +167,12 @@ class HfaWorker(WorkerPart):
         self._scale = 1.0 / client.num_workers
         self._by_samples = recipe.text("weight") == "samples"
         self._usual = self.steps_per_round * recipe.batch_size
-        self._store = store
-        self._replica = replica
-        self._steps = LocalSteps(replica, recipe)
-        self._results = [item.copy() for item in replica.weights]
-        self._statistics = replica.statistics if recipe.options["sync_stats"] else {}
+        self._client = client
+        self._model = model
+        self._steps = LocalSteps(model, recipe)
+        self._rounds = TensorRounds(client, model)
+        self._shares_statistics = bool(recipe.options["sync_stats"])
+        self._statistics: dict[str, tuple[Array, Exchange]] = {}
 
     @property
     def everywhere(self) -> bool:
@@ -178,7 +181,8 @@ class HfaWorker(WorkerPart):
 
     def start(self) -> None:
         """Take the initial weights from the servers."""
-        self._replica.pull(self._store)
+        self._rounds.pull()
+        self._model.write_weights(self._rounds.vector)
         self._steps.begin()
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
@@ -191,12 +195,9 @@ class HfaWorker(WorkerPart):
         if self._steps.count:
             self._exchange()
             return
-        for index, key in enumerate(self._replica.names):
-            self._store.abstain(key, priority=-index)
-            self._store.pull(key, out=self._results[index], priority=-index)
-        for key, running in self._statistics.items():
-            self._store.abstain(key)
-            self._store.pull(key, out=running)
+        for index in range(len(self._rounds.buffers)):
+            self._rounds.abstain(index)
+        self._exchange_statistics(0.0)
 
     def unfinished(self, steps_left: int) -> bool:
         """Whether steps are left for the rounds after the next milestone.
@@ -209,21 +210,29 @@ class HfaWorker(WorkerPart):
 
     def _exchange(self) -> bool:
         weight = max(1, self._steps.samples) / self._usual if self._by_samples else 1.0
-        for index, key in enumerate(self._replica.names):
-            share = self._replica.array(self._steps.weights[index] * (self._scale * weight))
-            self._store.push(key, share, priority=-index, weight=weight)
-            self._store.pull(key, out=self._results[index], priority=-index)
-        for key, running in self._statistics.items():
-            self._store.push(key, running * (self._scale * weight), weight=weight)
-            self._store.pull(key, out=running)
+        for index, (own, buffer) in enumerate(zip(self._steps.weights, self._rounds.buffers, strict=True)):
+            buffer[:] = own * (self._scale * weight)
+            self._rounds.push(index, weight)
+        self._exchange_statistics(weight)
         return True
+
+    def _exchange_statistics(self, weight: float) -> None:
+        """Begin their round; with weight 0 this worker abstains."""
+        if not self._shares_statistics:
+            return
+        for key, running in self._model.read_statistics().items():
+            buffer = running.reshape(-1) * (self._scale * weight)
+            source = buffer if weight else None
+            self._statistics[key] = buffer, self._client.exchange(key, source, buffer, weight=weight or 1.0)
 
     def synchronise(self) -> None:
         """Go on from the mean."""
-        for index, result in enumerate(self._results):
-            self._steps.put(index, result.asnumpy())
-        for running in self._statistics.values():
-            running.wait_to_read()
+        self._rounds.wait()
+        for index, mean in enumerate(self._rounds.buffers):
+            self._steps.put(index, mean)
+        for _, exchange in self._statistics.values():
+            exchange.done.result()
+        self._model.write_statistics({key: mean for key, (mean, _) in self._statistics.items()})
+        self._statistics.clear()
         self._steps.count = self._steps.samples = 0
-        self._replica.wait_for_weights()
         self.rounds += 1

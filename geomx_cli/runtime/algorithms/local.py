@@ -1,14 +1,14 @@
 """One worker by itself on all the data: what the others are compared with. No gradient leaves the worker."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from geomx_cli.runtime.algorithms.fsa import refuses, server
 from geomx_cli.runtime.training.part import WorkerPart
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
+    from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.recipe import Recipe
-    from geomx_cli.runtime.training.replica import Replica
     from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 __all__ = ["fixes", "name", "options", "refuses", "server", "server_optimizer", "worker"]
@@ -23,24 +23,28 @@ def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
     return None
 
 
-def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> "LocalWorker":
-    """The part in a worker. `store` is an MXNet KVStore."""
-    return LocalWorker(store, replica, recipe)
+def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "LocalWorker":
+    """The part in a worker."""
+    return LocalWorker(client, model, recipe)
 
 
 class LocalWorker(WorkerPart):
     """Steps of its own; a round is a step, in which nothing but the wish to stop is exchanged."""
 
-    def __init__(self, store: Any, replica: "Replica", recipe: "Recipe") -> None:
+    def __init__(self, client: "Client", model: "ModelAdapter", recipe: "Recipe") -> None:
         from geomx_cli.runtime.training.local_steps import LocalSteps
 
-        self._store = store
-        self._replica = replica
-        self._steps = LocalSteps(replica, recipe)
+        self._client = client
+        self._model = model
+        self._steps = LocalSteps(model, recipe)
 
     def start(self) -> None:
         """Take the initial weights from the servers."""
-        self._replica.pull(self._store)
+        from geomx_cli.runtime.training.tensor_rounds import TensorRounds
+
+        initial = TensorRounds(self._client, self._model)
+        initial.pull()
+        self._model.write_weights(initial.vector)
         self._steps.begin()
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
@@ -53,5 +57,4 @@ class LocalWorker(WorkerPart):
 
     def synchronise(self) -> None:
         """Nothing is under way."""
-        self._replica.wait_for_weights()
         self.rounds += 1

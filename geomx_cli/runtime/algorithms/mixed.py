@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from geomx_cli.ps.algorithm import ServerPart
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.config import NodeSettings
+    from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.recipe import Recipe
-    from geomx_cli.runtime.training.replica import Replica
 
 __all__ = ["name", "options", "refuses", "server", "server_optimizer", "worker"]
 
@@ -60,10 +60,10 @@ class MixedServer(FsaServer):
 # The part in a worker of the bundled training job.
 
 
-def worker(client: "Client", store: Any, replica: "Replica", recipe: "Recipe") -> "MixedWorker":
-    """The part in a worker. `store` is an MXNet KVStore."""
+def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "MixedWorker":
+    """The part in a worker."""
     workers = 1 if client.flat else client.num_workers
-    return MixedWorker(store, replica, workers, workers / client.num_all_workers)
+    return MixedWorker(client, model, workers, workers / client.num_all_workers)
 
 
 class MixedWorker(FsaWorker):
@@ -73,5 +73,5 @@ class MixedWorker(FsaWorker):
 
     def newest(self) -> None:
         """Pull the weights that the global servers have now; counts as a round."""
-        self._replica.pull(self._store)
+        self._pull()
         self.rounds += 1

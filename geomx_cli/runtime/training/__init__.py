@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.wire import Array
-    from geomx_cli.runtime.training.networks import Network
+    from geomx_cli.runtime.training.network import Network
     from geomx_cli.runtime.training.part import Algorithm
     from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.samples import Samples
@@ -67,49 +67,44 @@ def _initialise(client: "Client", recipe: "Recipe") -> None:
 
 
 def _train(client: "Client", recipe: "Recipe", algorithm: "Algorithm") -> None:
-    from geomx_cli.runtime import mxnet_store
-    from geomx_cli.runtime.training import device
-
     shard, test = _data(client, recipe)
-    mx = mxnet_store.load_mxnet()
-    mxnet_store.register(mx, lambda: client)
-    mx.random.seed(recipe.seed + client.global_rank)  # what layers such as dropout draw
-    with device.pick(mx, client.settings.device):  # where arrays of this thread lie from now on
-        _run(client, recipe, algorithm, mx, shard, test)
+    network = _network(recipe)
+    with network.session(client.settings.device, recipe.seed + client.global_rank):
+        _run(client, recipe, algorithm, network, shard, test)
 
 
 def _run(
-    client: "Client", recipe: "Recipe", algorithm: "Algorithm", mx: Any, shard: "Samples", test: "Samples | None"
-) -> None:
+    client: "Client", recipe: "Recipe", algorithm: "Algorithm", network: "Network", shard: "Samples",
+    test: "Samples | None",
+) -> None:  # fmt: skip
     from geomx_cli.errors import InvalidSettings
+    from geomx_cli.runtime.kvstore import Store
     from geomx_cli.runtime.training.evaluation import Evaluation
     from geomx_cli.runtime.training.loop import Loop
-    from geomx_cli.runtime.training.replica import Replica
 
-    network = _network(recipe)
     if shard.classes > network.classes:
         what = f"the training data have {shard.classes} classes, the test data only {network.classes}"
         raise InvalidSettings(f"--data {recipe.data}: {what}", "let both have the last label")
     if shard.shape != network.shape:
         what = f"images to train on have the shape {shard.shape}, and to test {network.shape}"
         raise InvalidSettings(f"--data {recipe.data}: {what}", "let both have one shape")
-    store, replica = mx.kv.create("dist_sync"), Replica(mx, network)
-    replica.warm_up(recipe.batch_size)
+    model = network.build()
+    model.warm_up(recipe.batch_size)
     values = _values(recipe, network)
-    store.init(list(values), [mx.nd.array(value) for value in values.values()])
-    part = algorithm.worker(client, store, replica, recipe)
+    Store(client).init(list(values), list(values.values()))
+    part = algorithm.worker(client, model, recipe)
     part.start()
     evaluation = None
     if test is not None:
-        evaluation = Evaluation(Replica(mx, network), test, recipe.eval_every // part.steps_per_round)
-    loop = Loop(client, recipe, replica=replica, part=part, shard=shard, evaluation=evaluation)
+        evaluation = Evaluation(network.build(), test, recipe.eval_every // part.steps_per_round)
+    loop = Loop(client, recipe, model=model, part=part, shard=shard, evaluation=evaluation)
     loop.run()
     fields: dict[str, object] = {"rounds": part.rounds, "samples": loop.samples, "seconds": loop.seconds}
     if evaluation is not None:
         client.report(state="evaluating")
         fields["accuracy"] = loop.evaluate()
         client.report(accuracy=fields["accuracy"])
-    client.events.write("finished", stopped=loop.stopped, parameters=replica.digest(), **fields)
+    client.events.write("finished", stopped=loop.stopped, parameters=model.digest(), **fields)
     client.report(state="finished", progress=1.0, left_s=0.0)
 
 

@@ -1,9 +1,14 @@
 """The small network `cnn`, and `cnn-bn`, the same with batch normalisation."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.runtime.training.networks import Built, Network, Parameter, Shape
+from geomx_cli.runtime.training.network import Network, Parameter, Shape
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from geomx_cli.runtime.training.gluon_model import GluonModel
 
 __all__ = ["network"]
 
@@ -37,10 +42,16 @@ def network(shape: Shape, classes: int, *, normalised: bool) -> Network:
         inputs = outputs
     parameters, statistics = (tuple(item for pair in pairs for item in pair) for pairs in (layers, norms))
 
-    def build(mx: Any) -> Built:
-        return _build(mx, [first.shape for first, _ in layers], normalised=normalised)
+    def build(network: Network) -> "GluonModel":
+        return _build(network, [first.shape for first, _ in layers], normalised=normalised)
 
-    return Network(shape, classes, parameters, statistics, (height, width), build)
+    return Network(shape, classes, parameters, statistics, (height, width), build, _session)
+
+
+def _session(device: str, seed: int) -> "AbstractContextManager[None]":
+    from geomx_cli.runtime.training import gluon_model  # the master worker needs no framework
+
+    return gluon_model.session(device, seed)
 
 
 def _left(extent: int) -> int:
@@ -53,9 +64,15 @@ def _layer(name: str, shape: tuple[int, ...]) -> tuple[Parameter, Parameter]:
     return Parameter(f"{name}.weight", shape, None), Parameter(f"{name}.bias", shape[:1])
 
 
-def _build(mx: Any, shapes: list[tuple[int, ...]], *, normalised: bool) -> Built:
+def _build(network: Network, shapes: list[tuple[int, ...]], *, normalised: bool) -> "GluonModel":
+    from geomx_cli.runtime.mxnet_store import load_mxnet
+    from geomx_cli.runtime.training.gluon_model import Built, GluonModel
+
+    mx = load_mxnet()
     nn = mx.gluon.nn
-    block, trained, running = nn.HybridSequential(), [], []
+    block: Any = nn.HybridSequential()
+    trained: list[Any] = []
+    running: list[Any] = []
     for channels, inputs, *kernel in (shape for shape in shapes if len(shape) == 4):
         layer = nn.Conv2D(channels, tuple(kernel), in_channels=inputs)
         block.add(layer)
@@ -75,4 +92,4 @@ def _build(mx: Any, shapes: list[tuple[int, ...]], *, normalised: bool) -> Built
         trained += [layer.weight, layer.bias]
     block.initialize(mx.init.Zero())
     block.hybridize(static_alloc=True, static_shape=True)
-    return Built(block, trained, running)
+    return GluonModel(network, Built(block, trained, running))

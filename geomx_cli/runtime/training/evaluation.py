@@ -2,7 +2,7 @@
 
 import time
 
-from geomx_cli.runtime.training.replica import Replica
+from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.samples import Samples
 
 __all__ = ["Evaluation"]
@@ -21,10 +21,10 @@ class Evaluation:
     that has begun. For the training thread only.
     """
 
-    def __init__(self, replica: Replica, test: Samples, every: int) -> None:
-        self._replica = replica
+    def __init__(self, model: ModelAdapter, test: Samples, every: int) -> None:
+        self._model = model
         self._test = test
-        height, width = replica.network.resized
+        height, width = model.network.resized
         self._piece = max(_LEAST, _PIECE // (height * width))
         pieces = -(-len(test) // self._piece)
         self._per_advance = -(-pieces // max(1, min(every, _ROUNDS)))
@@ -49,9 +49,9 @@ class Evaluation:
         """Time spent in the latest evaluation so far."""
         return self._seconds
 
-    def begin(self, weights: Replica, round_: int) -> None:
+    def begin(self, model: ModelAdapter, round_: int) -> None:
         """Take a copy of the weights after round `round_`; at the end one that is not done is given up."""
-        self._replica.copy_weights_from(weights)
+        self._model.copy_weights_from(model)
         self.round, self._next, self._correct, self._seconds = round_, 0, 0, 0.0
 
     def advance(self) -> bool:
@@ -60,7 +60,7 @@ class Evaluation:
         for _ in range(self._per_advance):
             if self.busy:
                 batch = self._test.take(slice(self._next, self._next + self._piece))
-                self._correct += self._replica.count_correct(batch)
+                self._correct += self._model.count_correct(batch)
                 self._next += self._piece
         self._seconds += time.monotonic() - begun
         if self.busy:
@@ -68,8 +68,8 @@ class Evaluation:
         self.accuracy = self._correct / len(self._test)
         return True
 
-    def run(self, weights: Replica, round_: int) -> None:
+    def run(self, model: ModelAdapter, round_: int) -> None:
         """Evaluate at once."""
-        self.begin(weights, round_)
+        self.begin(model, round_)
         while not self.advance():
             pass

@@ -5,7 +5,8 @@ from typing import Any
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.runtime.mxnet_store import load_mxnet
-from geomx_cli.runtime.training.networks import Built, Network, Parameter, Shape
+from geomx_cli.runtime.training.gluon_model import Built, GluonModel, session
+from geomx_cli.runtime.training.network import Network, Parameter, Shape
 from geomx_cli.runtime.training.own import call
 
 __all__ = ["of_a_person", "of_the_zoo"]
@@ -54,16 +55,14 @@ def _network(
         shape, classes,
         tuple(Parameter(key, item.shape, _start(key, item.shape)) for key, item in trained.items()),
         tuple(Parameter(key, item.shape, _start(key, item.shape)) for key, item in running.items()),
-        size, lambda mx: _build(mx, make, shape, classes, size, name),
+        size, lambda network: _build(network, make, name), session,
     )  # fmt: skip
 
 
-def _build(
-    mx: Any, make: Callable[[Any], Any], shape: Shape, classes: int, size: tuple[int, int], name: str
-) -> Built:
-    block, body = _built(mx, make, shape, classes, size, name)
+def _build(network: Network, make: Callable[[Any], Any], name: str) -> GluonModel:
+    block, body = _built(load_mxnet(), make, network.shape, network.classes, network.resized, name)
     trained, running = _parameters(body)
-    return Built(block, list(trained.values()), list(running.values()))
+    return GluonModel(network, Built(block, list(trained.values()), list(running.values())))
 
 
 def _built(

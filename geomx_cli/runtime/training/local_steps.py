@@ -1,16 +1,15 @@
 """A worker's own optimizer and the steps that it takes by itself between two exchanges."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from geomx_cli.ps import optimizers
+from geomx_cli.runtime.training.model import Floats, flat_views
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.wire import Array
+    from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.recipe import Recipe
-    from geomx_cli.runtime.training.replica import Replica
     from geomx_cli.runtime.training.stopwatch import Stopwatch
 
 __all__ = ["LocalSteps"]
@@ -21,43 +20,36 @@ class LocalSteps:
 
     count, samples: what there was since the owner last set them to zero.
 
-    `weights` are float32 arrays in the order of the replica's, parts of one vector, as optimizers work element by
-    element; the replica's own are a copy of them, which `step` and `put` make. The optimizer is one of those that
-    servers run, so it gives the same numbers wherever it runs.
+    `weights` are 1-D float32 arrays in the order of the model's tensors, parts of one vector, as optimizers work
+    element by element; the model's own are a copy of them, which `step` and `put` make. The optimizer is one of those
+    that servers run, so it gives the same numbers wherever it runs.
     """
 
-    def __init__(self, replica: "Replica", recipe: "Recipe") -> None:
+    def __init__(self, model: "ModelAdapter", recipe: "Recipe") -> None:
         self.count = self.samples = 0
-        self._replica = replica
+        self._model = model
         self._optimizer = optimizers.create(recipe.optimizer, recipe.optimizer_params)
-        self._vector, self.weights = _parts_of_one(replica.weights)
-        self._gradient, self._gradients = _parts_of_one(replica.gradients)
+        self._vector, self._gradient = np.zeros(model.size, np.float32), np.zeros(model.size, np.float32)
+        self.weights = flat_views(self._vector, model.sizes)
+        self._gradients = flat_views(self._gradient, model.sizes)
 
     def begin(self) -> None:
-        """Start from the replica's weights."""
-        for own, weight in zip(self.weights, self._replica.weights, strict=True):
-            own[...] = weight.asnumpy()
+        """Start from the model's weights."""
+        self._model.read_weights(self._vector)
 
     def step(self, samples: int, watch: "Stopwatch") -> None:
-        """One update with the replica's gradients, of a batch of so many samples; waits for them."""
+        """One update with the model's gradients, of a batch of so many samples; waits for them."""
         self.count += 1
         self.samples += samples
         with watch("forward and backward"):
-            self._replica.wait_for_gradients()
+            self._model.wait_for_gradients()
         with watch("local update"):
-            for own, gradient in zip(self._gradients, self._replica.gradients, strict=True):
-                own[...] = gradient.asnumpy()
+            for index, gradient in enumerate(self._gradients):
+                self._model.read_gradient(index, gradient)
             self._vector[...] = self._optimizer.update((0, 0), self._vector, self._gradient)
-            self._replica.set_weights(self._vector)
+            self._model.write_weights(self._vector)
 
-    def put(self, index: int, value: "Array") -> None:
+    def put(self, index: int, value: Floats) -> None:
         """Have one tensor go on from `value`."""
         self.weights[index][...] = value
-        self._replica.set_weight(index, self.weights[index])
-
-
-def _parts_of_one(like: Sequence[Any]) -> "tuple[Array, list[Array]]":
-    """A float32 vector, and its parts in the shapes of these arrays."""
-    vector = np.zeros(sum(array.size for array in like), np.float32)
-    cuts = np.cumsum([array.size for array in like])[:-1]
-    return vector, [part.reshape(array.shape) for part, array in zip(np.split(vector, cuts), like, strict=True)]
+        self._model.write_weight(index, self.weights[index])

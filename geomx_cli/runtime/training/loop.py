@@ -4,18 +4,18 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, SupportsFloat
 
 from geomx_cli.runtime.algorithms._completion import INTERVAL, CompletionClient
 from geomx_cli.runtime.training.agreement import Agreement
 from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
 from geomx_cli.runtime.training.doubt import doubt
 from geomx_cli.runtime.training.evaluation import Evaluation
+from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.part import WorkerPart
 from geomx_cli.runtime.training.prefetch import Prefetch
 from geomx_cli.runtime.training.recipe import Recipe
 from geomx_cli.runtime.training.record import Record
-from geomx_cli.runtime.training.replica import Replica
 from geomx_cli.runtime.training.samples import Batch, Samples
 from geomx_cli.runtime.training.slowness import Slowness, factor_of
 from geomx_cli.runtime.training.stopwatch import Stopwatch
@@ -31,7 +31,7 @@ class _Round:
     """What is known of the round under way."""
 
     times: list[dict[str, float]] = field(default_factory=list)
-    losses: list[Any] = field(default_factory=list)
+    losses: list[SupportsFloat] = field(default_factory=list)
     samples: int = 0
     accuracy: float | None = None
 
@@ -44,7 +44,7 @@ class _Round:
 
 
 class Loop:
-    """Trains `replica` on `shard` to the job's end. `evaluation` is given on global rank 0 alone.
+    """Trains `model` on `shard` to the job's end. `evaluation` is given on global rank 0 alone.
 
     The exchange of a round runs while the next batch is made and a piece of the test set is evaluated. A worker that
     is out of data abstains from the rounds of the others until none has more; so all end with one model. A failure of
@@ -52,11 +52,11 @@ class Loop:
     """
 
     def __init__(
-        self, client: "Client", recipe: Recipe, *, replica: Replica, part: WorkerPart, shard: Samples,
+        self, client: "Client", recipe: Recipe, *, model: ModelAdapter, part: WorkerPart, shard: Samples,
         evaluation: Evaluation | None,
     ) -> None:  # fmt: skip
         self._recipe = recipe
-        self._replica = replica
+        self._model = model
         self._part = part
         self._shard = shard
         self._evaluation = evaluation
@@ -67,7 +67,7 @@ class Loop:
         self._slowness = Slowness(factor) if factor > 1 else None
         every = recipe.checkpoint_every if self._rank == 0 else 0
         self._checkpoints = Checkpoints(client.settings.job_dir, every) if every else None
-        self._agreement = Agreement(client, priority=-len(replica.names))
+        self._agreement = Agreement(client, priority=-len(model.names))
         self._completion = CompletionClient(client) if part.asynchronous else None
         self._watch = Stopwatch()
         self._round = _Round()
@@ -113,7 +113,7 @@ class Loop:
         """The accuracy of the weights as they are at the end; None where this worker does not evaluate."""
         if self._evaluation is None:
             return None
-        self._evaluation.run(self._replica, self._part.rounds)
+        self._evaluation.run(self._model, self._part.rounds)
         self._judge(self._evaluation)
         return self._evaluation.accuracy
 
@@ -131,13 +131,13 @@ class Loop:
         """Train on a batch. True if the exchange of a round has begun."""
         begun, current = time.monotonic(), self._round
         with self._watch("forward and backward"):
-            current.losses.append(self._replica.forward_backward(batch, self._part.gradient_scale))
+            current.losses.append(self._model.forward_backward(batch, self._part.gradient_scale))
             if self._slowness is not None:
-                self._replica.wait_for_gradients()
+                self._model.wait_for_gradients()
                 self._slowness.after(time.monotonic() - begun)
         exchanging = self._part.after_step(len(batch[1]), self._watch)
         with self._watch("forward and backward"):
-            self._replica.wait_for_gradients()
+            self._model.wait_for_gradients()
         current.samples += len(batch[1])
         self.samples += len(batch[1])
         self._steps += 1
@@ -168,7 +168,7 @@ class Loop:
         current.add_exchange(self._watch.take(but="get_batch"), apart=self._part.exchange_apart)
         loss = None
         if current.losses:
-            loss = self._loss = sum(float(loss.asnumpy()[0]) for loss in current.losses) / len(current.losses)
+            loss = self._loss = sum(float(loss) for loss in current.losses) / len(current.losses)
         self._record.round(
             self._part.rounds, current.times, samples=current.samples, loss=loss, steps=self._steps,
             communicate=now - (self._begun or waiting), wait=now - waiting,
@@ -202,7 +202,7 @@ class Loop:
         """Evaluate what the others have trained meanwhile."""
         if self._evaluation is not None and self._recipe.eval_every:
             self._take_newest()
-            self._evaluation.run(self._replica, self._part.rounds)
+            self._evaluation.run(self._model, self._part.rounds)
             self._tell_accuracy(self._evaluation)
 
     def _take_newest(self) -> None:
@@ -220,9 +220,7 @@ class Loop:
         """Write a checkpoint if one is due."""
         if self._checkpoints is None or not (at_end or self._checkpoints.due(self._steps)):
             return
-        weights = {
-            name: weight.asnumpy() for name, weight in zip(self._replica.names, self._replica.weights, strict=True)
-        } | {name: running.asnumpy() for name, running in self._replica.statistics.items()}
+        weights = {**self._model.named_weights(), **self._model.read_statistics()}
         self._checkpoints.write(Checkpoint(self._steps, self.samples, self._part.rounds, self.seconds, weights))
 
     def _begin_evaluation(self) -> None:
@@ -231,7 +229,7 @@ class Loop:
             return
         if self._steps + self._waited - self._evaluated >= every:
             self._evaluated = self._steps + self._waited
-            evaluation.begin(self._replica, self._part.rounds)
+            evaluation.begin(self._model, self._part.rounds)
 
     def _evaluate(self) -> None:
         evaluation = self._evaluation

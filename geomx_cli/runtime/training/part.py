@@ -11,7 +11,7 @@ __all__ = ["Algorithm", "WorkerPart"]
 
 
 class WorkerPart(ABC):
-    """Base of what an algorithm's `worker(client, store, replica, recipe)` returns. Used by the training thread only.
+    """Base of what an algorithm's `worker(client, model, recipe)` returns. Used by the training thread only.
 
     The loop calls `start` once, then for every batch one forward and backward pass and `after_step`. Where that began a
     round, and `due` says so, `synchronise` follows before the next batch. When no batch is left, or all stop, `drain`
@@ -58,7 +58,7 @@ class WorkerPart(ABC):
 
     @abstractmethod
     def synchronise(self) -> None:
-        """Wait for the result of the round that has begun and put it into the replica's weights."""
+        """Wait for the result of the round that has begun and put it into the model's weights."""
 
     def unfinished(self, steps_left: int) -> bool:
         """Asked when a round has begun: whether this worker will contribute to a round after the next one of all
@@ -70,13 +70,13 @@ class WorkerPart(ABC):
         """A round is over: so many of the workers that took part in it said that they are unfinished."""
 
     def newest(self) -> None:
-        """Put the newest weights of the global servers into the replica, which counts as a round; blocks. Only
+        """Put the newest weights of the global servers into the model, which counts as a round; blocks. Only
         asynchronous parts have it.
         """
         raise NotImplementedError
 
     def end(self) -> None:  # noqa: B027 - most parts have them already
-        """No round follows: leave the final global weights in the replica."""
+        """No round follows: leave the final global weights in the model."""
 
 
 class Algorithm(Protocol):
@@ -85,5 +85,5 @@ class Algorithm(Protocol):
     def server_optimizer(self, recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
         """Name and hyper-parameters of the optimizer that the roots are to run; None for none."""
 
-    def worker(self, client: object, store: object, replica: object, recipe: "Recipe") -> WorkerPart:
+    def worker(self, client: object, model: object, recipe: "Recipe") -> WorkerPart:
         """The part in a worker."""

@@ -1,0 +1,151 @@
+"""A gluon block as a model of the bundled training job, and MXNet's part of a training session."""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from geomx_cli.runtime.mxnet_store import load_mxnet
+from geomx_cli.runtime.training import device as devices
+from geomx_cli.runtime.training.model import Floats, ModelAdapter
+from geomx_cli.runtime.training.network import Network
+from geomx_cli.runtime.training.samples import Batch
+
+__all__ = ["Built", "GluonModel", "session"]
+
+
+@contextlib.contextmanager
+def session(device: str, seed: int) -> Iterator[None]:
+    """See Network.session. Raises InvalidSettings where MXNet is missing too."""
+    mx = load_mxnet()
+    mx.random.seed(seed)
+    with devices.pick(mx, device):  # where arrays of this thread lie from now on
+        yield
+
+
+@dataclass(frozen=True)
+class Built:
+    """An MXNet block and its gluon parameters in the orders of `Network.parameters` and `Network.statistics`.
+
+    The block is hybridised, takes float32 images of shape (b, *shape) and gives logits of shape (b, classes).
+    """
+
+    block: Any
+    trained: Sequence[Any]
+    running: Sequence[Any]
+
+
+class GluonModel(ModelAdapter):
+    """A block on the device that was MXNet's current one when it was made.
+
+    weights, statistics, gradients: float32 NDArrays, the same objects for the model's whole life, in the orders of
+    the network's parameters and statistics. MXNet's engine computes, in the order of the calls.
+    """
+
+    def __init__(self, network: Network, built: Built) -> None:
+        super().__init__(network)
+        self._mx = mx = load_mxnet()
+        self._block = built.block
+        self._loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+        self.weights: list[Any] = [parameter.list_data()[0] for parameter in built.trained]
+        self.gradients: list[Any] = [parameter.list_grad()[0] for parameter in built.trained]
+        names = [item.name for item in network.statistics]
+        running = [parameter.list_data()[0] for parameter in built.running]
+        self.statistics: dict[str, Any] = dict(zip(names, running, strict=True))
+
+    def warm_up(self, samples: int) -> None:
+        """Go through both passes once, with a batch of zeros and while the weights are yet to come: MXNet builds its
+        kernels the first time, which takes longer than many steps.
+        """
+        before = self.read_statistics()
+        images = np.zeros((samples, *self.network.shape), np.float32)
+        self.forward_backward((images, np.zeros(samples, np.float32)), 1.0)
+        self.wait_for_gradients()
+        self.write_statistics(before)
+
+    def forward_backward(self, batch: Batch, scale: float) -> "_Loss":
+        """See ModelAdapter."""
+        images, labels = (self._mx.nd.array(array) for array in batch)
+        with self._mx.autograd.record():
+            loss = self._loss(self._block(images), labels).mean()
+            scaled = loss * scale
+        scaled.backward()
+        return _Loss(loss)
+
+    def wait_for_gradients(self) -> None:
+        """See ModelAdapter."""
+        for gradient in self.gradients:
+            gradient.wait_to_read()
+
+    def read_gradient(self, index: int, out: Floats) -> None:
+        """See ModelAdapter."""
+        out[:] = self.gradients[index].asnumpy().reshape(-1)
+
+    def read_weights(self, out: Floats) -> None:
+        """See ModelAdapter."""
+        start = 0
+        for weight in self.weights:
+            out[start : start + weight.size] = weight.asnumpy().reshape(-1)
+            start += weight.size
+
+    def write_weights(self, vector: Floats) -> None:
+        """Set all weights. They cross to MXNet at once: a crossing of each tensor would take longer than the step that
+        they come from.
+        """
+        staged, parts = self._staging
+        staged._sync_copyfrom(vector)
+        for part, weight in zip(parts, self.weights, strict=True):
+            part.copyto(weight)
+
+    @functools.cached_property
+    def _staging(self) -> tuple[Any, list[Any]]:
+        """An array of all tensors' elements, and its parts in their shapes."""
+        staged, parts, start = self._mx.nd.empty(self.size), [], 0
+        for weight in self.weights:
+            parts.append(staged[start : start + weight.size].reshape(weight.shape))
+            start += weight.size
+        return staged, parts
+
+    def write_weight(self, index: int, value: Floats) -> None:
+        """See ModelAdapter."""
+        target = self.weights[index]
+        self._mx.nd.array(value.reshape(target.shape)).copyto(target)
+
+    def read_statistics(self) -> dict[str, Floats]:
+        """See ModelAdapter."""
+        return {name: running.asnumpy() for name, running in self.statistics.items()}
+
+    def write_statistics(self, values: Mapping[str, Floats]) -> None:
+        """See ModelAdapter."""
+        for name, value in values.items():
+            target = self.statistics[name]
+            self._mx.nd.array(value.reshape(target.shape)).copyto(target)
+
+    def copy_weights_from(self, other: ModelAdapter) -> None:
+        """See ModelAdapter; on the device, where both are of this class."""
+        if not isinstance(other, GluonModel):
+            super().copy_weights_from(other)
+            return
+        for source, target in zip(other.weights, self.weights, strict=True):
+            source.copyto(target)
+        for name, running in other.statistics.items():
+            running.copyto(self.statistics[name])
+
+    def count_correct(self, batch: Batch) -> int:
+        """See ModelAdapter."""
+        images, labels = batch
+        scores = self._block(self._mx.nd.array(images)).asnumpy()
+        return int((scores.argmax(axis=1) == labels).sum())
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """A loss that may yet have to be computed; its value is waited for."""
+
+    array: Any
+
+    def __float__(self) -> float:
+        return float(self.array.asscalar())

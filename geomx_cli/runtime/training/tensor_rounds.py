@@ -1,0 +1,53 @@
+"""The rounds of a model's tensors, as a worker takes part in them."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from geomx_cli.runtime.training.model import flat_views
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+    from geomx_cli.ps.exchange import Exchange
+    from geomx_cli.runtime.training.model import ModelAdapter
+
+__all__ = ["TensorRounds"]
+
+
+class TensorRounds:
+    """One buffer for each tensor: `push` sends what is in it, and `wait` returns with the round's result in it.
+
+    vector: all buffers, float32 of shape (n,). buffers: its parts, 1-D, in the order of the model's tensors. Tensors
+    nearer to the input go first where messages queue, as they are needed first. For the training thread only; all
+    methods raise what the client does when the job has failed.
+    """
+
+    def __init__(self, client: "Client", model: "ModelAdapter") -> None:
+        self.vector = np.zeros(model.size, np.float32)
+        self.buffers = flat_views(self.vector, model.sizes)
+        self._names = model.names
+        self._client = client
+        self._begun: dict[int, Exchange] = {}
+
+    def pull(self) -> None:
+        """Fill all buffers with the servers' values; blocks until there are any. In an asynchronous job they are the
+        global servers' newest.
+        """
+        items = enumerate(zip(self._names, self.buffers, strict=True))
+        for future in [self._client.pull(name, buffer, priority=-index) for index, (name, buffer) in items]:
+            future.result()
+
+    def push(self, index: int, weight: float = 1.0) -> None:
+        """Contribute a tensor's buffer to its next round, with this weight; returns at once."""
+        buffer = self.buffers[index]
+        self._begun[index] = self._client.exchange(self._names[index], buffer, buffer, priority=-index, weight=weight)
+
+    def abstain(self, index: int) -> None:
+        """Take part in a tensor's next round with nothing to contribute; returns at once."""
+        self._begun[index] = self._client.exchange(self._names[index], None, self.buffers[index], priority=-index)
+
+    def wait(self, tensors: Iterable[int] | None = None) -> None:
+        """Return when the results of these tensors' rounds are in their buffers; without an argument, of all's."""
+        for index in list(self._begun) if tensors is None else tensors:
+            self._begun.pop(index).done.result()
