@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import forks
 import pytest
+from forks import Forked
 
 ROOT = Path(__file__).parent.parent
 RUNTIME = [sys.executable, "-m", "geomx_cli.runtime"]
@@ -44,21 +46,28 @@ def _is_free(port: int) -> bool:
 class Cluster:
     """Processes by name; each writes its output to a file. `wait` returns exit statuses, or fails after the limit.
 
-    environment: variables of all processes; each: of single ones, by name. uri: where all schedulers are.
+    environment: variables of all processes; each: of single ones, by name. uri: where all schedulers are. forks:
+    whether processes of Python may have imported numpy and geomx before they start.
     """
 
     directory: Path
     environment: dict[str, str] = field(default_factory=dict)
     each: dict[str, dict[str, str]] = field(default_factory=dict)
     uri: str = "127.0.0.1"
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    forks: bool = True
+    processes: dict[str, "subprocess.Popen[bytes] | Forked"] = field(default_factory=dict)
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start one process in a session of its own."""
+        """Start one process in a session of its own; one of Python is forked, unless its path or the like differs."""
+        variables = {**clean_environment(), **self.environment, **env, **self.each.get(name, {})}
+        if self.forks and argv[0] == sys.executable and _of_python(variables) == _of_python(clean_environment()):
+            out = self.directory / f"{name}.out"
+            self.processes[name] = forks.server().start(argv[1:], variables, self.directory, out)
+            return
         with (self.directory / f"{name}.out").open("wb") as out:
             self.processes[name] = subprocess.Popen(
                 list(argv),
-                env={**clean_environment(), **self.environment, **env, **self.each.get(name, {})},
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -175,3 +184,8 @@ def clean_environment() -> dict[str, str]:
     own = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_", "PS_"))}
     paths = [str(ROOT), *filter(None, [own.get("PYTHONPATH", "")])]
     return {**own, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _of_python(environment: Mapping[str, str]) -> dict[str, str]:
+    """What Python itself, or a library while it is imported, reads."""
+    return {name: text for name, text in environment.items() if name.startswith(("PYTHON", "OMP_", "OPENBLAS_"))}

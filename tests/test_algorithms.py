@@ -83,8 +83,8 @@ def launch(tmp_path: Path, data: Path) -> Iterator[Run]:
     jobs: list[Job] = []
 
     def begin(algo: str, *arguments: str) -> Job:
-        shape = ["--local", "--json", "--algo", algo, "--data-dir", str(data), "--batch-size", "8"]
-        jobs.append(Job(tmp_path, [*shape, *arguments]))
+        small = ["--network", "linear", "--data-dir", str(data), "--batch-size", "8"]
+        jobs.append(Job(tmp_path, ["--local", "--json", "--algo", algo, *small, *arguments]))
         return jobs[-1]
 
     yield begin
