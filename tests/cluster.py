@@ -58,9 +58,9 @@ class Cluster:
     processes: dict[str, "subprocess.Popen[bytes] | Forked"] = field(default_factory=dict)
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start one process in a session of its own; one of Python is forked, unless its path or the like differs."""
+        """Start one process in a session of its own."""
         variables = {**clean_environment(), **self.environment, **env, **self.each.get(name, {})}
-        if self.forks and argv[0] == sys.executable and _of_python(variables) == _of_python(clean_environment()):
+        if self.forks and forks.can_be_forked(argv, variables):
             out = self.directory / f"{name}.out"
             self.processes[name] = forks.server().start(argv[1:], variables, self.directory, out)
             return
@@ -184,8 +184,3 @@ def clean_environment() -> dict[str, str]:
     own = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_", "PS_"))}
     paths = [str(ROOT), *filter(None, [own.get("PYTHONPATH", "")])]
     return {**own, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def _of_python(environment: Mapping[str, str]) -> dict[str, str]:
-    """What Python itself, or a library while it is imported, reads."""
-    return {name: text for name, text in environment.items() if name.startswith(("PYTHON", "OMP_", "OPENBLAS_"))}

@@ -1,7 +1,7 @@
 """Python processes for tests, forked from one that has imported numpy and geomx: a fifth of the CPU time of new ones.
 
-They are processes like others, each in a session of its own with its own environment and output; only their imports
-have been done before. What they run is MODULE or SCRIPT, as `python -m MODULE` and `python SCRIPT` would.
+They are processes like others, each in a session of its own with its own environment and output; only some imports have
+been done before. What they run is a module or a script, as `python -m MODULE` and `python SCRIPT` would.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import os
 import runpy
 import select
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parent.parent
 MESSAGE = 1 << 17
 IMPORTED = (
     "geomx_cli.ps.client", "geomx_cli.ps.scheduler", "geomx_cli.ps.server", "geomx_cli.ps.optimizers",
@@ -78,11 +80,12 @@ class ForkServer:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT)}, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )  # fmt: skip
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], directory: Path, out: Path) -> Forked:
-        """As `python ARGV`, with standard output and error in the file `out`."""
+        """As `python ARGV` would, with standard output and error in the file `out`."""
         out.write_bytes(b"")
         request = {"argv": list(argv), "env": dict(env), "directory": str(directory), "out": str(out)}
         with self._lock:
@@ -106,6 +109,21 @@ class ForkServer:
         if "status" in message:
             self.statuses[message["pid"]] = message["status"]
         return message
+
+
+def can_be_forked(argv: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether a forked process would be the same: a module or script of this Python, with this geomx on its path, and
+    nothing in its environment of what Python reads before that, or a library while it is imported.
+    """
+    is_plain = argv[0] == sys.executable and (argv[1] == "-m" or argv[1].endswith(".py"))
+    has_geomx = str(ROOT) in env.get("PYTHONPATH", "").split(os.pathsep)
+    return is_plain and has_geomx and _read_early(env) == _read_early(os.environ)
+
+
+def _read_early(env: Mapping[str, str]) -> dict[str, str]:
+    found = {name: text for name, text in env.items() if name.startswith(("PYTHON", "OMP_", "OPENBLAS_"))}
+    found.pop("PYTHONPATH", None)
+    return found
 
 
 @functools.cache
@@ -152,6 +170,9 @@ def _become(request: dict[str, Any]) -> None:
     os.close(out)
     os.environ.clear()
     os.environ.update(request["env"])
+    sys.path[1:1] = request["env"]["PYTHONPATH"].split(os.pathsep)
+    sys.modules.pop("sitecustomize", None)
+    site.execsitecustomize()
     first, *words = request["argv"]
     if first == "-m":
         sys.path[0] = request["directory"]

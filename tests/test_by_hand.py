@@ -20,7 +20,7 @@ from geomx_cli.runtime.training import networks
 from geomx_cli.runtime.training.checkpoint import Checkpoint
 
 SAMPLES, BATCH = 512, 32
-QUICK = {"GEOMX_EPOCHS": "1", "GEOMX_BATCH_SIZE": str(BATCH)}
+QUICK = {"GEOMX_EPOCHS": "1", "GEOMX_BATCH_SIZE": str(BATCH), "GEOMX_NETWORK": "linear"}
 WORKERS = ("Aw0", "Aw1", "Bw0", "Bw1")
 
 
@@ -41,7 +41,7 @@ def events_of(directory: Path, name: str) -> list[Event]:
 def test_twelve_processes_train(cluster: Cluster, tmp_path: Path) -> None:
     # Only to see what they did: a process with a name and a directory writes its event log there.
     logs = {name: {"GEOMX_JOB_DIR": str(tmp_path), "GEOMX_PROCESS": name} for name in WORKERS}
-    start(cluster, tmp_path, worker_env=logs)
+    start(cluster, tmp_path, worker_env=logs, env={"GEOMX_NETWORK": "cnn"})
     cluster.finish()
     ends = []
     for name in WORKERS:
@@ -67,7 +67,7 @@ def test_checkpoints(cluster: Cluster, tmp_path: Path, algorithm: str, files: li
     assert [item.rounds for item in found] == (files if algorithm == "fsa" else [1, 2])
     assert 0 < found[0].seconds < found[1].seconds
     digest = hashlib.sha256()
-    for name in networks.find("cnn").initial_weights(1):
+    for name in networks.find("linear").initial_weights(1):
         digest.update(name.encode() + found[-1].weights[name].tobytes())
     ends = [event for event in events_of(tmp_path, "Aw0") if event["event"] == "finished"]
     assert ends[0]["parameters"] == digest.hexdigest()
@@ -122,9 +122,10 @@ def test_wrong_variable_is_told(
 
 @pytest.mark.timeout(60)
 def test_a_learning_rate_that_does_not_fit_is_told(cluster: Cluster, tmp_path: Path) -> None:
+    rate = {"GEOMX_LR": "1e6", "GEOMX_MOMENTUM": "0", "GEOMX_NETWORK": "cnn"}
     # Whoever came first evaluates.
     logs = {name: {"GEOMX_JOB_DIR": str(tmp_path), "GEOMX_PROCESS": name} for name in ("Aw0", "Bw0")}
-    start(cluster, tmp_path, worker_env=logs, parties=(1, 1), env={"GEOMX_LR": "1e6", "GEOMX_MOMENTUM": "0"})
+    start(cluster, tmp_path, worker_env=logs, parties=(1, 1), env=rate)
     cluster.finish()
     events = [event for name in logs for event in events_of(tmp_path, name)]
     (warning,) = [event["message"] for event in events if event["event"] == "warning"]

@@ -80,6 +80,7 @@ def test_prometheus() -> None:
 def test_a_launch_that_exports(desk: Desk, tmp_path: Path) -> None:
     data = write_data(tmp_path / "data")
     words = ["--local", "--workers", "1", "--data-dir", str(data), "--batch-size", "16", "--epochs", "6"]
+    words += ["--network", "linear"]
     done = desk.geomx("launch", *words, "--tensorboard", str(tmp_path / "runs"), "--json", limit=60)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)

@@ -31,15 +31,11 @@ def test_only_rows_travel_after_the_initial_value(cluster: Cluster, kind: str) -
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("flat", [False, True], ids=["two levels", "flat"])
 @pytest.mark.parametrize("kind", ["gradient", "weight"])
-def test_trainer_trains_an_embedding_as_one_process_would(cluster: Cluster, kind: str, flat: bool) -> None:
+def test_trainer_trains_an_embedding_as_one_process_would(cluster: Cluster, kind: str) -> None:
     """With momentum and weight decay, which MXNet applies only to the rows of each gradient."""
     argv, env = hooked("sparse.py", kind)
-    if flat:
-        cluster.launch_flat(argv, env=env, workers=2, servers=2)
-    else:
-        cluster.launch(argv, env=env, parties=(1, 1))
+    cluster.launch(argv, env=env, parties=(1, 1))
     cluster.finish()
     check_parameters(cluster.directory, 2, [str(SCRIPTS / "sparse.py"), kind])
     assert all(np.isfinite(one).all() for one in np.load(cluster.directory / "params-0.npz").values())

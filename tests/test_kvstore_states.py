@@ -40,7 +40,7 @@ def same(directory: Path, one: str, another: str) -> bool:
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize(
     ("name", "way", "roots", "load"),
-    [("sgd", "hand", (2, 3), "load"), ("adam", "hand", (1, 1), "loads"), ("scheduled", "trainer", (1, 2), "loads")],
+    [("adam", "hand", (2, 3), "load"), ("scheduled", "trainer", (1, 2), "loads")],
 )
 def test_training_goes_on_as_if_nothing_had_been(
     tmp_path: Path, name: str, way: str, roots: tuple[int, int], load: str
