@@ -138,9 +138,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "network", "text", "cnn", "GEOMX_NETWORK",
-        "Network to train: cnn, cnn-bn, alexnet, resnet18-v1, resnet50-v1, resnet50-v2, mobilenet-v1, mobilenet-v2,"
-        " inception-v3, or MODULE:FUNCTION, which is called with the number of classes and returns a gluon"
-        " HybridBlock.",
+        "Network to train: linear (needs no MXNet), cnn, cnn-bn, alexnet, resnet18-v1, resnet50-v1, resnet50-v2,"
+        " mobilenet-v1, mobilenet-v2, inception-v3, or MODULE:FUNCTION, which is called with the number of classes and"
+        " returns a gluon HybridBlock.",
     ),
     _train(
         "data", "text", "fashion-mnist", "GEOMX_DATA",

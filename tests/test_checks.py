@@ -157,6 +157,12 @@ def test_what_a_job_needs(tmp_path: Path, script: str, frameworks: tuple[str, ..
     assert found["alpha"].memory == (75 << 20 if script else 190 << 20)
 
 
+def test_the_linear_network_needs_no_framework() -> None:
+    inventory = star(dict.fromkeys(("hub", "alpha"), "127.0.0.1"), range(9000, 9009))
+    spec = JobSpec(options={"network": "linear"})
+    assert needs(inventory, spec)["alpha"].modules == ("zmq", "msgspec", "numpy")
+
+
 def test_settling_fills_in_what_only_the_host_knows() -> None:
     asked: dict[str, object] = {
         "address": "", "interface": "lan0", "wan_interface": "wan0", "state_dir": "~/.local/state/geomx",

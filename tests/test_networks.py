@@ -120,6 +120,40 @@ def test_the_model_computes_the_network() -> None:
     assert in_another_process("compare_with_numpy()") == "equal"
 
 
+def test_linear_is_a_softmax_regression() -> None:
+    """Loss, gradients and predictions against the definition in float64, by central differences."""
+    random, network = np.random.default_rng(3), networks.find("linear", (2, 3, 4), 5)
+    assert [parameter.shape for parameter in network.parameters] == [(5, 24), (5,)]
+    model, vector = network.build(), random.standard_normal(125).astype(np.float32)
+    images, labels = random.standard_normal((7, 2, 3, 4)).astype(np.float32), np.arange(7, dtype=np.float32) % 5
+
+    def loss(weights: np.ndarray) -> float:
+        scores = images.reshape(7, 24).astype(np.float64) @ weights[:120].reshape(5, 24).T + weights[120:]
+        chosen = scores[np.arange(7), labels.astype(int)]
+        return float((np.log(np.exp(scores).sum(axis=1)) - chosen).mean())
+
+    model.write_weights(vector)
+    np.testing.assert_allclose(float(model.forward_backward((images, labels), 0.25)), loss(vector), rtol=1e-5)
+    gradient = np.empty(125, np.float32)
+    model.read_gradient(0, gradient[:120])
+    model.read_gradient(1, gradient[120:])
+    steps = 1e-5 * np.eye(125)
+    wanted = [0.25 * (loss(vector + step) - loss(vector - step)) / 2e-5 for step in steps]
+    np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-6)
+    scores = images.reshape(7, 24) @ vector[:120].reshape(5, 24).T + vector[120:]
+    assert model.count_correct((images, scores.argmax(axis=1).astype(np.float32))) == 7
+    copy = network.build()
+    copy.copy_weights_from(model)
+    assert copy.digest() == model.digest() != network.build().digest()
+    assert (copy.named_weights()["dense.weight"] == vector[:120].reshape(5, 24)).all()
+
+
+def test_linear_is_refused_a_gpu() -> None:
+    session = networks.find("linear").session("gpu1", 1)
+    with pytest.raises(InvalidSettings, match="to train on gpu1, and the network linear uses no GPU"), session:
+        pass
+
+
 def place_elsewhere() -> str:
     """Where everything of a model lies that is made with another device as the current one, and trains there."""
     mx = load_mxnet()

@@ -52,9 +52,13 @@ def _need(host: Host, nodes: list[Node], spec: JobSpec, frameworks: tuple[str, .
 
 
 def _frameworks(spec: JobSpec) -> tuple[str, ...]:
-    """What workers import: MXNet for the bundled job, and for a script what it imports itself, as far as we see."""
+    """What workers import: for the bundled job what its network needs, for a script what it imports itself, as far as
+    we see.
+    """
     if not spec.script:
-        return ("mxnet",)
+        from geomx_cli.runtime.training import networks  # numpy, of which scripts have no need
+
+        return networks.frameworks(str(spec.options.get("network", "")))
     text = "\n".join(_text(Path(word)) for word in spec.script if word.endswith(".py"))
     return tuple(name for name in ("mxnet", "torch") if re.search(_IMPORT.format(name=name), text, re.MULTILINE))
 

@@ -12,7 +12,7 @@ from geomx_cli.errors import InvalidSettings
 from geomx_cli.runtime.training.network import Network, Shape
 from geomx_cli.runtime.training.own import is_own
 
-__all__ = ["NETWORKS", "check_name", "find"]
+__all__ = ["NETWORKS", "check_name", "find", "frameworks"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ def check_name(name: str) -> None:
     if name not in NETWORKS and not is_own(name):
         hint = f"choose one of {', '.join(NETWORKS)}, or write MODULE:FUNCTION for one of your own"
         raise InvalidSettings(f"--network {name}: there is no such network", hint)
+
+
+def frameworks(name: str) -> tuple[str, ...]:
+    """The modules that workers need beside numpy to train a network."""
+    return () if name == "linear" else ("mxnet",)
 
 
 def find(name: str, shape: Shape = (1, 28, 28), classes: int = 10) -> Network:
