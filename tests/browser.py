@@ -61,7 +61,7 @@ class Browser:
         assert result.get("subtype") != "error", result
         return result.get("value")
 
-    def wait_for(self, script: str, limit: float = 15.0) -> Any:
+    def wait_for(self, script: str, limit: float = 60.0) -> Any:
         """The value of an expression, once it is true."""
         end = time.monotonic() + limit
         while not (found := self.value(script)):

@@ -83,7 +83,7 @@ class Cluster:
         """Everything, for the message of a failed assertion."""
         return "\n".join(f"--- {name} ({p.poll()})\n{self.output(name)}" for name, p in self.processes.items())
 
-    def wait(self, limit: float = 40.0) -> dict[str, int]:
+    def wait(self, limit: float = 90.0) -> dict[str, int]:
         """Exit statuses of all processes."""
         end = time.monotonic() + limit
         for process in self.processes.values():
@@ -93,7 +93,7 @@ class Cluster:
                 pytest.fail(f"still running after {limit} s:\n{self.outputs()}")
         return {name: process.returncode for name, process in self.processes.items()}
 
-    def finish(self, limit: float = 40.0) -> None:
+    def finish(self, limit: float = 90.0) -> None:
         """Wait for a clean end of everybody."""
         statuses = self.wait(limit)
         assert not any(statuses.values()), f"{statuses}\n{self.outputs()}"

@@ -71,7 +71,7 @@ class Launch:
                 return int(fields["processes"][name][0])
         return 0
 
-    def wait_for(self, condition: Callable[[], object], limit: float = 20) -> None:
+    def wait_for(self, condition: Callable[[], object], limit: float = 60) -> None:
         """Until `condition` holds."""
         end = time.monotonic() + limit
         while not condition():
@@ -88,7 +88,7 @@ class Launch:
         self.wait_for(lambda: known() >= count)
         return self
 
-    def finish(self, limit: float = 30) -> int:
+    def finish(self, limit: float = 90) -> int:
         """Wait for the end of launch; its exit status."""
         self.output, self.errors = self.process.communicate(timeout=limit)
         print(self.errors)  # for whom a status surprises
@@ -124,7 +124,7 @@ class Desk:
         own["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = own | self.environment
 
-    def geomx(self, *arguments: str, limit: float = 40) -> subprocess.CompletedProcess[str]:
+    def geomx(self, *arguments: str, limit: float = 90) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         return subprocess.run(
             [*GEOMX, *arguments], env=self.environment, cwd=self.folder, capture_output=True, text=True,

@@ -318,7 +318,7 @@ def test_newest_control_machine_wins(agents: Any) -> None:
     older, agent.process = agent.process, agent.command("attach")
     agent.send(type="hello")
     agent.until("hello")
-    assert json.loads(older.communicate(timeout=20)[0])["type"] == "replaced"
+    assert json.loads(older.communicate(timeout=90)[0])["type"] == "replaced"
     agent.send(type="stop")
     agent.until("done")
     agent.assert_clean()

@@ -64,7 +64,6 @@ def weights(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("way", WAYS)
 def test_with_one_worker_it_is_plain_sgd(weights: dict[str, dict[str, Any]], way: str) -> None:
     assert weights[way].keys() == weights["mxnet"].keys()
@@ -116,7 +115,6 @@ def done(job: Job, workers: int = 4) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(90)
 def test_hfa_stops_everybody_at_a_milestone_with_one_model(launch: Run) -> None:
     target = ("--target-accuracy", "0.05", "--eval-every", "4", "--epochs", "1000")
     found = done(launch("hfa", "--k1", "2", "--k2", "2", *target))
@@ -130,7 +128,6 @@ def test_hfa_stops_everybody_at_a_milestone_with_one_model(launch: Run) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(90)
 def test_streaming_diloco_stops_everybody_with_one_model(launch: Run) -> None:
     more = ("--inner-steps", "4", "--fragments", "2", "--overlap", "1", "--time-limit", "0.5s", "--epochs", "10000")
     found = done(launch("diloco", *more))
@@ -140,7 +137,6 @@ def test_streaming_diloco_stops_everybody_with_one_model(launch: Run) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(90)
 def test_mixed_with_a_slow_party_trains_on_all_samples(launch: Run) -> None:
     job = launch("mixed", "--factor", "B=3", "--max-staleness", "2", "--epochs", "2", "--optimizer", "dcasgd")
     found = done(job)
@@ -149,7 +145,6 @@ def test_mixed_with_a_slow_party_trains_on_all_samples(launch: Run) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(90)
 def test_esync_lets_the_fast_take_more_steps_than_the_slow(launch: Run) -> None:
     """Everybody's samples are used once; the slow worker needs a round for each of its steps."""
     job = launch("esync", "--factor", "20", "--epochs", "3")
@@ -166,7 +161,6 @@ def contributions(job: Job, worker: str) -> int:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(90)
 def test_a_killed_worker_is_named(launch: Run) -> None:
     job = launch("async", "--parties", "2", "--workers", "1", "--epochs", "100000")
 
@@ -174,7 +168,7 @@ def test_a_killed_worker_is_named(launch: Run) -> None:
         path = job.directory / "events" / "B-worker-1.jsonl"
         return path.exists() and '"round"' in path.read_text()
 
-    job.wait_for(in_training, 40)
+    job.wait_for(in_training, 60)
     os.kill(job.pid("B/worker:1"), signal.SIGKILL)
     job.finish().assert_failed("B/worker:1 (worker 1 of party B, on host B) failed first: it was killed by SIGKILL")
     assert json.loads(job.output)["failure"]["process"] == "B/worker:1"

@@ -24,7 +24,7 @@ def geomx(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", "import sys; from geomx_cli.cli import main; sys.exit(main())", *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
         check=False,
         env={name: text for name, text in os.environ.items() if not name.startswith("GEOMX_")} | env,
     )
@@ -243,13 +243,13 @@ def test_the_json_of_a_script_is_its_own_affair() -> None:
 def test_stdout_that_cannot_be_written(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "geomx_cli", *arguments]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=90, check=False)
     assert done.returncode == 5
     assert done.stderr.startswith("error: stdout cannot be written: No space left on device\n  ")
     assert len(done.stderr.splitlines()) == 2
     ours, theirs = os.pipe()
     os.close(ours)
-    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=30, check=False)
+    done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=90, check=False)
     os.close(theirs)
     assert (done.returncode, done.stderr) == (1, "")
 

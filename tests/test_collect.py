@@ -171,7 +171,6 @@ def answer(sent: str) -> bytes:
     return buffer.getvalue()[:-200] if sent == "half" else buffer.getvalue()
 
 
-@pytest.mark.timeout(90)
 def test_hosts_behind_ssh(desk: Desk, machines: Callable[..., Sshd], person: Person) -> None:
     sites = [machines("alpha"), machines("beta")]
     launch = desk.launch("--detach", sites=sites)

@@ -127,7 +127,7 @@ def launch(cluster: Cluster, tmp_path: Path, **variables: str) -> Proxy:
     return proxy
 
 
-def until(condition: Callable[[], object], limit: float = 30.0) -> None:
+def until(condition: Callable[[], object], limit: float = 60.0) -> None:
     """Wait for `condition`."""
     end = time.monotonic() + limit
     while not condition():

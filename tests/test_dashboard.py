@@ -186,7 +186,7 @@ def page_of(dashboard: "subprocess.Popen[str]") -> str:
     """The address that the command prints."""
     assert dashboard.stdout is not None
     url = dashboard.stdout.readline().strip()
-    assert url.startswith("http://127.0.0.1:"), dashboard.communicate(timeout=10)
+    assert url.startswith("http://127.0.0.1:"), dashboard.communicate(timeout=90)
     return url
 
 
@@ -196,7 +196,6 @@ STATES = "[...document.querySelectorAll('#processes tbody tr')].map(row => row.c
 ROWS = "[...document.querySelectorAll('#processes tbody tr')].map(row => row.innerText)"
 
 
-@pytest.mark.timeout(150)
 def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path) -> None:
     """Twelve processes, while they train, when they have ended, and with the dashboard started again."""
     data = write_data(tmp_path / "data", 2048, 64)
@@ -211,27 +210,27 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path) -> None:
         url = page_of(dashboard)
         browser.open(url)
         browser.wait_for(f"{ROWS}.length === 12")
-        browser.wait_for(f"{TEXT}.includes('cnn by hfa · running') && {TEXT}.includes('samples/s')", 30)
-        browser.wait_for(f"{TEXT}.includes('test accuracy')", 30)
+        browser.wait_for(f"{TEXT}.includes('cnn by hfa · running') && {TEXT}.includes('samples/s')", 60)
+        browser.wait_for(f"{TEXT}.includes('test accuracy')", 60)
         browser.wait_for("document.querySelectorAll('.chart canvas').length === 5")
         browser.wait_for(f"{RATES}.some(text => /[1-9].* [kM]B\\/s/.test(text))")
         browser.screenshot(tmp_path / "running.png")
         assert desk.geomx("stop").returncode == 0
         assert launch.wait(60) == 130
-        browser.wait_for(f"{TEXT}.includes('· interrupted ·')", 20)
-        browser.wait_for(f"{STATES}.every(state => ['finished', 'failed', 'ended', 'stopped'].includes(state))", 20)
+        browser.wait_for(f"{TEXT}.includes('· interrupted ·')", 60)
+        browser.wait_for(f"{STATES}.every(state => ['finished', 'failed', 'ended', 'stopped'].includes(state))", 60)
         dashboard.terminate()
         assert dashboard.wait(10) == 0
-        browser.wait_for("!document.getElementById('trouble').hidden", 20)
+        browser.wait_for("!document.getElementById('trouble').hidden", 60)
         assert "no connection to geomx dashboard" in browser.value("document.getElementById('trouble').textContent")
         lost = [complaint for complaint in browser.complaints if "ERR_CONNECTION_REFUSED" in complaint]
         assert browser.complaints == lost, "nothing but that it was gone"
         again = desk.start("dashboard")
         assert page_of(again) == url, "the same address, so that the page finds it"
-        browser.wait_for("document.getElementById('trouble').hidden", 20)
+        browser.wait_for("document.getElementById('trouble').hidden", 60)
         browser.complaints.clear()
         browser.open(url)
-        browser.wait_for(f"{TEXT}.includes('· interrupted ·') && {TEXT}.includes('test accuracy')", 20)
+        browser.wait_for(f"{TEXT}.includes('· interrupted ·') && {TEXT}.includes('test accuracy')", 60)
         browser.screenshot(tmp_path / "over.png")
         assert not browser.complaints
     for name in ("running", "over"):
@@ -262,7 +261,7 @@ def test_a_failure_is_shown(desk: Desk) -> None:
     url = page_of(dashboard)
     with Browser() as browser:
         browser.open(url)
-        browser.wait_for(f"{TEXT}.includes('· failed ·')", 20)
-        browser.wait_for(f"{STATES}.includes('failed') && {STATES}.includes('stopped')", 20)
+        browser.wait_for(f"{TEXT}.includes('· failed ·')", 60)
+        browser.wait_for(f"{STATES}.includes('failed') && {STATES}.includes('stopped')", 60)
         assert not browser.complaints
     dashboard.terminate()

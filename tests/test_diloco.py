@@ -108,7 +108,6 @@ def test_hfa_with_an_outer_optimizer_is_diloco() -> None:
     np.testing.assert_allclose(weight, wanted[-1], atol=1e-5)
 
 
-@pytest.mark.timeout(60)
 def test_a_cluster_by_hand(cluster: Cluster, tmp_path: Path) -> None:
     """Two parties, of which one ends before the other, on two roots."""
     cluster.environment = {
@@ -179,7 +178,6 @@ def streaming(steps: Sequence[int], inner: int, fragments: int, overlap: int, mi
     return [np.array(past) for past in history], np.concatenate(world)
 
 
-@pytest.mark.timeout(60)
 def test_streaming(cluster: Cluster, tmp_path: Path) -> None:
     """The bundled worker's part with MXNet's arrays, in a flat cluster of two; an exchange is under way at the end."""
     inner, fragments, overlap, mix, steps = 4, 2, 1, 0.25, 12

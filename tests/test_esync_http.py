@@ -21,8 +21,6 @@ from geomx_cli.runtime.algorithms._esync_http import Reply, serve
 from geomx_cli.runtime.algorithms._esync_state import StateServer
 from geomx_cli.runtime.algorithms.esync import EsyncServer
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class Owner:
     """The thread of a loop, as a scheduler or server has one; nobody else touches what belongs to it."""

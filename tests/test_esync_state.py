@@ -274,7 +274,6 @@ def test_what_is_out_of_range_changes_nothing(method: str, arguments: tuple[Any,
     assert state.home() == before
 
 
-@pytest.mark.timeout(60)
 def test_a_worker_hears_what_was_refused_when_it_next_waits(cluster: Cluster) -> None:
     cluster.environment = {"GEOMX_ALGO": "esync"}
     ranks = {f"w{rank}": {"GEOMX_RANK": str(rank)} for rank in range(2)}

@@ -76,7 +76,6 @@ def test_prometheus() -> None:
         pass  # the port is free again
 
 
-@pytest.mark.timeout(90)
 def test_a_launch_that_exports(desk: Desk, tmp_path: Path) -> None:
     data = write_data(tmp_path / "data")
     words = ["--local", "--workers", "1", "--data-dir", str(data), "--batch-size", "16", "--epochs", "6"]

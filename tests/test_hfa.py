@@ -261,7 +261,6 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return {"OUT": str(folder / "w{rank}.npz"), "PUSH": "weights", "GEOMX_ALGO": "hfa", **more}
 
 
-@pytest.mark.timeout(60)
 def test_a_cluster_by_hand(cluster: Cluster, tmp_path: Path) -> None:
     """Slices of three roots, milestones every second round, and parties whose workers have 3 and 5 rounds."""
     more = {"MXNET_KVSTORE_HFA_K2": "2", "ROUNDS": "3,5", "MXNET_KVSTORE_BIGARRAY_BOUND": "1024"}
@@ -277,7 +276,6 @@ def test_a_cluster_by_hand(cluster: Cluster, tmp_path: Path) -> None:
             assert_same(history, wanted[rank])
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("shape", [{"central_server": True}, {"topology": "spread"}], ids=["central", "spread"])
 def test_central_workers_are_a_party_of_their_own(
     cluster: Cluster, tmp_path: Path, socket_dir: str, shape: dict[str, Any]
@@ -302,7 +300,6 @@ def test_central_workers_are_a_party_of_their_own(
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(30)
 def test_central_workers_by_hand_are_refused() -> None:
     upper, lower = free_ports(2)
     env = {
@@ -312,7 +309,7 @@ def test_central_workers_by_hand_are_refused() -> None:
         "DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": "2", "GEOMX_ALGO": "hfa",
     }  # fmt: skip
     done = subprocess.run(
-        RUNTIME, env=clean_environment() | env, capture_output=True, text=True, timeout=20, check=False
+        RUNTIME, env=clean_environment() | env, capture_output=True, text=True, timeout=90, check=False
     )
     assert done.returncode == 3
     assert "error: central workers need a local server of their own in HFA" in done.stderr

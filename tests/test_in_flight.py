@@ -55,7 +55,6 @@ def test_every_round_of_rows_has_its_own_result(cluster: Cluster, tmp_path: Path
     check_rounds(cluster, tmp_path, 3, "both", optimizer, ROW)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("cut", "roots", "optimizer", "ahead"),
     [

@@ -420,7 +420,7 @@ def test_the_reference_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "inventory.md").read_text() == page((*TOP_KEYS, *HOST_KEYS))
 
 
-def geomx(*arguments: str, cwd: Path, limit: float = 30.0, **env: str) -> subprocess.CompletedProcess[str]:
+def geomx(*arguments: str, cwd: Path, limit: float = 90.0, **env: str) -> subprocess.CompletedProcess[str]:
     code = "import sys; from geomx_cli.cli import main; sys.exit(main())"
     variables = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "PYTHONPATH": str(ROOT), **env}
     return subprocess.run(
@@ -492,7 +492,6 @@ def test_init_where_nothing_can_be_written() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(60)
 def test_the_script_of_init_trains(tmp_path: Path) -> None:
     starter.write(tmp_path)
     done = geomx(

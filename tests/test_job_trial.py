@@ -231,7 +231,6 @@ def test_damaged_events_are_named_and_the_rest_taken(events: Path) -> None:
     assert len(JobTrial.read(planned(), events).trial(events).problems) == 4
 
 
-@pytest.mark.timeout(120)
 def test_from_a_real_job_to_figures(desk: Desk, tmp_path: Path) -> None:
     """ESync on data by class, with networks and data of one's own, collected twice, summed up, drawn and compared."""
     (desk.folder / "mine.py").write_text(MINE)

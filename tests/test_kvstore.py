@@ -12,7 +12,6 @@ from geomx_cli.runtime.keys import pairs
 SCRIPT = Path(__file__).parent / "scripts" / "kv_numpy.py"
 
 
-@pytest.mark.timeout(60)
 def test_four_workers_agree_on_sums_dtypes_keys_and_optimizer(cluster: Cluster) -> None:
     ranks = {f"w{rank}": {"GEOMX_RANK": str(rank)} for rank in range(4)}
     cluster.launch_flat([sys.executable, str(SCRIPT)], workers=4, servers=2, worker_env=ranks)
@@ -41,7 +40,6 @@ def test_pairs_refuses(keys: object, values: object) -> None:
         pairs(keys, values)  # type: ignore[arg-type]
 
 
-@pytest.mark.timeout(60)
 def test_a_client_takes_arrays_of_any_stride_abstains_and_bounds_what_is_open(cluster: Cluster) -> None:
     script = Path(__file__).parent / "scripts" / "arrays.py"
     cut = {"MXNET_KVSTORE_BIGARRAY_BOUND": "1024"}

@@ -7,14 +7,12 @@ from test_cuts import Proxy
 from test_mxnet_store import SCRIPTS, check_parameters, hooked
 
 
-@pytest.mark.timeout(60)
 def test_row_sparse_arrays_count_as_dense_ones(cluster: Cluster) -> None:
     argv, env = hooked("sparse.py", "rules")
     cluster.launch(argv, env=env, parties=(2, 1), roots=2)
     cluster.finish(50)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
 def test_only_rows_travel_after_the_initial_value(cluster: Cluster, kind: str) -> None:
     """To the global server the key goes once, and from there once to the party, which answers pulls by itself; where
@@ -30,7 +28,6 @@ def test_only_rows_travel_after_the_initial_value(cluster: Cluster, kind: str) -
     assert 0 < proxy.forwarded - copies * whole < whole / 50 + slice_bytes
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["gradient", "weight"])
 def test_trainer_trains_an_embedding_as_one_process_would(cluster: Cluster, kind: str) -> None:
     """With momentum and weight decay, which MXNet applies only to the rows of each gradient."""
@@ -41,7 +38,6 @@ def test_trainer_trains_an_embedding_as_one_process_would(cluster: Cluster, kind
     assert all(np.isfinite(one).all() for one in np.load(cluster.directory / "params-0.npz").values())
 
 
-@pytest.mark.timeout(60)
 def test_module_trains_a_row_sparse_weight_as_one_process_would(cluster: Cluster) -> None:
     argv, env = hooked("sparse.py", "module")
     cluster.launch(argv, env=env, parties=(1, 1))

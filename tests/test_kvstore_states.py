@@ -37,7 +37,6 @@ def same(directory: Path, one: str, another: str) -> bool:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize(
     ("name", "way", "roots", "load"),
     [("adam", "hand", (2, 3), "load"), ("scheduled", "trainer", (1, 2), "loads")],
@@ -59,7 +58,6 @@ def test_training_goes_on_as_if_nothing_had_been(
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(60)
 def test_the_state_is_that_of_one_process(tmp_path: Path) -> None:
     """What a file holds after three rounds is what the same optimizer keeps in one process."""
     run(tmp_path, "save", "sgd", "hand", 2)
@@ -77,7 +75,6 @@ def test_the_state_is_that_of_one_process(tmp_path: Path) -> None:
     assert state.slices["half"][0, 120]["master"].dtype == np.float32
 
 
-@pytest.mark.timeout(100)
 def test_who_saves_while_another_loads_has_one_of_the_states(cluster: Cluster) -> None:
     argv, env = hooked("states_race.py")
     cluster.launch(argv, env=env | SMALL, parties=(1, 1), roots=3)

@@ -5,7 +5,6 @@ from cluster import Cluster
 from test_mxnet_store import hooked
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["dist", "dist_device_async"])
 def test_the_type_of_the_master_decides_for_all_parties(cluster: Cluster, kind: str) -> None:
     argv, env = hooked("kinds.py", kind, "hand")
@@ -13,7 +12,6 @@ def test_the_type_of_the_master_decides_for_all_parties(cluster: Cluster, kind: 
     cluster.finish()
 
 
-@pytest.mark.timeout(60)
 def test_with_global_ranks_the_type_of_global_rank_0_decides(cluster: Cluster) -> None:
     argv, env = hooked("kinds.py", "dist_async", "trainer")
     env["GEOMX_RANK_SCOPE"] = "global"
@@ -21,7 +19,6 @@ def test_with_global_ranks_the_type_of_global_rank_0_decides(cluster: Cluster) -
     cluster.finish()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("kind", "way"),
     [("dist_async_device", "hand"), ("dist_device_sync", "trainer"), ("dist_async", "trainer")],
@@ -33,7 +30,6 @@ def test_in_a_flat_cluster_the_type_of_rank_0_decides(cluster: Cluster, kind: st
     cluster.finish()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("place", ["server", "worker"])
 def test_weights_of_fp16_are_updated_in_fp32(cluster: Cluster, place: str) -> None:
     argv, env = hooked("half.py", place)

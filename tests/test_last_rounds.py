@@ -66,7 +66,6 @@ def assert_every_sample_was_used(found: dict[str, dict[str, Any]], seed: int) ->
     assert counts == [EPOCHS * len(shard) for shard in numpy_.shards(len(found), seed)]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("algo", "workers", "seed", "wanted"),
     [
@@ -110,7 +109,6 @@ def assert_records(job: Job, worker: str, rounds: int) -> None:
     assert all(np.isfinite(event.get("loss", 0.0)) for event in found)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("algo", "workers", "seed"),
     [
@@ -128,7 +126,6 @@ def test_one_model_of_all_samples(launch: Run, algo: str, workers: int, seed: in
     assert {event["stopped"] for event in found.values()} == {"epochs"}
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("algo", "seed"),
     [
@@ -148,7 +145,6 @@ def test_a_time_limit_holds_when_rank_0_is_out_of_data(launch: Run, algo: str, s
     assert "asked" in ends.values() and "time_limit" not in ends.values()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("algo", "seed"), [("fsa", 376), ("async --parties 2 --workers 1", 175)], ids=("fsa", "async")
 )

@@ -71,7 +71,7 @@ class Launch:
 
     def wait_until_running(self) -> None:
         """Until every process that runs forever says so."""
-        self.wait_for(lambda: len(list(self.directory.glob("events/*.jsonl"))) == 8, 20)
+        self.wait_for(lambda: len(list(self.directory.glob("events/*.jsonl"))) == 8, 60)
 
     def wait_for(self, condition: Callable[[], bool], limit: float) -> None:
         """Until `condition` holds."""
@@ -96,7 +96,7 @@ class Launch:
 
     def finish(self) -> "Ended":
         """Wait for the end of launch."""
-        output, errors = self.process.communicate(timeout=25)
+        output, errors = self.process.communicate(timeout=90)
         return Ended(self, self.process.returncode, output, errors)
 
     def stop(self) -> str:
@@ -191,7 +191,7 @@ def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenarios]:
             pid = launch.process.pid if name == "launch" else launch.pid(name)
             os.kill(pid, number)
             if name == "launch":
-                launch.wait_for(lambda: launch.pids() == [pid], 12)
+                launch.wait_for(lambda: launch.pids() == [pid], 60)
                 os.kill(pid, signal.SIGCONT)
             return launch.finish()
         finally:
@@ -207,7 +207,7 @@ def test_terminal_sees_a_table(tmp_path: Path) -> None:
     environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "160"}
     command = [sys.executable, str(STAND_IN), "launch", str(tmp_path / "job"), "{}"]
     out = subprocess.DEVNULL
-    done = subprocess.run(command, stdout=out, stderr=theirs, env=environment, timeout=25, check=False)
+    done = subprocess.run(command, stdout=out, stderr=theirs, env=environment, timeout=90, check=False)
     os.close(theirs)
     text = b""
     with contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:
@@ -300,7 +300,7 @@ def test_second_interrupt_kills_at_once(start: Start) -> None:
     launch.wait_until_running()
     launch.process.send_signal(signal.SIGINT)
     logs = [launch.directory / "hosts" / host / "agent.log" for host in ("central", "A")]
-    launch.wait_for(lambda: all("asked to stop" in log.read_text() for log in logs), 5)
+    launch.wait_for(lambda: all("asked to stop" in log.read_text() for log in logs), 60)
     launch.process.send_signal(signal.SIGINT)
     ended = launch.finish()
     assert ended.status == 130
@@ -311,7 +311,7 @@ def test_killed_launch_leaves_nothing(start: Start) -> None:
     launch = start({**FOREVER, "A/worker:0": "family", "A/server:0": "deaf"})
     launch.wait_until_running()
     launch.process.kill()
-    launch.wait_for(lambda: not launch.pids(), 10)
+    launch.wait_for(lambda: not launch.pids(), 60)
     Ended(launch, launch.process.wait(), "", "").assert_clean()
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from desk import Desk, Launch
 from sshd import Person, Sshd
 
@@ -110,7 +109,7 @@ def test_watch_ends_with_the_job(desk: Desk) -> None:
     watching = desk.start("status", "--watch")
     launch.wait_for(lambda: watching.poll() is None)
     (launch.directory / "go").touch()
-    output, errors = watching.communicate(timeout=20)
+    output, errors = watching.communicate(timeout=90)
     assert watching.returncode == 0 and ": done; started" in output, errors
 
 
@@ -194,13 +193,13 @@ def test_logs_follow_to_the_end_of_the_job_or_ctrl_c(desk: Desk) -> None:
     interrupted = desk.start("logs", "-f")
     launch.wait_for(lambda: readable(interrupted))
     interrupted.send_signal(signal.SIGINT)
-    output, errors = interrupted.communicate(timeout=20)
+    output, errors = interrupted.communicate(timeout=90)
     assert interrupted.returncode == 0 and " begins\n" in output, errors
     with (launch.directory / "logs" / "A-worker-0.log").open("a") as log:
         launch.wait_for(lambda: print("line", file=log, flush=True) or readable(following))
         (launch.directory / "go").touch()
         print("the end", file=log, flush=True)
-    output, errors = following.communicate(timeout=20)
+    output, errors = following.communicate(timeout=90)
     assert following.returncode == 0, errors
     lines = output.splitlines()
     assert lines[-1] == "A/worker:0 | the end" and "begins" not in output
@@ -220,7 +219,7 @@ def test_logs_go_on_where_they_were_when_a_host_was_lost(desk: Desk) -> None:
         assert "host A: the connection broke; trying again" in following.stderr.readline()
         assert "host A is connected again" in following.stderr.readline()
     (launch.directory / "go").touch()
-    output, errors = following.communicate(timeout=20)
+    output, errors = following.communicate(timeout=90)
     assert following.returncode == 0, errors
     told = [line for line in output.splitlines() if line.startswith("A/worker:0 | ")]
     assert told[1:] == [f"A/worker:0 | line {number}" for number in range(3)], output
@@ -249,14 +248,14 @@ def test_attach_lets_go_and_follows_to_the_end(desk: Desk) -> None:
     done = desk.geomx("attach")
     assert done.returncode == 3 and f"followed by process {attached.pid} already" in done.stderr
     attached.send_signal(signal.SIGINT)
-    output, errors = attached.communicate(timeout=20)
+    output, errors = attached.communicate(timeout=90)
     assert (attached.returncode, output) == (0, "")
     assert f"detached; job {launch.id} goes on" in errors
     assert in_jobs(desk) == [(launch.id, "detached", None)] and states(desk, launch.id)["A/worker:0"] == "training"
     attached = desk.start("attach", "--json")
     launch.wait_for(lambda: in_jobs(desk)[0][1] == "running")
     (launch.directory / "go").touch()
-    output, errors = attached.communicate(timeout=30)
+    output, errors = attached.communicate(timeout=90)
     assert attached.returncode == 0, errors
     result = json.loads(output)
     assert (result["status"], result["accuracy"], result["rounds"]) == ("done", 0.75, 3)
@@ -282,13 +281,12 @@ def test_attach_takes_over_from_a_launch_that_was_killed(desk: Desk) -> None:
     attached = desk.start("attach")
     launch.wait_for(lambda: in_jobs(desk)[0][1] == "running")
     attached.send_signal(signal.SIGINT)
-    _, errors = attached.communicate(timeout=20)
+    _, errors = attached.communicate(timeout=90)
     assert attached.returncode == 130 and f"job {launch.id} was stopped" in errors
     assert not launch.pids()
     assert in_jobs(desk) == [(launch.id, "interrupted", 130)]
 
 
-@pytest.mark.timeout(90)
 def test_hosts_behind_ssh(desk: Desk, machines: Callable[..., Sshd], person: Person) -> None:
     sites = [machines("alpha"), machines("beta")]
     launch = desk.launch("--detach", story=WAIT, sites=sites)
@@ -312,5 +310,5 @@ def test_hosts_behind_ssh(desk: Desk, machines: Callable[..., Sshd], person: Per
     for site in sites:  # stand-ins count in their own host's directory
         for name in ("go", "done-1", "done-2", "done-3"):
             (Path(site.state_dir) / "jobs" / launch.id / name).touch()
-    output, errors = attached.communicate(timeout=30)
+    output, errors = attached.communicate(timeout=90)
     assert (attached.returncode, json.loads(output)["accuracy"]) == (0, 0.75), errors

@@ -20,7 +20,6 @@ def assert_master_ended(cluster: Cluster) -> None:
     assert not any(ENDS in cluster.output(name) for name in WORKERS)
 
 
-@pytest.mark.timeout(60)
 def test_a_script_that_knows_no_masters_trains_without_it(cluster: Cluster) -> None:
     """The others push long before the master sets the optimizer, and meet at a barrier that it never comes to."""
     argv, _ = hooked("unaware.py", "2")
@@ -30,7 +29,6 @@ def test_a_script_that_knows_no_masters_trains_without_it(cluster: Cluster) -> N
     assert {cluster.output(name) for name in WORKERS} == {f"done {rank}\n" for rank in range(3)}
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("place", "name"), [("server", "ftrl"), ("worker", "sgd")])
 def test_gluon_trainer_knows_no_masters(cluster: Cluster, place: str, name: str) -> None:
     """The servers leave FTRL to the workers; SGD is run there where the script says so."""
@@ -42,7 +40,6 @@ def test_gluon_trainer_knows_no_masters(cluster: Cluster, place: str, name: str)
     check_parameters(cluster.directory, 3, [str(SCRIPTS / "trainer.py"), place, name])
 
 
-@pytest.mark.timeout(60)
 def test_module_knows_no_masters(cluster: Cluster) -> None:
     """Its optimizers divide by the workers of the party: that of who trains counts, not the master's."""
     argv, env = hooked("module.py")
@@ -54,7 +51,6 @@ def test_module_knows_no_masters(cluster: Cluster) -> None:
     assert np.isfinite(first[1]).all() and np.ptp(first[1]) > 0.01
 
 
-@pytest.mark.timeout(60)
 def test_in_a_flat_cluster_rank_0_is_the_master_and_trains(cluster: Cluster) -> None:
     argv, env = hooked("unaware.py", "1")
     cluster.launch_flat(argv, workers=3, env=env)
@@ -63,7 +59,6 @@ def test_in_a_flat_cluster_rank_0_is_the_master_and_trains(cluster: Cluster) -> 
     assert sorted(outputs) == [f"done {rank}\n" for rank in range(3)]
 
 
-@pytest.mark.timeout(60)
 def test_the_script_of_the_readme(cluster: Cluster) -> None:
     script = cluster.directory / "train.py"
     script.write_text((ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0])
@@ -75,7 +70,6 @@ def test_the_script_of_the_readme(cluster: Cluster) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(60)
 def test_a_script_runs_alone(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path)
     cluster.start("alone", [*RUNTIME, str(SCRIPTS / "unaware.py"), "0"], {})

@@ -269,7 +269,6 @@ def saved(folder: Path) -> dict[int, dict[str, Array]]:
     return {int(path.stem[1:]): dict(np.load(path)) for path in folder.glob("w*.npz")}
 
 
-@pytest.mark.timeout(60)
 def test_a_cluster_whose_second_party_comes_late(cluster: Cluster, tmp_path: Path) -> None:
     """It begins when the first one is in its fifth round; the central workers go by themselves, together."""
     gate = str(tmp_path / "gate")
@@ -307,7 +306,6 @@ def test_a_cluster_whose_second_party_comes_late(cluster: Cluster, tmp_path: Pat
     assert told[-1] == {"A": 5, "B": 3, "central": 5}
 
 
-@pytest.mark.timeout(60)
 def test_a_flat_cluster_with_a_bound(cluster: Cluster, tmp_path: Path) -> None:
     """The second worker begins when the first one's third round is under way, makes two and leaves."""
     gate = str(tmp_path / "gate")
@@ -330,7 +328,6 @@ def test_a_flat_cluster_with_a_bound(cluster: Cluster, tmp_path: Path) -> None:
     np.testing.assert_allclose(found[0]["t0"][-1], start - RATE * (7 * 1 + 2 * 2), rtol=1e-6)
 
 
-@pytest.mark.timeout(60)
 def test_without_an_optimizer_everybody_ends_and_is_told_what_to_do(cluster: Cluster, tmp_path: Path) -> None:
     cluster.environment = {
         "OUT": str(tmp_path / "w{rank}.npz"), "GEOMX_ALGO": "mixed", "PUSH": "ranks", "SIZES": "10", "MEET": "1",

@@ -27,7 +27,6 @@ def hooked(script: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, str(SCRIPTS / script), *arguments], {"PYTHONPATH": f"{HOOK}{os.pathsep}{ROOT}"}
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["int", "str"])
 def test_conformance(cluster: Cluster, kind: str) -> None:
     argv, env = hooked("conformance.py", kind)
@@ -51,7 +50,6 @@ def check_parameters(directory: Path, ranks: int, reference: list[str]) -> None:
         assert all(np.array_equal(mine, theirs) for mine, theirs in zip(first, other, strict=True))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("place", ["server", "worker"])
 def test_the_customary_script_trains_as_one_process_would(cluster: Cluster, place: str) -> None:
     argv, env = hooked("cnn.py", place)
@@ -62,7 +60,6 @@ def test_the_customary_script_trains_as_one_process_would(cluster: Cluster, plac
     check_parameters(cluster.directory, 3, [str(SCRIPTS / "cnn.py"), place])
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(("place", "name"), [("server", "scheduled"), ("worker", "sgd")])
 def test_gluon_trainer_trains_as_one_process_would(cluster: Cluster, place: str, name: str) -> None:
     argv, env = hooked("trainer.py", place, name)
@@ -71,7 +68,6 @@ def test_gluon_trainer_trains_as_one_process_would(cluster: Cluster, place: str,
     check_parameters(cluster.directory, 2, [str(SCRIPTS / "trainer.py"), place, name])
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("levels", [1, 2])
 def test_a_script_that_never_waits_takes_bounded_memory(cluster: Cluster, levels: int) -> None:
     argv, env = hooked("unwaited.py")
@@ -98,7 +94,6 @@ def launch_ends(cluster: Cluster, how: str, by_hook: bool) -> dict[str, int]:
     return cluster.wait()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("how", "status", "message", "by_hook"),
     [
@@ -118,7 +113,6 @@ def test_a_failing_script_ends_the_job(cluster: Cluster, how: str, status: int, 
     assert "MXNetError" in cluster.output("w1") and message in cluster.output("w1"), cluster.outputs()
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", ["early", "caught", "pending"])
 def test_a_script_leaves_cleanly(cluster: Cluster, how: str) -> None:
     statuses = launch_ends(cluster, how, by_hook=True)
@@ -132,7 +126,7 @@ def run_hooked(code: str, role: str, *paths: Path) -> subprocess.CompletedProces
     path = os.pathsep.join(map(str, [HOOK, ROOT, *paths]))
     env = {**os.environ, "PYTHONPATH": path, "DMLC_ROLE": role, "DMLC_PS_ROOT_URI": "127.0.0.1"}
     argv = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=90, check=False)
 
 
 @pytest.mark.processes

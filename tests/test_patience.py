@@ -4,7 +4,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
 from cluster import ROOT, Cluster
 from test_cuts import until
 from test_mxnet_store import hooked
@@ -32,7 +31,6 @@ def assert_all_name(cluster: Cluster, stuck: str, message: str) -> None:
             assert (process.returncode, said is not None) == (1, True), cluster.outputs()
 
 
-@pytest.mark.timeout(60)
 def test_its_server_names_a_stuck_worker_and_warns_before(cluster: Cluster, tmp_path: Path) -> None:
     launch(cluster, tmp_path, "Aw1", parties=(2, 1))
     assert_all_name(cluster, "Aw1", r"Aw1 has not contributed to round 1 for \d+ s, while others have")
@@ -42,20 +40,17 @@ def test_its_server_names_a_stuck_worker_and_warns_before(cluster: Cluster, tmp_
     assert "has not contributed" not in cluster.output("Bsrv0").split("error:")[0], "it waits for the root"
 
 
-@pytest.mark.timeout(60)
 def test_a_root_asks_the_party_of_which_nothing_comes(cluster: Cluster, tmp_path: Path) -> None:
     launch(cluster, tmp_path, "Bw0", parties=(2, 1))
     assert_all_name(cluster, "Bw0", r"Bw0 has not contributed to round 1 for \d+ s, while others have")
     assert "warning: Bw0 has not contributed" in cluster.output("root0")
 
 
-@pytest.mark.timeout(60)
 def test_in_a_flat_cluster(cluster: Cluster, tmp_path: Path) -> None:
     launch(cluster, tmp_path, "w1", flat=True, workers=2)
     assert_all_name(cluster, "w1", r"w1 has not contributed to round 1 for \d+ s, while others have")
 
 
-@pytest.mark.timeout(60)
 def test_who_does_not_come_to_a_barrier_is_named(cluster: Cluster, tmp_path: Path) -> None:
     open_gates, late = tmp_path / "open", tmp_path / "late"
     for folder, gates in ((open_gates, ("declare", "barrier", "leave", "close")), (late, ("declare",))):
@@ -68,7 +63,6 @@ def test_who_does_not_come_to_a_barrier_is_named(cluster: Cluster, tmp_path: Pat
     assert_all_name(cluster, "Bw0", r"Bw0 has not come to a barrier for \d+ s, while others have")
 
 
-@pytest.mark.timeout(60)
 def test_a_master_that_never_sets_the_job_up_is_named(cluster: Cluster) -> None:
     argv, env = hooked("unaware.py", "1000")
     cluster.environment["GEOMX_PATIENCE"] = "3s"

@@ -19,7 +19,7 @@ import geomx_cli
 from geomx_cli.probe import ports
 
 Ask = Callable[..., dict[str, Any]]
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(30)]
+pytestmark = pytest.mark.processes
 
 FACTS = {
     "state_dir": "~/state",

@@ -43,7 +43,6 @@ def check(folder: Path, workers: int) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("options", "way", "workers"),
     [
@@ -64,7 +63,6 @@ def test_an_unmodified_script_trains_as_one_cluster(tmp_path: Path, options: str
     check(tmp_path / "out", workers)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("central_workers", [0, 1])
 def test_by_hand_global_rank_0_is_the_master(cluster: Cluster, central_workers: int) -> None:
     """Roots without the variables of a central plane have none; a central party that trains comes last."""
@@ -75,7 +73,6 @@ def test_by_hand_global_rank_0_is_the_master(cluster: Cluster, central_workers: 
     check(cluster.directory, 3 + central_workers)
 
 
-@pytest.mark.timeout(60)
 def test_module_divides_by_all_workers(cluster: Cluster) -> None:
     """As with three workers of a flat cluster; they have another order of summation."""
     argv, env = hooked("module.py")
@@ -94,7 +91,6 @@ def test_module_divides_by_all_workers(cluster: Cluster) -> None:
     assert all(np.allclose(one, another, rtol=1e-4, atol=1e-6) for one, another in zip(first, found, strict=True))
 
 
-@pytest.mark.timeout(60)
 def test_by_hand_ranks_are_those_of_the_party(cluster: Cluster) -> None:
     argv, env = hooked("unaware.py", "0")
     cluster.launch(argv, env=env, parties=(2, 1))
@@ -102,7 +98,6 @@ def test_by_hand_ranks_are_those_of_the_party(cluster: Cluster) -> None:
     assert_master_ended(cluster)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("each", "message"),
     [

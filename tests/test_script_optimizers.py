@@ -27,7 +27,6 @@ def launch(cluster: Cluster, topology: str, *argv: str) -> None:
         cluster.launch(argv, parties=(1,), roots=2, central_workers=1, env=env | SMALL)
 
 
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(
     ("who", "topology"),
     [("master", "central"), ("all", "flat"), ("all", "central"), ("all", "trains"), ("first", "flat")],
@@ -41,14 +40,12 @@ def test_weights_are_those_of_one_process(cluster: Cluster, who: str, topology: 
     assert notes == (0 if who != "all" else 3 if topology == "central" else 2)
 
 
-@pytest.mark.timeout(100)
 def test_a_master_changes_the_rate_in_one_round_of_all_roots(cluster: Cluster) -> None:
     argv, env = hooked("master_again.py")
     cluster.launch(argv, parties=(1, 1), roots=2, env=env | SMALL)
     cluster.finish(90)
 
 
-@pytest.mark.timeout(100)
 @pytest.mark.parametrize(("way", "parties"), [("module", (2, 2)), ("feedforward", ())])
 def test_module_and_feedforward_decay_weights_alone(cluster: Cluster, way: str, parties: tuple[int, ...]) -> None:
     argv, env = hooked("decay.py", way)
@@ -60,7 +57,6 @@ def test_module_and_feedforward_decay_weights_alone(cluster: Cluster, way: str, 
     check_parameters(cluster.directory, sum(parties) or 2, [str(SCRIPTS / "decay.py"), way])
 
 
-@pytest.mark.timeout(100)
 def test_a_master_alone_cannot_have_workers_run_what_it_asks_for(cluster: Cluster) -> None:
     launch(cluster, "central", "optimizers.py", "custom", "central")
     assert cluster.wait(90)["Aw0"] == 1
@@ -95,7 +91,6 @@ assert value.asnumpy().tolist() == [1.5] * 4, value
 """
 
 
-@pytest.mark.timeout(60)
 def test_what_cannot_travel_is_refused_where_it_is_set(cluster: Cluster) -> None:
     """Also that a learning rate may be negative, as MXNet has it."""
     script = cluster.directory / "wrong.py"
@@ -123,7 +118,6 @@ assert value.asnumpy().tolist() == [1 - 0.5 - 0.75] * 4, value
 """
 
 
-@pytest.mark.timeout(60)
 def test_of_two_optimizers_the_later_one_holds_whoever_sets_it_first(cluster: Cluster) -> None:
     """One worker sets the first one first, and the other one sets both before it sets the second."""
     script = cluster.directory / "twice.py"

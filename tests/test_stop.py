@@ -71,7 +71,6 @@ def trial(folder: Path, seed: int) -> str:
     return ""
 
 
-@pytest.mark.timeout(180)
 def test_random_kills_then_stop(tmp_path: Path, desk: Desk) -> None:
     neighbour = desk.launch(story=FAMILIES).wait_until_running()
     unrelated = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", "geomx_cli.agent"])
@@ -206,7 +205,6 @@ def test_damaged_part_of_a_job(desk: Desk, damage: str) -> None:
     assert set(fates(again).values()) <= {"had ended", "was not running"}
 
 
-@pytest.mark.timeout(90)
 def test_hosts_behind_ssh_of_which_one_cannot_be_reached(
     desk: Desk, machines: Callable[..., Sshd], person: Person
 ) -> None:

@@ -13,7 +13,6 @@ from geomx_cli.inventory_file import starter
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize("name", starter.templates())
 def test_a_template_trains(tmp_path: Path, name: str) -> None:
     data = write_data(tmp_path / "data", train=640)

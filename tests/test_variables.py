@@ -35,7 +35,6 @@ def test_what_has_no_effect_is_named_once_each() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.timeout(60)
 def test_every_process_started_by_hand_tells(cluster: Cluster, tmp_path: Path) -> None:
     argv, env = hooked("unaware.py", "0")
     env |= {"ENABLE_P3": "1", "ENABLE_DGT": "2", "PS_RESEND": "0", "GEOMX_JOB_DIR": str(tmp_path)}
@@ -50,7 +49,6 @@ def test_every_process_started_by_hand_tells(cluster: Cluster, tmp_path: Path) -
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(90)
 def test_launch_tells_once(tmp_path: Path) -> None:
     """What is set here, and what the inventory gives to its hosts; processes that have it too are not repeated."""
     argv, _ = hooked("unaware.py", "0")
@@ -83,7 +81,6 @@ devices = ["cpu"]
     assert "ENABLE_INTRA_TS has no effect" in (tmp_path / "job" / "logs" / "one-server-0.log").read_text()
 
 
-@pytest.mark.timeout(60)
 def test_an_interface_that_is_not_there_is_told_with_those_that_are(cluster: Cluster) -> None:
     argv = [*RUNTIME, str(Path(__file__).parent / "scripts" / "unaware.py"), "0"]
     cluster.launch(argv, env={"DMLC_INTERFACE": "eth77"}, parties=(1,))
