@@ -88,7 +88,7 @@ def _placed(inventory: Inventory, wan: Wan) -> Inventory:
 
 
 def _write_keys(laid: Plan, directory: Path) -> None:
-    files = security.generate(laid.job, {item.name: bool(item.endpoints) for item in laid.processes})
+    files = security.generate(laid.job, {item.name: laid.callers.get(item.name) for item in laid.processes})
     for item in laid.processes:
         path = directory / f"{item.file_name}.key"
         path.touch(0o600)

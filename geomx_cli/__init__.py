@@ -1,3 +1,22 @@
 """Train one model over several data centres joined by slow, unreliable wide-area links."""
 
+import sys
+from pathlib import Path
+
 __version__ = "0.1.0"
+
+
+def _drop_working_directory() -> None:
+    """Under `python -m geomx_cli...`, which puts the working directory first: a file there that is called as one of
+    Python's own modules would take its place. It stays where geomx itself is imported from there.
+    """
+    runs_geomx = sys.argv[:1] == ["-m"] and any(
+        (option, name.partition(".")[0]) == ("-m", "geomx_cli")
+        for option, name in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
+    )
+    here = str(Path.cwd())
+    if runs_geomx and sys.path[:1] == [here] and here != str(Path(__file__).parents[1]):
+        del sys.path[0]
+
+
+_drop_working_directory()

@@ -115,7 +115,7 @@ def can_be_forked(argv: Sequence[str], env: Mapping[str, str]) -> bool:
     """Whether a forked process would be the same: a module or script of this Python, with this geomx on its path, and
     nothing in its environment of what Python reads before that, or a library while it is imported.
     """
-    is_plain = argv[0] == sys.executable and (argv[1] == "-m" or argv[1].endswith(".py"))
+    is_plain = argv[0] == sys.executable and (argv[1] in ("-m", "-P") or argv[1].endswith(".py"))
     has_geomx = str(ROOT) in env.get("PYTHONPATH", "").split(os.pathsep)
     return is_plain and has_geomx and _read_early(env) == _read_early(os.environ)
 
@@ -174,8 +174,12 @@ def _become(request: dict[str, Any]) -> None:
     sys.modules.pop("sitecustomize", None)
     site.execsitecustomize()
     first, *words = request["argv"]
-    if first == "-m":
+    if first == "-P":
+        del sys.path[0]
+        first, *words = words
+    elif first == "-m":
         sys.path[0] = request["directory"]
+    if first == "-m":
         sys.argv = words
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
     else:

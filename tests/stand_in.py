@@ -123,8 +123,8 @@ def start(directory: Path, story: str) -> int:
 if __name__ == "__main__":
     if sys.argv[1] == "launch":
         sys.exit(start(Path(sys.argv[2]), sys.argv[3]))
-    elif sys.argv[1:3] == ["-m", "geomx_cli.runtime"]:
+    elif sys.argv[1:4] == ["-P", "-m", "geomx_cli.runtime"]:
         play()
     else:
-        sys.argv = sys.argv[2:]
+        sys.argv = sys.argv[3:]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

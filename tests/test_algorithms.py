@@ -147,7 +147,7 @@ def test_mixed_with_a_slow_party_trains_on_all_samples(launch: Run) -> None:
 @pytest.mark.processes
 def test_esync_lets_the_fast_take_more_steps_than_the_slow(launch: Run) -> None:
     """Everybody's samples are used once; the slow worker needs a round for each of its steps."""
-    job = launch("esync", "--factor", "20", "--epochs", "3")
+    job = launch("esync", "--network", "cnn", "--factor", "20", "--epochs", "3")
     found = done(job)
     assert {event["samples"] for event in found.values()} == {96}
     slow, fast = (contributions(job, name) for name in ("B-worker-1", "A-worker-0"))

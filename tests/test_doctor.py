@@ -187,9 +187,10 @@ def test_an_interface_that_is_not_there(check: Callable[..., doctor.Report]) -> 
 
 def test_another_program_that_answers(network: Network, check: Callable[..., doctor.Report]) -> None:
     """A gateway that sends a port to another machine, where something else listens."""
-    elsewhere = network.spaces.command("control", [sys.executable, "-m", "http.server", "9001"])
-    with subprocess.Popen(elsewhere, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+    elsewhere = network.spaces.command("control", [sys.executable, "-u", "-m", "http.server", "9001"])
+    with subprocess.Popen(elsewhere, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
         try:
+            assert server.stdout is not None and b"9001" in server.stdout.readline()
             report = check(hub={"address": network.address("control"), "listen": "0.0.0.0"})
         finally:
             server.kill()

@@ -74,12 +74,12 @@ def test_a_root_under_attack_goes_on_and_counts(cluster: Cluster, tmp_path: Path
 @pytest.mark.parametrize("whose", ["a stranger's", "none"])
 def test_only_keys_of_the_job_are_let_in(tmp_path: Path, whose: str) -> None:
     ours = _rings(tmp_path, "job")
-    theirs = {"a stranger's": _rings(tmp_path, "other")["dialler"], "none": None}[whose]
+    theirs = {"a stranger's": _rings(tmp_path, "other")["friend"], "none": None}[whose]
     loop = Loop()
     heard: list[str] = []
     listener = _transport(loop, "listener", ours["listener"], heard)
     endpoint = listener.listen(("tcp://127.0.0.1:*",))[0]
-    friend = _transport(loop, "friend", ours["dialler"], heard)
+    friend = _transport(loop, "friend", ours["friend"], heard)
     friend.dial(endpoint, "listener", wide_area=False)
     if theirs is not None:  # it knows the public key of the listener, but has a key of another job itself
         theirs = security.KeyRing(**{**vars(theirs), "server_public": ours["listener"].server_public})
@@ -97,7 +97,8 @@ def test_only_keys_of_the_job_are_let_in(tmp_path: Path, whose: str) -> None:
 
 def _rings(directory: Path, job: str) -> dict[str, security.KeyRing]:
     rings = {}
-    for name, content in security.generate(job, {"listener": True, "dialler": False}).items():
+    callers = {"listener": {"friend": security.Identity("friend", "worker", 0)}, "friend": None}
+    for name, content in security.generate(job, callers).items():
         path = directory / f"{job}-{name}.key"
         path.touch(0o600)
         path.write_bytes(content)
@@ -123,7 +124,7 @@ def _transport(loop: Loop, name: str, keys: security.KeyRing | None, heard: list
 
 def test_a_key_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key"
-    path.write_bytes(security.generate("job", {"a": True})["a"])
+    path.write_bytes(security.generate("job", {"a": {}})["a"])
     path.chmod(0o644)
     with pytest.raises(Exception, match="others can read"):
         security.load(str(path))

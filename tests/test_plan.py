@@ -122,7 +122,7 @@ def test_the_reference_cluster_has_twelve_processes_in_order() -> None:
 def test_reference_environment(name: str) -> None:
     process = make().process(name)
     assert process.env == REFERENCE[name]
-    assert process.argv == ("/py", "-m", "geomx_cli.runtime")
+    assert process.argv == ("/py", "-P", "-m", "geomx_cli.runtime")
     assert process.host == REFERENCE[name]["GEOMX_HOST"]
 
 
@@ -260,7 +260,7 @@ def test_every_worker_runs_the_script_with_the_import_hook() -> None:
             assert process.argv == ("/py", "train.py", "--lr", "a b")
             assert process.env["PYTHONPATH"] == f"{HOOK}:/x:/y"
         else:
-            assert process.argv == ("/py", "-m", "geomx_cli.runtime")
+            assert process.argv == ("/py", "-P", "-m", "geomx_cli.runtime")
             assert process.env["PYTHONPATH"] == "/x:/y"
     plain = make(replace(SPEC, script=("./run", "python"))).process("A/worker:0")
     assert plain.argv == ("./run", "python")

@@ -79,11 +79,11 @@ def members(options: dict[str, Value]) -> list[list[int]]:
 def start(cluster: Cluster, planned: Plan, directory: Path) -> None:
     """Start what the plan says, with keys where it has several hosts."""
     if planned.spec.key_dir:
-        listens = {process.name: bool(process.endpoints) for process in planned.processes}
+        callers = {process.name: planned.callers.get(process.name) for process in planned.processes}
         for process in planned.processes:
             path = directory / f"{process.file_name}.key"
             path.touch(0o600)
-        for name, content in security.generate(planned.job, listens).items():
+        for name, content in security.generate(planned.job, callers).items():
             (directory / f"{planned.process(name).file_name}.key").write_bytes(content)
     cluster.environment = {
         "OUT": str(directory / "w{rank}.npz"),

@@ -20,6 +20,7 @@ from geomx_cli.errors import CheckFailed, GeomxError, InvalidSettings
 from geomx_cli.host_words import decode, first_line, last_line
 from geomx_cli.hosts import Channel, Host, closing, everywhere
 from geomx_cli.job.known import KnownJob
+from geomx_cli.module_command import module_command
 
 __all__ = ["MANIFEST_VERSION", "collect"]
 
@@ -132,7 +133,7 @@ def _write(
 
 def _fetch(job: KnownJob, host: Host, folder: Path) -> tuple[list[_Entry], list[str]]:
     """One host's files, verified and in place; and what it left out, in words."""
-    channel = host.open([host.python, "-m", "geomx_cli.agent", "pack", job.directory_on(host.name)])
+    channel = host.open(module_command(host.python, "geomx_cli.agent", "pack", job.directory_on(host.name)))
     expected = _expected(job, host.name)
     try:
         try:

@@ -12,6 +12,7 @@ from geomx_cli.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut
 from geomx_cli.host_words import last_line
 from geomx_cli.hosts import Channel, Host
 from geomx_cli.lines import lines
+from geomx_cli.module_command import module_command
 
 __all__ = ["ANSWER_LIMIT", "Inbox", "Line", "Message"]
 
@@ -107,7 +108,7 @@ class Line:
             raise HostUnreachable(f"the connection to host {self.host.name} ended", "launch again")
 
     def _connect(self, verb: str) -> None:
-        argv = [self.host.python, "-m", "geomx_cli.agent", verb, self.assignment.directory]
+        argv = module_command(self.host.python, "geomx_cli.agent", verb, self.assignment.directory)
         channel = self.host.open(argv)
         hello = json.dumps({"type": "hello", "seen": self.seen}).encode() + b"\n"
         with self._sending, suppress(OSError):

@@ -15,6 +15,7 @@ from geomx_cli.hosts import Channel, Host, everywhere
 from geomx_cli.job.known import KnownJob
 from geomx_cli.job.state import JobState
 from geomx_cli.lines import lines as whole_lines
+from geomx_cli.module_command import module_command
 from geomx_cli.plan import Plan, Process
 
 __all__ = ["Line", "LogReader", "select"]
@@ -143,7 +144,7 @@ class _Source:
 
     def __init__(self, host: Host, directory: str, names: Sequence[str], notify: Callable[[str], None]) -> None:
         self.host = host
-        self._argv = [host.python, "-m", "geomx_cli.agent", "tail", directory]
+        self._argv = module_command(host.python, "geomx_cli.agent", "tail", directory)
         self._names = names
         self._notify = notify
         self._channel: Channel | None = None

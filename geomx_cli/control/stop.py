@@ -15,6 +15,7 @@ from geomx_cli.host_words import decode, first_line, last_line
 from geomx_cli.hosts import Host, closing, everywhere
 from geomx_cli.job import state as job_state
 from geomx_cli.job.known import KnownJob
+from geomx_cli.module_command import module_command
 from geomx_cli.status.end import End
 from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.overview import Overview
@@ -145,7 +146,9 @@ def _end(who: Identity | None) -> bool:
 
 
 def _stop(job: KnownJob, host: Host, party: str, grace: float) -> HostStop:
-    argv = [host.python, "-m", "geomx_cli.agent", "stop", job.directory_on(host.name), "--grace", f"{grace:g}"]
+    argv = module_command(
+        host.python, "geomx_cli.agent", "stop", job.directory_on(host.name), "--grace", f"{grace:g}"
+    )
     if party:
         argv += ["--party", party]
     try:

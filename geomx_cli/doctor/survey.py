@@ -11,6 +11,7 @@ import msgspec
 from geomx_cli.doctor.question import Questioner
 from geomx_cli.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut
 from geomx_cli.hosts import Host, everywhere
+from geomx_cli.module_command import module_command
 
 __all__ = ["OLDEST_PYTHON", "Facts", "Folder", "Skew", "Survey", "old_python"]
 
@@ -21,6 +22,7 @@ _FACTS_LIMIT = 8.0
 # Works in every Python, also 2: its version, and whether geomx is there.
 _PYTHON = """
 import sys
+sys.path = [path for path in sys.path if path]
 try:
     from importlib.util import find_spec as find
 except ImportError:
@@ -160,7 +162,7 @@ class Survey:
 def _start(host: Host) -> tuple[Questioner, Skew]:
     """Open a checker. Raises HostUnreachable, or CheckFailed when the host has no Python or geomx that works."""
     try:
-        questioner = Questioner(host.name, host.open([host.python, "-m", "geomx_cli.probe"]))
+        questioner = Questioner(host.name, host.open(module_command(host.python, "geomx_cli.probe")))
     except (FileNotFoundError, PermissionError):
         raise _no_python(host) from None
     try:

@@ -28,6 +28,7 @@ from geomx_cli.host_words import last_line
 from geomx_cli.hosts import File, Host
 from geomx_cli.inventory import Inventory
 from geomx_cli.job import state
+from geomx_cli.module_command import module_command
 from geomx_cli.plan import JobSpec, Plan
 from geomx_cli.ps import security
 
@@ -93,8 +94,7 @@ class Job:
 
     def key_files(self, plan: Plan) -> dict[str, dict[str, File]]:
         """For each host: path -> key file, of its processes. New keys at each call."""
-        listens = {process.name: bool(process.endpoints) for process in plan.processes}
-        rings = security.generate(self.id, listens)
+        rings = security.generate(self.id, {process.name: plan.callers.get(process.name) for process in plan.processes})
         return {
             host: {
                 process.env["GEOMX_KEY_FILE"]: File(rings[process.name])
@@ -183,7 +183,7 @@ class Job:
         Raises DoneInPart when something cannot be ended, HostUnreachable or TimedOut when the host does not
         answer.
         """
-        done = host.run([host.python, "-m", "geomx_cli.agent", "reap", directory], limit=_REAP_LIMIT)
+        done = host.run(module_command(host.python, "geomx_cli.agent", "reap", directory), limit=_REAP_LIMIT)
         if done.status == 0:
             return
         pids = done.output.decode(errors="replace").strip()

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from geomx_cli.errors import CheckFailed
 from geomx_cli.hosts import Host, everywhere
+from geomx_cli.module_command import module_command
 from geomx_cli.plan import Plan
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def provide(
 
     def fetch_on(host: Host) -> None:
         where = ["--data-dir", folder, "--existing"] if folder else []
-        done = host.run([host.python, "-m", "geomx_cli", "data", "fetch", name, *where], limit=_LIMIT)
+        done = host.run(module_command(host.python, "geomx_cli", "data", "fetch", name, *where), limit=_LIMIT)
         if done.status != 0:
             said = done.errors.decode(errors="replace").strip()[-_WORDS:]
             raise CheckFailed(f"host {host.name} has no {name} and cannot fetch it: {said}", "put it there by hand")

@@ -4,17 +4,19 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from geomx_cli import plugins
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory import Inventory
 from geomx_cli.options import Value, check, defaults
+from geomx_cli.plan.callers import callers
 from geomx_cli.plan.endpoints import Endpoint
 from geomx_cli.plan.job_spec import JobSpec
 from geomx_cli.plan.layout import Layout, Process
 from geomx_cli.plan.topology import Node, arrange
+from geomx_cli.ps.security import Identity
 from geomx_cli.runtime.training.slowness import factors
 
 __all__ = ["SCHEMA_VERSION", "Endpoint", "JobSpec", "Plan", "Process", "plan"]
@@ -27,7 +29,7 @@ class Plan:
     """Every process of a job, and who dials whom. `spec` has every option's value.
 
     `job_dirs` has, for each host that runs something, the job's directory there, and `socket_dirs` the folder for its
-    unix sockets.
+    unix sockets. callers: see callers.py; empty in the plan of a job that has been started, as it is read again.
     """
 
     job: str
@@ -37,6 +39,7 @@ class Plan:
     links: tuple[tuple[str, str], ...]
     job_dirs: Mapping[str, str]
     socket_dirs: Mapping[str, str]
+    callers: Mapping[str, Mapping[str, Identity]] = field(default_factory=dict)
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -103,6 +106,7 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
         links=tuple((wire.dialler.name, wire.listener.name) for wire in layout.wires),
         job_dirs={node.host.name: spec.job_dir_on(node.host) for node in nodes},
         socket_dirs=layout.socket_dirs,
+        callers=callers(layout.wires),
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from geomx_cli import plugins
 from geomx_cli.inventory import Host, RankScope, is_ip
+from geomx_cli.module_command import module_command
 from geomx_cli.names import file_name
 from geomx_cli.plan.endpoints import Endpoint, lay_endpoints
 from geomx_cli.plan.job_spec import JobSpec
@@ -79,7 +80,7 @@ class Layout:
         if node.device.startswith("gpu"):
             env["CUDA_VISIBLE_DEVICES"] = node.device.removeprefix("gpu")
         env |= node.host.env
-        argv: tuple[str, ...] = (python, "-m", "geomx_cli.runtime")
+        argv: tuple[str, ...] = (*module_command(python, "geomx_cli.runtime"),)
         if node.role == "worker" and spec.script:
             scope: RankScope = "global" if spec.options["rank_scope"] == "global" else "party"
             own = values_for(node, self.planes[node.local], self.all_workers, scope)

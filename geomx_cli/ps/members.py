@@ -44,6 +44,10 @@ class Members:
         links.append(link)
         self._arrived.add(link)
 
+    def arrived(self) -> list[Link]:
+        """All that have come."""
+        return list(self._arrived)
+
     def knows(self, link: Link) -> bool:
         """Whether this peer has arrived."""
         return link in self._arrived

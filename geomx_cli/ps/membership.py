@@ -85,6 +85,18 @@ class Membership:
         """The servers of the plane, by rank."""
         return sorted((item for item in self.members if item.role == "server"), key=lambda item: item.rank)
 
+    def has(self, process: str, role: str, rank: int) -> bool:
+        """Whether the roster has this process as the "worker" of this rank, or as a local server of the "party" of this
+        index.
+        """
+        workers = [member for member in self.members if member.role == "worker"]
+        found = next((member for member in workers if member.process == process), None)
+        if found is None or role == "worker":
+            return found is not None and found.rank == rank
+        # Each party has as many local servers; started by hand, parties may have no names to count them by.
+        sizes = range(1, len(workers) + 1) if not found.party else [sum(one.party == found.party for one in workers)]
+        return any(len(workers) % size == 0 and found.rank // size == rank for size in sizes)
+
     def beat(self, telemetry: dict[str, Any]) -> None:
         """Tell the scheduler how this node does."""
         if self.members and not self.over:

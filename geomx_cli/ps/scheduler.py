@@ -13,6 +13,7 @@ from geomx_cli.ps.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.membership import Member
 from geomx_cli.ps.node import Node
+from geomx_cli.ps.security import Identity
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.wire import BadMessage, Header
 from geomx_cli.units import counted
@@ -115,6 +116,7 @@ class Scheduler:
         if role not in ("server", "worker") or request.link in self._entries:
             raise BadMessage(f"a join as {role!r}, or a second one")
         wanted = None if body.get("rank") is None else int(body["rank"])
+        self._check_identity(request.link, str(body["process"]), role, wanted)
         limit = plane.servers if role == "server" else plane.workers
         joined = [item for item in self._entries.values() if item.member.role == role]
         if self._complete or len(joined) >= limit:
@@ -127,6 +129,13 @@ class Scheduler:
         endpoints = tuple(str(item) for item in body.get("endpoints", ()))
         member = Member(str(body["process"]), str(body["party"]), str(body["host"]), role, -1, endpoints)
         return _Entry(member, request, str(body.get("group", "")), wanted)
+
+    def _check_identity(self, link: Link, process: str, role: str, rank: int | None) -> None:
+        """Raises InvalidSettings for one that joins as another than it is by its key, or than it has said before."""
+        keys, own = self.node.keys, Identity(process, role, -1 if rank is None else rank)
+        if process != link.name or (keys is not None and keys.identity(process) != own):
+            what = f"{link.name} joins as {process}, {role} {rank}, for which its key was not made"
+            raise InvalidSettings(what, "give each process the key file and the variables that were made for it")
 
     def _missing(self) -> str:
         present = [item.member.role for item in self._entries.values()]

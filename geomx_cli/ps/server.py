@@ -10,6 +10,7 @@ One loop handles one message at a time. A server ends when all members have said
 
 from collections.abc import Iterator
 
+from geomx_cli.errors import InvalidSettings
 from geomx_cli.events import EventLog
 from geomx_cli.ps.algorithm import ServerPart
 from geomx_cli.ps.config import NodeSettings
@@ -60,6 +61,7 @@ class Server:
         self._requests = Requests(self.node, self._members, self._uplink, self.rounds, lambda: self._party_index)
         self._patience = Patience(self.node, self._members, self._waits)
         self._endpoints = self.node.listen(settings.local or settings.upper)
+        self._rosters: dict[str, Membership] = {}  # of those below, by the plane that they dial in
         self._join()
 
     def run(self) -> None:
@@ -80,22 +82,27 @@ class Server:
         endpoints = list(self._endpoints)
         if local is None:
             assert upper is not None
-            self.node.join(upper, "server", lambda _: self._joined(), rank=settings.rank, endpoints=endpoints)
+            joined = self.node.join(upper, "server", lambda _: self._joined(), rank=settings.rank, endpoints=endpoints)
         elif upper is None:
-            self.node.join(local, "server", lambda _: self._joined(), rank=settings.rank, endpoints=endpoints)
+            joined = self.node.join(local, "server", lambda _: self._joined(), rank=settings.rank, endpoints=endpoints)
         elif self._is_root:
-            self.node.join(upper, "server", self._join_central_plane, rank=settings.rank, endpoints=endpoints)
+            joined = self.node.join(upper, "server", self._join_central_plane, rank=settings.rank, endpoints=endpoints)
         else:
-            self.node.join(local, "server", self._join_global_plane, rank=settings.rank, endpoints=endpoints)
+            joined = self.node.join(local, "server", self._join_global_plane, rank=settings.rank, endpoints=endpoints)
             if local.servers == 1 or settings.rank is not None:
                 self._join_upper(settings.rank or 0)
+        self._rosters["global" if self._is_root and upper is not None else "local"] = joined
 
     def _join_central_plane(self, membership: Membership) -> None:
         assert self._settings.local is not None
-        rank, endpoints = membership.rank, list(self._endpoints)
-        self.node.join(self._settings.local, "server", lambda _: self._joined(), rank=rank, endpoints=endpoints)
+        self._check_identities()
+        rank, endpoints, local = membership.rank, list(self._endpoints), self._settings.local
+        self._rosters["local"] = self.node.join(
+            local, "server", lambda _: self._joined(), rank=rank, endpoints=endpoints
+        )
 
     def _join_global_plane(self, membership: Membership) -> None:
+        self._check_identities()
         if len(self.node.memberships) == 1:
             self._join_upper(membership.rank)
 
@@ -123,6 +130,7 @@ class Server:
         self._joined()
 
     def _joined(self) -> None:
+        self._check_identities()
         self.node.telemetry["state"] = "serving"
         roots = len(self.node.memberships[-1].servers())
         kind = "a root" if self._is_root else f"a local server below {counted(roots, 'root')}"
@@ -132,9 +140,31 @@ class Server:
     # Members.
 
     def _arrive(self, link: Link) -> None:
+        self._check_identity(link)
         self._members.arrive(link)
         self.node.liveness.watch(link)
         self._serve()
+
+    def _check_identity(self, link: Link) -> None:
+        """Raises BadMessage for a member that says it is another than its key, or without keys the roster, has it."""
+        rank, plane = link.hello.get("rank"), link.hello.get("plane")
+        role = "party" if plane == "global" else "worker"
+        if self.node.keys is not None:
+            believed = self.node.keys.identity(link.name) == (link.name, role, rank)
+        else:
+            roster = self._rosters.get(str(plane))
+            unknown = roster is None or not roster.members
+            believed = unknown or (isinstance(rank, int) and roster is not None and roster.has(link.name, role, rank))
+        if not believed:
+            raise BadMessage(f"{link.name} says that it is {role} {rank}, which it is not")
+
+    def _check_identities(self) -> None:
+        """Of those that have come before the roster."""
+        for link in self._members.arrived():
+            try:
+                self._check_identity(link)
+            except BadMessage as error:
+                raise InvalidSettings(str(error), "start all processes of the job anew, each only once") from None
 
     def _come_back(self, link: Link, lane: Lane) -> None:
         if self._uplink is not None:

@@ -20,7 +20,7 @@ from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.security import Doorkeeper, KeyRing
 from geomx_cli.ps.tcp import Connection
-from geomx_cli.ps.wire import MAX_MESSAGE
+from geomx_cli.ps.unknown_peers import MAX_SECONDS, UnknownPeers
 
 __all__ = ["UNANSWERED", "Socket", "Sockets"]
 
@@ -41,13 +41,18 @@ class Sockets:
     """Makes sockets, with keys on TCP if there are any, has them watched, and closes them all.
 
     `on_refused` gets a reason and a text for each connection that is turned away. `read` is called with a socket that
-    has messages. Used by the loop's thread only.
+    has messages. `unknown`: the connections to the listening socket of which nobody has said hello. max_message: bytes
+    of the largest message that is read from others. Used by the loop's thread only.
     """
 
-    def __init__(self, loop: Loop, keys: KeyRing | None, on_refused: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, loop: Loop, keys: KeyRing | None, on_refused: Callable[[str, str], None], max_message: int
+    ) -> None:
         self._loop = loop
         self._keys = keys
         self._on_refused = on_refused
+        self._max_message = max_message
+        self.unknown = UnknownPeers(loop, partial(on_refused, "handshake"))
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._made: list[Socket] = []
@@ -66,6 +71,7 @@ class Sockets:
         router = self._make(zmq.ROUTER, read)
         router.set(zmq.ROUTER_MANDATORY, 1)
         router.set(zmq.ROUTER_HANDOVER, 1)
+        router.set(zmq.HANDSHAKE_IVL, int(1000 * MAX_SECONDS))
         self._watch_accepted(router, on_closed)
         bound = []
         for endpoint in endpoints:
@@ -131,7 +137,7 @@ class Sockets:
         made.set(zmq.TCP_MAXRT, 1000 * DEAD)  # TCP_USER_TIMEOUT: holds for unanswered probes and data
         made.set(zmq.RECONNECT_IVL, RECONNECT_FIRST)
         made.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MOST)
-        made.set(zmq.MAXMSGSIZE, MAX_MESSAGE)
+        made.set(zmq.MAXMSGSIZE, self._max_message)
         self._keep(made, partial(read, made))
         return made
 
@@ -157,7 +163,7 @@ class Sockets:
         before = self._doorkeeper.refused
         self._doorkeeper.answer()
         if self._doorkeeper.refused > before:
-            self._on_refused("key", "its key is not of this job")
+            self._on_refused("key", "its key is none of those that may come in here")
 
     def _watch_connection(
         self, dealer: Socket, tcp: bool, on_connected: Callable[[], None], on_closed: Callable[[bool], None]
@@ -193,11 +199,14 @@ class Sockets:
             | zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         )
-        monitor = router.get_monitor_socket(failures | zmq.EVENT_DISCONNECTED)
+        monitor = router.get_monitor_socket(failures | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
 
         def report() -> None:
             event, value = _event(monitor)
-            if event == zmq.EVENT_DISCONNECTED:
+            if event == zmq.EVENT_ACCEPTED:
+                self.unknown.accepted(value)
+            elif event == zmq.EVENT_DISCONNECTED:
+                self.unknown.known(value)
                 on_closed(value)
             else:
                 self._on_refused("handshake", "it does not speak this protocol, or has no key of this job")

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 
 __all__ = ["Connection"]
 
-UNACKNOWLEDGED, BYTES_ACKED = 24, 120
-"""Where Linux's tcp_info has the number of segments that are not acknowledged (u32), and the bytes that are (u64)."""
+UNACKNOWLEDGED, BYTES_ACKED, BYTES_RECEIVED = 24, 120, 128
+"""Where Linux's tcp_info has the number of segments that are not acknowledged (u32), and the bytes that are, and that
+have been received (u64).
+"""
 
 
 class Connection:
@@ -34,13 +36,7 @@ class Connection:
 
     def unanswered(self) -> float:
         """For how many seconds something has waited to be acknowledged, and nothing was; as far as calls have seen."""
-        now = time.monotonic()
-        try:
-            with _borrowed(self._descriptor) as stream:
-                same = _ends(stream) == self._ends
-                info = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256) if same else b""
-        except OSError:  # closed by its owner
-            return 0.0
+        now, info = time.monotonic(), self._info()
         if len(info) < BYTES_ACKED + 8:
             return 0.0
         (waiting,), (acked,) = struct.unpack_from("I", info, UNACKNOWLEDGED), struct.unpack_from("Q", info, BYTES_ACKED)
@@ -49,6 +45,18 @@ class Connection:
         if self._moved == now or not waiting:
             self._since = now
         return now - self._since
+
+    def received(self) -> int:
+        """Bytes that have come over it; 0 where the kernel does not tell."""
+        info = self._info()
+        return int(struct.unpack_from("Q", info, BYTES_RECEIVED)[0]) if len(info) >= BYTES_RECEIVED + 8 else 0
+
+    def _info(self) -> bytes:
+        """What the kernel knows of it; empty once its owner has closed it."""
+        with contextlib.suppress(OSError), _borrowed(self._descriptor) as stream:
+            if _ends(stream) == self._ends and hasattr(socket, "TCP_INFO"):
+                return stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        return b""
 
     def quiet(self) -> float:
         """For how many seconds nothing was acknowledged; as far as calls of `unanswered` have seen."""

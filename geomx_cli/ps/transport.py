@@ -23,7 +23,16 @@ from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.security import KeyRing
 from geomx_cli.ps.shaping import Shaper
 from geomx_cli.ps.sockets import Socket, Sockets
-from geomx_cli.ps.wire import BadMessage, Header, Kind, Place, decode_body, decode_header
+from geomx_cli.ps.wire import (
+    MAX_MESSAGE,
+    BadMessage,
+    Header,
+    Kind,
+    Place,
+    decode_body,
+    decode_header,
+    largest_message,
+)
 
 __all__ = ["Traffic", "Transport"]
 
@@ -95,7 +104,9 @@ class Transport:
         self._fusing: set[Link] = set()
         loop.each_turn(self._flush_fused)
         keep_freed_memory()
-        self._sockets = Sockets(loop, keys, partial(self.refuse, None))
+        self._sockets = Sockets(
+            loop, keys, partial(self.refuse, None), MAX_MESSAGE if keys is None else largest_message(slice_bytes)
+        )
         self._accepted: dict[bytes, Link] = {}
         self._talks: dict[int, Link] = {}  # by file descriptor, the talk lanes that were accepted
         self._descriptors: dict[Link, int] = {}
@@ -190,8 +201,10 @@ class Transport:
                 identity, *frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._receive(self._accepted.get(identity.bytes), frames, router, identity.bytes)
+            self._receive(self._accepted.get(identity.bytes), frames, router, identity)
             link = self._accepted.get(identity.bytes)
+            if link is not None and len(self._sockets.unknown):
+                self._sockets.unknown.known(identity.get(zmq.SRCFD))
             if link is not None and LANES[identity.bytes[-1] - 1] == "talk":
                 self._note_talk(link, identity.get(zmq.SRCFD))
 
@@ -201,10 +214,14 @@ class Transport:
                 frames = dealer.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._receive(link, frames, dealer, b"")
+            self._receive(link, frames, dealer, None)
 
-    def _receive(self, link: Link | None, frames: list[zmq.Frame], socket: Socket, identity: bytes) -> None:
-        """Take a message apart: one header with at most one payload, or several of both."""
+    def _receive(
+        self, link: Link | None, frames: list[zmq.Frame], socket: Socket, identity: zmq.Frame | None
+    ) -> None:
+        """Take a message apart: one header with at most one payload, or several of both. A message without a link has
+        come from a ROUTER, with the `identity` of its connection.
+        """
         try:
             if len(frames) > 2 * MAX_FUSED:
                 raise BadMessage(f"{len(frames)} parts")
@@ -215,8 +232,9 @@ class Transport:
                 if header.place not in (Place.NONE, Place.FRAME) or (body is None) != (header.place == Place.NONE):
                     raise BadMessage("a payload that is not where the header says")
                 payload = None if body is None else body.buffer
-                if link is None:
+                if link is None and identity is not None:
                     link = self._accept(header, payload, socket, identity)
+                assert link is not None
                 self._arrived(link, header, payload, len(frame) + (0 if payload is None else len(payload)))
         except BadMessage as error:
             self.refuse(link, "malformed", str(error))
@@ -253,7 +271,7 @@ class Transport:
             if header.kind != Kind.CONTROL and payload is not None:
                 link.consumed(len(payload))
 
-    def _accept(self, header: Header, payload: memoryview | None, router: Socket, identity: bytes) -> Link:
+    def _accept(self, header: Header, payload: memoryview | None, router: Socket, sender: zmq.Frame) -> Link:
         if header.kind != Kind.CONTROL or header.topic != "hello" or payload is None:
             raise BadMessage("a message before the hello")
         hello = decode_body(payload)
@@ -261,6 +279,9 @@ class Transport:
             name, party = str(hello["process"])[:128], str(hello["party"])[:128]
         except KeyError as error:
             raise BadMessage(f"a hello without {error}") from None
+        identity, owner = sender.bytes, _owner(sender)
+        if owner not in (None, name):
+            raise BadMessage(f"a hello of {name} with the key of {owner}")
         if len(identity) != IDENTITY + 1:
             raise BadMessage("a hello on a connection that has been replaced")
         if len(self._accepted) >= 2 * MAX_LINKS or not 1 <= identity[-1] <= len(LANES):
@@ -331,3 +352,11 @@ class Transport:
         if link is not None:
             del self._descriptors[link]
             self._on_closed(link)
+
+
+def _owner(sender: zmq.Frame) -> str | None:
+    """The process that the sender's key was made for; None where there are no keys, as over a unix socket."""
+    try:
+        return str(sender.get("User-Id"))
+    except zmq.ZMQError:
+        return None

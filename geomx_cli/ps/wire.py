@@ -34,6 +34,7 @@ __all__ = [
     "encode_body",
     "encode_header",
     "job_number",
+    "largest_message",
     "row_numbers",
     "view",
 ]
@@ -213,6 +214,11 @@ def _check_rows(header: Header) -> None:
 def encode_body(body: dict[str, Any]) -> bytes:
     """The body of a CONTROL message."""
     return _encoder.encode(body)
+
+
+def largest_message(slice_bytes: int) -> int:
+    """Bytes of the largest part of a message in a job whose slices have at most so many in float32."""
+    return max(MAX_CONTROL, slice_bytes // 4 * (8 + ROW_NUMBER.itemsize)) + 65_536
 
 
 def decode_body(data: memoryview | bytes) -> dict[str, Any]:

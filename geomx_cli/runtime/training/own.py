@@ -28,7 +28,7 @@ def call(name: str, option: str, *arguments: Any) -> Any:
     module_name, _, function = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)
     restore_aliases()  # it may import MXNet
     try:
         module = importlib.import_module(module_name)
