@@ -1,9 +1,11 @@
 """What a stranger, a stale process or a broken peer can send is refused and counted, and training goes on unharmed."""
 
+import contextlib
 import json
 import socket
 import struct
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -93,6 +95,60 @@ def test_only_keys_of_the_job_are_let_in(tmp_path: Path, whose: str) -> None:
     for transport in (listener, friend, stranger):
         transport.close(0)
     loop.close()
+
+
+def test_connections_that_do_not_say_who_they_are_cost_little(tmp_path: Path) -> None:
+    """Twelve send what might be the largest message, one says nothing; those that are known stay."""
+    ours = _rings(tmp_path, "job")
+    loop = Loop()
+    heard: list[str] = []
+    listener = _transport(loop, "listener", ours["listener"], heard)
+    endpoint = listener.listen(("tcp://127.0.0.1:*",))[0]
+    friend = _transport(loop, "friend", ours["friend"], heard)
+    link = friend.dial(endpoint, "listener", wide_area=False)
+    loop.run(until=lambda: bool(heard))
+    port, before = int(endpoint.rpartition(":")[2]), _resident()
+    greeting = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0CURVE" + bytes(47)
+    peaks, attackers = [before], []
+    for size in [2**26] + [15 * 2**20] * 11:
+        attackers.append(socket.create_connection(("127.0.0.1", port)))
+        attackers[-1].sendall(greeting + b"\6" + struct.pack(">Q", size))
+        threading.Thread(target=_flood, args=(attackers[-1], size), daemon=True).start()
+    attackers.append(socket.create_connection(("127.0.0.1", port)))
+    loop.every(0.01, lambda: peaks.append(_resident()))
+    end = time.monotonic() + 60
+    loop.run(until=lambda: all(map(_has_ended, attackers)) or time.monotonic() > end)
+    assert all(map(_has_ended, attackers))
+    assert listener.counters["handshake"] >= len(attackers)
+    assert max(peaks) - before < 12 * 15 * 2**20
+    link.control("still here")
+    loop.run(until=lambda: len(heard) > 1 or time.monotonic() > end)
+    assert heard == ["friend", "friend"] and not friend.reconnects
+    for ended in (listener, friend, *attackers):
+        ended.close()
+    loop.close()
+
+
+def _has_ended(stream: socket.socket) -> bool:
+    """Whether the other end has closed it."""
+    try:
+        while stream.recv(1000, socket.MSG_DONTWAIT):
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _resident() -> int:
+    """Bytes that this process has in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def _flood(stream: socket.socket, size: int) -> None:
+    with contextlib.suppress(OSError):
+        stream.sendall(bytes(size))
 
 
 def _rings(directory: Path, job: str) -> dict[str, security.KeyRing]:

@@ -8,7 +8,7 @@ from cluster import ROOT
 
 PACKAGE = ROOT / "geomx_cli"
 BENEATH = {
-    "agent_words", "errors", "events", "failure", "host_words", "lines", "names", "options", "plugins", "stdout",
+    "agent_words", "errors", "events", "failure", "host_words", "lines", "module_command", "names", "options", "plugins", "stdout",
     "units", "variables",
 }  # fmt: skip
 ABOVE = (

@@ -513,4 +513,4 @@ def test_the_inventory_of_the_guide_holds(tmp_path: Path) -> None:
     assert {host.python for host in found.hosts} == {"~/geomx/bin/python"}
     (tmp_path / "hosts.toml").write_text(guide.partition("```toml\n")[2].partition("```")[0])
     shell = geomx("launch", "--dry-run", "--shell", cwd=tmp_path).stdout
-    assert shell.count('    "$HOME"/geomx/bin/python -m geomx_cli.runtime >') == 12
+    assert shell.count('    "$HOME"/geomx/bin/python -P -m geomx_cli.runtime >') == 12

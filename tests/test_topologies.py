@@ -2,7 +2,7 @@
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -76,8 +76,10 @@ def members(options: dict[str, Value]) -> list[list[int]]:
     return parties + [[count * each + index] for index in range(central)]
 
 
-def start(cluster: Cluster, planned: Plan, directory: Path) -> None:
-    """Start what the plan says, with keys where it has several hosts."""
+def start(
+    cluster: Cluster, planned: Plan, directory: Path, argv: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """Start what the plan says, with keys where it has several hosts; `argv` in its place, by the processes' files."""
     if planned.spec.key_dir:
         callers = {process.name: planned.callers.get(process.name) for process in planned.processes}
         for process in planned.processes:
@@ -94,5 +96,5 @@ def start(cluster: Cluster, planned: Plan, directory: Path) -> None:
     for process in planned.processes:
         env = dict(process.env)
         env["PYTHONPATH"] = f"{ROOT}:{env.get('PYTHONPATH', '')}"
-        cluster.start(process.file_name, process.argv, env)
+        cluster.start(process.file_name, (argv or {}).get(process.file_name, process.argv), env)
 

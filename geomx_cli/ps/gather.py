@@ -90,6 +90,10 @@ class Gathering:
             self._added.pop()[1]()
         return True
 
+    def hyper_names(self) -> set[str]:
+        """The names of the hyper-parameters that have come."""
+        return set(self.hyper).union(*(item.hyper for item in self._parked.values()))
+
     def parked(self) -> list[Contribution]:
         """The contributions that are here and not added yet."""
         return list(self._parked.values())

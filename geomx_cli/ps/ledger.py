@@ -16,6 +16,7 @@ class Ledger:
     """`roots` gives the number of roots above; None at a root. `owing` gives the ranks that owe contributions, None
     while no round may close.
 
+    `declared` tells whether a message is about a slice that there is, as far as this server knows.
     `alone` tells with which rank this one goes through rounds where not all go together. `moves` grows with all that
     may change what is missing, `came` counts the contributions of each rank. Used by the loop's thread only.
     """
@@ -27,12 +28,14 @@ class Ledger:
         roots: Callable[[], int] | None,
         owing: Callable[[], Collection[int] | None],
         alone: Callable[[int], int] = lambda rank: rank,
+        declared: Callable[[Header], bool] = lambda _: True,
     ) -> None:
         self.algorithm = algorithm
         self.owing = owing
         self.books: dict[tuple[int, int], Book] = {}
         self._roots = roots
         self._alone = alone
+        self._declared = declared
         self._open: dict[tuple[int, int, int, int], tuple[Book, Pace, Round]] = {}
         self.moves = 0
         self.came: Counter[int] = Counter()
@@ -43,8 +46,8 @@ class Ledger:
         if roots is not None and header.root >= roots:
             raise BadMessage(f"a slice of root {header.root}, and there are {roots}")
         if book is None:
-            if len(self.books) >= MAX_SLICES:
-                raise BadMessage("too many slices")
+            if len(self.books) >= MAX_SLICES or not self._declared(header):
+                raise BadMessage("too many slices, or one that was not declared, or was otherwise")
             slot = Slot(header.key, header.slice)
             book = Book(slot, header.root, header.length, header.dtype, header.offset, header.row)
             self.books[header.key, header.slice] = book

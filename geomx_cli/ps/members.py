@@ -33,9 +33,11 @@ class Members:
 
     def arrive(self, link: Link) -> None:
         """A member has dialled. Raises BadMessage for a second one of the same rank."""
-        rank, plane = link.hello.get("rank"), link.hello.get("plane")
-        if not isinstance(rank, int) or not 0 <= rank < CENTRAL or plane not in ("local", "global"):
+        rank, plane, workers = link.hello.get("rank"), link.hello.get("plane"), link.hello.get("workers", 1)
+        if type(rank) is not int or not 0 <= rank < CENTRAL or plane not in ("local", "global"):
             raise BadMessage("an arrival without rank and plane")
+        if type(workers) is not int or not 1 <= workers < CENTRAL:
+            raise BadMessage(f"an arrival of {workers!r} workers")
         own = rank + CENTRAL if self._two_planes and plane == "local" else rank
         links = self._links.setdefault(own, [])
         if links and plane == "local":

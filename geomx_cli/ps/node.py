@@ -26,13 +26,15 @@ from geomx_cli.ps.partition import NEAR
 from geomx_cli.ps.shaping import Shaper
 from geomx_cli.ps.talk import Request, Talk
 from geomx_cli.ps.transport import Transport
-from geomx_cli.ps.wire import Header, Kind, decode_body, job_number
+from geomx_cli.ps.wire import MAX_CONTROL, Header, Kind, decode_body, job_number
 
 __all__ = ["Node"]
 
 Body = dict[str, Any]
 _Given = ParamSpec("_Given")
 
+MAX_BEAT = 65_536
+"""Bytes of what a process tells its scheduler of itself, which keeps it."""
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading a body raises that is not as it should be."""
 PARTING = 10.0
@@ -281,7 +283,8 @@ class Node:
         if header.kind != Kind.CONTROL:
             self._on_tensor(link, header, payload)
             return
-        body = decode_body(payload) if payload is not None else {}
+        limit = MAX_BEAT if header.topic == "beat" else MAX_CONTROL
+        body = decode_body(payload, limit) if payload is not None else {}
         if header.topic == "answer":
             try:
                 self.talk.answered(link, header.request, body)

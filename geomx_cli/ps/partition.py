@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.wire import DTYPES, MAX_ELEMENTS
+from geomx_cli.ps.wire import DTYPES, MAX_ELEMENTS, dtype_code
 
 __all__ = ["FAR", "NEAR", "Partition", "Placement", "Slice", "Tensor"]
 
@@ -62,6 +62,11 @@ class Placement:
         """Elements in a row, where every slice has whole rows; else 0, and all elements have to travel together."""
         row = self.tensor.row
         return 0 if any(item.offset % row or item.length % row for item in self.slices) else row
+
+    def shapes(self) -> dict[tuple[int, int], tuple[int, int, int]]:
+        """For each slice, by key and index: its elements, its dtype's code and the elements in a row."""
+        dtype, row = dtype_code(np.dtype(self.tensor.dtype)), self.row or 1
+        return {(self.key, index): (item.length, dtype, row) for index, item in enumerate(self.slices)}
 
 
 class Partition:

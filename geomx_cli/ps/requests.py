@@ -9,11 +9,12 @@ from geomx_cli.ps.barrier import Barrier
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.node import Node
 from geomx_cli.ps.optimizer_service import OptimizerService
-from geomx_cli.ps.partition import FAR, NEAR, Partition, Tensor
+from geomx_cli.ps.partition import FAR, NEAR, Partition, Placement, Slice, Tensor
 from geomx_cli.ps.rounds import Rounds
 from geomx_cli.ps.state_desk import StateDesk
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.uplink import Uplink
+from geomx_cli.ps.wire import Header
 
 __all__ = ["Requests"]
 
@@ -40,6 +41,7 @@ class Requests:
         self._rank_scope = ""
         self._partition: Partition | None = None
         self._placements: dict[str, list[Any]] = {}
+        self._shapes: dict[tuple[int, int], tuple[int, int, int]] = {}
         self._barriers = {"party": Barrier(members.of_own_plane), "all": Barrier(members.training)}
         self._handlers: dict[str, Callable[[Request], None]] = {
             "cluster": self._on_cluster,
@@ -60,6 +62,14 @@ class Requests:
         """Answer those that wait, if the cluster is complete."""
         while self._waiting and self._members.complete and (self._uplink is None or self._uplink.links):
             self._answer(self._waiting.pop(0))
+
+    def has_declared(self, header: Header) -> bool:
+        """Whether a message is about a slice that has been declared, as it was. Only the first server of a plane is
+        asked to declare tensors, so the others believe what they are told.
+        """
+        if self._node.memberships[0].rank != 0:
+            return True
+        return self._shapes.get((header.key, header.slice)) == (header.length, header.dtype, header.row)
 
     def release_barriers(self) -> None:
         """Answer at the barriers where nobody is missing now."""
@@ -133,6 +143,8 @@ class Requests:
         if self._uplink is None:
             partition = self._own_partition()
             placed = [partition.declare(tensor) for tensor in tensors]
+            for item in placed:
+                self._shapes |= item.shapes()
             answer = [[item.key, [[s.offset, s.length, s.root, s.server] for s in item.slices]] for item in placed]
             request.answer({"placements": answer})
             return
@@ -149,6 +161,7 @@ class Requests:
                 servers = partition.assign([length for _, length, _, _ in slices])
                 placed = [[o, n, root, own] for (o, n, root, _), own in zip(slices, servers, strict=True)]
                 self._placements[tensor.name] = [key, placed]
+                self._shapes |= Placement(key, tensor, tuple(Slice(*item) for item in placed)).shapes()
         request.answer({"placements": [self._placements[tensor.name] for tensor in tensors]})
 
     def _own_partition(self) -> Partition:

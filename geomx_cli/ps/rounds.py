@@ -22,6 +22,7 @@ from geomx_cli.ps.state import export_state, import_state
 from geomx_cli.ps.uplink import Delivery, Uplink
 from geomx_cli.ps.wire import (
     DTYPES,
+    MAX_HYPER,
     MAX_ROUNDS_AHEAD,
     Array,
     BadMessage,
@@ -148,6 +149,8 @@ class Rounds:
                 link.ask_again(header.request)
             return
         round_ = self.ledger.round(book, pace, header.round, header.priority, rank)
+        if len(round_.gathering.hyper_names() | header.hyper.keys()) > MAX_HYPER:
+            raise BadMessage(f"more than {MAX_HYPER} hyper-parameters in one round")
         round_.askers[rank] = asker
         done = partial(link.consumed, size)
         contribution = Contribution(header.contributors, given, header.weight, header.hyper, done)

@@ -4,6 +4,7 @@ It hands out the roster once all members have joined, notices who is lost, tells
 all members have said farewell. Training does not pass through it.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,8 @@ __all__ = ["Scheduler"]
 
 PENDING_INTERVAL = 2.0
 MAX_RANK = 65_535
+MAX_ENDPOINTS = 64
+ENDPOINT = re.compile(r"tcp://[^\s/]{1,255}:[1-9]\d{0,4}|ipc://[^\0]{1,107}")
 
 
 @dataclass
@@ -127,6 +130,8 @@ class Scheduler:
         ):
             raise InvalidSettings(f"{role} rank {wanted} is taken or beyond {limit - 1}", "each rank is given once")
         endpoints = tuple(str(item) for item in body.get("endpoints", ()))
+        if len(endpoints) > MAX_ENDPOINTS or not all(ENDPOINT.fullmatch(item) for item in endpoints):
+            raise InvalidSettings(f"{body['process']} listens on {endpoints}, which cannot be dialled", "correct it")
         member = Member(str(body["process"]), str(body["party"]), str(body["host"]), role, -1, endpoints)
         return _Entry(member, request, str(body.get("group", "")), wanted)
 

@@ -51,6 +51,7 @@ class Server:
             roots=None if uplink is None else lambda: len(uplink.links),
             owing=self._members.owing,
             alone=self._members.alone,
+            declared=self._has_declared,
         )
         self._stalls = Stalls(self._ledger, self._members.links, None if uplink is None else self._tell_roots)
         self.rounds = Rounds(
@@ -204,6 +205,9 @@ class Server:
             self.node.farewell(self._uplink.links if self._uplink is not None else ())
 
     # Tensors.
+
+    def _has_declared(self, header: Header) -> bool:
+        return self._requests.has_declared(header)
 
     def _on_tensor(self, link: Link, header: Header, payload: memoryview | None) -> None:
         if header.kind == Kind.RESULT:

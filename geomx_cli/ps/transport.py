@@ -42,6 +42,7 @@ Pair = list[int]
 BATCH = 64
 IDENTITY = 12  # bytes, before that of the lane; a connection that has been replaced gets another identity, of 5 bytes
 MAX_LINKS = 4096
+MAX_HELLO = 4096
 CREDIT_DELAY = 0.004
 TOGETHER = 5.0
 
@@ -274,7 +275,7 @@ class Transport:
     def _accept(self, header: Header, payload: memoryview | None, router: Socket, sender: zmq.Frame) -> Link:
         if header.kind != Kind.CONTROL or header.topic != "hello" or payload is None:
             raise BadMessage("a message before the hello")
-        hello = decode_body(payload)
+        hello = decode_body(payload, MAX_HELLO)
         try:
             name, party = str(hello["process"])[:128], str(hello["party"])[:128]
         except KeyError as error:

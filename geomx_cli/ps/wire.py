@@ -17,6 +17,7 @@ from geomx_cli.ps.rows import Rows
 
 __all__ = [
     "DTYPES",
+    "MAX_HYPER",
     "MAX_MESSAGE",
     "VERSION",
     "Array",
@@ -47,6 +48,8 @@ MAX_ELEMENTS = 8_388_608
 ROW_NUMBER = np.dtype("uint32")
 MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER.itemsize) + 65_536
 MAX_CONTROL = 16 * 2**20
+MAX_HYPER = 16
+"""Hyper-parameters in one message."""
 DTYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(name) for name in ("float32", "float64", "float16"))
 _WIDE = {np.dtype("float16"): np.dtype("float32")}
 
@@ -102,7 +105,7 @@ _Length = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _Name = Annotated[str, msgspec.Meta(max_length=128)]
 _Ranks = Annotated[tuple[_Rank, ...], msgspec.Meta(max_length=4096)]
-_Hyper = Annotated[dict[Annotated[str, msgspec.Meta(max_length=32)], float], msgspec.Meta(max_length=16)]
+_Hyper = Annotated[dict[Annotated[str, msgspec.Meta(max_length=32)], float], msgspec.Meta(max_length=MAX_HYPER)]
 
 
 class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
@@ -221,9 +224,9 @@ def largest_message(slice_bytes: int) -> int:
     return max(MAX_CONTROL, slice_bytes // 4 * (8 + ROW_NUMBER.itemsize)) + 65_536
 
 
-def decode_body(data: memoryview | bytes) -> dict[str, Any]:
-    """Read the body of a CONTROL message. Raises BadMessage."""
-    if len(data) > MAX_CONTROL:
+def decode_body(data: memoryview | bytes, limit: int = MAX_CONTROL) -> dict[str, Any]:
+    """Read the body of a CONTROL message, of at most `limit` bytes. Raises BadMessage."""
+    if len(data) > limit:
         raise BadMessage(f"a control message of {len(data)} bytes")
     if len(data) == 0:
         return {}

@@ -101,8 +101,7 @@ def _is_first_root(settings: "NodeSettings") -> bool:
 class EsyncServer(MeanServer):
     """Adds the mean of the differences, and answers what workers ask of the state server.
 
-    A request names the worker by its rank in the scope, and how many workers that has; the first one, or one of another
-    number, begins anew.
+    A request names the worker by its rank in the scope, and how many workers that has, which all count alike.
     """
 
     def __init__(self, scope: str, epsilon: float | None, min_steps: int) -> None:
@@ -141,7 +140,9 @@ class EsyncServer(MeanServer):
 
     def _answer(self, now: float, rank: int, body: dict[str, Any]) -> dict[str, Any]:
         state, workers = self._state, int(body["workers"])
-        if workers != self._workers:
+        if self._workers not in (0, workers):
+            raise InvalidSettings(f"it counts {workers} workers, and others {self._workers}", "start all anew")
+        if not self._workers:
             state.init(workers, self._epsilon, self._min_steps)
             self._workers = workers
         if body["do"] == "leave":

@@ -1,0 +1,92 @@
+"""A worker with a key of the job that first does what it should not, and then the same as rounds.py.
+
+Environment: TARGET (where its server listens), OTHER (a process that it pretends to be), and what rounds.py reads.
+"""
+
+import os
+import runpy
+import time
+from pathlib import Path
+
+import numpy as np
+
+from geomx_cli import plugins
+from geomx_cli.events import EventLog
+from geomx_cli.ps import client, security
+from geomx_cli.ps.loop import Loop
+from geomx_cli.ps.transport import Transport
+from geomx_cli.ps.wire import Form, Header, Kind, job_number
+from geomx_cli.runtime.settings import Settings
+
+settings = Settings.from_environment(plugins.table())
+
+
+def pretend() -> None:
+    """Say hello as what it is not, and ask to leave."""
+    loop, other = Loop(), os.environ["OTHER"]
+    own = {"process": settings.process, "party": settings.party, "role": "worker", "host": settings.host}
+    local = {"plane": "local", "rank": settings.rank}
+    hellos = [
+        (own | {"process": other}, local | {"rank": 1 - settings.rank}),
+        (own | {"process": "A/worker:7"}, local | {"rank": 7}),
+        (own, local | {"rank": 7}),
+        (own, local | {"rank": True}),
+        (own, {"plane": "global", "rank": 0}),
+        (own, local | {"workers": 2**60}),
+        (own, local | {"workers": "many"}),
+        (own | {"host": "x" * 10_000}, local),
+    ]
+    transports = []
+    for who, hello in hellos:
+        transport = Transport(
+            loop, job=job_number(settings.job), who=who, keys=security.load(settings.key_file),
+            on_message=lambda *_: None, on_link=lambda _: None, events=EventLog(None), slice_bytes=2**20,
+        )  # fmt: skip
+        link = transport.dial(os.environ["TARGET"], "the server", wide_area=False, **hello)
+        link.control("leave", {}, 1)
+        transports.append(transport)
+    end = time.monotonic() + 2
+    loop.call_later(2, loop.stop)
+    loop.run(until=lambda: time.monotonic() > end)
+    for transport in transports:
+        transport.close(0)
+    loop.close()
+
+
+def misuse(worker: "client.Worker", rank: int) -> None:
+    """Messages that make no sense, as the member that it is; in the loop."""
+    node, link = worker.node, worker.uplink.links[0]
+    payload = memoryview(np.ones(10, np.float32)).cast("B")
+    good = {"kind": Kind.EXCHANGE, "key": 70_000, "length": 10, "round": 1, "contributors": (rank,), "weight": 1.0}
+    changes = [
+        {"round": 0}, {"round": 100_000}, {"contributors": (1 - rank,)}, {"contributors": ()}, {"weight": 0.0},
+        {"length": 11}, {"acked": 5}, {"root": 9}, {"key": 0}, {"kind": Kind.RESULT, "request": 3},
+        {"kind": Kind.PUSH, "key": 0}, {"form": Form.ROWS, "rows": 10}, {"form": Form.ROWS, "rows": 2, "row": 5},
+        {"kind": Kind.PULL, "form": Form.ROWS, "rows": 10},
+        {"hyper": {f"h{number}": 1.0 for number in range(17)}}, {"weight": float("nan")}, {"weight": -1.0},
+    ]  # fmt: skip
+    for change in changes:
+        link.send(Header(**(good | change)), payload)
+    asked = [
+        ("declare", {"tensors": 5}), ("declare", {"tensors": [["x", -5, "float32", 1]]}),
+        ("declare", {"tensors": [["x", 10**15, "float32", 1]]}), ("declare", {"tensors": [["x", 10, "int7", 1]]}),
+        ("optimizer", {"do": 7}), ("barrier", {"scope": "nowhere"}), ("state_read", {"root": 99}), ("nothing", {}),
+        ("mode", {}), ("behind", {}), ("cluster", {"rank_scope": ["x"]}),
+    ]  # fmt: skip
+    for topic, body in asked:
+        node.talk.ask(link, topic, body, lambda _: None, lambda _: None)
+    link.control("join", {"role": "server"}, 10**6)
+    link.control("x" * 100, b"\xc1\xc1", 10**6 + 1)
+
+
+declare = client.Client.declare
+
+
+def declare_and_misuse(self, tensors):
+    declare(self, tensors)
+    self._worker.node.loop.submit(lambda: misuse(self._worker, self.rank))
+
+
+pretend()
+client.Client.declare = declare_and_misuse
+runpy.run_path(str(Path(__file__).with_name("rounds.py")), run_name="__main__")

@@ -1,0 +1,88 @@
+"""Who holds a key of the job is the process that it was made for, and no other; what makes no sense is refused."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cluster import ROOT, Cluster
+from test_exact import assert_equal, expected
+from test_topologies import ROUNDS, SCRIPT, socket_dir, start
+
+from geomx_cli.options import defaults
+from geomx_cli.plan import JobSpec, plan
+from geomx_cli.plan.ports import free_ports, ports_needed
+from geomx_cli.plan.this_machine import this_machine
+from geomx_cli.ps.security import Identity
+
+__all__ = ["socket_dir"]
+HOSTILE = str(ROOT / "tests/scripts/hostile.py")
+
+
+def test_a_member_that_lies_and_misbehaves_changes_nothing(cluster: Cluster, tmp_path: Path, socket_dir: str) -> None:
+    options = {**defaults(), "parties": 2, "workers": 2, "topology": "flat", "heartbeat": 0.3}
+    inventory = this_machine(options, free_ports(ports_needed(options)), one_host=False, python=sys.executable)
+    spec = JobSpec(
+        job="hostile", options=options, script=SCRIPT, job_dir=str(tmp_path), socket_dir=socket_dir,
+        key_dir=str(tmp_path),
+    )  # fmt: skip
+    planned = plan(inventory, spec)
+    (target,) = [end.bind for end in planned.process("central/server:0").endpoints if end.bind.startswith("tcp")][:1]
+    liar = planned.process("A/worker:1")
+    cluster.each[liar.file_name] = {"TARGET": target, "OTHER": "A/worker:0"}
+    argv = {liar.file_name: [sys.executable, HOSTILE]}
+    start(cluster, planned, tmp_path, argv)
+    cluster.finish()
+    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    assert_equal(found, expected([[0, 1, 2, 3]], dict.fromkeys(range(4), ROUNDS), optimizer=True))
+    events = [json.loads(line) for line in (tmp_path / "events/central-server-0.jsonl").read_text().splitlines()]
+    refused = [event["refused"] for event in events if "refused" in event][-1]
+    assert refused["malformed"] >= 8 + 10
+    said = " ".join(event["message"] for event in events if event["event"] == "warning")
+    assert "a hello of A/worker:0 with the key of A/worker:1" in said
+
+
+def test_each_listener_knows_who_dials_it_and_as_what() -> None:
+    options = {**defaults(), "parties": 2, "workers": 2, "local_servers": 2, "global_servers": 2, "central_workers": 1}
+    inventory = this_machine(options, free_ports(ports_needed(options)))
+    found = plan(inventory, JobSpec(job="x", options=options, script=SCRIPT, job_dir="/j", socket_dir="/s")).callers
+    assert found["B/scheduler:0"] == {
+        name: Identity(name, role, rank)
+        for name, role, rank in (
+            ("B/server:0", "server", 0), ("B/server:1", "server", 1), ("B/worker:0", "worker", 0),
+            ("B/worker:1", "worker", 1),
+        )
+    }  # fmt: skip
+    assert found["central/global_scheduler:0"]["B/server:1"] == ("B/server:1", "worker", 3)
+    assert found["central/global_scheduler:0"]["central/global_server:1"] == ("central/global_server:1", "server", 1)
+    assert found["central/scheduler:0"]["central/global_server:1"] == ("central/global_server:1", "server", 1)
+    assert found["central/global_server:1"]["B/server:0"] == ("B/server:0", "party", 1)
+    assert found["central/global_server:1"]["central/worker:0"] == ("central/worker:0", "worker", 0)
+    assert set(found["A/server:0"]) == {"A/worker:0", "A/worker:1"}
+    assert "A/worker:0" not in found
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("A/worker:1", {"GEOMX_RANK": "0"}, "for which its key was not made"),
+        ("A/worker:1", {"GEOMX_PROCESS": "A/worker:0", "GEOMX_RANK": "0"}, ""),
+    ],
+)
+def test_a_process_with_the_variables_of_another_is_refused(
+    cluster: Cluster, tmp_path: Path, socket_dir: str, name: str, changes: dict[str, str], said: str
+) -> None:
+    options = {**defaults(), "parties": 2, "workers": 2, "topology": "flat", "timeout": 3.0}
+    inventory = this_machine(options, free_ports(ports_needed(options)), one_host=False, python=sys.executable)
+    spec = JobSpec(
+        job="mixed-up", options=options, script=SCRIPT, job_dir=str(tmp_path), socket_dir=socket_dir,
+        key_dir=str(tmp_path),
+    )  # fmt: skip
+    planned = plan(inventory, spec)
+    cluster.each[planned.process(name).file_name] = changes
+    start(cluster, planned, tmp_path)
+    statuses = cluster.wait()
+    own = planned.process(name).file_name
+    assert statuses[own] and said in cluster.output(own), cluster.outputs()
+    assert all(statuses[other] for other in statuses if "worker" in other), cluster.outputs()
