@@ -8,8 +8,8 @@ from cluster import ROOT
 
 PACKAGE = ROOT / "geomx_cli"
 BENEATH = {
-    "agent_words", "errors", "events", "failure", "host_words", "lines", "module_command", "names", "options", "plugins", "stdout",
-    "units", "variables",
+    "agent_words", "errors", "events", "failure", "host_words", "lines", "module_command", "names", "options",
+    "plugins", "private", "stdout", "units", "variables",
 }  # fmt: skip
 ABOVE = (
     "__main__", "cli", "commands", "dashboard", "exports", "report", "control", "status", "doctor", "job",

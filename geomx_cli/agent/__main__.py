@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from geomx_cli.errors import GeomxError
+from geomx_cli.private import require_private
 
 # verb -> its module and function(directory, further arguments) -> exit status; imported when it is used
 _VERBS = {
@@ -24,6 +25,8 @@ def main(argv: list[str]) -> int:
         return 2
     module, function = _VERBS[argv[0]]
     try:
+        if Path(argv[1]).is_dir():
+            require_private(Path(argv[1]))
         do = getattr(importlib.import_module(f"geomx_cli.agent.{module}"), function)
         return int(do(Path(argv[1]), argv[2:]))
     except (OSError, GeomxError) as error:

@@ -30,6 +30,7 @@ from geomx_cli.inventory import Inventory
 from geomx_cli.job import state
 from geomx_cli.module_command import module_command
 from geomx_cli.plan import JobSpec, Plan
+from geomx_cli.private import make_private
 from geomx_cli.ps import security
 
 __all__ = ["Job", "jobs_folder"]
@@ -110,11 +111,12 @@ class Job:
         nothing before there is a plan, nothing is left of it. A GeomxError is written into state.json.
 
         Raises InvalidSettings where the directory has another job already or anything else, CheckFailed where it
-        cannot be written.
+        cannot be written, or other users can write there too.
         """
         made = not self.directory.exists()
         with self._writing():
             self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+            make_private(self.directory)
             self._refuse_others()
         self._remember()
         try:

@@ -17,6 +17,7 @@ from geomx_cli.job import Job, jobs_folder
 from geomx_cli.job.state import JobState
 from geomx_cli.plan import JobSpec, Plan, Process
 from geomx_cli.plan.endpoints import Endpoint
+from geomx_cli.private import require_private
 
 __all__ = ["KnownJob", "all_jobs", "find", "prepared"]
 
@@ -97,6 +98,7 @@ class KnownJob:
         }
 
     def _read(self, name: str) -> Any:
+        require_private(self.directory)
         try:
             return json.loads((self.directory / name).read_bytes())
         except FileNotFoundError:
