@@ -2,12 +2,14 @@
 """
 
 import hashlib
+import io
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -205,6 +207,39 @@ def test_events_are_forwarded_of_rounds_the_first_and_the_newest(agents: Any) ->
     assert (rounds[0], rounds[-1]) == (0, 49) and len(rounds) < 50
     assert 5 <= events[0]["age"] < 30
     assert [m["event"]["accuracy"] for m in events if m["event"]["event"] == "evaluation"] == [0.5]
+
+
+def test_events_that_are_very_long_are_cut_short(agents: Any) -> None:
+    program = (
+        "import json, os, time; os.mkdir('events'); file = open('events/one.jsonl', 'w')\n"
+        "event = {'time': time.time(), 'event': 'warning', 'message': 'x' * 3_000_000, 'other': ['y' * 9] * 300_000}\n"
+        "print(json.dumps(event), file=file)"
+    )
+    agent = agents(one=program)
+    agent.send(type="start")
+    (event,) = [message["event"] for message in agent.until("done") if message["type"] == "event"]
+    assert event["message"].startswith("xxx") and "(3000000 characters; the event log has them)" in event["message"]
+    assert len(json.dumps(event)) < 20_000
+
+
+def test_a_log_that_is_flooded_keeps_its_end(agents: Any, tmp_path: Path) -> None:
+    program = (
+        "import os, time; line = b'%010d' + b'.' * 1013 + b'\\n'; number = 0\n"
+        "while number < 300 * 1024:\n"
+        "    os.write(1, b''.join(line % n for n in range(number, number + 1024))); number += 1024\n"
+        "time.sleep(1); print('the end', flush=True)"
+    )
+    agent = agents(one=program)
+    agent.send(type="start")
+    agent.until("done")
+    log, older = tmp_path / "logs/one.log", tmp_path / "logs/one.log.1"
+    assert log.stat().st_size + older.stat().st_size <= (64 + 32) << 20, "of 300 MiB"
+    assert log.read_text().endswith("the end\n")
+    kept = older.read_bytes()
+    assert len(kept) == 32 << 20 and kept.endswith(b"\n")
+    packed = agent.command("pack").communicate(timeout=60)[0]
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        assert {"logs/one.log", "logs/one.log.1"} <= set(tar.getnames())
 
 
 def test_end_is_told_where_nothing_can_be_written_any_more(agents: Any, tmp_path: Path) -> None:

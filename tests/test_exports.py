@@ -1,5 +1,6 @@
 """A job's figures in TensorBoard's event files and Prometheus's metrics."""
 
+import http.client
 import json
 import socket
 import struct
@@ -18,7 +19,7 @@ from tensorboardX.proto.event_pb2 import Event as BoardEvent
 from test_job_trial import planned
 
 from geomx_cli.commands._exports import exporting
-from geomx_cli.errors import CheckFailed
+from geomx_cli.errors import CheckFailed, InvalidSettings
 
 EVENTS: list[tuple[str, dict[str, Any]]] = [
     ("A/worker:0", {"time": 1000.0, "event": "telemetry", "round": 1, "loss": 2.5, "samples_per_s": 40.0,
@@ -87,6 +88,24 @@ def test_a_launch_that_exports(desk: Desk, tmp_path: Path) -> None:
     last = {tag: (step, value) for tag, step, value, _ in found}
     assert last["accuracy"] == (result["rounds"], pytest.approx(result["accuracy"]))
     assert {"loss/A/worker-0", "loss/B/worker-0"} <= {tag for tag, *_ in found}
+
+
+def test_prometheus_answers_only_by_its_own_name_and_with_the_token(tmp_path: Path) -> None:
+    (port,), token = free_ports(1), tmp_path / "token"
+    token.write_text("s3cret-of-16-characters\n")
+    known = {"Authorization": "Bearer s3cret-of-16-characters"}
+    with exporting(planned(), None, port, str(token)):
+        for headers, status in (
+            (known, 200), (known | {"Host": "evil.example"}, 403), ({}, 401), ({"Authorization": "Bearer x"}, 401),
+            (known | {"Host": f"localhost:{port}"}, 200),
+        ):  # fmt: skip
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.request("GET", "/metrics", headers=headers)
+            assert connection.getresponse().status == status, headers
+            connection.close()
+    token.write_text("short")
+    with pytest.raises(InvalidSettings, match="has no token"), exporting(planned(), None, port, str(token)):
+        pass
 
 
 def test_what_cannot_be_exported_to_is_said_before_anything_is_started(desk: Desk, tmp_path: Path) -> None:

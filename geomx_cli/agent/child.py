@@ -24,6 +24,8 @@ _TAIL_LINES, _TAIL_BYTES = 15, 1 << 14
 _STOPPED_NOTICE = 5.0
 _TELLING = 500  # the longest message or exception line that is passed on
 _DISK_FULL = 1 << 16  # bytes; a log entry may need a page of its own
+_LOG_MOST, _LOG_KEPT = 64 << 20, 32 << 20  # bytes of a log, and of it when it becomes longer than that
+_SHOWN = 4096  # characters of a text in an event that is passed on
 
 
 class Child:
@@ -92,17 +94,37 @@ class Child:
                 self.ended = time.time()
         return self.status is not None
 
+    def shorten_log(self) -> None:
+        """Where the log has become too long: its end goes to a file beside it, in the place of what was there, and the
+        log begins anew. What is written meanwhile may be lost.
+        """
+        try:
+            with open_record(self._log) as log:
+                size = os.fstat(log.fileno()).st_size
+                if size <= _LOG_MOST:
+                    return
+                log.seek(size - _LOG_KEPT)
+                part = self._log.with_name(f"{self._log.name}.part")
+                with part.open("wb") as kept:
+                    for _ in range(_LOG_KEPT >> 20):  # and not what is written meanwhile, which may never end
+                        kept.write(log.read(1 << 20))
+                part.replace(self._log.with_name(f"{self._log.name}.1"))
+                os.truncate(self._log, 0)
+        except (OSError, CheckFailed):  # none yet, a full disk, or something else in its place
+            return
+
     def new_events(self) -> list[Event]:
         """What it has written since the last call; of its rounds only its very first and the newest.
 
-        A round gets the field "samples": those of all rounds so far.
+        A round gets the field "samples": those of all rounds so far. Long texts are cut short.
         """
         if not self._events.is_file():  # not yet; or a script has put a pipe there
             return []
         events: list[Event] = []
         newest: Event | None = None
-        for event, offset in read_events(self._events, self._offset):
+        for written, offset in read_events(self._events, self._offset):
             self._offset = offset
+            event = {name: _shortened(value) for name, value in written.items()}
             kind = event.get("event")
             if kind == "round":
                 event["samples"] = self._samples = self._samples + _count(event.get("num_samples"))
@@ -199,3 +221,12 @@ class Child:
 def _count(value: Any) -> int:
     """A count as an event carries it; a script may write what it likes there."""
     return value if isinstance(value, int) and value > 0 else 0
+
+
+def _shortened(value: Any) -> Any:
+    """A value of an event as it is passed on: a script may write what it likes there."""
+    if isinstance(value, str) and len(value) > _SHOWN:
+        return f"{value[:_SHOWN]}... ({len(value)} characters; the event log has them)"
+    if isinstance(value, dict | list) and len(str(value)) > 16 * _SHOWN:
+        return f"{str(value)[:_SHOWN]}... (the event log has all)"
+    return value

@@ -49,7 +49,8 @@ def _sources(directory: Path, assignment: Assignment) -> Iterator[tuple[str, str
     """Name in the tar, process, path."""
     job_dir = Path(assignment.job_dir)
     for task in assignment.tasks:
-        for name in (f"events/{task.file_name}.jsonl", f"logs/{task.file_name}.log"):
+        log = f"logs/{task.file_name}.log"
+        for name in (f"events/{task.file_name}.jsonl", f"{log}.1", log):
             yield name, task.name, job_dir / name
     for file in ("agent.log", FILE_NAME):
         yield f"hosts/{assignment.host}/{file}", "", directory / file

@@ -169,6 +169,7 @@ class Supervisor:
         for child in self._children:
             if child.running:
                 self._forward(child)
+                child.shorten_log()
         if now >= self._next_look:
             self._next_look = now + _LOOK
             for child in self._children:

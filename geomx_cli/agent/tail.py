@@ -96,6 +96,9 @@ class _Tail:
     def _print_from(self, log: BinaryIO) -> None:
         if self._offset < 0:
             self._begin(_start(log, self._lines))
+        if os.fstat(log.fileno()).st_size < self._offset:  # it was too long, and has begun anew: see Child.shorten_log
+            self._offset, self._rest = 0, b""
+            self._tell_next(0)
         log.seek(self._offset)
         self._thinned = 1 + (os.fstat(log.fileno()).st_size - self._offset) // _LONG
         while data := log.read(_CHUNK):

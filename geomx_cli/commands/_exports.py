@@ -15,21 +15,25 @@ __all__ = ["export_options", "exporting"]
 
 
 def export_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator: the command takes --tensorboard and --metrics-port."""
+    """A decorator: the command takes --tensorboard, --metrics-port and --metrics-token."""
     metrics = click.option(
         "--metrics-port", type=click.IntRange(1, 65535), metavar="NUMBER",
         help="Answer Prometheus at this port of the loopback; needs geomx-cli[metrics].",
+    )  # fmt: skip
+    token = click.option(
+        "--metrics-token", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
+        help="Answer Prometheus only where it sends the bearer token that is in FILE.",
     )  # fmt: skip
     board = click.option(
         "--tensorboard", type=click.Path(file_okay=False), metavar="DIR",
         help="Write TensorBoard's event files to DIR/JOB; needs geomx-cli[tensorboard].",
     )  # fmt: skip
-    return board(metrics(function))
+    return board(metrics(token(function)))
 
 
 @contextlib.contextmanager
 def exporting(
-    plan: "Plan", tensorboard: str | None, metrics_port: int | None
+    plan: "Plan", tensorboard: str | None, metrics_port: int | None, metrics_token: str | None = None
 ) -> Iterator[Callable[[str, "Event"], None]]:
     """What is to hear each event of a job, with the process that wrote it, as long as the block runs.
 
@@ -47,7 +51,7 @@ def exporting(
         if metrics_port:
             from geomx_cli.exports.prometheus import Metrics
 
-            metrics = Metrics(plan, metrics_port)
+            metrics = Metrics(plan, metrics_port, _token(metrics_token))
             stack.callback(metrics.close)
             takers.append(metrics.take)
             click.echo(f"metrics: http://127.0.0.1:{metrics_port}/metrics", err=True)
@@ -61,3 +65,13 @@ def exporting(
                     click.echo(f"warning: no more figures are exported: {error!r}", err=True)
 
         yield take
+
+
+def _token(path: str | None) -> str:
+    """What is in the file; "" without one. Raises InvalidSettings where that cannot be a token."""
+    from geomx_cli.errors import InvalidSettings
+
+    text = Path(path).read_text(errors="replace").strip() if path else ""
+    if path and not (text.isascii() and text.isprintable() and len(text) >= 16):
+        raise InvalidSettings(f"{path} has no token", "write one line of 16 characters or more to it")
+    return text

@@ -16,7 +16,14 @@ __all__ = ["dashboard"]
 )  # fmt: skip
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @export_options
-def dashboard(name: str, port: int, opens: bool, tensorboard: str | None, metrics_port: int | None) -> None:
+def dashboard(
+    name: str,
+    port: int,
+    opens: bool,
+    tensorboard: str | None,
+    metrics_port: int | None,
+    metrics_token: str | None,
+) -> None:
     """Show a job live in a web page: parties and what goes between them, accuracy, loss, throughput, who waits, errors.
 
     Works for a job that runs and for one that is over, from this machine alone: its event logs are read over the same
@@ -36,5 +43,5 @@ def dashboard(name: str, port: int, opens: bool, tensorboard: str | None, metric
         click.echo("Ctrl-C ends the dashboard; the job goes on", err=True)
 
     job = chosen(name)
-    with exporting(job.plan, tensorboard, metrics_port) as take:
+    with exporting(job.plan, tensorboard, metrics_port, metrics_token) as take:
         show(job, port, opens=opens, told=tell, heard=take)

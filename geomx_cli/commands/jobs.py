@@ -28,14 +28,14 @@ def jobs(json: bool) -> None:
       geomx status 2026       the job whose name begins so
       geomx stop              the newest job that runs
     """
-    from geomx_cli.errors import InvalidSettings
+    from geomx_cli.errors import CheckFailed, InvalidSettings
     from geomx_cli.job.known import all_jobs
 
     known, damaged = [], []
     for job in all_jobs():
         try:
             known.append(job.to_json())
-        except InvalidSettings as error:
+        except (InvalidSettings, CheckFailed) as error:
             damaged.append(error.message)
     if damaged:
         what = f"{len(damaged)} more cannot be read, the newest: " if len(damaged) > 1 else ""

@@ -69,6 +69,7 @@ def launch(
     job_dir: Path | None,
     tensorboard: str | None,
     metrics_port: int | None,
+    metrics_token: str | None,
     **parameters: Any,
 ) -> int:
     """Start a training job, watch it and wait for its end.
@@ -136,7 +137,7 @@ def launch(
         sync=sync,
         warned=tuple(ignored),
         ssh=ssh_options(accept_new_host_keys),
-        listening=lambda planned: exporting(planned, tensorboard, metrics_port),
+        listening=lambda planned: exporting(planned, tensorboard, metrics_port, metrics_token),
     )
     return tell(launching.launch(inventory, spec, manner), json=json)
 

@@ -185,7 +185,8 @@ def _settle(folder: Path, host: str, received: Mapping[str, tuple[int, str]], to
 def _expected(job: KnownJob, host: str) -> set[str]:
     """The names of all files that this host may send: nothing else is written, whatever comes."""
     stems = [process.file_name for process in job.plan.on_host(host)]
-    logs = {name for stem in stems for name in (f"events/{stem}.jsonl", f"logs/{stem}.log")}
+    logs = {f"logs/{stem}.log{older}" for stem in stems for older in ("", ".1")}
+    logs |= {f"events/{stem}.jsonl" for stem in stems}
     return logs | {f"hosts/{host}/agent.log", f"hosts/{host}/{FILE_NAME}"}
 
 

@@ -1,7 +1,12 @@
 """Prometheus's metrics, by prometheus_client, on this machine's loopback."""
 
+import hmac
 import math
+import threading
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from geomx_cli.errors import CheckFailed, InvalidSettings
 from geomx_cli.events import Event
@@ -10,6 +15,7 @@ from geomx_cli.plan import Plan
 __all__ = ["Metrics"]
 
 ADDRESS = "127.0.0.1"
+_App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 GAUGES = {
     "round": "Rounds that the process has completed.",
     "samples_per_s": "Samples that the worker trains on in a second.",
@@ -19,10 +25,41 @@ GAUGES = {
 }
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    timeout = 10  # seconds for a request to come
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing is written of requests."""
+
+
+def _guarded(app: _App, port: int, token: str) -> _App:
+    """Refuse whoever comes by a name that somebody has made mean loopback, or does not know the token."""
+
+    def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        given = environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ")
+        if environ.get("HTTP_HOST") not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
+            status, text = "403 Forbidden", f"ask for http://{ADDRESS}:{port}/metrics"
+        elif token and not hmac.compare_digest(given.encode(), token.encode()):
+            status, text = "401 Unauthorized", "send the token, as in Authorization: Bearer TOKEN"
+        else:
+            return app(environ, start)
+        start(status, [("Content-Type", "text/plain")])
+        return [text.encode()]
+
+    return answer
+
+
 class Metrics:
     """Answers at /metrics from the start, in a thread of its own. `take` may be called by any thread. Close it."""
 
-    def __init__(self, plan: Plan, port: int) -> None:
+    def __init__(self, plan: Plan, port: int, token: str = "") -> None:
+        """Raises InvalidSettings without prometheus_client, CheckFailed where the port is taken. token: what who asks
+        has to know, as in "Authorization: Bearer TOKEN"; "" for nothing.
+        """
         try:
             import prometheus_client as client
         except ImportError:
@@ -38,11 +75,14 @@ class Metrics:
             "geomx_bytes", "Bytes of messages.", (*labels, "net", "direction"), registry=registry
         )
         self._counted: dict[tuple[str, str, str], float] = {}
+        answer = _guarded(client.make_wsgi_app(registry), port, token)
         try:
-            self._server, self._thread = client.start_http_server(port, ADDRESS, registry)
+            self._server = make_server(ADDRESS, port, answer, _Server, _Quiet)
         except OSError as error:
             hint = "choose another port with --metrics-port"
             raise CheckFailed(f"cannot listen on {ADDRESS}:{port}: {error.strerror}", hint) from None
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
 
     def take(self, process: str, event: Event) -> None:
         """Take the newest figures from an event."""

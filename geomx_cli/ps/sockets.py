@@ -9,6 +9,8 @@ other end, which may be stopped (its kernel answers), and any acknowledgement co
 trickles in.
 """
 
+import contextlib
+import resource
 import socket
 import struct
 from collections.abc import Callable
@@ -53,6 +55,7 @@ class Sockets:
         self._on_refused = on_refused
         self._max_message = max_message
         self.unknown = UnknownPeers(loop, partial(on_refused, "handshake"))
+        _raise_descriptor_limit()
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._made: list[Socket] = []
@@ -225,3 +228,10 @@ def _widen(socket: Socket, endpoint: str) -> None:
     size = LOCAL_BUFFER if endpoint.startswith("ipc:") else -1
     socket.set(zmq.SNDBUF, size)
     socket.set(zmq.RCVBUF, size)
+
+
+def _raise_descriptor_limit() -> None:
+    """As many descriptors as this user may have: where there is none left, libzmq would try again without a pause."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
