@@ -97,6 +97,26 @@ def test_only_keys_of_the_job_are_let_in(tmp_path: Path, whose: str) -> None:
     loop.close()
 
 
+def test_a_key_is_good_for_one_name_alone(tmp_path: Path) -> None:
+    ours = _rings(tmp_path, "job")
+    loop = Loop()
+    heard: list[str] = []
+    listener = _transport(loop, "listener", ours["listener"], heard)
+    endpoint = listener.listen(("tcp://127.0.0.1:*",))[0]
+    liar = _transport(loop, "another", ours["friend"], heard)
+    liar.dial(endpoint, "listener", wide_area=False)
+    end = time.monotonic() + 30
+    loop.run(until=lambda: listener.counters["malformed"] >= 2 or time.monotonic() > end)  # the hello of each lane
+    friend = _transport(loop, "friend", ours["friend"], heard)
+    friend.dial(endpoint, "listener", wide_area=False)
+    loop.run(until=lambda: bool(heard) or time.monotonic() > end)
+    assert heard == ["friend"] and listener.counters["malformed"] >= 2
+    assert [link.name for link in listener.links] == ["friend"]
+    for transport in (listener, liar, friend):
+        transport.close(0)
+    loop.close()
+
+
 def test_connections_that_do_not_say_who_they_are_cost_little(tmp_path: Path) -> None:
     """Twelve send what might be the largest message, one says nothing; those that are known stay."""
     ours = _rings(tmp_path, "job")
