@@ -157,6 +157,24 @@ def test_deaf_process_is_killed_after_the_grace(desk: Desk) -> None:
     assert desk.json("jobs")["jobs"][0]["state"] == "interrupted"
 
 
+def test_a_job_whose_agent_was_killed_has_failed_whatever_is_stopped_afterwards(desk: Desk) -> None:
+    launch = desk.launch("--detach", story=FAMILIES)
+    assert launch.finish() == 0
+    launch.wait_until_running()
+    os.kill(launch.pid("agent A"), signal.SIGKILL)
+    launch.wait_for(lambda: desk.json("status")["failure"])
+    before = desk.json("status")["failure"]
+    assert before["host"] == "A" and "its agent was killed" in before["cause"]
+    assert "geomx stop ends what is left" in before["hint"]
+    assert set(fates(desk.json("stop")).values()) <= {"stopped", "had ended", "was not running"}
+    assert_clean(launch)
+    (job,) = desk.json("jobs")["jobs"]
+    assert (job["state"], job["exit_code"]) == ("failed", 1)
+    after = desk.json("status")
+    assert after["state"] == "failed" and after["failure"]["host"] == "A"
+    assert "its agent was killed" in after["failure"]["cause"] and "launch again" in after["failure"]["hint"]
+
+
 def test_one_party(desk: Desk) -> None:
     launch = desk.launch(story=FAMILIES).wait_until_running()
     assert "it has central, A" in desk.geomx("stop", "--party", "C").stderr

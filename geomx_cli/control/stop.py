@@ -176,8 +176,9 @@ def _mark(job: KnownJob, hosts: Mapping[str, Host], report: StopReport) -> None:
     if state is None or state.over or state.followed:
         return
     overview = Overview.of(job, hosts)
-    if overview.over and not any(one.did for one in report.hosts):
-        overview.conclude()  # it had ended by itself
+    failed_before = overview.failure is not None and not overview.stopped_by
+    if failed_before or (overview.over and not any(one.did for one in report.hosts)):
+        overview.conclude()
         return
     outcome, seconds = Outcome(interrupted=True, stopped_by="geomx stop"), max(0.0, time.time() - job.started)
     end = End.of(job.job(), job.plan, outcome, overview.progress.totals(), seconds)

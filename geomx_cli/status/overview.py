@@ -44,7 +44,7 @@ class Overview:
         places = {process.name: process.host for process in job.plan.processes}
         failures = []
         for name, status in statuses.items():
-            failures += _take(progress, status, places)
+            failures += _take(progress, status, places, over=known is not None and known.over)
             if status.agent != "running":
                 _mark(progress, name, status)
         if _unstarted(statuses):
@@ -122,8 +122,8 @@ def _unstarted(hosts: Mapping[str, HostStatus]) -> bool:
     return all(status.agent == "not started" for status in hosts.values())
 
 
-def _take(progress: Progress, status: HostStatus, places: Mapping[str, str]) -> list[Failure]:
-    """Take in what one host says; the failures that it knows of."""
+def _take(progress: Progress, status: HostStatus, places: Mapping[str, str], *, over: bool) -> list[Failure]:
+    """Take in what one host says; the failures that it knows of. `over`: nothing of the job is left."""
     content, host = status.content, status.host
     if content is None:
         return []
@@ -131,7 +131,8 @@ def _take(progress: Progress, status: HostStatus, places: Mapping[str, str]) -> 
     now = time.monotonic() - status.late
     failures = list(failures_of(content, status.late, host, places))
     if status.agent in ("gone", "rebooted"):
-        failures.append(Failure("", host, f"is gone: {status.problem}", now, "geomx stop ends what is left"))
+        hint = "look for what killed it, and launch again" if over else "geomx stop ends what is left"
+        failures.append(Failure("", host, f"is gone: {status.problem}", now, hint))
     elif content["why"] and not content["asked"] and not content["ordered"] and not failures:
         failures.append(Failure("", host, f"ended its processes: {content['why']}", now, "launch again"))
     return failures
