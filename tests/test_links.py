@@ -263,6 +263,19 @@ def test_a_link_that_is_slow_or_loses_packets_only_takes_longer(jobs: list[Sites
     finish(jobs, 2)
 
 
+def test_a_link_that_drops_large_packets_is_named(jobs: list[Sites]) -> None:
+    """Beats pass, and new connections are made, but no tensor arrives; then it is mended."""
+    sites = jobs[0]
+    sites.begin("fsa", 3)
+    sites.meet(0)
+    sites.go(0)
+    sites.meet(1)
+    with sites.dropping("output meta length > 1200"):
+        sites.go(1)
+        sites.says("Bsrv0", r"the link Bsrv0 - Croot carries small messages but nothing large: .* \(path MTU\)")
+    finish([sites], 2)
+
+
 @pytest.mark.timeout(300)
 def test_links_that_are_cut_come_back(jobs: list[Sites]) -> None:
     """While rounds are under way, each time; a longer cut is told at both ends, by the name of the link."""

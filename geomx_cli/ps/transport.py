@@ -45,6 +45,8 @@ MAX_LINKS = 4096
 MAX_HELLO = 4096
 CREDIT_DELAY = 0.004
 TOGETHER = 5.0
+IN_VAIN = 3
+"""Connections in a row that were given up without a tensor having arrived, though each was made."""
 
 
 class Traffic(TypedDict):
@@ -112,6 +114,7 @@ class Transport:
         self._talks: dict[int, Link] = {}  # by file descriptor, the talk lanes that were accepted
         self._descriptors: dict[Link, int] = {}
         self._told_back: dict[Link, float] = {}
+        self._in_vain: dict[Link, tuple[int, int]] = {}  # credit when tensors' connections were given up, and how often
         self._by_peer: dict[bytes, Link] = {}
         self._delayed: dict[int, tuple[Link, Lane, list[Any]]] = {}
 
@@ -321,12 +324,22 @@ class Transport:
 
     def _disconnected(self, link: Link, lane: Lane, given_up: bool) -> None:
         link.down(lane)
+        if given_up and lane == "tensors":
+            before, count = self._in_vain.get(link, (link.returned, 0))
+            self._in_vain[link] = (link.returned, count + 1 if before == link.returned else 1)
         if lane == "talk" and not given_up:
             self._on_closed(link)
 
     def _tell_back(self, link: Link) -> None:
         """Once for both lanes, as they are mostly cut together."""
-        now = time.monotonic()
+        now, (credit, count) = time.monotonic(), self._in_vain.get(link, (0, 0))
+        if count == IN_VAIN and credit == link.returned:
+            self._events.write(
+                "warning",
+                message=f"the link {self.who['process']} - {link.name} carries small messages but nothing large: does"
+                " something on the way drop large packets (path MTU)? Try a smaller MTU on this host's interface"
+                " (ip link set dev INTERFACE mtu 1280)",
+            )
         if now - self._told_back.get(link, 0.0) > TOGETHER:
             self._events.write("warning", message=f"the connection to {link.name} was cut, and is back")
         self._told_back[link] = now
