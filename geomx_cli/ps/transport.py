@@ -45,8 +45,8 @@ MAX_LINKS = 4096
 MAX_HELLO = 4096
 CREDIT_DELAY = 0.004
 TOGETHER = 5.0
-IN_VAIN = 3
-"""Connections in a row that were given up without a tensor having arrived, though each was made."""
+IN_VAIN, LARGE = 3, 16 * 1024
+"""Connections in a row that were given up, though each was made, without so many bytes of tensors having arrived."""
 
 
 class Traffic(TypedDict):
@@ -325,21 +325,24 @@ class Transport:
     def _disconnected(self, link: Link, lane: Lane, given_up: bool) -> None:
         link.down(lane)
         if given_up and lane == "tensors":
-            before, count = self._in_vain.get(link, (link.returned, 0))
-            self._in_vain[link] = (link.returned, count + 1 if before == link.returned else 1)
+            self._note_in_vain(link)
         if lane == "talk" and not given_up:
             self._on_closed(link)
 
+    def _note_in_vain(self, link: Link) -> None:
+        """Nothing on a connection for tensors was acknowledged: say so where it was the same with those before it."""
+        before, count = self._in_vain.get(link, (0, 0))
+        count = 1 if link.returned - before > LARGE else count + 1
+        self._in_vain[link] = (link.returned, count)
+        if count == IN_VAIN:
+            what = f"the link {self.who['process']} - {link.name} carries small messages but nothing large"
+            why = "does something on the way drop large packets (path MTU)?"
+            hint = "Try a smaller MTU on this host's interface (ip link set dev INTERFACE mtu 1280)"
+            self._events.write("warning", message=f"{what}: {why} {hint}")
+
     def _tell_back(self, link: Link) -> None:
         """Once for both lanes, as they are mostly cut together."""
-        now, (credit, count) = time.monotonic(), self._in_vain.get(link, (0, 0))
-        if count == IN_VAIN and credit == link.returned:
-            self._events.write(
-                "warning",
-                message=f"the link {self.who['process']} - {link.name} carries small messages but nothing large: does"
-                " something on the way drop large packets (path MTU)? Try a smaller MTU on this host's interface"
-                " (ip link set dev INTERFACE mtu 1280)",
-            )
+        now = time.monotonic()
         if now - self._told_back.get(link, 0.0) > TOGETHER:
             self._events.write("warning", message=f"the connection to {link.name} was cut, and is back")
         self._told_back[link] = now
