@@ -97,8 +97,9 @@ def test_status_tells_what_the_live_view_does(desk: Desk) -> None:
 def test_status_explains_the_first_failure(desk: Desk) -> None:
     launch = detached(desk, **{"*": "misses A/server:0", "A/server:0": "fails"})
     (launch.directory / "go").touch()
-    launch.wait_for(lambda: desk.json("status")["state"] == "failed")
+    launch.wait_for(lambda: desk.json("status")["state"] not in ("running", "detached"))
     found = desk.json("status")
+    assert found["state"] == "failed", found
     assert found["failure"]["process"] == "A/server:0"
     assert found["failure"]["cause"] == "exited with status 1: ValueError: the data set is not there"
     assert "A/server:0 (server 0 of party A, on host A) failed first" in desk.geomx("status").stdout

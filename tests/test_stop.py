@@ -91,7 +91,7 @@ def test_launch_that_follows_sees_that_the_job_was_stopped(desk: Desk) -> None:
     launch = desk.launch("--json", story=FAMILIES).wait_until_running()
     done = desk.geomx("stop", launch.id[:-3])
     assert (done.returncode, done.stderr) == (0, "")
-    assert "A/worker:1     stopped" in done.stdout and "had" not in done.stdout
+    assert "A/worker:1     stopped" in done.stdout and "had ended" not in done.stdout
     assert launch.finish() == 130
     assert f"error: job {launch.id} was stopped by geomx stop\n" in launch.errors
     assert json.loads(launch.output)["status"] == "interrupted"

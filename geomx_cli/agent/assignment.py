@@ -5,6 +5,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -134,8 +135,9 @@ class Assignment:
         """Remove them, and the folders that are empty then."""
         for path in self.secrets():
             path.unlink(missing_ok=True)
-            for part in path.parent.glob(f"{path.name}.*.part"):  # a launch was killed while it wrote it
-                part.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # another agent of this machine removes the folder just now
+                for part in list(path.parent.glob(f"{path.name}.*.part")):  # a launch was killed while it wrote it
+                    part.unlink(missing_ok=True)
         for folder in {path.parent for path in self.secrets()}:
             try:
                 folder.rmdir()
