@@ -14,9 +14,8 @@ def _drop_working_directory() -> None:
         (option, name.partition(".")[0]) == ("-m", "geomx_cli")
         for option, name in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
     )
-    here = str(Path.cwd())
-    if runs_geomx and sys.path[:1] == [here] and here != str(Path(__file__).parents[1]):
+    if runs_geomx and not sys.flags.safe_path and sys.path[0] != str(Path(__file__).parents[1]):
         del sys.path[0]
 
 
-_drop_working_directory()
+_drop_working_directory()  # here, as it has to be before anything else is imported

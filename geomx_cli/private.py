@@ -18,18 +18,18 @@ def make_private(directory: Path) -> None:
 
 
 def require_private(directory: Path) -> None:
-    """Raises CheckFailed where another user can change what is in a folder that exists: the folder itself, or a link or
-    name on the way there.
+    """Raises CheckFailed where a folder that exists is another user's, or others can write to it or may put another in
+    its place: where all can write to a folder on the way there. Who owns those is trusted.
     """
     real = directory.resolve()
-    for place in (real, *real.parents):
-        found = place.stat()
-        if found.st_uid not in (os.geteuid(), 0):
-            what = f"{place} belongs to another user"
-            raise CheckFailed(f"{directory} cannot be trusted: {what}", "use a folder of your own")
-        # In a folder like /tmp, which is sticky, nobody renames what is another's.
-        by_others = stat.S_IWOTH if place != real else stat.S_IWOTH | stat.S_IWGRP
-        if found.st_mode & by_others and not (place != real and found.st_mode & stat.S_ISVTX):
-            what = f"others can write to {place}"
-            hint = f"chmod go-w {place}, if you know that nobody has changed what is there"
-            raise CheckFailed(f"{directory} cannot be trusted: {what}", hint)
+    found = real.stat()
+    if found.st_uid != os.geteuid():
+        raise CheckFailed(f"{directory} cannot be trusted: it belongs to another user", "use a folder of your own")
+    open_to = [real] if found.st_mode & (stat.S_IWOTH | stat.S_IWGRP) else []
+    for place in {*real.parents, *directory.absolute().parents}:
+        mode = place.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # in one like /tmp nobody renames what is another's
+            open_to.append(place)
+    for place in open_to:
+        hint = f"chmod go-w {place}, if you know that nobody has changed what is there"
+        raise CheckFailed(f"{directory} cannot be trusted: others can write to {place}", hint)

@@ -63,7 +63,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """To a process that runs."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -92,7 +93,7 @@ class ForkServer:
             self._socket.send(json.dumps(request).encode())
             while (pid := self._receive().get("forked")) is None:
                 pass
-        self.statuses.pop(pid, None)
+            self.statuses.pop(pid, None)
         return Forked(self, pid, list(argv))
 
     def take(self, seconds: float) -> None:

@@ -117,8 +117,11 @@ def test_a_key_is_good_for_one_name_alone(tmp_path: Path) -> None:
     loop.close()
 
 
-def test_connections_that_do_not_say_who_they_are_cost_little(tmp_path: Path) -> None:
+def test_connections_that_do_not_say_who_they_are_cost_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twelve send what might be the largest message, one says nothing; those that are known stay."""
+    monkeypatch.setattr("geomx_cli.ps.unknown_peers.MAX_SECONDS", 3.0)
     ours = _rings(tmp_path, "job")
     loop = Loop()
     heard: list[str] = []

@@ -51,10 +51,10 @@ def test_a_folder_of_another_user_is_refused(desk: Desk) -> None:
     theirs = desk.folder / "theirs"
     theirs.mkdir()
     os.chown(theirs, 65_534, 65_534)
-    done = desk.geomx("launch", "--local", "--network", "linear", "--job-dir", str(theirs / "job"))
+    done = desk.geomx("launch", "--local", "--network", "linear", "--job-dir", str(theirs))
     assert done.returncode == 5, done.stderr
-    assert f"{theirs} belongs to another user" in done.stderr
-    assert not (theirs / "job" / "plan.json").exists()
+    assert f"{theirs} cannot be trusted: it belongs to another user" in done.stderr
+    assert not (theirs / "plan.json").exists()
 
 
 def test_a_folder_that_others_may_write_to_is_made_private_and_not_believed_later(desk: Desk) -> None:

@@ -37,8 +37,13 @@ def exporting(
 ) -> Iterator[Callable[[str, "Event"], None]]:
     """What is to hear each event of a job, with the process that wrote it, as long as the block runs.
 
-    Raises InvalidSettings where a package is not installed, CheckFailed where the folder or port cannot be used.
+    Raises UsageError for a token without a port, InvalidSettings where a package is not installed, CheckFailed where
+    the folder or port cannot be used.
     """
+    if metrics_token and not metrics_port:
+        from geomx_cli.errors import UsageError
+
+        raise UsageError("--metrics-token without --metrics-port", "give both")
     takers: list[Callable[[str, Event], None]] = []
     with contextlib.ExitStack() as stack:
         if tensorboard:

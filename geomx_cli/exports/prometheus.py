@@ -41,13 +41,13 @@ def _guarded(app: _App, port: int, token: str) -> _App:
 
     def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         given = environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ")
-        if environ.get("HTTP_HOST") not in (f"{ADDRESS}:{port}", f"localhost:{port}"):
+        if environ.get("HTTP_HOST", "").rpartition(":")[0] not in (ADDRESS, "localhost"):  # a tunnel has another port
             status, text = "403 Forbidden", f"ask for http://{ADDRESS}:{port}/metrics"
         elif token and not hmac.compare_digest(given.encode(), token.encode()):
             status, text = "401 Unauthorized", "send the token, as in Authorization: Bearer TOKEN"
         else:
             return app(environ, start)
-        start(status, [("Content-Type", "text/plain")])
+        start(status, [("Content-Type", "text/plain"), ("WWW-Authenticate", "Bearer")])
         return [text.encode()]
 
     return answer

@@ -116,8 +116,8 @@ class Job:
         made = not self.directory.exists()
         with self._writing():
             self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
-            make_private(self.directory)
             self._refuse_others()
+            make_private(self.directory)
         self._remember()
         try:
             state.begin(self.directory)

@@ -124,6 +124,7 @@ def prepared(name: str = "") -> tuple[str, Identity] | None:
     for entry in folder.iterdir() if folder.is_dir() else ():
         state = None if (entry / "plan.json").exists() else JobState.read(entry)
         if state is not None and state.followed and entry.name.startswith(name):
+            require_private(entry)
             found.append((state.started, entry.name, Identity(state.pid, state.pid_started)))
     return max(found)[1:] if found else None
 

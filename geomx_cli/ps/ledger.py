@@ -46,8 +46,10 @@ class Ledger:
         if roots is not None and header.root >= roots:
             raise BadMessage(f"a slice of root {header.root}, and there are {roots}")
         if book is None:
-            if len(self.books) >= MAX_SLICES or not self._declared(header):
-                raise BadMessage("too many slices, or one that was not declared, or was otherwise")
+            if len(self.books) >= MAX_SLICES:
+                raise BadMessage("too many slices")
+            if not self._declared(header):
+                raise BadMessage(f"slice {header.slice} of key {header.key} was not declared as it is here")
             slot = Slot(header.key, header.slice)
             book = Book(slot, header.root, header.length, header.dtype, header.offset, header.row)
             self.books[header.key, header.slice] = book

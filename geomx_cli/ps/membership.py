@@ -90,12 +90,12 @@ class Membership:
         index.
         """
         workers = [member for member in self.members if member.role == "worker"]
-        found = next((member for member in workers if member.process == process), None)
-        if found is None or role == "worker":
-            return found is not None and found.rank == rank
-        # Each party has as many local servers; started by hand, parties may have no names to count them by.
-        sizes = range(1, len(workers) + 1) if not found.party else [sum(one.party == found.party for one in workers)]
-        return any(len(workers) % size == 0 and found.rank // size == rank for size in sizes)
+        ranks = [member.rank for member in workers if member.process == process]
+        if role == "worker":
+            return rank in ranks
+        # Each party has as many local servers, but nobody tells a root how many.
+        sizes = [size for size in range(1, len(workers) + 1) if len(workers) % size == 0]
+        return any(own // size == rank for own in ranks for size in sizes)
 
     def beat(self, telemetry: dict[str, Any]) -> None:
         """Tell the scheduler how this node does."""

@@ -138,8 +138,10 @@ class Scheduler:
     def _check_identity(self, link: Link, process: str, role: str, rank: int | None) -> None:
         """Raises InvalidSettings for one that joins as another than it is by its key, or than it has said before."""
         keys, own = self.node.keys, Identity(process, role, -1 if rank is None else rank)
-        if process != link.name or (keys is not None and keys.identity(process) != own):
-            what = f"{link.name} joins as {process}, {role} {rank}, for which its key was not made"
+        if process != link.name:
+            raise InvalidSettings(f"{link.name} joins as {process}", "start it anew")
+        if keys is not None and keys.identity(process) != own:
+            what = f"{process} joins as {role} {rank}, for which its key was not made"
             raise InvalidSettings(what, "give each process the key file and the variables that were made for it")
 
     def _missing(self) -> str:

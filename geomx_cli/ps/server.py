@@ -151,12 +151,12 @@ class Server:
         rank, plane = link.hello.get("rank"), link.hello.get("plane")
         role = "party" if plane == "global" else "worker"
         if self.node.keys is not None:
-            believed = self.node.keys.identity(link.name) == (link.name, role, rank)
+            matches = self.node.keys.identity(link.name) == (link.name, role, rank)
         else:
             roster = self._rosters.get(str(plane))
             unknown = roster is None or not roster.members
-            believed = unknown or (isinstance(rank, int) and roster is not None and roster.has(link.name, role, rank))
-        if not believed:
+            matches = unknown or (isinstance(rank, int) and roster is not None and roster.has(link.name, role, rank))
+        if not matches:
             raise BadMessage(f"{link.name} says that it is {role} {rank}, which it is not")
 
     def _check_identities(self) -> None:

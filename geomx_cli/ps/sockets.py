@@ -43,8 +43,7 @@ class Sockets:
     """Makes sockets, with keys on TCP if there are any, has them watched, and closes them all.
 
     `on_refused` gets a reason and a text for each connection that is turned away. `read` is called with a socket that
-    has messages. `unknown`: the connections to the listening socket of which nobody has said hello. max_message: bytes
-    of the largest message that is read from others. Used by the loop's thread only.
+    has messages. max_message: bytes of the largest message that is read from others. Used by the loop's thread only.
     """
 
     def __init__(
@@ -54,12 +53,13 @@ class Sockets:
         self._keys = keys
         self._on_refused = on_refused
         self._max_message = max_message
-        self.unknown = UnknownPeers(loop, partial(on_refused, "handshake"))
+        self._unknown = UnknownPeers(loop, partial(on_refused, "handshake"))
         _raise_descriptor_limit()
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._made: list[Socket] = []
         self._doorkeeper: Doorkeeper | None = None
+        self._report_accepted: Callable[[], None] = lambda: None
         self._dialled: dict[Socket, Connection] = {}
         loop.every(LOOK, self._look)
 
@@ -116,6 +116,11 @@ class Sockets:
         self._watch_connection(dealer, endpoint.startswith("tcp:"), on_connected, on_closed)
         dealer.connect(endpoint)
         return dealer
+
+    def known(self, descriptor: int) -> None:
+        """Who is at the other end of this accepted connection has said a hello that was accepted."""
+        self._report_accepted()  # that the connection has come, which may be reported later than its first message
+        self._unknown.known(descriptor)
 
     def close(self, linger: float) -> None:
         """Close all; what was handed to them may leave within `linger` seconds."""
@@ -205,15 +210,17 @@ class Sockets:
         monitor = router.get_monitor_socket(failures | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
 
         def report() -> None:
-            event, value = _event(monitor)
-            if event == zmq.EVENT_ACCEPTED:
-                self.unknown.accepted(value)
-            elif event == zmq.EVENT_DISCONNECTED:
-                self.unknown.known(value)
-                on_closed(value)
-            else:
-                self._on_refused("handshake", "it does not speak this protocol, or has no key of this job")
+            while int(monitor.get(zmq.EVENTS)) & zmq.POLLIN:
+                event, value = _event(monitor)
+                if event == zmq.EVENT_ACCEPTED:
+                    self._unknown.accepted(value)
+                elif event == zmq.EVENT_DISCONNECTED:
+                    self._unknown.known(value)
+                    on_closed(value)
+                else:
+                    self._on_refused("handshake", "it does not speak this protocol, or has no key of this job")
 
+        self._report_accepted = report
         self._keep(monitor, report)
 
 

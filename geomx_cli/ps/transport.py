@@ -114,6 +114,7 @@ class Transport:
         self._talks: dict[int, Link] = {}  # by file descriptor, the talk lanes that were accepted
         self._descriptors: dict[Link, int] = {}
         self._told_back: dict[Link, float] = {}
+        self._hellos = 0
         self._in_vain: dict[Link, tuple[int, int]] = {}  # credit when tensors' connections were given up, and how often
         self._by_peer: dict[bytes, Link] = {}
         self._delayed: dict[int, tuple[Link, Lane, list[Any]]] = {}
@@ -205,10 +206,11 @@ class Transport:
                 identity, *frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
+            hellos = self._hellos
             self._receive(self._accepted.get(identity.bytes), frames, router, identity)
             link = self._accepted.get(identity.bytes)
-            if link is not None and len(self._sockets.unknown):
-                self._sockets.unknown.known(identity.get(zmq.SRCFD))
+            if self._hellos != hellos:
+                self._sockets.known(identity.get(zmq.SRCFD))
             if link is not None and LANES[identity.bytes[-1] - 1] == "talk":
                 self._note_talk(link, identity.get(zmq.SRCFD))
 
@@ -239,6 +241,7 @@ class Transport:
                 if link is None and identity is not None:
                     link = self._accept(header, payload, socket, identity)
                 assert link is not None
+                self._hellos += header.kind == Kind.CONTROL and header.topic == "hello"
                 self._arrived(link, header, payload, len(frame) + (0 if payload is None else len(payload)))
         except BadMessage as error:
             self.refuse(link, "malformed", str(error))

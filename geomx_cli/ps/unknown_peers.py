@@ -15,10 +15,10 @@ __all__ = ["MAX_SECONDS", "UnknownPeers"]
 
 LOOK = 0.1
 """Seconds between two looks at what they have sent."""
-MAX_SECONDS = 10.0
-"""Seconds for key and hello, which take some five round trips."""
+MAX_SECONDS = 30.0
+"""Seconds for key and hello: some five round trips, each of several seconds where a slow link's queues are full."""
 MAX_BYTES = 64 * 1024
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 1024  # a large job dials within seconds
 
 
 class _Unknown(NamedTuple):
@@ -36,18 +36,15 @@ class UnknownPeers:
         self._on_refused = on_refused
         self._unknown: dict[int, _Unknown] = {}
 
-    def __len__(self) -> int:
-        return len(self._unknown)
-
     def accepted(self, descriptor: int) -> None:
         """A connection has come. It is closed at once where too many are unknown already."""
-        known = _Unknown(Connection(descriptor), time.monotonic())
+        unknown = _Unknown(Connection(descriptor), time.monotonic())
         if len(self._unknown) >= MAX_CONNECTIONS:
-            self._close(known, f"more than {MAX_CONNECTIONS} connections had not said who they are")
+            self._close(unknown, f"more than {MAX_CONNECTIONS} connections had not said who they are")
             return
         if not self._unknown:
             self._loop.call_later(LOOK, self._look)
-        self._unknown[descriptor] = known
+        self._unknown[descriptor] = unknown
 
     def known(self, descriptor: int) -> None:
         """It has said a hello that was believed, or has ended."""

@@ -57,7 +57,7 @@ class LinearModel(ModelAdapter):
         return float((np.log(total[:, 0]) - scores[rows, labels]).mean())
 
     def wait_for_gradients(self) -> None:
-        """They are there."""
+        """See ModelAdapter; they are computed already."""
 
     def read_gradient(self, index: int, out: Floats) -> None:
         """See ModelAdapter."""
