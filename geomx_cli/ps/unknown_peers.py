@@ -13,7 +13,7 @@ from geomx_cli.ps.tcp import Connection
 
 __all__ = ["MAX_SECONDS", "UnknownPeers"]
 
-LOOK = 0.1
+LOOK = 0.02
 """Seconds between two looks at what they have sent."""
 MAX_SECONDS = 30.0
 """Seconds for key and hello: some five round trips, each of several seconds where a slow link's queues are full."""
