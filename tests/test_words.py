@@ -134,3 +134,14 @@ def test_logs_on_other_hosts_have_no_folder_here(planned: Plan, job: Job, progre
     last = in_words(found).splitlines()[-1]
     assert last.split(maxsplit=1) == ["logs", "on the hosts: geomx logs j, or geomx logs collect j --to DIR"]
     assert whereabouts(job, planned) == f"logs lie {last.split(maxsplit=1)[1]}"
+
+
+def test_the_accuracy_at_the_end_is_the_last_word(planned: Plan) -> None:
+    """Telemetry that was being written then may come behind it."""
+    progress = Progress.of(planned, time.monotonic())
+    for event in (
+        {"event": "telemetry", "accuracy": 0.25}, {"event": "finished", "accuracy": 0.5, "samples": 1},
+        {"event": "telemetry", "accuracy": 0.25},
+    ):  # fmt: skip
+        progress.add("A/worker:0", {"time": time.time(), **event}, 0.0)
+    assert (progress.accuracy, progress.rows["A/worker:0"].accuracy) == (0.5, 0.5)

@@ -18,7 +18,7 @@ _PHASES = ("starting", "waiting", "training", "evaluating", "finished")
 @dataclass
 class Row:
     """The newest that is known of one process. Bytes are (sent, received); `status` and `ended` (when) are set once it
-    has ended; `asked`: because somebody asked for it.
+    has ended; `asked`: because somebody asked for it. is_final: it has said what its training has come to.
     """
 
     process: Process
@@ -36,6 +36,7 @@ class Row:
     asked: bool = False
     samples: int = 0
     training_s: float = 0.0
+    is_final: bool = False
 
     @property
     def trains(self) -> bool:
@@ -198,8 +199,9 @@ class Progress:
                 if row.trains:
                     self.first_step = when if self.first_step is None else min(self.first_step, when)
             case "finished":
-                row.state = "finished"
-        if event.get("accuracy") is not None:
+                row.state, row.is_final = "finished", True
+        # Telemetry that was being written when training ended may come behind "finished", with an older accuracy.
+        if event.get("accuracy") is not None and not (row.is_final and event["event"] == "telemetry"):
             row.accuracy = float(event["accuracy"])
             self.accuracy = row.accuracy
             if event["event"] == "evaluation":
