@@ -10,8 +10,8 @@ from cluster import ROOT, Cluster
 from test_exact import assert_equal, expected
 from test_topologies import ROUNDS, SCRIPT, socket_dir, start
 
-from geomx_cli.options import defaults
-from geomx_cli.plan import JobSpec, plan
+from geomx_cli.options import Value, defaults
+from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.security import Identity
@@ -20,14 +20,19 @@ __all__ = ["socket_dir"]
 HOSTILE = str(ROOT / "tests/scripts/hostile.py")
 
 
-def test_a_member_that_lies_and_misbehaves_changes_nothing(cluster: Cluster, tmp_path: Path, socket_dir: str) -> None:
-    options = {**defaults(), "parties": 2, "workers": 2, "topology": "flat", "heartbeat": 0.3}
-    inventory = this_machine(options, free_ports(ports_needed(options)), one_host=False, python=sys.executable)
+def planned_with_keys(directory: Path, socket_dir: str, **options: Value) -> Plan:
+    """Four workers of a flat cluster, which dial the server of another host by TCP."""
+    values = {**defaults(), "parties": 2, "workers": 2, "topology": "flat", **options}
+    inventory = this_machine(values, free_ports(ports_needed(values)), one_host=False, python=sys.executable)
     spec = JobSpec(
-        job="hostile", options=options, script=SCRIPT, job_dir=str(tmp_path), socket_dir=socket_dir,
-        key_dir=str(tmp_path),
+        job="identity", options=values, script=SCRIPT, job_dir=str(directory), socket_dir=socket_dir,
+        key_dir=str(directory),
     )  # fmt: skip
-    planned = plan(inventory, spec)
+    return plan(inventory, spec)
+
+
+def test_a_member_that_lies_and_misbehaves_changes_nothing(cluster: Cluster, tmp_path: Path, socket_dir: str) -> None:
+    planned = planned_with_keys(tmp_path, socket_dir, heartbeat=0.3)
     (target,) = [end.bind for end in planned.process("central/server:0").endpoints if end.bind.startswith("tcp")][:1]
     liar = planned.process("A/worker:1")
     cluster.each[liar.file_name] = {"TARGET": target, "OTHER": "A/worker:0"}
@@ -65,19 +70,13 @@ def test_each_listener_knows_who_dials_it_and_as_what() -> None:
     ("name", "changes", "said"),
     [
         ("A/worker:1", {"GEOMX_RANK": "0"}, "for which its key was not made"),
-        ("A/worker:1", {"GEOMX_PROCESS": "A/worker:0", "GEOMX_RANK": "0"}, ""),
+        ("A/worker:1", {"GEOMX_PROCESS": "A/worker:0", "GEOMX_RANK": "0"}, "waited 3 s for an answer of its scheduler"),
     ],
 )
 def test_a_process_with_the_variables_of_another_is_refused(
     cluster: Cluster, tmp_path: Path, socket_dir: str, name: str, changes: dict[str, str], said: str
 ) -> None:
-    options = {**defaults(), "parties": 2, "workers": 2, "topology": "flat", "timeout": 3.0}
-    inventory = this_machine(options, free_ports(ports_needed(options)), one_host=False, python=sys.executable)
-    spec = JobSpec(
-        job="mixed-up", options=options, script=SCRIPT, job_dir=str(tmp_path), socket_dir=socket_dir,
-        key_dir=str(tmp_path),
-    )  # fmt: skip
-    planned = plan(inventory, spec)
+    planned = planned_with_keys(tmp_path, socket_dir, timeout=3.0)
     cluster.each[planned.process(name).file_name] = changes
     start(cluster, planned, tmp_path)
     statuses = cluster.wait()
