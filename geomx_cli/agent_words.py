@@ -24,6 +24,7 @@ __all__ = [
     "Said",
     "Started",
     "Stopping",
+    "Suspend",
     "Told",
     "Warned",
     "failure_of",
@@ -160,10 +161,15 @@ class Interrupt(Said, frozen=True):
     """The person here wants an end."""
 
 
+class Suspend(Said, frozen=True):
+    """The person here wants to stop this process (Ctrl-Z), not the job."""
+
+
 _KINDS: Mapping[str, type[Said]] = {
     "hello": Hello, "started": Started, "event": Told, "ended": Ended, "failure": Failed, "stopping": Stopping,
     "warning": Warned,
     "done": Done, "gone": Gone, "broken": Broken, "mended": Mended, "replaced": Replaced, "interrupt": Interrupt,
+    "suspend": Suspend,
 }  # fmt: skip
 
 
@@ -181,6 +187,8 @@ def said(message: Mapping[str, Any], host: str, places: Mapping[str, str]) -> Sa
             own = places.get(process) == host
         case Failed(failure):
             own = places.get(failure["process"]) == host
+        case Interrupt() | Suspend():
+            own = not host
         case _:
             own = True
     if not own or not all(math.isfinite(getattr(found, name, 0.0)) for name in ("age", "late", "limit", "patience")):

@@ -237,6 +237,34 @@ def test_launch_that_slept_gives_its_agents_a_fresh_chance(desk: Desk) -> None:
     assert launch.finish() == 0, launch.errors
 
 
+def test_a_job_goes_on_while_its_launch_is_suspended(desk: Desk) -> None:
+    launch = desk.launch("--lease", "2s", story=WAIT).wait_until_running()
+    launch.process.send_signal(signal.SIGTSTP)  # Ctrl-Z
+    own = processes.identify(launch.process.pid)
+    assert own is not None
+    launch.wait_for(lambda: processes.state(own) == "T")
+    time.sleep(4)
+    assert states(desk, launch.id)["A/worker:0"] == "training"
+    launch.process.send_signal(signal.SIGCONT)  # fg
+    (launch.directory / "go").touch()
+    assert launch.finish() == 0, launch.errors
+    assert f"suspended; job {launch.id} goes on" in launch.errors
+
+
+def test_a_lease_counts_again_once_a_launch_is_continued(desk: Desk) -> None:
+    launch = desk.launch("--lease", "2s", story=WAIT).wait_until_running()
+    own = processes.identify(launch.process.pid)
+    assert own is not None
+    launch.process.send_signal(signal.SIGTSTP)
+    launch.wait_for(lambda: processes.state(own) == "T")
+    launch.process.send_signal(signal.SIGCONT)
+    launch.wait_for(lambda: processes.state(own) != "T")
+    time.sleep(1)
+    launch.process.kill()
+    launch.process.wait()
+    launch.wait_for(lambda: not launch.pids())
+
+
 def readable(process: "subprocess.Popen[str]") -> bool:
     """Whether it has printed something."""
     return bool(select.select([process.stdout], [], [], 0)[0])

@@ -70,7 +70,7 @@ class Assignment:
     working_dir: str
     clear: tuple[str, ...]
     tasks: tuple[Task, ...]
-    lease: float = 6.0
+    lease: float = 300.0
     silence: float = 300.0
     files: Mapping[str, Seal] = field(default_factory=dict)
 

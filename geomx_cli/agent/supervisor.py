@@ -44,7 +44,7 @@ class Supervisor:
     """Single-threaded; `run` returns when every process has ended and everything is reported.
 
     A process that fails, "stop", SIGTERM or SIGINT to the agent, and a control machine that is gone or silent
-    for longer than the lease all end the whole part of the job: after a grace SIGTERM, then SIGKILL, to whole
+    for longer than the lease, unless it has said "suspend", all end the whole part of the job: after a grace SIGTERM, then SIGKILL, to whole
     process groups and to whatever else descends from the agent. If the agent itself is killed the kernel kills
     its children, and reaper.py the rest.
     """
@@ -64,6 +64,7 @@ class Supervisor:
         self._asked_by = ""  # the person's way of asking for the end of the job, if that is why
         self._told = 0.0  # when its processes got SIGTERM
         self._ordered = False  # the control machine asked, for reasons of its own
+        self._suspended = False  # the control machine said that it would say nothing for a while
         self._patience = _TERMINATE
         self._status = StatusFile(directory, assignment, self._control.tell)
         self._ending = Ending()
@@ -119,8 +120,11 @@ class Supervisor:
                 self._control.send({"type": "hello", "pid": os.getpid(), "status": status})
                 self._acknowledge(message)
                 self._control.tell_again()
+                self._suspended = False
             case "start" if self._stage is _Stage.WAITING:
                 self._start()
+            case "suspend" | "resume" as kind:
+                self._suspended = kind == "suspend"
             case "heartbeat":
                 self._acknowledge(message)
                 self._control.send({"type": "alive"})
@@ -187,6 +191,8 @@ class Supervisor:
 
     def _check_lease(self, now: float) -> None:
         lease, control = self._assignment.lease, self._control
+        if self._suspended and control.connected:
+            control.heard = now
         if lease and (control.connected or control.lost) and now - control.heard > lease:
             how = "went away and did not come back" if control.lost else "has said nothing"
             self._stop(f"the control machine {how} for {lease:g} s", 0)

@@ -40,7 +40,7 @@ _PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS")
     type=Duration(2.0, 30 * 86_400.0),
     metavar="DURATION",
     help="How long the job goes on when this machine is gone, as a laptop that is closed; at least 2s.  "
-    "[default: 6s, or with hosts behind SSH that of --silence, at least 30s]",
+    "[default: that of --silence]",
 )
 @click.option(
     "--sync",

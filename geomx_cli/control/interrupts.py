@@ -9,18 +9,20 @@ from geomx_cli.control.line import Inbox
 
 __all__ = ["interrupts_to"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 
 
 @contextmanager
 def interrupts_to(inbox: Inbox, hear: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP put "interrupt" into `inbox`, and call `hear`, which may take no lock that the main
-    thread takes; for the main thread.
+    thread takes; Ctrl-Z puts "suspend" there. For the main thread.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
-        inbox.put(("", {"type": "interrupt"}))  # SimpleQueue.put may be called from a signal handler
-        hear()
+        suspends = number == signal.SIGTSTP
+        inbox.put(("", {"type": "suspend" if suspends else "interrupt"}))  # a signal handler may call SimpleQueue.put
+        if not suspends:
+            hear()
 
     before = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:

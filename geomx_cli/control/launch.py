@@ -33,18 +33,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Manner", "launch", "prepared", "working_dirs"]
 
-_NEAR_LEASE, _FAR_LEASE = 6.0, 30.0
-
 
 @dataclass(frozen=True)
 class Manner:
     """How a job is started, apart from what it is.
 
-    `lease`: seconds for which it goes on without this machine, at least 2; None: 6, or with hosts behind SSH 30 or the
-    option silence, if that is more, since the link to them may be cut as long as any other. With `detach` it does so
-    for ever, and launch returns when all its processes run. `sync`: paths that hosts behind SSH get, beside the script.
-    `warned`: warnings that were shown already, and are not again when processes write them. `told` hears how far a data
-    set is that has to be fetched here; what `listening` yields hears, until the end or until the job goes on alone,
+    `lease`: seconds for which it goes on without this machine, at least 2; None: the option silence, as for any other
+    process of the job. With `detach` it does so for ever, and launch returns when all its processes run. `sync`: paths
+    that hosts behind SSH get, beside the script. `warned`: warnings that were shown already, and are not again when processes
+    write them. `told` hears how far a data set is that has to be fetched here; what `listening` yields hears, until the end or until the job goes on alone,
     each event that agents pass on, with the process that wrote it.
     """
 
@@ -71,7 +68,7 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> End:
     luggage = baggage.pack(spec.script, manner.sync)
     spec = prepared(job, replace(spec, carried=luggage.words))
     remote = {host.name: host.ssh is not None for host in inventory.hosts}
-    lease = _lease(manner, _far_lease(spec) if any(remote.values()) else _NEAR_LEASE)
+    lease = _lease(manner, float(spec.options["silence"]))
     reached = {host.name: hosts.open_host(host, spec.python, manner.ssh) for host in inventory.hosts}
     view = view_for()
     try:
@@ -108,10 +105,6 @@ def prepared(job: Job, spec: JobSpec) -> JobSpec:
     path = spec.env.get("PYTHONPATH") or python_path()
     env = {**spec.env, "PYTHONPATH": path} if path else spec.env
     return replace(job.complete(spec), env=env)
-
-
-def _far_lease(spec: JobSpec) -> float:
-    return max(_FAR_LEASE, float(spec.options["silence"]))
 
 
 def _lease(manner: Manner, default: float) -> float:

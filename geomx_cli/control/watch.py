@@ -2,6 +2,8 @@
 it.
 """
 
+import os
+import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from queue import Empty
@@ -19,6 +21,7 @@ from geomx_cli.agent_words import (
     Replaced,
     Started,
     Stopping,
+    Suspend,
     Told,
     Warned,
     failure_of,
@@ -54,7 +57,8 @@ class Watch:
     The first failure ends the job: all agents stop their processes after a grace in which these end by
     themselves. A lost agent (its stream ended, or it does not answer) is a failure too; its processes are
     ended in its place. Put an "interrupt" into the fleet's inbox to stop the job, and a second one to kill
-    it; with `detaches` it lets go of the job instead, as another geomx does that takes it over. `heard` is
+    it; with `detaches` it lets go of the job instead, as another geomx does that takes it over. A "suspend" stops this
+    process, until somebody continues it. `heard` is
     told of each event that a process wrote. What several processes warn of a variable is shown once, and what is in
     `warned` not at all.
     """
@@ -170,6 +174,8 @@ class Watch:
                 self._let_go(f"detached; job {self._plan.job} goes on: geomx attach follows it, geomx stop ends it")
             case Interrupt():
                 self._interrupt()
+            case Suspend():
+                self._suspend()
 
     def _check(self, now: float) -> None:
         if now - self._last_turn > _ASLEEP:  # what agents have said meanwhile is yet to be read
@@ -289,6 +295,14 @@ class Watch:
         names = ", ".join(self._outcome.lingering)
         self._view.note(f"training is done, but {names} did not end within {_LINGER:g} s; stopping")
         self._stop(0)
+
+    def _suspend(self) -> None:
+        """Stop this process as Ctrl-Z does; agents that know of it do not count its silence against their lease."""
+        self._fleet.broadcast({"type": "suspend"})
+        with self._view.suspended():
+            self._view.note(f"suspended; job {self._plan.job} goes on, and fg follows it again")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        self._fleet.broadcast({"type": "resume"})
 
     def _interrupt(self) -> None:
         if not self._outcome.interrupted:

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, TextIO
 
 from geomx_cli.host_words import plain
@@ -22,6 +24,9 @@ class View(Protocol):
 
     def show(self, progress: Progress) -> None:
         """The progress may have changed; called several times a second."""
+
+    def suspended(self) -> AbstractContextManager[None]:
+        """The terminal is the shell's meanwhile."""
 
     def close(self) -> None:
         """Show nothing more; what was said stays."""
@@ -59,6 +64,10 @@ class PlainView:
             self._next_line = now + _LINE_EVERY
             self.note(f"{now - progress.began:7.1f} s  {sentence(progress)}")
 
+    def suspended(self) -> AbstractContextManager[None]:
+        """See View.suspended."""
+        return nullcontext()
+
     def close(self) -> None:
         """See View.close."""
 
@@ -87,6 +96,13 @@ class TableView:
         if now >= self._next:
             self._next = now + _REFRESH
             self._live.update(ProcessTable(progress, crop=True), refresh=True)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """See View.suspended."""
+        self._live.stop()
+        yield
+        self._live.start()
 
     def close(self) -> None:
         """See View.close."""
