@@ -6,6 +6,7 @@
     ├── UsageError       2   the command line does not make sense
     ├── InvalidSettings  3   an inventory, option, environment variable or script call is wrong
     ├── HostUnreachable  4   a machine cannot be reached
+    │   └── WrongHostKey 4   it shows another host key than it should
     ├── CheckFailed      5   a check before, beside or after a job failed
     ├── TimedOut         6   a wait reached its limit
     ├── DoneInPart       7   stopped, collected or summarised only in part
@@ -26,6 +27,7 @@ __all__ = [
     "TimedOut",
     "TrainingFailed",
     "UsageError",
+    "WrongHostKey",
 ]
 
 
@@ -71,6 +73,10 @@ class HostUnreachable(GeomxError):
     """A machine cannot be reached."""
 
     exit_code = 4
+
+
+class WrongHostKey(HostUnreachable):
+    """A machine shows another host key than it should; somebody may be in between."""
 
 
 class CheckFailed(GeomxError):

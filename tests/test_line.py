@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sshd import Person, Sshd
+from sshd import Person, Sshd, make_key
 
 from benchmarks.netns import Namespaces, call
 from geomx_cli.agent import processes
@@ -163,6 +163,25 @@ def test_job_goes_on_when_the_connection_breaks(start: Start) -> None:
     numbers = [message["n"] for message in site.said if "n" in message]
     assert numbers == sorted(set(numbers))
     site.wait_until_clean()
+
+
+def test_a_host_key_that_changes_during_a_job_is_told_at_once(start: Start, tmp_path: Path) -> None:
+    site = start(TELLS, lease=60)
+    key, own, other = site.machine.key_file, tmp_path / "own", make_key(tmp_path / "other")
+    key.rename(own)
+    other.rename(key)
+    site.machine.vanish()
+    site.machine.start()
+    warning = site.until("warning")["message"]
+    assert "THE HOST KEY OF" in warning and "HAS CHANGED" in warning and "Somebody may be in between" in warning
+    own.rename(key)
+    site.machine.vanish()
+    site.machine.start()
+    site.until("mended")
+    assert "warning" not in [message["type"] for message in site.said]  # no second one
+    for number in range(3):
+        site.go(number)
+    assert site.until("done")["left"] == []
 
 
 @pytest.fixture

@@ -43,10 +43,10 @@ class _Stage(IntEnum):
 class Supervisor:
     """Single-threaded; `run` returns when every process has ended and everything is reported.
 
-    A process that fails, "stop", SIGTERM or SIGINT to the agent, and a control machine that is gone or silent
-    for longer than the lease, unless it has said "suspend", all end the whole part of the job: after a grace SIGTERM, then SIGKILL, to whole
-    process groups and to whatever else descends from the agent. If the agent itself is killed the kernel kills
-    its children, and reaper.py the rest.
+    A process that fails, "stop", SIGTERM or SIGINT to the agent, and a control machine that is gone or silent for
+    longer than the lease, unless it has said "suspend", all end the whole part of the job: after a grace SIGTERM, then
+    SIGKILL, to whole process groups and to whatever else descends from the agent. If the agent itself is killed the
+    kernel kills its children, and reaper.py the rest.
     """
 
     def __init__(self, directory: Path, assignment: Assignment) -> None:

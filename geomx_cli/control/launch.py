@@ -40,9 +40,9 @@ class Manner:
 
     `lease`: seconds for which it goes on without this machine, at least 2; None: the option silence, as for any other
     process of the job. With `detach` it does so for ever, and launch returns when all its processes run. `sync`: paths
-    that hosts behind SSH get, beside the script. `warned`: warnings that were shown already, and are not again when processes
-    write them. `told` hears how far a data set is that has to be fetched here; what `listening` yields hears, until the end or until the job goes on alone,
-    each event that agents pass on, with the process that wrote it.
+    that hosts behind SSH get, beside the script. `warned`: warnings that were shown already, and are not again when
+    processes write them. `told` hears how far a data set is that has to be fetched here; what `listening` yields hears,
+    until the end or until the job goes on alone, each event that agents pass on, with the process that wrote it.
     """
 
     told: "Told"

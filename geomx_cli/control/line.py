@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from geomx_cli.agent.assignment import Assignment
-from geomx_cli.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut
+from geomx_cli.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut, WrongHostKey
 from geomx_cli.host_words import last_line
 from geomx_cli.hosts import Channel, Host
 from geomx_cli.lines import lines
@@ -27,11 +27,12 @@ _ENDING = 1.0  # for a relay to end with its input: that of an agent which is st
 class Line:
     """What the agent says is put into `inbox`, with the host's name; a thread reads.
 
-    When the stream ends, the thread tries at once and then each second to attach again, for as long as the
-    agent's lease (a lease without end: as long as it takes). Besides the agent's words the inbox gets "broken"
-    (why, limit) and "mended" for that, and "gone" (how) when there is no agent any more or the lease is over. An agent
-    that says "replaced" follows another control machine: its line is over. Messages that make no sense are counted in
-    `ignored`; a line of more than 16 MiB ends it all with "gone". `send` may be called by any thread.
+    When the stream ends, the thread tries at once and then each second to attach again, for as long as the agent's
+    lease (a lease without end: as long as it takes). Besides the agent's words the inbox gets "broken" (why, limit) and
+    "mended" for that, "warning" where the machine shows a wrong host key meanwhile, and "gone" (how) when there is no
+    agent any more or the lease is over. An agent that says "replaced" follows another control machine: its line is
+    over. Messages that make no sense are counted in `ignored`; a line of more than 16 MiB ends it all with "gone".
+    `send` may be called by any thread.
     """
 
     def __init__(self, host: Host, assignment: Assignment, inbox: Inbox) -> None:
@@ -49,6 +50,7 @@ class Line:
         self._heard = 0.0
         self._broken = 0.0  # since when; 0 while the line is whole
         self._absent = False
+        self._wrong_key = False  # and that was said
         self._done = False
 
     def start(self) -> None:
@@ -147,6 +149,11 @@ class Line:
     def _connected_again(self) -> bool:
         try:
             self._connect("attach")
+        except WrongHostKey as error:
+            if not self._wrong_key:
+                self._wrong_key = True
+                self._put({"type": "warning", "message": str(error)})
+            return False
         except (GeomxError, OSError):
             return False
         return True

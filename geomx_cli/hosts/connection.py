@@ -90,7 +90,7 @@ class Connection:
             threading.Thread(target=self._ask, name=f"answers of {host}", daemon=True).start()
         except HostUnreachable as error:
             self.close()
-            raise HostUnreachable(f"host {host}: {way}{error.message}", error.hint) from None
+            raise type(error)(f"host {host}: {way}{error.message}", error.hint) from None
         except BaseException:
             self.close()
             raise

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.errors import HostUnreachable
+from geomx_cli.errors import HostUnreachable, WrongHostKey
 from geomx_cli.hosts import SshOptions
 from geomx_cli.hosts.ssh_config import Hop
 
@@ -38,7 +38,7 @@ def known_types(hop: Hop) -> list[str]:
 
 
 def check_host_key(hop: Hop, key: Any, options: SshOptions) -> None:
-    """Raises HostUnreachable unless `key` (a paramiko PKey) is the one of `hop`.
+    """Raises HostUnreachable unless `key` (a paramiko PKey) is the one of `hop`, WrongHostKey if another one is.
 
     A fingerprint in the inventory decides alone. Otherwise a key that is not known is accepted, and appended to
     known_hosts, only with `accept_new_host_keys`; one that has changed or was revoked never is.
@@ -47,12 +47,12 @@ def check_host_key(hop: Hop, key: Any, options: SshOptions) -> None:
     if hop.fingerprint:
         if not hmac.compare_digest(hop.fingerprint.rstrip("="), key.fingerprint):
             what = f"{hop} shows the host key {shown}, and the inventory has {hop.fingerprint}"
-            raise HostUnreachable(what, "find out why before you correct the fingerprint in the inventory")
+            raise WrongHostKey(what, "find out why before you correct the fingerprint in the inventory")
         return
     own, portless = _entries(hop)
     for entry in (*own, *portless):
         if entry.marker == "@revoked" and entry.key == key.asbytes():
-            raise HostUnreachable(f"{hop} shows a host key that was revoked: {shown}", f"see {entry.place}")
+            raise WrongHostKey(f"{hop} shows a host key that was revoked: {shown}", f"see {entry.place}")
     if any(entry.key == key.asbytes() for entry in (*own, *portless) if not entry.marker):
         return
     known = [entry for entry in own if not entry.marker]
@@ -72,7 +72,7 @@ def check_host_key(hop: Hop, key: Any, options: SshOptions) -> None:
 def _refuse_changed(hop: Hop, shown: str, known: _Known) -> None:
     digest = base64.b64encode(hashlib.sha256(known.key).digest()).decode().rstrip("=")
     file = known.place.rpartition(":")[0]
-    raise HostUnreachable(
+    raise WrongHostKey(
         f"THE HOST KEY OF {hop} HAS CHANGED: it shows {shown}, and {known.place} has "
         f"{known.key_type} SHA256:{digest}. Somebody may be in between",
         f"only if you know why it changed: ssh-keygen -R '{hop.trusted_as}' -f {file}",
