@@ -100,6 +100,9 @@ def _end_of_blame(blames: Sequence[Failure], hosts: Mapping[str, str], done: Col
     if failure.peer in seen:
         return failure
     cause, hint = f"was given up by {failure.process}, which {failure.cause}", failure.hint
+    words = failure.cause.partition(": ")[2]
+    if words and failure.peer not in words:  # its own, which it could not write down, as on a full disk
+        cause = f"told {failure.process}: {words}"
     if failure.peer in done:
         cause = f"ended with status 0 but did not leave the job; {failure.process} missed it"
         if "/worker:" in failure.peer:

@@ -366,6 +366,13 @@ def test_first_cause(failures: list[Failure], expected: str) -> None:
     assert found.process == expected
 
 
+def test_what_a_process_could_only_tell_another_one_is_its_own_account() -> None:
+    words = ": the script raised OSError: [Errno 28] No space left on device; the disk of /jobs is full"
+    found = first_cause([_failure("A/server:0", 1, "B/worker:0", words)], HOSTS)
+    assert found is not None
+    assert (found.process, found.cause) == ("B/worker:0", f"told A/server:0{words}")
+
+
 @pytest.mark.parametrize(
     ("failures", "fault"),
     [
