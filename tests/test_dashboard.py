@@ -199,7 +199,8 @@ ROWS = "[...document.querySelectorAll('#processes tbody tr')].map(row => row.inn
 def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path) -> None:
     """Twelve processes, while they train, when they have ended, and with the dashboard started again."""
     data = write_data(tmp_path / "data", 2048, 64)
-    words = ["--local", "--data-dir", str(data), "--batch-size", "16", "--epochs", "100000", "--time-limit", "60s"]
+    words = ["--local", "--network", "linear", "--data-dir", str(data), "--batch-size", "16", "--epochs", "100000"]
+    words += ["--time-limit", "60s"]
     with Browser() as browser:
         launch = desk.start("launch", *words, "--algo", "hfa", "--k1", "2", "--k2", "2", "--eval-every", "20", "--json")
         end = time.monotonic() + 30
@@ -210,7 +211,7 @@ def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path) -> None:
         url = page_of(dashboard)
         browser.open(url)
         browser.wait_for(f"{ROWS}.length === 12")
-        browser.wait_for(f"{TEXT}.includes('cnn by hfa · running') && {TEXT}.includes('samples/s')", 60)
+        browser.wait_for(f"{TEXT}.includes('linear by hfa · running') && {TEXT}.includes('samples/s')", 60)
         browser.wait_for(f"{TEXT}.includes('test accuracy')", 60)
         browser.wait_for("document.querySelectorAll('.chart canvas').length === 5")
         browser.wait_for(f"{RATES}.some(text => /[1-9].* [kM]B\\/s/.test(text))")

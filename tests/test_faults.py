@@ -151,7 +151,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def hit(folder: Path, name: str, number: signal.Signals) -> Job:
     """A job of which one process got a signal in mid-training, after its end."""
-    job = Job(folder, [*CLUSTER, "--silence", "5s", *ROUNDS])
+    job = Job(folder, [*CLUSTER, "--silence", "5s", "--lease", "10s", *ROUNDS])
     try:
         # The master is done before training starts: hit it as soon as it is there.
         job.wait_for(lambda: job.pid(name) if name == "central/worker:0" else job.in_training(), 60)
@@ -222,26 +222,26 @@ def test_interrupt(start: Start, times: int) -> None:
     job.assert_clean()
 
 
+def test_script_that_raises_on_one_worker(start: Start, tmp_path: Path) -> None:
+    fault, script = 'raise ValueError("the data set is not there")', tmp_path / "train.py"
+    script.write_text(STORE.format(rounds=1_000_000, fault=fault))
+    start("--", "python", str(script)).finish().assert_failed(
+        "B/worker:0 (worker 0 of party B, on host B)", "the script raised ValueError: the data set is not there",
+        fault, "ValueError: the data set is not there",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("fault", "texts"),
     [
-        (
-            'raise ValueError("the data set is not there")',
-            ["the script raised ValueError: the data set is not there",  # a slow one has to be ended meanwhile
-             'raise ValueError("the data set is not there")', "ValueError: the data set is not there"],
-        ),
-        ("sys.exit(3)", ["it exited with status 3"]),
+        ("import sys; sys.exit(3)", ["it exited with status 3"]),
         ("os._exit(0)", ["it ended with status 0 but did not leave the job"]),
         ("os.abort()", ["it crashed (SIGABRT)", "the end of its log"]),
     ],
-    ids=["raises", "exits", "vanishes", "aborts"],
-)  # fmt: skip
-def test_script_that_fails_on_one_worker(
-    start: Start, tmp_path: Path, fault: str, texts: list[str]
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(STORE.format(rounds=1_000_000, fault=fault))
-    job = start("--silence", "6s", "--", "python", str(script))  # who vanishes is missed by silence at the latest
+    ids=["exits", "vanishes", "aborts"],
+)
+def test_script_that_fails_on_one_worker(start: Start, fault: str, texts: list[str]) -> None:
+    job = start("--silence", "6s", *ROUNDS, FAULT=fault)  # who vanishes is missed by silence at the latest
     job.finish().assert_failed("B/worker:0 (worker 0 of party B, on host B)", *texts)
 
 
@@ -269,10 +269,8 @@ def test_script_that_just_ends_is_done(start: Start, tmp_path: Path) -> None:
     job.assert_clean()
 
 
-def test_script_that_is_stuck_on_one_worker_is_named(start: Start, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(STORE.format(rounds=100, fault="import time; time.sleep(1000)"))
-    start("--patience", "4s", "--", "python", str(script)).finish().assert_failed(
+def test_script_that_is_stuck_on_one_worker_is_named(start: Start) -> None:
+    start("--patience", "4s", *ROUNDS, FAULT="time.sleep(1000)").finish().assert_failed(
         "B/worker:0 (worker 0 of party B, on host B) failed first: it was given up by ",
         "B/worker:0 has not contributed to round 22 for ", "is it stuck, or out of step with the others?",
         "its log is", "B-worker-0.log",

@@ -235,7 +235,7 @@ def test_from_a_real_job_to_figures(desk: Desk, tmp_path: Path) -> None:
     """ESync on data by class, with networks and data of one's own, collected twice, summed up, drawn and compared."""
     (desk.folder / "mine.py").write_text(MINE)
     words = ["--local", "--workers", "1", "--data", "mine:data", "--network", "mine:network", "--batch-size", "8"]
-    words += ["--algo", "esync", "--min-local-steps", "24", "--epochs", "100", "--eval-every", "20"]
+    words += ["--algo", "esync", "--min-local-steps", "24", "--epochs", "40", "--eval-every", "20"]
     words += ["--split", "by-class", "--esync-query", "blocking"]
     done = desk.geomx("launch", *words, "--json", limit=60)
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ import pytest
 from desk import Desk, Launch
 from sshd import Person, Sshd
 
-TRIALS = 30
+TRIALS = 15
 AT_ONCE = 6
 FATES = {"stopped", "killed", "had ended", "was not running"}
 VICTIMS = ("launch", "agent central", "agent A", "central/worker:0", "A/worker:1")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize("name", starter.templates())
 def test_a_template_trains(tmp_path: Path, name: str) -> None:
-    data = write_data(tmp_path / "data", train=640)
+    data = write_data(tmp_path / "data", train=400)
     done = geomx("init", "here", "--template", name, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     wrote, *_, command = done.stdout.splitlines()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-__all__ = ["DEFAULT_FILE", "inventory_options", "machines", "ssh_options"]
+__all__ = ["DEFAULT_FILE", "inventory_options", "inventory_path", "machines", "ssh_options"]
 
 DEFAULT_FILE = "hosts.toml"
 _OF_THIS_MACHINE = ("parties", "workers", "central_workers")
@@ -43,6 +43,13 @@ def inventory_options(command: _Command) -> _Command:
     return command
 
 
+def inventory_path(hosts: Path | None, *, local: bool) -> Path | None:
+    """The inventory file that a command uses; None where it uses this machine alone."""
+    if local:
+        return None
+    return hosts or (Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None)
+
+
 def machines(
     hosts: Path | None, local: bool, given: Mapping[str, Value]
 ) -> "tuple[Inventory, dict[str, Value]]":
@@ -52,7 +59,7 @@ def machines(
     before those of the file, which go before the defaults. Says on stderr which file is used. Raises InvalidSettings
     for what is wrong in the file, UsageError for options that do not go with one.
     """
-    path = None if local else hosts or (Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None)
+    path = inventory_path(hosts, local=local)
     if local and hosts is not None and _written("hosts"):
         raise UsageError("--local uses this machine alone, and --hosts others", "leave out one of them")
     if path is None:

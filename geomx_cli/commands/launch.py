@@ -10,7 +10,7 @@ import click
 
 from geomx_cli.commands._end import tell
 from geomx_cli.commands._exports import export_options, exporting
-from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
+from geomx_cli.commands._inventory import inventory_options, inventory_path, machines, ssh_options
 from geomx_cli.commands._job import Duration
 from geomx_cli.commands._json import print_json
 from geomx_cli.commands._options import add_options, unused, values
@@ -137,6 +137,7 @@ def launch(
         sync=sync,
         warned=tuple(ignored),
         ssh=ssh_options(accept_new_host_keys),
+        chooses_ports=inventory_path(hosts, local=local) is not None,
         listening=lambda planned: exporting(planned, tensorboard, metrics_port, metrics_token),
     )
     return tell(launching.launch(inventory, spec, manner), json=json)

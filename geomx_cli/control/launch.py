@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from geomx_cli import doctor, hosts
 from geomx_cli.control.fleet import Fleet
 from geomx_cli.control.interrupts import interrupts_to
+from geomx_cli.control.port_lock import PortLock
 from geomx_cli.control.watch import Listener, Watch
 from geomx_cli.errors import Interrupted
 from geomx_cli.hosts import File, Host, SshOptions
@@ -41,8 +42,9 @@ class Manner:
     `lease`: seconds for which it goes on without this machine, at least 2; None: the option silence, as for any other
     process of the job. With `detach` it does so for ever, and launch returns when all its processes run. `sync`: paths
     that hosts behind SSH get, beside the script. `warned`: warnings that were shown already, and are not again when
-    processes write them. `told` hears how far a data set is that has to be fetched here; what `listening` yields hears,
-    until the end or until the job goes on alone, each event that agents pass on, with the process that wrote it.
+    processes write them. `chooses_ports`: other launches may choose the same ports as this one. `told` hears how far a
+    data set is that has to be fetched here; what `listening` yields hears, until the end or until the job goes on
+    alone, each event that agents pass on, with the process that wrote it.
     """
 
     told: "Told"
@@ -51,6 +53,7 @@ class Manner:
     sync: tuple[Path, ...] = ()
     warned: tuple[str, ...] = ()
     ssh: SshOptions = field(default_factory=SshOptions)
+    chooses_ports: bool = False
     listening: Callable[[Plan], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda process, event: None)
 
 
@@ -73,6 +76,10 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> End:
     view = view_for()
     try:
         with job.claimed(), ExitStack() as stack:
+            lock = PortLock(view.note)
+            stack.callback(lock.release)
+            if manner.chooses_ports:
+                lock.acquire()
             inventory = _checked(reached, inventory, spec, view)
             planned = plan(inventory, spec)
             heard = stack.enter_context(manner.listening(planned))
@@ -84,7 +91,9 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> End:
             dirs = working_dirs(inventory, planned)
             fleet = Fleet(job, reached, job.assignments(planned, dirs, lease), view.note)
             progress = Progress.of(planned, began)
-            watch = Watch(planned, fleet, progress, view, heard=heard, warned=manner.warned)
+            watch = Watch(
+                planned, fleet, progress, view, heard=heard, on_listening=lock.release, warned=manner.warned
+            )
             outcome = _carry_out(watch, fleet, _files(job, planned, remote, luggage), view, detach=manner.detach)
     finally:
         view.close()

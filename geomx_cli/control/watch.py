@@ -54,19 +54,20 @@ _STOP_LIMIT = 8.0  # for an agent to end its processes once it was told to
 class Watch:
     """Follows a job to its end; the main thread runs it.
 
-    The first failure ends the job: all agents stop their processes after a grace in which these end by
-    themselves. A lost agent (its stream ended, or it does not answer) is a failure too; its processes are
-    ended in its place. Put an "interrupt" into the fleet's inbox to stop the job, and a second one to kill
-    it; with `detaches` it lets go of the job instead, as another geomx does that takes it over. A "suspend" stops this
-    process, until somebody continues it. `heard` is
-    told of each event that a process wrote. What several processes warn of a variable is shown once, and what is in
-    `warned` not at all.
+    The first failure ends the job: all agents stop their processes after a grace in which these end by themselves. A
+    lost agent (its stream ended, or it does not answer) is a failure too; its processes are ended in its place. Put an
+    "interrupt" into the fleet's inbox to stop the job, and a second one to kill it; with `detaches` it lets go of the
+    job instead, as another geomx does that takes it over. A "suspend" stops this process, until somebody continues it.
+    `heard` is told of each event that a process wrote, `on_listening` that the job has taken its ports. What several
+    processes warn of a variable is shown once, and what is in `warned` not at all.
     """
 
     def __init__(
         self, plan: Plan, fleet: Fleet, progress: Progress, view: View, *, detaches: bool = False,
-        heard: Listener = lambda process, event: None, warned: Collection[str] = (),
+        heard: Listener = lambda process, event: None, on_listening: Callable[[], None] = lambda: None,
+        warned: Collection[str] = (),
     ) -> None:  # fmt: skip
+        self._on_listening = on_listening
         self._heard = heard
         self._detaches = detaches
         self._plan = plan
@@ -89,10 +90,13 @@ class Watch:
         self._outcome = Outcome()
 
     def run_until_started(self) -> Outcome | None:
-        """Returns None when every process has been started; how it went when the job ended before."""
-        while self._running and (self._stopping_since is not None or len(self._started) < len(self._hosts)):
+        """Returns None when every process runs and its ports are taken; how it went when it ended before."""
+        while self._running and (self._stopping_since is not None or not self._is_up()):
             self._turn()
         return self.run() if self._stopping_since is not None or not self._running else None
+
+    def _is_up(self) -> bool:
+        return len(self._started) == len(self._hosts) and self._progress.listening
 
     def run(self) -> Outcome:
         """Returns when every host's part is over or was given up."""
@@ -118,6 +122,8 @@ class Watch:
     def _turn(self) -> None:
         for host, message in self._messages():
             self._take(host, message)
+        if self._progress.listening:
+            self._on_listening()
         self._check(time.monotonic())
         self._view.show(self._progress)
 

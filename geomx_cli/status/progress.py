@@ -101,6 +101,11 @@ class Progress:
         return _PHASES[min(known, default=0)]
 
     @property
+    def listening(self) -> bool:
+        """Whether all schedulers and servers have taken their ports, or have ended."""
+        return all(row.state != "starting" for row in self.rows.values() if row.process.role != "worker")
+
+    @property
     def done(self) -> float | None:
         """The part of the training that is done, between 0 and 1; None where no worker says: a script need not."""
         rows = self.training_rows

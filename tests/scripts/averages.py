@@ -44,7 +44,7 @@ def wait_for_segment(number):
     if segment and number % segment == 0:
         print(f"at part{number // segment}", flush=True)
         while not Path(os.environ["GATES"], f"part{number // segment}").exists():
-            time.sleep(0.002)
+            time.sleep(0.02)
 
 
 def main():
@@ -81,7 +81,7 @@ def train(client, tensors):
     history, versions = [[weight.copy()] for weight in weights], []
     opening, _, gate = os.environ.get("OPENS", "").partition("=")
     while "WAITS" in os.environ and not Path(os.environ["WAITS"]).exists():
-        time.sleep(0.002)
+        time.sleep(0.02)
     for number in range(rounds[client.rank % len(rounds)]):
         wait_for_segment(number)
         given = [contribution(client, weight, number, index, counted) for index, weight in enumerate(weights)]

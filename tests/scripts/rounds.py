@@ -4,7 +4,7 @@ Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS ("10" or "10,1
 SERVER_OPTIMIZER (1: the master sets one), SHUFFLE (a seed: random delays before each push),
 SLOW (seconds before each push of this worker), SIZES, DTYPE, FILL (push this number in place of seeded gradients),
 GATES (a directory: wait at each gate until it has a file of that name), SEGMENT (a gate "part0", "part1" ... before
-every so many rounds), FAIL (1: fail in place of saying farewell).
+every so many rounds), FAIL (1: fail in place of saying farewell), FAULT (what B/worker:0 executes after 21 rounds).
 """
 
 import os
@@ -27,7 +27,7 @@ def gate(name: str) -> None:
     if "GATES" in os.environ:
         print("at", name, flush=True)
         while not Path(os.environ["GATES"], name).exists():
-            time.sleep(0.002)
+            time.sleep(0.02)
 
 
 sizes = [int(size) for size in os.environ.get("SIZES", "70000,10,3").split(",")]
@@ -74,6 +74,8 @@ for number in range(rounds[client.rank % len(rounds)]):
         exchanges.append(client.exchange(tensors[index].name, gradients[index], results[index], priority=-index))
     for exchange in exchanges:
         exchange.done.result()
+    if number == 20 and os.environ.get("GEOMX_PROCESS") == "B/worker:0":
+        exec(os.environ.get("FAULT", ""))
 np.savez(os.environ["OUT"].format(rank=client.global_rank), *results)
 if "GATES" in os.environ:
     gate("barrier")
