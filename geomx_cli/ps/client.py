@@ -141,8 +141,7 @@ class Client:
         arrays = [array for array in (src, out) if array is not None and not isinstance(array, Rows)]
         placement = self._placement(name, *arrays)
         begun = self._open.setdefault(name, deque())
-        while len(begun) > 1 and begun[0].done.done():
-            begun.popleft()
+        _forget_done(begun)
         if len(begun) >= MAX_OPEN:
             raise InvalidSettings(
                 f"{len(begun)} rounds of key {name!r} have no result yet", "wait for some of them before the next"
@@ -157,6 +156,7 @@ class Client:
         errand = Errand(Kind.EXCHANGE, placement, src, number, weight, priority, dict(hyper or {}), reply)
         exchange = self._newest[name] = self._start(out, errand)
         begun.append(exchange)
+        _forget_done(begun)  # the memory of the last result is free before that of the next is needed
         return exchange
 
     def _checked_rows(self, name: str, rows: Rows) -> Content:
@@ -424,6 +424,12 @@ class Client:
     def _check(self) -> None:
         if self._worker.error is not None:
             raise self._worker.error
+
+
+def _forget_done(begun: deque[Exchange]) -> None:
+    """Drop what has its result, but not the last one."""
+    while len(begun) > 1 and begun[0].done.done():
+        begun.popleft()
 
 
 def _check_numbers(name: str, tensor: Tensor, numbers: Array) -> None:

@@ -86,7 +86,8 @@ class Loop:
         with self._lock:
             if not self._closed:
                 self._inbox.append(callback)
-                os.eventfd_write(self._wake, 1)
+                if len(self._inbox) == 1:  # else the loop is awake, or about to be
+                    os.eventfd_write(self._wake, 1)
                 return
         callback()
 

@@ -4,63 +4,42 @@ An operation is started by the engine when the arrays that it reads and writes a
 is called, at any later time from any thread. So a pull that waits for the network holds no thread of the engine,
 however many wait, and whoever reads the array next waits for just that array.
 
-This module imports no framework: it is given `mxnet`, and speaks to the C interface of version 1.9.1.
+This module imports no framework: it is given `mxnet`.
 """
 
 import ctypes
 import itertools
-import math
 import os
-import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from geomx_cli.ps.wire import Array
+from geomx_cli.runtime.native import Native, OnComplete
 
 __all__ = ["Completion", "Engine"]
 
-# FnProperty::kCPUPrioritized of mxnet/engine.h: threads of their own, so that no kernel stands before us.
-_CPU_PRIORITIZED = 3
-_CPU = 1
 _ERROR_BYTES = 64
-
-_START = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-_DELETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_COMPLETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-
-
-class _Context(ctypes.Structure):
-    """mxnet::Context."""
-
-    _fields_ = (("device", ctypes.c_int32), ("index", ctypes.c_int32))
-
-
-class _OnComplete(ctypes.Structure):
-    """mxnet::engine::CallbackOnComplete; lives only as long as the call that hands it over, so it is copied."""
-
-    _fields_ = (("callback", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("param", ctypes.c_void_p))
-
-
-class _DLTensor(ctypes.Structure):
-    """The beginning of a DLManagedTensor."""
-
-    _fields_ = (("data", ctypes.c_void_p),)
+_RETURN = 10.0  # seconds for a thread of MXNet's to return from what is over
 
 
 class Completion:
     """Ends one operation: call it once, with what went wrong or None. The operation's arrays live until then."""
 
-    def __init__(self, engine: "Engine", raw: _OnComplete) -> None:
+    def __init__(self, engine: "Engine", number: int, raw: OnComplete) -> None:
         self._engine = engine
-        self._raw = (raw.callback, raw.engine, raw.param)
-        self.called = threading.Event()
+        self._number = number
+        self._raw = raw
+        self._over = False
 
     def __call__(self, error: BaseException | None = None) -> None:
-        if not self.called.is_set():
-            self._engine.end(self._raw, error)
-            self.called.set()
+        if not self._over:
+            self._engine.end(self._number, self._raw, error)
+            self._over = True
+
+    def wait(self) -> None:
+        """Until the operation is over."""
+        while not self._over:
+            time.sleep(0.001)
 
 
 class Engine:
@@ -70,16 +49,15 @@ class Engine:
     operation needs Python, so all are waited for before this process forks. A forked child must not queue any.
     """
 
-    def __init__(self, mx: Any) -> None:
+    def __init__(self, mx: Any, native: Native) -> None:
         self._mx = mx
-        self._lib = mx.base._LIB
-        self._check = mx.base.check_call
+        self._native = native
         self._numbers = itertools.count(1)
         self._operations: dict[int, tuple[Callable[[Completion], None], Sequence[Any]]] = {}
-        self._start, self._delete = _START(self._run), _DELETE(self._forget)
+        self._running: set[int] = set()  # those whose work one of MXNet's threads is at
+        self._start = native.starter(self._run)
         self._naive = mx.util.getenv("MXNET_ENGINE_TYPE") == "NaiveEngine"
         self._process = os.getpid()
-        self._idle = threading.Condition()
         self.error: BaseException | None = None
         os.register_at_fork(before=self._drain)
 
@@ -98,67 +76,44 @@ class Engine:
         """
         number = next(self._numbers)
         self._operations[number] = (work, (*reads, *writes))
-        prop, context = ctypes.c_int(_CPU_PRIORITIZED), _Context(_CPU, 0)
-        self._check(
-            self._lib.MXEnginePushAsyncND(
-                self._start, ctypes.c_void_p(number), self._delete, ctypes.byref(context), _handles(reads),
-                ctypes.c_int(len(reads)), _handles(writes), ctypes.c_int(len(writes)), ctypes.byref(prop),
-                ctypes.c_int(priority), ctypes.c_char_p(name.encode()), ctypes.c_bool(False),
-            )
-        )  # fmt: skip
-
-    def view(self, array: Any) -> Array:
-        """The memory of an array on the CPU as a 1-D numpy array; only in an operation that has the array.
-
-        Raises MXNetError for an array that a kernel of oneDNN has left in a layout of its own. (MXNDArrayGetData would
-        change that, but wait for the engine meanwhile, and so for this very operation.)
-        """
-        packed = ctypes.c_void_p()
-        self._check(self._lib.MXNDArrayToDLPack(array.handle, ctypes.byref(packed)))
-        assert packed.value is not None
-        address = _DLTensor.from_address(packed.value).data
-        self._check(self._lib.MXNDArrayCallDLPackDeleter(packed))
-        dtype = np.dtype(array.dtype)
-        memory = (ctypes.c_char * (math.prod(array.shape) * dtype.itemsize)).from_address(address)
-        return np.frombuffer(memory, dtype)
+        self._native.push(self._start, number, reads, writes, priority, name.encode())
 
     def _run(self, _context: int, on_complete: int, number: int) -> None:
         """In a thread of MXNet's: an exception must not leave it."""
-        completion = Completion(self, _OnComplete.from_address(on_complete))
+        self._running.add(number)
+        completion = Completion(self, number, OnComplete.from_address(on_complete).copy())
         try:
             self._operations[number][0](completion)
         except BaseException as error:
             completion(error)
         if self._naive:
             # This engine runs an operation where it is queued and wants it done on return.
-            completion.called.wait()
+            completion.wait()
+        self._running.discard(number)
 
-    def end(self, raw: tuple[int, int, int], error: BaseException | None) -> None:
+    def end(self, number: int, raw: OnComplete, error: BaseException | None) -> None:
         """Tell MXNet that an operation is over."""
+        self._operations.pop(number)  # frees its arrays before anybody who waits for it goes on
         if error is not None and self.error is None:
             self.error = error
         native = None if error is None else _NativeError(f"geomx: {error}")
-        callback, engine, param = raw
-        _COMPLETE(callback)(engine, param, None if native is None else native.address)
-
-    def _forget(self, number: int) -> None:
-        """In any thread: MXNet is through with an operation, also with one that it has skipped for a failed input."""
-        operation = self._operations.pop(number, None)
-        del operation  # frees its arrays before anybody who waits goes on, and not under the lock
-        with self._idle:
-            self._idle.notify_all()
+        raw.call(None if native is None else native.address)
 
     def settle(self) -> None:
         """Wait for everything queued, by whomever, and until no thread of MXNet's needs Python for us.
 
         Raises MXNetError as `mx.nd.waitall` does.
         """
-        self._mx.nd.waitall()
-        with self._idle:
-            self._idle.wait_for(lambda: not self._operations, 10)
+        try:
+            self._mx.nd.waitall()
+        finally:
+            end = time.monotonic() + _RETURN
+            while self._running and time.monotonic() < end:
+                time.sleep(0.001)
+            self._operations.clear()  # what is left was skipped, as something that it reads had failed
 
     def _drain(self) -> None:
-        if self._operations and os.getpid() == self._process:
+        if (self._operations or self._running) and os.getpid() == self._process:
             try:
                 self.settle()
             except self._mx.base.MXNetError:
@@ -182,7 +137,3 @@ class _NativeError:
     def __del__(self) -> None:
         if self.address is not None:
             self._library["_ZNSt13runtime_errorD1Ev"](ctypes.c_void_p(self.address))
-
-
-def _handles(arrays: Sequence[Any]) -> Any:
-    return (ctypes.c_void_p * max(1, len(arrays)))(*(array.handle.value for array in arrays))

@@ -1,9 +1,8 @@
-"""MXNet's arrays on their way to and from the servers, dense or row-sparse: checked, summed, and one buffer per key.
+"""MXNet's arrays on their way to and from the servers, dense or row-sparse: checked, summed, and a buffer per key.
 
 Row-sparse arrays travel as the rows that they have; the servers hold every row.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,46 +12,47 @@ from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps.rows import Rows
 from geomx_cli.ps.wire import Array
 from geomx_cli.runtime.kvstore import DTYPES, row_of
+from geomx_cli.runtime.native import Native, Value
 
-__all__ = ["Arrays", "is_sparse", "size_of"]
+__all__ = ["Arrays"]
 
 _FORMS = ("default", "row_sparse")
-
-
-def is_sparse(array: Any) -> bool:
-    """Whether it holds rows."""
-    return bool(array.stype == "row_sparse")
-
-
-def size_of(array: Any) -> int:
-    """Elements of an array, with the rows that a row-sparse one leaves out."""
-    return math.prod(array.shape)
 
 
 class Arrays:
     """The arrays of one store. For the training thread; what it computes, MXNet's engine does when it can.
 
-    A key has one buffer for its whole life. It holds what is pushed until the result takes its place, so what a worker
-    needs for its pushes is bounded by the model's size, however far the training thread is ahead of the network.
+    A key has one buffer for its whole life, for values and results that cannot be read or written where they are; it
+    takes memory from its first use on.
     """
 
-    def __init__(self, mx: Any) -> None:
+    def __init__(self, mx: Any, native: Native) -> None:
         self._mx = mx
-        self._buffers: dict[str, Any] = {}
+        self._native = native
+        self._buffers: dict[str, Value] = {}
+        self._orders: dict[str, Any] = {}
 
-    def check(self, values: Iterable[Any]) -> None:
-        """Raise InvalidSettings for what cannot travel."""
-        for value in values:
-            if not isinstance(value, self._mx.nd.NDArray):
-                raise InvalidSettings(f"a {type(value).__name__} is no NDArray")
-            if value.stype not in _FORMS or np.dtype(value.dtype).name not in DTYPES:
-                what = value.stype if value.stype not in _FORMS else np.dtype(value.dtype).name
+    def values(self, arrays: Iterable[Any]) -> list[Value]:
+        """What each array is; of one of `mx.np` the NDArray of the same memory.
+
+        Raises InvalidSettings for what cannot travel.
+        """
+        found = []
+        for array in arrays:
+            try:
+                value = self._native.value(array)
+            except TypeError as error:
+                raise InvalidSettings(str(error)) from None
+            if value.form not in _FORMS or value.dtype not in DTYPES:
+                what = value.form if value.form not in _FORMS else value.dtype
                 hint = f"use a dense or row-sparse array of {', '.join(DTYPES)}"
                 raise InvalidSettings(f"a value of {what} cannot travel", hint)
+            found.append(value)
+        return found
 
-    def sum(self, values: Sequence[Any]) -> Any:
+    def sum(self, values: Sequence[Value]) -> Any:
         """The devices' sum as a dense array; fp16 is added in fp32."""
-        dense = [value.tostype("default") if is_sparse(value) else value for value in values]
+        dense = [value.array.tostype("default") if value.is_sparse else value.array for value in values]
         if len(dense) == 1:
             return dense[0]
         first, *others = (value.as_in_context(self._mx.cpu()) for value in dense)
@@ -61,17 +61,17 @@ class Arrays:
             total = total + other.astype(total.dtype)
         return total.astype(first.dtype, copy=False)
 
-    def rows(self, values: Sequence[Any]) -> Rows:
+    def rows(self, values: Sequence[Value]) -> Rows:
         """The devices' sum of row-sparse arrays, in numpy; fp16 is added in fp32. Waits for the values.
 
         Raises InvalidSettings for a row that their shape does not have.
         """
         total: Rows | None = None
         for value in values:
-            numbers, count = value.indices.asnumpy().astype(np.int64), value.shape[0]
+            numbers, count = value.array.indices.asnumpy().astype(np.int64), value.shape[0]
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
                 raise InvalidSettings(f"rows {numbers.min()} to {numbers.max()} of an array that has {count}")
-            held = value.data.asnumpy().reshape(len(numbers), row_of(value.shape))
+            held = value.array.data.asnumpy().reshape(len(numbers), row_of(value.shape))
             if len(values) > 1:
                 held = held.astype(np.promote_types(held.dtype, np.float32), copy=False)
             rows = Rows.ordered(numbers, held)
@@ -80,25 +80,42 @@ class Arrays:
         with np.errstate(over="ignore"):
             return total.astype(np.dtype(values[0].dtype))
 
-    def add(self, name: str, like: Any) -> None:
-        """Make the buffer of a new key: dense, on the CPU, of the size and dtype of `like`. It takes no memory yet."""
-        self._buffers[name] = self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype)
+    def add(self, name: str, like: Value) -> None:
+        """Make the buffer of a new key: dense, on the CPU, of the shape and dtype of `like`. It takes no memory yet."""
+        self._buffers[name] = self._native.value(self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype))
+        self._orders[name] = self._mx.nd.empty((1,), self._mx.cpu())
 
-    def buffer(self, name: str) -> Any:
+    def order(self, name: str) -> Any:
+        """An array without a content: operations that write to it go in order, after those that have read it."""
+        return self._orders[name]
+
+    def holds(self, name: str, value: Value) -> bool:
+        """Whether its memory may hold a value of the key as it travels: it is dense, on the CPU, and of the dtype.
+
+        If so an operation that is queued next can `view` it.
+        """
+        fits = value.on_cpu and not value.is_sparse and value.dtype == self._buffers[name].dtype
+        return fits and self._native.lay_out(value)
+
+    def view(self, value: Value) -> Array:
+        """See Native.view."""
+        return self._native.view(value.array, value.dtype, value.size)
+
+    def buffer(self, name: str) -> Value:
         """The key's buffer. Only copies may be computed into it: kernels leave layouts that only they can read."""
         return self._buffers[name]
 
-    def fill(self, buffer: Any, values: Sequence[Any]) -> None:
+    def fill(self, buffer: Value, values: Sequence[Value]) -> None:
         """Copy the devices' sum to a key's buffer."""
-        self.sum(values).copyto(_shaped(buffer, values[0]))
+        self.sum(values).copyto(_shaped(buffer.array, values[0]))
 
-    def deliver(self, buffer: Any, outs: Iterable[Any]) -> None:
+    def deliver(self, source: Any, outs: Iterable[Value]) -> None:
         """Copy a result to all of `outs`; to a row-sparse one all rows that are not zero."""
         for out in outs:
-            result = _shaped(buffer, out)
-            (result.tostype("row_sparse") if is_sparse(out) else result).copyto(out)
+            result = _shaped(source, out)
+            (result.tostype("row_sparse") if out.is_sparse else result).copyto(out.array)
 
-    def numbers(self, rows: Any, out: Any) -> Array:
+    def numbers(self, rows: Any, out: Value) -> Array:
         """The numbers of rows to be pulled to `out`, ascending, each once. Waits for them.
 
         Raises InvalidSettings for one that `out` does not have.
@@ -108,24 +125,25 @@ class Arrays:
             raise InvalidSettings(f"rows {numbers[0]} to {numbers[-1]} of an array that has {out.shape[0]}")
         return numbers
 
-    def room(self, name: str, numbers: Array, out: Any) -> Any:
+    def room(self, name: str, numbers: Array, out: Value) -> Value:
         """A new array for these rows of a key, as `out` has them."""
-        return self._mx.nd.empty((len(numbers), *out.shape[1:]), self._mx.cpu(), self._buffers[name].dtype)
+        made = self._mx.nd.empty((len(numbers), *out.shape[1:]), self._mx.cpu(), self._buffers[name].dtype)
+        return self._native.value(made)
 
-    def take(self, source: Any, numbers: Array, out: Any) -> Any:
+    def take(self, source: Any, numbers: Array, out: Value) -> Any:
         """These rows of a dense array of the key's size, as `out` has them."""
         return _shaped(source, out).take(self._mx.nd.array(numbers, self._mx.cpu(), np.int64))
 
-    def deliver_rows(self, numbers: Array, values: Any, out: Any) -> None:
+    def deliver_rows(self, numbers: Array, values: Any, out: Value) -> None:
         """Make `out`, which is row-sparse, have the rows `values` of these numbers, and no others. Waits for them;
         None for no rows.
         """
         sparse = self._mx.nd.sparse
         if values is None:
-            sparse.zeros("row_sparse", out.shape, self._mx.cpu(), out.dtype).copyto(out)
+            sparse.zeros("row_sparse", out.shape, self._mx.cpu(), out.dtype).copyto(out.array)
         else:
             rows = self._mx.nd.array(numbers, self._mx.cpu(), np.int64)
-            sparse.row_sparse_array((values, rows), out.shape, self._mx.cpu(), out.dtype).copyto(out)
+            sparse.row_sparse_array((values, rows), out.shape, self._mx.cpu(), out.dtype).copyto(out.array)
 
 
 def _shaped(buffer: Any, like: Any) -> Any:

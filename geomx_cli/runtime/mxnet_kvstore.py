@@ -1,22 +1,20 @@
 """Every method of MXNet's KVStore, over a Store and MXNet's engine.
 
-Each key has one buffer, and MXNet's engine keeps everything that needs it in the order of the calls. `push` queues a
-copy of the value into the buffer and an operation of ours that ends when the round's result has taken the value's
-place; `pull` queues copies from the buffer. So both return at once, whoever reads `out` next waits for that one array,
-and the next push of a key waits, in the engine, until the last one is over: a script that never waits takes no more
-memory than one that does.
+MXNet's engine keeps everything of one key in the order of the calls. `push` queues an operation of ours that sends the
+very memory of the value and ends when the round's result is here; `pull` queues one that copies the result to `out`. So
+both return at once, whoever reads `out` or writes to the value next waits for that one array, and the next push of a
+key waits, in the engine, until the last one is over: a script that never waits takes no more memory than one that does.
+What is on several devices, or of another layout or dtype, goes through a buffer of the key.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar, cast
-
-import numpy as np
 
 from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, InvalidSettings
@@ -25,8 +23,9 @@ from geomx_cli.ps.wire import Array
 from geomx_cli.runtime.engine import Completion, Engine
 from geomx_cli.runtime.keys import Key, pairs, plain
 from geomx_cli.runtime.kvstore import Hyper, Store
-from geomx_cli.runtime.mxnet_arrays import Arrays, is_sparse, size_of
+from geomx_cli.runtime.mxnet_arrays import Arrays
 from geomx_cli.runtime.mxnet_standing import MxnetStanding
+from geomx_cli.runtime.native import Native, Value
 from geomx_cli.runtime.script_optimizer import ScriptOptimizer
 
 __all__ = ["MxnetStore"]
@@ -36,7 +35,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 @dataclass(slots=True)
 class _Push:
-    """The last push of a key: whether it is over, and whether it brings the new value to the key's buffer."""
+    """The last push of a key: whether it is over, and whether it brings the new value."""
 
     brings: bool = False
     over: bool = False
@@ -73,10 +72,12 @@ class MxnetStore(MxnetStanding):
     def __init__(self, mx: Any, store: Store) -> None:
         super().__init__(store)
         self._mx = mx
-        self._engine = Engine(mx)
-        self._arrays = Arrays(mx)
+        native = Native(mx)
+        self._engine = Engine(mx, native)
+        self._arrays = Arrays(mx, native)
         self._script_optimizer = ScriptOptimizer(mx, store)
         self._pushes: dict[str, _Push] = {}
+        self._rounds: dict[str, Exchange] = {}  # of each key the last one; only in operations that have the key's order
         self.handle = None
         self.calls = 0
 
@@ -91,11 +92,10 @@ class MxnetStore(MxnetStanding):
     @_guarded
     def init(self, key: Any, value: Any) -> None:
         """Make keys known with their initial values; waits at a `barrier`. See Store.init."""
-        found = [(one, list(values)) for one, values in pairs(key, value)]
-        self._arrays.check(item for _, values in found for item in values)
+        found = [(one, self._arrays.values(arrays)) for one, arrays in pairs(key, value)]
         keys = list(key) if isinstance(key, (list, tuple)) else [key]
         script_optimizer = self._script_optimizer
-        arrays = [[item.asnumpy() for item in values] for _, values in found]
+        arrays = [[item.array.asnumpy() for item in values] for _, values in found]
         self._store.init(keys, arrays, script_optimizer.initial([plain(one) for one in keys]))
         for one, values in found:
             self._arrays.add(str(one), values[0])
@@ -103,7 +103,8 @@ class MxnetStore(MxnetStanding):
 
     @_guarded
     def push(self, key: Any, value: Any, priority: int = 0, weight: float = 1.0) -> None:
-        """Contribute to the keys' next round; returns at once. `value` is not changed, and may change at once.
+        """Contribute to the keys' next round; returns at once. `value` is not changed; whoever changes it waits, in
+        MXNet's engine, until the round is over.
 
         Of a row-sparse value only its rows travel: the call waits until they are computed, and until the key's last
         round is over.
@@ -137,7 +138,7 @@ class MxnetStore(MxnetStanding):
         if out is None:
             raise InvalidSettings("pull needs arrays to write to", "pass out=")
         for one, outs in self._checked(key, out, converted=True):
-            taken = [item for item in outs if not (ignore_sparse and is_sparse(item))]
+            taken = [item for item in outs if not (ignore_sparse and item.is_sparse)]
             if taken:
                 self._pull(one, taken, priority)
 
@@ -153,9 +154,9 @@ class MxnetStore(MxnetStanding):
         if isinstance(key, (list, tuple)) and len(key) == 1:
             key, out, row_ids = (_only(item) for item in (key, out, row_ids))
         outs, numbers = self._checked(key, out, converted=True), pairs(key, row_ids)
-        found: list[tuple[Key, Any, Array]] = []
+        found: list[tuple[Key, Value, Array]] = []
         for (one, given), (_, rows) in zip(outs, numbers, strict=True):
-            if not all(map(is_sparse, given)) or len(rows) not in (1, len(given)):
+            if not all(item.is_sparse for item in given) or len(rows) not in (1, len(given)):
                 message = f"key {one!r} comes with {len(given)} arrays and {len(rows)} of row numbers"
                 raise InvalidSettings(message, "give row-sparse arrays, and numbers for each one or the same for all")
             wanted = rows * (len(given) // len(rows))
@@ -193,29 +194,38 @@ class MxnetStore(MxnetStanding):
         """
         self._script_optimizer.set(optimizer, self._fill)
 
-    def _push(self, key: Key, values: list[Any], priority: int, hyper: Hyper, weight: float = 1.0) -> None:
+    def _push(self, key: Key, values: list[Value], priority: int, hyper: Hyper, weight: float = 1.0) -> None:
         name, updates = str(key), self._script_optimizer.updates
-        begin = partial(self._store.start, priority=priority, hyper=hyper, weight=weight)
-        if updates is None and all(map(is_sparse, values)) and self._store.has_rows(name, values[0].shape):
+        begin = partial(self._store.start, name, out=None, priority=priority, hyper=hyper, weight=weight)
+        of_rows = updates is None and all(item.is_sparse for item in values)
+        if of_rows and self._store.has_rows(name, values[0].shape):
             if name in self._pushes:  # rows are held here, so those of one round at a time
-                self._arrays.buffer(name).wait_to_read()
+                self._arrays.order(name).wait_to_read()
             rows = self._arrays.rows(values)
-            self._exchange(name, lambda _: begin(name, rows, None), priority, _Push())
+            self._exchange(name, lambda: begin(source=rows), priority, _Push())
             return
+        source, view = self._source(name, values), self._arrays.view
+        self._exchange(name, lambda: begin(source=view(source)), priority, _Push(brings=True), reads=[source.array])
+
+    def _source(self, name: str, values: list[Value]) -> Value:
+        """The array that is to be sent: the value itself where that can be, else the key's buffer."""
+        if len(values) == 1 and self._arrays.holds(name, values[0]):
+            return values[0]
         buffer = self._arrays.buffer(name)
         with self._mx.autograd.pause():
             self._arrays.fill(buffer, values)
-
-        self._exchange(name, lambda view: begin(name, view, view), priority, _Push(brings=True))
+        return buffer
 
     def _abstain(self, name: str, priority: int) -> None:
-        self._exchange(name, lambda view: self._store.abstain(name, view, priority), priority, _Push(brings=True))
+        buffer, abstain, view = self._arrays.buffer(name), self._store.abstain, self._arrays.view
+        push = _Push(brings=True)
+        self._exchange(name, lambda: abstain(name, view(buffer), priority), priority, push, writes=[buffer.array])
 
-    def _exchange(self, name: str, begin: Callable[[Array], Exchange], priority: int, push: _Push) -> None:
-        """Queue a round of one key, which is given the memory of the key's buffer for value and result: so a key has
-        one round under way, and the next value waits for it in the script's own arrays.
-        """
-        buffer = self._arrays.buffer(name)
+    def _exchange(
+        self, name: str, begin: Callable[[], Exchange], priority: int, push: _Push,
+        *, reads: Sequence[Any] = (), writes: Sequence[Any] = (),
+    ) -> None:  # fmt: skip
+        """Queue a round of one key, which has one under way: the next value waits for it in the script's own arrays."""
         self._pushes[name] = push
 
         def exchange(done: Completion) -> None:
@@ -223,73 +233,91 @@ class MxnetStore(MxnetStanding):
                 push.over = True
                 done(finished.exception())
 
-            begin(self._engine.view(buffer)).done.add_done_callback(finish)
+            self._rounds.pop(name, None)  # frees the last result
+            round_ = self._rounds[name] = begin()
+            round_.done.add_done_callback(finish)
 
-        self._engine.queue(exchange, reads=[], writes=[buffer], priority=priority, name="geomx push")
+        writes = [self._arrays.order(name), *writes]
+        self._engine.queue(exchange, reads=reads, writes=writes, priority=priority, name="geomx push")
         if (updates := self._script_optimizer.updates) is not None:
-            updates.apply(name, buffer)
+            updates.apply(name, self._fetch(name, priority))
 
-    def _pull(self, key: Key, outs: list[Any], priority: int) -> None:
-        source = self._source(str(key), priority)
-        with self._mx.autograd.pause():
-            self._arrays.deliver(source, outs)
+    def _pull(self, key: Key, outs: list[Value], priority: int) -> None:
+        name, others, on_servers = str(key), [], self._script_optimizer.updates is None
+        for out in outs:
+            if on_servers and self._arrays.holds(name, out):
+                self._write(name, out, priority)
+            else:
+                others.append(out)
+        if others:
+            source = self._value(name, priority)
+            with self._mx.autograd.pause():
+                self._arrays.deliver(source, others)
 
     def _fill(self, name: str, flat: Any) -> None:
         """Copy the key's result to a flat array."""
         with self._mx.autograd.pause():
             self._fetch(name).reshape(flat.shape).copyto(flat)
 
-    def _source(self, name: str, priority: int) -> Any:
-        """The array in which what a pull gives will be: the weight where the optimizer runs here, else the result."""
+    def _value(self, name: str, priority: int) -> Any:
+        """The array in which what a pull gives will be: the weight where the optimizer runs here, else the buffer."""
         updates = self._script_optimizer.updates
         return self._fetch(name, priority) if updates is None else updates.weights[name]
 
     def _fetch(self, name: str, priority: int = 0) -> Any:
         """The key's buffer, in which its result will be."""
         buffer = self._arrays.buffer(name)
-        if self._is_here(name):
-            return buffer
+        self._write(name, buffer, priority)
+        return buffer.array
+
+    def _write(self, name: str, out: Value, priority: int) -> None:
+        """Queue that the key's result comes to `out`, which can hold it."""
+        order = self._arrays.order(name)
+
+        def copy(done: Completion) -> None:
+            self._rounds[name].copy_to(self._arrays.view(out))
+            done()
 
         def fetch(done: Completion) -> None:
-            future = self._store.fetch(name, self._engine.view(buffer), priority)
+            future = self._store.fetch(name, self._arrays.view(out), priority)
             future.add_done_callback(lambda finished: done(finished.exception()))
 
-        self._engine.queue(fetch, reads=[], writes=[buffer], priority=priority, name="geomx pull")
-        return buffer
+        if self._is_here(name):
+            self._engine.queue(copy, reads=[order], writes=[out.array], priority=priority, name="geomx pull")
+        else:
+            self._engine.queue(fetch, reads=[], writes=[order, out.array], priority=priority, name="geomx pull")
 
     def _is_here(self, name: str) -> bool:
-        """Whether the key's last push brings the value to the buffer, and no newer one may be at the servers."""
+        """Whether the key's last push brings the value, and no newer one may be at the servers."""
         last = self._pushes.get(name)
         return last is not None and last.brings and not (last.over and self._store.asynchronous)
 
-    def _fetch_rows(self, key: Key, out: Any, numbers: Array, priority: int) -> Any:
+    def _fetch_rows(self, key: Key, out: Value, numbers: Array, priority: int) -> Any:
         """An array in which these rows of what a pull gives will be, as `out` has them; None for no rows."""
         if not len(numbers):
             return None
         name = str(key)
         if self._script_optimizer.updates is not None or self._is_here(name):
-            return self._arrays.take(self._source(name, priority), numbers, out)
+            return self._arrays.take(self._value(name, priority), numbers, out)
         target = self._arrays.room(name, numbers, out)
 
         def fetch(done: Completion) -> None:
-            future = self._store.fetch_rows(name, numbers, self._engine.view(target), priority)
+            future = self._store.fetch_rows(name, numbers, self._arrays.view(target), priority)
             future.add_done_callback(lambda finished: done(finished.exception()))
 
-        writes = [target, self._arrays.buffer(name)]  # the buffer keeps pushes and pulls of the key in order
+        writes = [target.array, self._arrays.order(name)]
         self._engine.queue(fetch, reads=[], writes=writes, priority=priority, name="geomx pull")
-        return target
+        return target.array
 
-    def _checked(self, key: Any, value: Any, *, converted: bool = False) -> list[tuple[Key, list[Any]]]:
-        """Keys and values, after all of them have been checked; `mx.np` arrays as NDArrays of the same memory.
+    def _checked(self, key: Any, value: Any, *, converted: bool = False) -> list[tuple[Key, list[Value]]]:
+        """Keys and values, after all of them have been checked.
 
         converted: whether values may be of another dtype than their key.
         """
-        given: list[tuple[Key, list[Any]]] = pairs(key, value)
-        self._arrays.check(item for _, values in given for item in values)
-        found = [(one, [item.as_nd_ndarray() for item in values]) for one, values in given]
+        found = [(one, self._arrays.values(arrays)) for one, arrays in pairs(key, value)]
         for one, values in found:
             for item in values:
-                self._store.lookup(one, size_of(item), "" if converted else np.dtype(item.dtype).name)
+                self._store.lookup(one, item.size, "" if converted else item.dtype)
         return found
 
     def is_capable(self, capability: str) -> bool:

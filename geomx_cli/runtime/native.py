@@ -1,0 +1,175 @@
+"""MXNet's C interface, of version 1.9.1, without giving up Python's lock.
+
+MXNet's own Python gives the lock up in each call. Among the threads of a worker that costs a switch between threads,
+which is more than what these calls do: all of them return at once. This module imports no framework: it is given
+`mxnet`.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from geomx_cli.ps.wire import Array
+
+__all__ = ["OnComplete", "Native", "Value"]
+
+# FnProperty::kCPUPrioritized of mxnet/engine.h: threads of their own, so that no kernel stands before us.
+_CPU_PRIORITIZED = 3
+_CPU, _CPU_PINNED, _CPU_SHARED = 1, 3, 5
+_ON_CPU = (_CPU, _CPU_PINNED, _CPU_SHARED)
+_FORMS = {0: "default", 1: "row_sparse", 2: "csr"}
+_DTYPES = {
+    0: "float32", 1: "float64", 2: "float16", 3: "uint8", 4: "int32", 5: "int8", 6: "int64", 7: "bool", 12: "bfloat16",
+}  # fmt: skip
+_REORDER = "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"
+
+_START = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_COMPLETE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class Value(NamedTuple):
+    """An NDArray and what it is: its storage ("default", "row_sparse" or "csr"), dtype and shape."""
+
+    array: Any
+    form: str
+    dtype: str
+    shape: tuple[int, ...]
+    on_cpu: bool
+
+    @property
+    def size(self) -> int:
+        """Elements, with the rows that a row-sparse one leaves out."""
+        return math.prod(self.shape)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it holds rows."""
+        return self.form == "row_sparse"
+
+
+class _Context(ctypes.Structure):
+    """mxnet::Context."""
+
+    _fields_ = (("device", ctypes.c_int32), ("index", ctypes.c_int32))
+
+
+class OnComplete(ctypes.Structure):
+    """mxnet::engine::CallbackOnComplete; lives only as long as the call that hands it over, so it is copied."""
+
+    _fields_ = (("callback", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("param", ctypes.c_void_p))
+
+    def copy(self) -> "OnComplete":
+        """One of our own."""
+        return OnComplete(self.callback, self.engine, self.param)
+
+    def call(self, error: int | None) -> None:
+        """The operation is over; `error`: address of a std::exception, or None."""
+        _COMPLETE(self.callback)(self.engine, self.param, error)
+
+
+class _DLTensor(ctypes.Structure):
+    """The beginning of a DLManagedTensor."""
+
+    _fields_ = (("data", ctypes.c_void_p),)
+
+
+_HERE, _OWN_POOL = _Context(_CPU, 0), ctypes.c_int(_CPU_PRIORITIZED)
+
+
+class Native:
+    """Functions of the library. Any thread."""
+
+    def __init__(self, mx: Any) -> None:
+        self._mx = mx
+        self._check = mx.base.check_call
+        self._has_layouts = mx.runtime.Features().is_enabled("MKLDNN")
+        library, pointer, number = ctypes.PyDLL(mx.base._LIB._name), ctypes.c_void_p, ctypes.c_int
+        self._push = _function(
+            library, "MXEnginePushAsyncND", _START, pointer, pointer, pointer, pointer, number, pointer, number,
+            pointer, number, ctypes.c_char_p, ctypes.c_bool,
+        )  # fmt: skip
+        self._reorder = _function(library, _REORDER, pointer)
+        self._to_dlpack = _function(library, "MXNDArrayToDLPack", pointer, pointer)
+        self._delete_dlpack = _function(library, "MXNDArrayCallDLPackDeleter", pointer)
+        self._get_form = _function(library, "MXNDArrayGetStorageType", pointer, pointer)
+        self._get_dtype = _function(library, "MXNDArrayGetDType", pointer, pointer)
+        self._get_context = _function(library, "MXNDArrayGetContext", pointer, pointer, pointer)
+        self._get_shape = _function(library, "MXNDArrayGetShapeEx64", pointer, pointer, pointer)
+
+    def value(self, array: Any) -> Value:
+        """What an NDArray is; of one of `mx.np` the NDArray of the same memory. Raises TypeError for anything else."""
+        if not isinstance(array, self._mx.nd.NDArray):
+            raise TypeError(f"a {type(array).__name__} is no NDArray")
+        if type(array) is not self._mx.nd.NDArray:
+            array = array.as_nd_ndarray()
+        handle, first, second = array.handle, ctypes.c_int(), ctypes.c_int()
+        one, two = ctypes.byref(first), ctypes.byref(second)
+        self._check(self._get_form(handle, one) or self._get_dtype(handle, two))
+        form, dtype = _FORMS.get(first.value, "undefined"), _DTYPES.get(second.value, "unknown")
+        self._check(self._get_context(handle, one, two))
+        on_cpu, sizes = first.value in _ON_CPU, ctypes.POINTER(ctypes.c_int64)()
+        self._check(self._get_shape(handle, one, ctypes.byref(sizes)))
+        shape = tuple(sizes[: first.value]) if first.value >= 0 else (0,)  # of one whose shape is not known yet
+        return Value(array, form, dtype, shape, on_cpu)
+
+    def lay_out(self, value: Value) -> bool:
+        """Queue that a dense array on the CPU has MXNet's own layout, whatever kernels of oneDNN have made of it by
+        then, so that an operation that is queued next can `view` it. False where that is impossible.
+
+        The C interface can do so as well, but waits for the array; NDArray::Reorder2DefaultAsync does not.
+        """
+        if len(value.shape) <= 1:  # it has no other one
+            return True
+        if self._reorder is None:
+            return not self._has_layouts
+        self._reorder(value.array.handle)
+        return True
+
+    def view(self, array: Any, dtype: str, size: int) -> Array:
+        """The memory of an array on the CPU as a 1-D numpy array; only in an operation that has the array.
+
+        Raises MXNetError for an array that a kernel of oneDNN has left in a layout of its own; see `lay_out`.
+        """
+        packed = ctypes.c_void_p()
+        self._check(self._to_dlpack(array.handle, ctypes.byref(packed)))
+        assert packed.value is not None
+        address = _DLTensor.from_address(packed.value).data
+        self._check(self._delete_dlpack(packed))
+        kind: np.dtype[Any] = np.dtype(dtype)
+        memory = (ctypes.c_char * (size * kind.itemsize)).from_address(address)
+        return np.frombuffer(memory, kind)  # type: ignore[call-overload, no-any-return]
+
+    def push(
+        self, start: Any, number: int, reads: Sequence[Any], writes: Sequence[Any], priority: int, name: bytes
+    ) -> None:
+        """Queue an operation: `start` (made by `starter`) is called with this number when the arrays are free."""
+        self._check(
+            self._push(
+                start, number, None, ctypes.byref(_HERE), _handles(reads), len(reads), _handles(writes), len(writes),
+                ctypes.byref(_OWN_POOL), priority, name, False,
+            )
+        )  # fmt: skip
+
+    @staticmethod
+    def starter(start: Callable[[int, int, int], None]) -> Any:
+        """A function for `push`: it gets the context, the address of an OnComplete, and the operation's number. It is
+        called in MXNet's threads, and must not raise.
+        """
+        return _START(start)
+
+
+def _function(library: Any, name: str, *takes: Any) -> Any:
+    """None in a build that does not export it."""
+    try:
+        found = library[name]
+    except AttributeError:
+        return None
+    found.argtypes = takes
+    return found
+
+
+def _handles(arrays: Sequence[Any]) -> Any:
+    return (ctypes.c_void_p * max(1, len(arrays)))(*(array.handle.value for array in arrays))
