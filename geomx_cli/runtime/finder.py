@@ -42,7 +42,7 @@ class _Loader:
     def exec_module(self, module: Any) -> None:
         from geomx_cli.runtime import mxnet_store, script
 
-        mxnet_store.restore_aliases()
+        mxnet_store.prepare_import()
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         script.session().attach(module)

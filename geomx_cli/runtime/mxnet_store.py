@@ -5,6 +5,7 @@ The only module that imports MXNet, and it does so when asked to.
 
 import functools
 import importlib
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from geomx_cli.runtime.mxnet_profiler import refuse_servers
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
 
-__all__ = ["MxnetStore", "from_mxnet", "load_mxnet", "register", "restore_aliases"]
+__all__ = ["MxnetStore", "from_mxnet", "load_mxnet", "prepare_import", "register"]
 
 KINDS = (
     "dist", "dist_sync", "dist_async", "dist_device", "dist_sync_device", "dist_async_device", "dist_device_sync",
@@ -28,8 +29,11 @@ KINDS = (
 _ALIASES = {"bool": bool, "int": int, "float": float, "object": object, "complex": complex, "str": str}
 
 
-def restore_aliases() -> None:
-    """Give numpy back the names that MXNet 1.9.1 needs and numpy 1.24 removed."""
+def prepare_import() -> None:
+    """What MXNet 1.9.1 needs before it is imported: the names that numpy 1.24 removed. And its engine gets one thread
+    for our operations, which have to take Python's lock, so several would only wait for one another.
+    """
+    os.environ.setdefault("MXNET_CPU_PRIORITY_NTHREADS", "1")
     for name, kind in _ALIASES.items():
         if name not in vars(np):
             setattr(np, name, kind)
@@ -37,7 +41,7 @@ def restore_aliases() -> None:
 
 def load_mxnet() -> Any:
     """Import MXNet; returns the module. Raises InvalidSettings if it is not installed or cannot be imported."""
-    restore_aliases()
+    prepare_import()
     try:
         return importlib.import_module("mxnet")
     except (ImportError, OSError, AttributeError) as error:

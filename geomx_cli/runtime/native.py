@@ -14,7 +14,7 @@ import numpy as np
 
 from geomx_cli.ps.wire import Array
 
-__all__ = ["OnComplete", "Native", "Value"]
+__all__ = ["Native", "OnComplete", "Value"]
 
 # FnProperty::kCPUPrioritized of mxnet/engine.h: threads of their own, so that no kernel stands before us.
 _CPU_PRIORITIZED = 3
@@ -27,7 +27,7 @@ _DTYPES = {
 _REORDER = "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv"
 
 _START = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-_COMPLETE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_COMPLETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class Value(NamedTuple):

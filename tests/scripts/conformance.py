@@ -154,7 +154,29 @@ def check_layouts(kv, rank):
             kv.pull(KIND(200 + index), out=total)
         if rank == 0:
             assert all(np.array_equal(total.asnumpy(), grad.asnumpy()) for total, grad in zip(sums, grads, strict=True))
+        weights = [parameter.data() for parameter in net.collect_params().values()]
+        net(images)  # not recorded: then oneDNN lays the weights out anew, at some later time
+        for index, weight in enumerate(weights):
+            kv.pull(KIND(200 + index), out=weight)
+        assert all(np.array_equal(one.asnumpy(), total.asnumpy()) for one, total in zip(weights, sums, strict=True))
         mx.nd.waitall()
+
+
+def check_memory(kv, rank):
+    """A value that is changed after its push was sent as it was; views and in-place pulls are written where they are."""
+    value, out = mx.nd.full((2, 2), rank + 1), mx.nd.zeros((5, 2))
+    kv.push(KIND(1), value)
+    value[:] = 50
+    kv.pull(KIND(1), out=out[1:3])
+    kv.push(KIND(2), value)
+    kv.pull(KIND(2), out=value)
+    kv.push(KIND(2), value)
+    kv.pull(KIND(2), out=[value, value])
+    assert out.asnumpy().tolist() == [[0, 0], [10, 10], [10, 10], [0, 0], [0, 0]]
+    assert (value.asnumpy() == 4 * 4 * 50).all()
+    kv.push(KIND(2), out[2:4])
+    kv.pull(KIND(2), out=value)
+    assert value.asnumpy().tolist() == [[40, 40], [0, 0]]
 
 
 def main():
@@ -183,6 +205,7 @@ def main():
     check_dtypes(kv, rank)
     check_many(kv, rank)
     check_layouts(kv, rank)
+    check_memory(kv, rank)
     check_fork(kv)
     kv.barrier("all")
     kv._barrier()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.runtime.mxnet_store import restore_aliases
+from geomx_cli.runtime.mxnet_store import prepare_import
 
 __all__ = ["call", "is_own"]
 
@@ -29,7 +29,7 @@ def call(name: str, option: str, *arguments: Any) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    restore_aliases()  # it may import MXNet
+    prepare_import()  # it may import MXNet
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
