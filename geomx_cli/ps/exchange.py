@@ -17,8 +17,8 @@ class Exchange:
 
     Both are futures of any thread; a failure of the job is set on both. Without `out` the result's slices are kept as
     they came, and `copy_to` copies them later. `lowest` and `highest`: versions at the roots that the slices are
-    of; they differ where parties train asynchronously. holds: whether the result comes with it; that of a round of rows
-    does not.
+    of; they differ where parties train asynchronously. holds: whether the result is here, or will be; that of a round
+    of rows is not.
     """
 
     out: Array | None
@@ -56,6 +56,11 @@ class Exchange:
             np.copyto(out, self.out)
         for offset, array in self._kept:
             np.copyto(out[offset : offset + len(array)], array)
+
+    def release(self) -> None:
+        """The result is needed here no more, and takes no memory: who pulls it again gets it from the servers."""
+        self.holds = False
+        self._kept.clear()
 
     def fail(self, error: Exception) -> None:
         """The result will not come."""

@@ -8,14 +8,16 @@ one turn of the loop travel as one message: header, payload, header, payload, ..
 import heapq
 import itertools
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import zmq
 
+from geomx_cli.ps.shared_memory import PLACE, Arena, PeerArena
 from geomx_cli.ps.sockets import Socket
 from geomx_cli.ps.window import Window
-from geomx_cli.ps.wire import Header, Kind, Place, encode_body, encode_header
+from geomx_cli.ps.wire import BadMessage, Header, Kind, Place, encode_body, encode_header
 
 if TYPE_CHECKING:
     from geomx_cli.ps.transport import Transport
@@ -67,6 +69,8 @@ class Link:
         self._wanted: dict[tuple[int, int, int], None] = {}
         self._consumed = self._told_consumed = self.returned = 0
         self._fused: list[Any] = []
+        self._arena: Arena | None = None  # once the peer has mapped it
+        self._peer_arena: PeerArena | None = None
 
     def attach(self, lane: Lane, socket: Socket, identity: bytes) -> None:
         """Use `socket` for this lane; `identity` is the peer's on a ROUTER, else empty."""
@@ -112,7 +116,9 @@ class Link:
             self._transport.owes(self)
 
     def flush_credit(self) -> None:
-        """Return what is owed, if no message has carried it."""
+        """Return what is owed, if no message has carried it, and blocks of shared memory that are free again."""
+        if self._peer_arena is not None and (blocks := self._peer_arena.freed()):
+            self.control("freed", {"blocks": blocks})
         if self._consumed > self._told_consumed:
             self._emit(Header(topic="credit"), None)
 
@@ -192,6 +198,29 @@ class Link:
         self._up.discard(lane)
         self._greeted.pop(lane, None)
 
+    # Shared memory.
+
+    def share(self, arena: Arena | None) -> None:
+        """The peer has mapped our arena: large payloads go there from now on."""
+        self._arena = arena
+        self.window.stay_small()
+
+    def map(self, offer: dict[str, Any]) -> bool:
+        """Map the peer's arena, if that is possible here. True if it was not mapped before, and now is."""
+        before = self._peer_arena
+        if before is None:
+            try:
+                self._peer_arena = PeerArena(offer, partial(self._transport.owes_later, self))
+            except OSError:
+                return False
+        return before is None
+
+    def received_at(self, place: memoryview) -> memoryview:
+        """The payload at a place in the peer's arena. Raises BadMessage."""
+        if self._peer_arena is None:
+            raise BadMessage("a payload in memory that is not shared")
+        return self._peer_arena.view(place)
+
     # Liveness.
 
     def hear(self, *, moved: bool) -> None:
@@ -244,17 +273,22 @@ class Link:
 
     def _emit(self, header: Header, payload: memoryview | None) -> None:
         tensor = header.kind != Kind.CONTROL and payload is not None
+        place = None
         if tensor and payload is not None:
             self.window.sent(len(payload))
+            if self._arena is not None and len(payload) >= SMALL:
+                place = self._arena.put(self, payload, lasting=header.kind == Kind.RESULT)
         header.credit = self._told_consumed = self._consumed
         self._transport.fill(header)
-        header.place = Place.NONE if payload is None else Place.FRAME
+        header.place = Place.NONE if payload is None else Place.FRAME if place is None else Place.SHARED_MEMORY
         parts: list[Any] = [encode_header(header)]
         if payload is not None:
-            parts.append(_as_received(payload))
+            parts.append(_as_received(payload) if place is None else place)
         if not tensor:
             self._hand_over("talk", parts)
             return
+        if place is not None and payload is not None:
+            self.sent += len(payload) - PLACE.size
         self._fused += parts
         if len(parts[1]) < SMALL and len(self._fused) < 2 * MAX_FUSED:
             self._transport.fuses(self)

@@ -42,7 +42,7 @@ class Loop:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._idle: list[Callable[[], None]] = []
         self._stopping = self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may call `submit` while this thread is in it
         self.watch(self._wake, self._drain_inbox)
 
     def watch(self, source: zmq.Socket[bytes] | int, handler: Callable[[], None]) -> None:
@@ -85,8 +85,9 @@ class Loop:
         """
         with self._lock:
             if not self._closed:
+                was_empty = not self._inbox
                 self._inbox.append(callback)
-                if len(self._inbox) == 1:  # else the loop is awake, or about to be
+                if was_empty or len(self._inbox) == 1:  # else the loop is awake, or about to be
                     os.eventfd_write(self._wake, 1)
                 return
         callback()

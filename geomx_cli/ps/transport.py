@@ -22,6 +22,7 @@ from geomx_cli.ps.liveness import take_beat
 from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.security import KeyRing
 from geomx_cli.ps.shaping import Shaper
+from geomx_cli.ps.shared_memory import Arena
 from geomx_cli.ps.sockets import Socket, Sockets
 from geomx_cli.ps.wire import (
     MAX_MESSAGE,
@@ -118,6 +119,9 @@ class Transport:
         self._in_vain: dict[Link, tuple[int, int]] = {}  # credit when tensors' connections were given up, and how often
         self._by_peer: dict[bytes, Link] = {}
         self._delayed: dict[int, tuple[Link, Lane, list[Any]]] = {}
+        self._near: set[Link] = set()  # those that dial a unix socket
+        self._arena: Arena | None = None
+        self._has_no_arena = False
 
     def listen(self, endpoints: tuple[str, ...]) -> tuple[str, ...]:
         """Bind one ROUTER to all `endpoints` ("tcp://host:port", port * for any, or "ipc://path"); returns those bound.
@@ -131,6 +135,8 @@ class Transport:
         link = Link(self, name, wide_area, dialled=True)
         link.greeting = {**self.who, **hello}
         self.links.append(link)
+        if endpoint.startswith("ipc:"):
+            self._near.add(link)
         identity = secrets.token_bytes(IDENTITY).replace(b"\0", b"\1")
         for number, lane in enumerate(LANES):
             dealer = self._sockets.dial(
@@ -180,6 +186,10 @@ class Transport:
         if not self._owing:
             self.loop.call_later(CREDIT_DELAY, self._flush_credit)
         self._owing.add(link)
+
+    def owes_later(self, link: Link) -> None:
+        """As `owes`, in any thread."""
+        self.loop.submit(partial(self.owes, link))
 
     def fuses(self, link: Link) -> None:
         """Flush this link when the turn of the loop is over."""
@@ -234,13 +244,15 @@ class Transport:
             rest = iter(frames)
             for frame in rest:
                 header = decode_header(frame.buffer, self.job)
-                body = next(rest, None) if header.place == Place.FRAME else None
-                if header.place not in (Place.NONE, Place.FRAME) or (body is None) != (header.place == Place.NONE):
+                body = None if header.place == Place.NONE else next(rest, None)
+                if header.place == Place.DATAGRAM or (body is None) != (header.place == Place.NONE):
                     raise BadMessage("a payload that is not where the header says")
                 payload = None if body is None else body.buffer
                 if link is None and identity is not None:
                     link = self._accept(header, payload, socket, identity)
                 assert link is not None
+                if header.place == Place.SHARED_MEMORY and payload is not None:
+                    payload = link.received_at(payload)
                 self._hellos += header.kind == Kind.CONTROL and header.topic == "hello"
                 self._arrived(link, header, payload, len(frame) + (0 if payload is None else len(payload)))
         except BadMessage as error:
@@ -267,6 +279,8 @@ class Transport:
                 self._greeted(link, header.request, payload)
             elif header.kind == Kind.CONTROL and header.topic == "welcome":
                 self._welcomed(link, header.request)
+            elif header.kind == Kind.CONTROL and header.topic in ("memory", "mapped", "freed"):
+                self._share_memory(link, header.topic, decode_body(payload) if payload is not None else {})
             elif header.kind == Kind.CONTROL and header.topic == "alive":
                 take_beat(link, payload)
             elif header.kind == Kind.CONTROL and header.topic in ("want", "again"):
@@ -313,6 +327,29 @@ class Transport:
         while self._owing:
             self._owing.pop().flush_credit()
 
+    # Shared memory.
+
+    def _offer_memory(self, link: Link) -> None:
+        if self._arena is None and not self._has_no_arena:
+            try:
+                self._arena = Arena()
+            except OSError:
+                self._has_no_arena = True
+        if self._arena is not None:
+            link.control("memory", self._arena.offer())
+
+    def _share_memory(self, link: Link, topic: str, body: dict[str, Any]) -> None:
+        """Who dials a unix socket offers its memory; who can map that is on the same host, and does the same."""
+        if topic == "memory":
+            if link.map(body):
+                link.control("mapped")
+                if not link.dialled:
+                    self._offer_memory(link)
+        elif topic == "mapped":
+            link.share(self._arena)
+        elif self._arena is not None:
+            self._arena.freed(link, body.get("blocks"))
+
     # Connections.
 
     def _welcomed(self, link: Link, number: int) -> None:
@@ -323,6 +360,8 @@ class Transport:
         if link.restart(lane):
             self.reconnects += 1
             self._tell_back(link)
+        elif link in self._near and lane == "tensors":
+            self._offer_memory(link)
         self._on_reconnect(link, lane)
 
     def _disconnected(self, link: Link, lane: Lane, given_up: bool) -> None:

@@ -7,6 +7,7 @@ __all__ = ["Window"]
 
 LARGEST = 64 * 2**20
 START_SLICES = 8
+NEAR = 8 * 2**20
 SPAN = 0.05
 
 
@@ -22,6 +23,7 @@ class Window:
 
     def __init__(self, slice_bytes: int, fixed: int = 0, slack: float = 0.0) -> None:
         self._slack = slack
+        self._most = LARGEST
         self.size = fixed or START_SLICES * slice_bytes
         self._least = 0 if fixed else 2 * slice_bytes
         self.under_way = 0
@@ -52,6 +54,11 @@ class Window:
         if self._least:
             self._measure(size)
 
+    def stay_small(self) -> None:
+        """There is no path to fill, as in shared memory."""
+        self._most = max(NEAR, self._least)
+        self.size = min(self.size, self._most)
+
     def restart(self) -> None:
         """The connection is a new one: nothing is under way on it."""
         self.under_way = 0
@@ -67,5 +74,5 @@ class Window:
             self._rate = max(0.9 * self._rate, self._span_bytes / (now - self._span_start))
             self._span_start, self._span_bytes = now, 0
             if self._round_trip < float("inf"):
-                path = min(LARGEST, int(1.5 * self._rate * self._round_trip))
+                path = min(self._most, int(1.5 * self._rate * self._round_trip))
                 self.size = max(self._least, path, min(4 * self._least, int(self._slack * self._rate)))

@@ -35,7 +35,9 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 @dataclass(slots=True)
 class _Push:
-    """The last push of a key: whether it is over, and whether it brings the new value."""
+    """The last push of a key: whether it is over, and whether it brings the new value, which is pulled once: it takes
+    memory until then.
+    """
 
     brings: bool = False
     over: bool = False
@@ -243,16 +245,19 @@ class MxnetStore(MxnetStanding):
             updates.apply(name, self._fetch(name, priority))
 
     def _pull(self, key: Key, outs: list[Value], priority: int) -> None:
-        name, others, on_servers = str(key), [], self._script_optimizer.updates is None
+        name, updates = str(key), self._script_optimizer.updates
+        # What has to be fetched is fetched once, so for several arrays to the buffer.
+        may_hold = updates is None and (len(outs) == 1 or self._is_here(name))
+        direct: list[Value] = []
+        others: list[Value] = []
         for out in outs:
-            if on_servers and self._arrays.holds(name, out):
-                self._write(name, out, priority)
-            else:
-                others.append(out)
+            (direct if may_hold and self._arrays.holds(name, out) else others).append(out)
+        buffer = self._arrays.buffer(name)
+        if updates is None:
+            self._write(name, [*direct, *([buffer] if others else [])], priority)
         if others:
-            source = self._value(name, priority)
             with self._mx.autograd.pause():
-                self._arrays.deliver(source, others)
+                self._arrays.deliver(buffer.array if updates is None else updates.weights[name], others)
 
     def _fill(self, name: str, flat: Any) -> None:
         """Copy the key's result to a flat array."""
@@ -267,25 +272,31 @@ class MxnetStore(MxnetStanding):
     def _fetch(self, name: str, priority: int = 0) -> Any:
         """The key's buffer, in which its result will be."""
         buffer = self._arrays.buffer(name)
-        self._write(name, buffer, priority)
+        self._write(name, [buffer], priority)
         return buffer.array
 
-    def _write(self, name: str, out: Value, priority: int) -> None:
-        """Queue that the key's result comes to `out`, which can hold it."""
-        order = self._arrays.order(name)
+    def _write(self, name: str, outs: list[Value], priority: int) -> None:
+        """Queue that the key's result comes to these arrays, which can hold it. Then only the servers have it."""
+        order, is_here, left = self._arrays.order(name), self._is_here(name), list(outs)
 
-        def copy(done: Completion) -> None:
-            self._rounds[name].copy_to(self._arrays.view(out))
+        def copy(out: Value, done: Completion) -> None:
+            round_ = self._rounds[name]
+            round_.copy_to(self._arrays.view(out))
+            left.pop()
+            if not left:
+                round_.release()
             done()
 
-        def fetch(done: Completion) -> None:
+        def fetch(out: Value, done: Completion) -> None:
             future = self._store.fetch(name, self._arrays.view(out), priority)
             future.add_done_callback(lambda finished: done(finished.exception()))
 
-        if self._is_here(name):
-            self._engine.queue(copy, reads=[order], writes=[out.array], priority=priority, name="geomx pull")
-        else:
-            self._engine.queue(fetch, reads=[], writes=[order, out.array], priority=priority, name="geomx pull")
+        for out in outs:
+            work, reads, writes = (copy, [order], []) if is_here else (fetch, [], [order])
+            writes = [*writes, out.array]
+            self._engine.queue(partial(work, out), reads=reads, writes=writes, priority=priority, name="geomx pull")
+        if is_here:
+            self._pushes[name].brings = False
 
     def _is_here(self, name: str) -> bool:
         """Whether the key's last push brings the value, and no newer one may be at the servers."""

@@ -163,7 +163,7 @@ def check_layouts(kv, rank):
 
 
 def check_memory(kv, rank):
-    """A value that is changed after its push was sent as it was; views and in-place pulls are written where they are."""
+    """A value that is changed after its push was sent as it was; views are written where they are, and so in place."""
     value, out = mx.nd.full((2, 2), rank + 1), mx.nd.zeros((5, 2))
     kv.push(KIND(1), value)
     value[:] = 50
