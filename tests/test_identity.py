@@ -43,7 +43,7 @@ def test_a_member_that_lies_and_misbehaves_changes_nothing(cluster: Cluster, tmp
     assert_equal(found, expected([[0, 1, 2, 3]], dict.fromkeys(range(4), ROUNDS), optimizer=True))
     events = [json.loads(line) for line in (tmp_path / "events/central-server-0.jsonl").read_text().splitlines()]
     refused = [event["refused"] for event in events if "refused" in event][-1]
-    assert refused["malformed"] >= 8 + 10
+    assert refused["malformed"] >= 8 + 10 + 4
 
 
 def test_each_listener_knows_who_dials_it_and_as_what() -> None:

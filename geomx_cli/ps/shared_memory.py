@@ -13,6 +13,7 @@ import mmap
 import os
 import secrets
 import struct
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,10 +38,10 @@ F_ADD_SEALS, F_GET_SEALS, SEALS = 1033, 1034, 0x0001 | 0x0002 | 0x0004  # of fcn
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """`source`: what was copied there, if that never changes; so that others may be sent the same block."""
+    """`source`: the id of what was copied there, if that never changes; so that others may be sent the same block."""
 
     size: int
-    source: Any
+    source: int | None
     holders: dict[object, int] = field(default_factory=dict)
 
 
@@ -68,7 +69,7 @@ class Arena:
         self._next = FIRST
         self._free: dict[int, list[int]] = {}
         self._blocks: dict[int, _Block] = {}
-        self._known: dict[int, int] = {}  # by id of a source, its block
+        self._known: dict[int, tuple[int, weakref.ref[Any]]] = {}  # by id of a source, its block
 
     def offer(self) -> dict[str, Any]:
         """What a peer needs to map it."""
@@ -77,11 +78,11 @@ class Arena:
     def put(self, peer: object, payload: memoryview, *, lasting: bool) -> bytes | None:
         """Have a copy of the payload in a block, and lend it to the peer: its PLACE; None where there is no room.
 
-        lasting: what the payload is a view of never changes, so it is copied only once.
+        lasting: the array that the payload is a view of never changes, so it is copied only once.
         """
-        source = payload.obj if lasting else None
-        offset = self._known.get(id(source)) if lasting else None
-        if offset is None:
+        source = payload.obj if lasting and isinstance(payload.obj, np.ndarray) else None
+        offset, known = self._known.get(id(source), (None, None))
+        if offset is None or known is None or known() is not source:
             offset = self._allocate(len(payload), source)
             if offset is None:
                 return None
@@ -109,7 +110,7 @@ class Arena:
         """Bytes of blocks that somebody has."""
         return sum(block.size for block in self._blocks.values())
 
-    def _allocate(self, size: int, source: Any) -> int | None:
+    def _allocate(self, size: int, source: Array | None) -> int | None:
         size = max(STEP, 1 << (size - 1).bit_length())  # few sizes, so that free blocks fit; unused pages are none
         free = self._free.get(size)
         if free:
@@ -118,15 +119,15 @@ class Arena:
             offset, self._next = self._next, self._next + size
         else:
             return None
-        self._blocks[offset] = _Block(size, source)
+        self._blocks[offset] = _Block(size, None if source is None else id(source))
         if source is not None:
-            self._known[id(source)] = offset
+            self._known[id(source)] = offset, weakref.ref(source)
         return offset
 
     def _release(self, offset: int, block: _Block) -> None:
         del self._blocks[offset]
-        if block.source is not None:
-            del self._known[id(block.source)]
+        if block.source is not None and self._known.get(block.source, (None,))[0] == offset:
+            del self._known[block.source]
         self._free.setdefault(block.size, []).append(offset)
 
 

@@ -119,7 +119,7 @@ class Transport:
         self._in_vain: dict[Link, tuple[int, int]] = {}  # credit when tensors' connections were given up, and how often
         self._by_peer: dict[bytes, Link] = {}
         self._delayed: dict[int, tuple[Link, Lane, list[Any]]] = {}
-        self._near: set[Link] = set()  # those that dial a unix socket
+        self._near: set[Link] = set()  # over a unix socket
         self._arena: Arena | None = None
         self._has_no_arena = False
 
@@ -316,6 +316,8 @@ class Transport:
             self._on_link(link)
             self._by_peer[identity[:-1]] = link
             self.links.append(link)
+            if _is_near(sender):
+                self._near.add(link)
         self._accepted[identity] = link
         return link
 
@@ -340,6 +342,8 @@ class Transport:
 
     def _share_memory(self, link: Link, topic: str, body: dict[str, Any]) -> None:
         """Who dials a unix socket offers its memory; who can map that is on the same host, and does the same."""
+        if link not in self._near:
+            raise BadMessage("an offer of memory from another host")
         if topic == "memory":
             if link.map(body):
                 link.control("mapped")
@@ -360,7 +364,7 @@ class Transport:
         if link.restart(lane):
             self.reconnects += 1
             self._tell_back(link)
-        elif link in self._near and lane == "tensors":
+        elif lane == "tensors" and link in self._near:
             self._offer_memory(link)
         self._on_reconnect(link, lane)
 
@@ -411,6 +415,11 @@ class Transport:
         if link is not None:
             del self._descriptors[link]
             self._on_closed(link)
+
+
+def _is_near(sender: zmq.Frame) -> bool:
+    """Whether it came over a unix socket: then libzmq names the peer's account and pid in the place of an address."""
+    return str(sender.get("Peer-Address")).startswith("localhost:")
 
 
 def _owner(sender: zmq.Frame) -> str | None:

@@ -14,8 +14,9 @@ from geomx_cli import plugins
 from geomx_cli.events import EventLog
 from geomx_cli.ps import client, security
 from geomx_cli.ps.loop import Loop
+from geomx_cli.ps.shared_memory import PLACE
 from geomx_cli.ps.transport import Transport
-from geomx_cli.ps.wire import Form, Header, Kind, job_number
+from geomx_cli.ps.wire import Form, Header, Kind, Place, encode_header, job_number
 from geomx_cli.runtime.settings import Settings
 
 settings = Settings.from_environment(plugins.table())
@@ -76,6 +77,12 @@ def misuse(worker: "client.Worker", rank: int) -> None:
     for topic, body in asked:
         node.talk.ask(link, topic, body, lambda _: None, lambda _: None)
     link.control("join", {"role": "server"}, 10**6)
+    link.control("memory", {"pid": 1, "file": 0, "token": b""})  # of another host
+    link.control("mapped")
+    link.control("freed", {"blocks": [65_536]})
+    there = Header(**good, place=Place.SHARED_MEMORY, request=9)
+    node.transport.fill(there)
+    link.write("tensors", [encode_header(there), PLACE.pack(65_536, 40)])  # which nobody here has
     link.control("x" * 100, b"\xc1\xc1", 10**6 + 1)
 
 
