@@ -24,7 +24,7 @@ from geomx_cli.ps.partition import Placement, Slice, Tensor
 from geomx_cli.ps.rows import Rows
 from geomx_cli.ps.transport import Traffic
 from geomx_cli.ps.uplink import Delivery
-from geomx_cli.ps.wire import Array, Content, Kind, Reply
+from geomx_cli.ps.wire import MAX_HYPER, Array, Content, Kind, Reply
 from geomx_cli.ps.worker import Errand, Standing, Worker
 
 __all__ = ["Client"]
@@ -134,6 +134,9 @@ class Client:
             src = self._checked_rows(name, src)
         if not 0 < weight < math.inf:
             raise InvalidSettings(f"a contribution of weight {weight}", "give a finite number above 0")
+        if len(hyper or {}) > MAX_HYPER or not all(map(math.isfinite, (hyper or {}).values())):
+            hint = f"give at most {MAX_HYPER} finite numbers"
+            raise InvalidSettings(f"a contribution with hyper-parameters {dict(hyper or {})}", hint)
         if self._left or not self.trains:
             what = "has left the job" if self._left else "is the master, which does not train"
             hint = "is_master_worker and global_rank tell who is to push, and nobody pushes after leave"

@@ -45,6 +45,7 @@ IDENTITY = 12  # bytes, before that of the lane; a connection that has been repl
 MAX_LINKS = 4096
 MAX_HELLO = 4096
 CREDIT_DELAY = 0.004
+LONGEST_WHY, MOST_REFUSALS = 500, 20
 TOGETHER = 5.0
 IN_VAIN, LARGE = 3, 16 * 1024
 """Connections in a row that were given up, though each was made, without so many bytes of tensors having arrived."""
@@ -120,6 +121,7 @@ class Transport:
         self._by_peer: dict[bytes, Link] = {}
         self._delayed: dict[int, tuple[Link, Lane, list[Any]]] = {}
         self._near: set[Link] = set()  # over a unix socket
+        self._refusals: set[tuple[Link, str]] = set()
         self._arena: Arena | None = None
         self._has_no_arena = False
 
@@ -283,14 +285,18 @@ class Transport:
                 self._share_memory(link, header.topic, decode_body(payload) if payload is not None else {})
             elif header.kind == Kind.CONTROL and header.topic == "alive":
                 take_beat(link, payload)
+            elif header.kind == Kind.CONTROL and header.topic == "refused":
+                self._note_refused(link, decode_body(payload, MAX_HELLO) if payload is not None else {})
             elif header.kind == Kind.CONTROL and header.topic in ("want", "again"):
                 self._on_asked(link, header)
             else:
                 self._on_message(link, header, payload)
         except (BadMessage, msgspec.ValidationError) as error:
             self.refuse(link, "malformed", str(error))
-            if header.kind != Kind.CONTROL and payload is not None:
-                link.consumed(len(payload))
+            if header.kind != Kind.CONTROL:
+                link.consumed(0 if payload is None else len(payload))
+                if self.counters[f"malformed from {link.name}"] <= MOST_REFUSALS:
+                    link.control("refused", {"why": str(error)[:LONGEST_WHY]})
 
     def _accept(self, header: Header, payload: memoryview | None, router: Socket, sender: zmq.Frame) -> Link:
         if header.kind != Kind.CONTROL or header.topic != "hello" or payload is None:
@@ -385,6 +391,13 @@ class Transport:
             why = "does something on the way drop large packets (path MTU)?"
             hint = "Try a smaller MTU on this host's interface (ip link set dev INTERFACE mtu 1280)"
             self._events.write("warning", message=f"{what}: {why} {hint}")
+
+    def _note_refused(self, link: Link, body: dict[str, Any]) -> None:
+        """The peer does not take a tensor or a question of ours: whoever waits for the answer is to know why."""
+        why = str(body.get("why"))[:LONGEST_WHY]
+        if len(self._refusals) < MOST_REFUSALS and (link, why) not in self._refusals:
+            self._refusals.add((link, why))
+            self._events.write("warning", message=f"{link.name} refused a message of this process: {why}")
 
     def _tell_back(self, link: Link) -> None:
         """Once for both lanes, as they are mostly cut together."""

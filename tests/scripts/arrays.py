@@ -1,5 +1,7 @@
 """One of two workers of a flat cluster that gives its client arrays and rows of all kinds, and abstains."""
 
+from functools import partial
+
 import numpy as np
 
 from geomx_cli import plugins
@@ -30,6 +32,8 @@ matrix = np.ones((50, 50), np.float32)
 refused("shape (50, 50)", client.exchange, "t", matrix, None)
 refused("shape (50, 50)", client.exchange, "t", matrix.reshape(-1), matrix)
 refused("shape (50, 50)", client.pull, "t", matrix)
+for hyper in ({"learning_rate": float("nan")}, {f"h{number}": 1.0 for number in range(17)}):
+    refused("at most 16 finite numbers", partial(client.exchange, "t", matrix.reshape(-1), None, hyper=hyper))
 
 result = np.zeros(2500, np.float32)
 client.exchange("t", matrix.reshape(-1) if client.rank == 0 else None, result).done.result(30)
