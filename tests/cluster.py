@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -177,6 +177,14 @@ class Cluster:
             f"DMLC_NUM_{infix}SERVER": str(servers),
             f"DMLC_NUM_{infix}WORKER": str(workers),
         }
+
+
+def until(condition: Callable[[], object], limit: float = 60.0) -> None:
+    """Wait for `condition`."""
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, "it has not come to that"
+        time.sleep(0.002)
 
 
 def clean_environment() -> dict[str, str]:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import RUNTIME, Cluster, free_ports
+from cluster import RUNTIME, Cluster, free_ports, until
 from idx import write_data
-from test_cuts import until
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.events import Event, read_events

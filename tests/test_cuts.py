@@ -8,13 +8,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster import ROOT, Cluster, free_ports
+from cluster import ROOT, Cluster, free_ports, until
 from test_exact import assert_equal, expected
 
 from geomx_cli.errors import GeomxError
@@ -125,14 +125,6 @@ def launch(cluster: Cluster, tmp_path: Path, **variables: str) -> Proxy:
     proxy = Proxy(dict(zip(near, far, strict=True)))
     cluster.launch(SCRIPT, ports=near[:4])
     return proxy
-
-
-def until(condition: Callable[[], object], limit: float = 60.0) -> None:
-    """Wait for `condition`."""
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end, "it has not come to that"
-        time.sleep(0.002)
 
 
 def wait_at(cluster: Cluster, gate: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import ROOT, Cluster
+from cluster import ROOT, Cluster, free_ports, until
 
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 SIZES = (70_000, 10, 3)
@@ -117,6 +117,19 @@ def test_a_small_window_and_a_slow_first_rank_drop_nothing(cluster: Cluster, tmp
     slow = {"Aw0": {"SLOW": "0.05"}, "Bw0": {"SLOW": "0.02"}}
     found = run(cluster, tmp_path, env, worker_env=slow)
     assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 3), optimizer=True))
+
+
+def test_a_cluster_that_was_killed_starts_again_at_once_on_its_ports(cluster: Cluster, tmp_path: Path) -> None:
+    ports, folder = free_ports(4), tmp_path / "killed"
+    folder.mkdir()
+    killed = Cluster(folder, {"OUT": str(folder / "w{rank}.npz"), "ROUNDS": "100000", "SERVER_OPTIMIZER": "1"})
+    try:
+        killed.launch(SCRIPT, ports=ports)
+        until(lambda: all("all members have joined" in killed.output(name) for name in ("As", "Bs", "gs")))
+    finally:
+        killed.stop()
+    found = run(cluster, tmp_path, {}, ports=ports)
+    assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 5), optimizer=True))
 
 
 def test_flat(cluster: Cluster, tmp_path: Path) -> None:

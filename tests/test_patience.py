@@ -4,8 +4,7 @@ import re
 import sys
 from pathlib import Path
 
-from cluster import ROOT, Cluster
-from test_cuts import until
+from cluster import ROOT, Cluster, until
 from test_mxnet_store import hooked
 
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
