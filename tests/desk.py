@@ -135,7 +135,7 @@ class Desk:
         """Start a command; it is killed when the desk is closed."""
         process = subprocess.Popen(
             [*GEOMX, *arguments], env={**self.environment, **variables}, cwd=self.folder, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
         )  # fmt: skip
         self.commands.append(process)
         return process

@@ -23,9 +23,23 @@ from geomx_cli.ps.wire import BadMessage
 
 ANNE, BOB = "anne", "bob"
 WITHOUT = {
-    "": "", "none": "os.memfd_create = None", "little": "shared_memory.SIZE = 2**19",
+    "": "", "none": "os.memfd_create = None", "little": "shared_memory.SIZE = 3 << 20",
     "foreign": "os.getpid = lambda: 1 << 22",
 }  # fmt: skip
+
+
+HOOK = """
+import os
+from pathlib import Path
+from geomx_cli.ps import shared_memory
+put = shared_memory.Arena.put
+def noted(arena, *args, **named):
+    place = put(arena, *args, **named)
+    (Path(__file__).parent / ("no room" if place is None else "lent")).touch()
+    return place
+shared_memory.Arena.put = noted
+"""
+"""Leaves a file that says whether payloads were lent, or found no room."""
 
 
 @pytest.fixture
@@ -114,6 +128,18 @@ def test_a_place_outside_is_refused(arena: Arena, place: bytes) -> None:
         mapped(arena).view(place)
 
 
+def test_a_peer_that_is_gone_holds_nothing(arena: Arena) -> None:
+    value = np.zeros(50_000)
+    for who in (ANNE, BOB):
+        put(arena, value, who, lasting=True)
+        put(arena, value, who)
+    arena.forget(ANNE)
+    assert arena.used
+    arena.forget(BOB)
+    arena.forget(BOB)
+    assert not arena.used
+
+
 @pytest.mark.parametrize("blocks", [None, "x", [FIRST + 1], [-1], ["x"], [[]], [None]])
 def test_blocks_that_were_not_lent_cannot_be_freed(arena: Arena, blocks: Any) -> None:
     put(arena, np.zeros(50_000))
@@ -161,7 +187,7 @@ def test_a_job_on_one_host_has_the_same_results_with_and_without_it(cluster: Clu
     values = {**defaults(plugins.table()), "parties": 2, "workers": 2}
     inventory = this_machine(values, free_ports(ports_needed(values)), one_host=True, python=sys.executable)
     hook = cluster.directory / "sitecustomize.py"
-    hook.write_text(f"import os\nfrom geomx_cli.ps import shared_memory\n{WITHOUT[room]}\n")
+    hook.write_text(HOOK + WITHOUT[room])
     paths = os.pathsep.join([str(cluster.directory), str(ROOT)])
     script = str(ROOT / "tests/scripts/rounds.py")
     spec = JobSpec(
@@ -174,6 +200,8 @@ def test_a_job_on_one_host_has_the_same_results_with_and_without_it(cluster: Clu
     for item in plan(inventory, spec).processes:
         cluster.start(item.file_name, item.argv, item.env)
     cluster.finish()
+    found = {path.name for path in cluster.directory.iterdir()} & {"lent", "no room"}
+    assert found == {"": {"lent"}, "little": {"lent", "no room"}}.get(room, set())
     wanted = [
         sum(np.random.default_rng([rank, 5, index]).standard_normal(size).astype(np.float32) for rank in range(4))
         for index, size in enumerate((300_000, 10))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from geomx_cli.agent.assignment import Assignment
 from geomx_cli.control.fleet import Fleet
-from geomx_cli.control.interrupts import interrupts_to
+from geomx_cli.control.interrupts import interrupts_to, suspends_to
 from geomx_cli.control.watch import Watch
 from geomx_cli.errors import (
     CheckFailed,
@@ -80,7 +80,8 @@ def _follow(
             job_state.begin(job.directory)
             how = "Ctrl-C lets go of it" if detaches else "Ctrl-C stops it"
             view.note(f"job {job.id}: following again; {how}")
-            outcome = Watch(job.plan, fleet, progress, view, detaches=detaches).run()
+            with suspends_to(fleet.inbox):
+                outcome = Watch(job.plan, fleet, progress, view, detaches=detaches).run()
             outcome.problems += _close(fleet, view, outcome.left)
     except BaseException:
         fleet.leave()

@@ -7,22 +7,20 @@ from types import FrameType
 
 from geomx_cli.control.line import Inbox
 
-__all__ = ["interrupts_to"]
+__all__ = ["interrupts_to", "suspends_to"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def interrupts_to(inbox: Inbox, hear: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Ctrl-C, SIGTERM and SIGHUP put "interrupt" into `inbox`, and call `hear`, which may take no lock that the main
-    thread takes; Ctrl-Z puts "suspend" there. For the main thread.
+    thread takes; for the main thread.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
-        suspends = number == signal.SIGTSTP
-        inbox.put(("", {"type": "suspend" if suspends else "interrupt"}))  # a signal handler may call SimpleQueue.put
-        if not suspends:
-            hear()
+        inbox.put(("", {"type": "interrupt"}))  # SimpleQueue.put may be called from a signal handler
+        hear()
 
     before = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:
@@ -30,3 +28,19 @@ def interrupts_to(inbox: Inbox, hear: Callable[[], object] = lambda: None) -> It
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def suspends_to(inbox: Inbox) -> Iterator[None]:
+    """Ctrl-Z puts "suspend" into `inbox`, unless it is ignored here; for the main thread."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        inbox.put(("", {"type": "suspend"}))
+
+    before = signal.getsignal(signal.SIGTSTP)
+    if before != signal.SIG_IGN:
+        signal.signal(signal.SIGTSTP, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, before)

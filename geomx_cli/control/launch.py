@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from geomx_cli import doctor, hosts
 from geomx_cli.control.fleet import Fleet
-from geomx_cli.control.interrupts import interrupts_to
+from geomx_cli.control.interrupts import interrupts_to, suspends_to
 from geomx_cli.control.port_lock import PortLock
 from geomx_cli.control.watch import Listener, Watch
 from geomx_cli.errors import Interrupted
@@ -147,7 +147,8 @@ def _carry_out(
             began = time.monotonic()
             fleet.start(files)
             view.note(f"agents ready after {format_duration(time.monotonic() - began)}")
-            outcome = watch.run_until_started() if detach else watch.run()
+            with suspends_to(fleet.inbox):
+                outcome = watch.run_until_started() if detach else watch.run()
             if outcome is None or outcome.left:
                 fleet.leave()
         finally:

@@ -156,6 +156,7 @@ class Line:
             return False
         except (GeomxError, OSError):
             return False
+        self._wrong_key = False
         return True
 
     def _is_over(self) -> bool:

@@ -37,12 +37,17 @@ class PortLock:
         while time.monotonic() - began < _LIMIT:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
             except BlockingIOError:
-                if not told and time.monotonic() - began > _PATIENCE:
-                    told = True
-                    self._note("waiting until the job of another launch listens on its ports, for a minute at most")
-                time.sleep(_AGAIN)
+                pass
+            except OSError as error:  # a file system that knows no locks
+                self._note(f"{folder} cannot be locked ({error.strerror}): do not launch twice at one moment")
+                break
+            else:
+                return
+            if not told and time.monotonic() - began > _PATIENCE:
+                told = True
+                self._note("waiting until the job of another launch listens on its ports, for a minute at most")
+            time.sleep(_AGAIN)
         self.release()
 
     def release(self) -> None:

@@ -307,7 +307,9 @@ class Watch:
         self._fleet.broadcast({"type": "suspend"})
         with self._view.suspended():
             self._view.note(f"suspended; job {self._plan.job} goes on, and fg follows it again")
-            os.kill(os.getpid(), signal.SIGSTOP)
+            before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTSTP)  # which does nothing where no shell could continue this process
+            signal.signal(signal.SIGTSTP, before)
         self._fleet.broadcast({"type": "resume"})
 
     def _interrupt(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import zmq
 
-from geomx_cli.ps.shared_memory import PLACE, Arena, PeerArena
+from geomx_cli.ps.shared_memory import PLACE, PeerArena
 from geomx_cli.ps.sockets import Socket
 from geomx_cli.ps.window import Window
 from geomx_cli.ps.wire import BadMessage, Header, Kind, Place, encode_body, encode_header
@@ -69,7 +69,7 @@ class Link:
         self._wanted: dict[tuple[int, int, int], None] = {}
         self._consumed = self._told_consumed = self.returned = 0
         self._fused: list[Any] = []
-        self._arena: Arena | None = None  # once the peer has mapped it
+        self._is_shared = False  # the peer has mapped our arena
         self._peer_arena: PeerArena | None = None
 
     def attach(self, lane: Lane, socket: Socket, identity: bytes) -> None:
@@ -193,6 +193,11 @@ class Link:
         self._pump()
         return again
 
+    @property
+    def is_up(self) -> bool:
+        """Whether both lanes, which are dialled here, have been welcomed."""
+        return len(self._up) == len(LANES)
+
     def down(self, lane: Lane) -> None:
         """The connection of this lane has ended."""
         self._up.discard(lane)
@@ -200,9 +205,9 @@ class Link:
 
     # Shared memory.
 
-    def share(self, arena: Arena | None) -> None:
+    def share(self) -> None:
         """The peer has mapped our arena: large payloads go there from now on."""
-        self._arena = arena
+        self._is_shared = True
         self.window.stay_small()
 
     def map(self, offer: dict[str, Any]) -> bool:
@@ -276,8 +281,8 @@ class Link:
         place = None
         if tensor and payload is not None:
             self.window.sent(len(payload))
-            if self._arena is not None and len(payload) >= SMALL:
-                place = self._arena.put(self, payload, lasting=header.kind == Kind.RESULT)
+            if self._is_shared and len(payload) >= SMALL:
+                place = self._transport.lend(self, payload, lasting=header.kind == Kind.RESULT)
         header.credit = self._told_consumed = self._consumed
         self._transport.fill(header)
         header.place = Place.NONE if payload is None else Place.FRAME if place is None else Place.SHARED_MEMORY

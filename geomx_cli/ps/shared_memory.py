@@ -105,6 +105,12 @@ class Arena:
             if not block.holders:
                 self._release(offset, block)
 
+    def forget(self, peer: object) -> None:
+        """The peer is gone, with all that it was lent."""
+        for offset, block in list(self._blocks.items()):
+            if block.holders.pop(peer, 0) and not block.holders:
+                self._release(offset, block)
+
     @property
     def used(self) -> int:
         """Bytes of blocks that somebody has."""

@@ -120,7 +120,9 @@ class Transport:
         self._in_vain: dict[Link, tuple[int, int]] = {}  # credit when tensors' connections were given up, and how often
         self._by_peer: dict[bytes, Link] = {}
         self._delayed: dict[int, tuple[Link, Lane, list[Any]]] = {}
-        self._near: set[Link] = set()  # over a unix socket
+        self._near: set[Link] = set()  # over a unix socket, and no emulated link
+        self._offered: set[Link] = set()
+        self._was_full = False
         self._refusals: set[tuple[Link, str]] = set()
         self._arena: Arena | None = None
         self._has_no_arena = False
@@ -137,7 +139,7 @@ class Transport:
         link = Link(self, name, wide_area, dialled=True)
         link.greeting = {**self.who, **hello}
         self.links.append(link)
-        if endpoint.startswith("ipc:"):
+        if endpoint.startswith("ipc:") and not (wide_area and self._shaper):
             self._near.add(link)
         identity = secrets.token_bytes(IDENTITY).replace(b"\0", b"\1")
         for number, lane in enumerate(LANES):
@@ -322,7 +324,7 @@ class Transport:
             self._on_link(link)
             self._by_peer[identity[:-1]] = link
             self.links.append(link)
-            if _is_near(sender):
+            if _is_near(sender) and not (link.wide_area and self._shaper):
                 self._near.add(link)
         self._accepted[identity] = link
         return link
@@ -344,6 +346,7 @@ class Transport:
             except OSError:
                 self._has_no_arena = True
         if self._arena is not None:
+            self._offered.add(link)
             link.control("memory", self._arena.offer())
 
     def _share_memory(self, link: Link, topic: str, body: dict[str, Any]) -> None:
@@ -356,9 +359,25 @@ class Transport:
                 if not link.dialled:
                     self._offer_memory(link)
         elif topic == "mapped":
-            link.share(self._arena)
+            if link in self._offered:
+                link.share()
         elif self._arena is not None:
             self._arena.freed(link, body.get("blocks"))
+
+    def lend(self, link: Link, payload: memoryview, *, lasting: bool) -> bytes | None:
+        """For a link: the place of a copy of the payload in shared memory; None where there is no room."""
+        assert self._arena is not None
+        place = self._arena.put(link, payload, lasting=lasting)
+        if place is None and not self._was_full:
+            self._was_full = True
+            message = "the memory that is shared with processes of this host is full; sockets take its place"
+            self._events.write("warning", message=message)
+        return place
+
+    def forget(self, link: Link) -> None:
+        """The peer is gone."""
+        if self._arena is not None:
+            self._arena.forget(link)
 
     # Connections.
 
@@ -370,7 +389,7 @@ class Transport:
         if link.restart(lane):
             self.reconnects += 1
             self._tell_back(link)
-        elif lane == "tensors" and link in self._near:
+        if link in self._near and link.is_up and link not in self._offered:
             self._offer_memory(link)
         self._on_reconnect(link, lane)
 
@@ -432,7 +451,10 @@ class Transport:
 
 def _is_near(sender: zmq.Frame) -> bool:
     """Whether it came over a unix socket: then libzmq names the peer's account and pid in the place of an address."""
-    return str(sender.get("Peer-Address")).startswith("localhost:")
+    try:
+        return str(sender.get("Peer-Address")).startswith("localhost:")
+    except zmq.ZMQError:
+        return False
 
 
 def _owner(sender: zmq.Frame) -> str | None:

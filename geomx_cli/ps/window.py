@@ -55,9 +55,10 @@ class Window:
             self._measure(size)
 
     def stay_small(self) -> None:
-        """There is no path to fill, as in shared memory."""
-        self._most = max(NEAR, self._least)
-        self.size = min(self.size, self._most)
+        """There is no path to fill, as in shared memory. A fixed size is kept."""
+        if self._least:
+            self._most = max(NEAR, self._least)
+            self.size = min(self.size, self._most)
 
     def restart(self) -> None:
         """The connection is a new one: nothing is under way on it."""

@@ -93,7 +93,7 @@ class Engine:
 
     def end(self, number: int, raw: OnComplete, error: BaseException | None) -> None:
         """Tell MXNet that an operation is over."""
-        self._operations.pop(number)  # frees its arrays before anybody who waits for it goes on
+        self._operations.pop(number, None)  # frees its arrays before anybody who waits for it goes on
         if error is not None and self.error is None:
             self.error = error
         native = None if error is None else _NativeError(f"geomx: {error}")
@@ -104,13 +104,15 @@ class Engine:
 
         Raises MXNetError as `mx.nd.waitall` does.
         """
+        known = list(self._operations)
         try:
             self._mx.nd.waitall()
         finally:
             end = time.monotonic() + _RETURN
             while self._running and time.monotonic() < end:
                 time.sleep(0.001)
-            self._operations.clear()  # what is left was skipped, as something that it reads had failed
+            for number in known:  # what is left of them was skipped, as something that it reads had failed
+                self._operations.pop(number, None)
 
     def _drain(self) -> None:
         if (self._operations or self._running) and os.getpid() == self._process:

@@ -12,7 +12,7 @@ from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps.rows import Rows
 from geomx_cli.ps.wire import Array
 from geomx_cli.runtime.kvstore import DTYPES, row_of
-from geomx_cli.runtime.native import Native, Value
+from geomx_cli.runtime.native import ArrayInfo, Native
 
 __all__ = ["Arrays"]
 
@@ -29,10 +29,10 @@ class Arrays:
     def __init__(self, mx: Any, native: Native) -> None:
         self._mx = mx
         self._native = native
-        self._buffers: dict[str, Value] = {}
+        self._buffers: dict[str, ArrayInfo] = {}
         self._orders: dict[str, Any] = {}
 
-    def values(self, arrays: Iterable[Any]) -> list[Value]:
+    def values(self, arrays: Iterable[Any]) -> list[ArrayInfo]:
         """What each array is; of one of `mx.np` the NDArray of the same memory.
 
         Raises InvalidSettings for what cannot travel.
@@ -50,7 +50,7 @@ class Arrays:
             found.append(value)
         return found
 
-    def sum(self, values: Sequence[Value]) -> Any:
+    def sum(self, values: Sequence[ArrayInfo]) -> Any:
         """The devices' sum as a dense array; fp16 is added in fp32."""
         dense = [value.array.tostype("default") if value.is_sparse else value.array for value in values]
         if len(dense) == 1:
@@ -61,7 +61,7 @@ class Arrays:
             total = total + other.astype(total.dtype)
         return total.astype(first.dtype, copy=False)
 
-    def rows(self, values: Sequence[Value]) -> Rows:
+    def rows(self, values: Sequence[ArrayInfo]) -> Rows:
         """The devices' sum of row-sparse arrays, in numpy; fp16 is added in fp32. Waits for the values.
 
         Raises InvalidSettings for a row that their shape does not have.
@@ -80,7 +80,7 @@ class Arrays:
         with np.errstate(over="ignore"):
             return total.astype(np.dtype(values[0].dtype))
 
-    def add(self, name: str, like: Value) -> None:
+    def add(self, name: str, like: ArrayInfo) -> None:
         """Make the buffer of a new key: dense, on the CPU, of the shape and dtype of `like`. It takes no memory yet."""
         self._buffers[name] = self._native.value(self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype))
         self._orders[name] = self._mx.nd.empty((1,), self._mx.cpu())
@@ -89,7 +89,7 @@ class Arrays:
         """An array without a content: operations that write to it go in order, after those that have read it."""
         return self._orders[name]
 
-    def holds(self, name: str, value: Value) -> bool:
+    def holds(self, name: str, value: ArrayInfo) -> bool:
         """Whether its memory may hold a value of the key as it travels: it is dense, on the CPU, and of the dtype.
 
         If so an operation that is queued next can `view` it.
@@ -97,25 +97,25 @@ class Arrays:
         fits = value.on_cpu and not value.is_sparse and value.dtype == self._buffers[name].dtype
         return fits and self._native.lay_out(value)
 
-    def view(self, value: Value) -> Array:
+    def view(self, value: ArrayInfo) -> Array:
         """See Native.view."""
         return self._native.view(value.array, value.dtype, value.size)
 
-    def buffer(self, name: str) -> Value:
+    def buffer(self, name: str) -> ArrayInfo:
         """The key's buffer. Only copies may be computed into it: kernels leave layouts that only they can read."""
         return self._buffers[name]
 
-    def fill(self, buffer: Value, values: Sequence[Value]) -> None:
+    def fill(self, buffer: ArrayInfo, values: Sequence[ArrayInfo]) -> None:
         """Copy the devices' sum to a key's buffer."""
         self.sum(values).copyto(_shaped(buffer.array, values[0]))
 
-    def deliver(self, source: Any, outs: Iterable[Value]) -> None:
+    def deliver(self, source: Any, outs: Iterable[ArrayInfo]) -> None:
         """Copy a result to all of `outs`; to a row-sparse one all rows that are not zero."""
         for out in outs:
             result = _shaped(source, out)
             (result.tostype("row_sparse") if out.is_sparse else result).copyto(out.array)
 
-    def numbers(self, rows: Any, out: Value) -> Array:
+    def numbers(self, rows: Any, out: ArrayInfo) -> Array:
         """The numbers of rows to be pulled to `out`, ascending, each once. Waits for them.
 
         Raises InvalidSettings for one that `out` does not have.
@@ -125,16 +125,16 @@ class Arrays:
             raise InvalidSettings(f"rows {numbers[0]} to {numbers[-1]} of an array that has {out.shape[0]}")
         return numbers
 
-    def room(self, name: str, numbers: Array, out: Value) -> Value:
+    def room(self, name: str, numbers: Array, out: ArrayInfo) -> ArrayInfo:
         """A new array for these rows of a key, as `out` has them."""
         made = self._mx.nd.empty((len(numbers), *out.shape[1:]), self._mx.cpu(), self._buffers[name].dtype)
         return self._native.value(made)
 
-    def take(self, source: Any, numbers: Array, out: Value) -> Any:
+    def take(self, source: Any, numbers: Array, out: ArrayInfo) -> Any:
         """These rows of a dense array of the key's size, as `out` has them."""
         return _shaped(source, out).take(self._mx.nd.array(numbers, self._mx.cpu(), np.int64))
 
-    def deliver_rows(self, numbers: Array, values: Any, out: Value) -> None:
+    def deliver_rows(self, numbers: Array, values: Any, out: ArrayInfo) -> None:
         """Make `out`, which is row-sparse, have the rows `values` of these numbers, and no others. Waits for them;
         None for no rows.
         """

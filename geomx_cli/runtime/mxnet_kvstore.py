@@ -25,7 +25,7 @@ from geomx_cli.runtime.keys import Key, pairs, plain
 from geomx_cli.runtime.kvstore import Hyper, Store
 from geomx_cli.runtime.mxnet_arrays import Arrays
 from geomx_cli.runtime.mxnet_standing import MxnetStanding
-from geomx_cli.runtime.native import Native, Value
+from geomx_cli.runtime.native import ArrayInfo, Native
 from geomx_cli.runtime.script_optimizer import ScriptOptimizer
 
 __all__ = ["MxnetStore"]
@@ -156,7 +156,7 @@ class MxnetStore(MxnetStanding):
         if isinstance(key, (list, tuple)) and len(key) == 1:
             key, out, row_ids = (_only(item) for item in (key, out, row_ids))
         outs, numbers = self._checked(key, out, converted=True), pairs(key, row_ids)
-        found: list[tuple[Key, Value, Array]] = []
+        found: list[tuple[Key, ArrayInfo, Array]] = []
         for (one, given), (_, rows) in zip(outs, numbers, strict=True):
             if not all(item.is_sparse for item in given) or len(rows) not in (1, len(given)):
                 message = f"key {one!r} comes with {len(given)} arrays and {len(rows)} of row numbers"
@@ -196,7 +196,7 @@ class MxnetStore(MxnetStanding):
         """
         self._script_optimizer.set(optimizer, self._fill)
 
-    def _push(self, key: Key, values: list[Value], priority: int, hyper: Hyper, weight: float = 1.0) -> None:
+    def _push(self, key: Key, values: list[ArrayInfo], priority: int, hyper: Hyper, weight: float = 1.0) -> None:
         name, updates = str(key), self._script_optimizer.updates
         begin = partial(self._store.start, name, out=None, priority=priority, hyper=hyper, weight=weight)
         of_rows = updates is None and all(item.is_sparse for item in values)
@@ -209,7 +209,7 @@ class MxnetStore(MxnetStanding):
         source, view = self._source(name, values), self._arrays.view
         self._exchange(name, lambda: begin(source=view(source)), priority, _Push(brings=True), reads=[source.array])
 
-    def _source(self, name: str, values: list[Value]) -> Value:
+    def _source(self, name: str, values: list[ArrayInfo]) -> ArrayInfo:
         """The array that is to be sent: the value itself where that can be, else the key's buffer."""
         if len(values) == 1 and self._arrays.holds(name, values[0]):
             return values[0]
@@ -244,17 +244,17 @@ class MxnetStore(MxnetStanding):
         if (updates := self._script_optimizer.updates) is not None:
             updates.apply(name, self._fetch(name, priority))
 
-    def _pull(self, key: Key, outs: list[Value], priority: int) -> None:
-        name, updates = str(key), self._script_optimizer.updates
+    def _pull(self, key: Key, outs: list[ArrayInfo], priority: int) -> None:
+        name, updates, is_here = str(key), self._script_optimizer.updates, self._is_here(str(key))
         # What has to be fetched is fetched once, so for several arrays to the buffer.
-        may_hold = updates is None and (len(outs) == 1 or self._is_here(name))
-        direct: list[Value] = []
-        others: list[Value] = []
+        may_hold = updates is None and (len(outs) == 1 or is_here)
+        direct: list[ArrayInfo] = []
+        others: list[ArrayInfo] = []
         for out in outs:
             (direct if may_hold and self._arrays.holds(name, out) else others).append(out)
         buffer = self._arrays.buffer(name)
         if updates is None:
-            self._write(name, [*direct, *([buffer] if others else [])], priority)
+            self._write(name, [*direct, *([buffer] if others else [])], priority, is_here)
         if others:
             with self._mx.autograd.pause():
                 self._arrays.deliver(buffer.array if updates is None else updates.weights[name], others)
@@ -272,14 +272,14 @@ class MxnetStore(MxnetStanding):
     def _fetch(self, name: str, priority: int = 0) -> Any:
         """The key's buffer, in which its result will be."""
         buffer = self._arrays.buffer(name)
-        self._write(name, [buffer], priority)
+        self._write(name, [buffer], priority, self._is_here(name))
         return buffer.array
 
-    def _write(self, name: str, outs: list[Value], priority: int) -> None:
+    def _write(self, name: str, outs: list[ArrayInfo], priority: int, is_here: bool) -> None:
         """Queue that the key's result comes to these arrays, which can hold it. Then only the servers have it."""
-        order, is_here, left = self._arrays.order(name), self._is_here(name), list(outs)
+        order, buffer, left = self._arrays.order(name), self._arrays.buffer(name), list(outs)
 
-        def copy(out: Value, done: Completion) -> None:
+        def copy(out: ArrayInfo, done: Completion) -> None:
             round_ = self._rounds[name]
             round_.copy_to(self._arrays.view(out))
             left.pop()
@@ -287,12 +287,14 @@ class MxnetStore(MxnetStanding):
                 round_.release()
             done()
 
-        def fetch(out: Value, done: Completion) -> None:
+        def fetch(out: ArrayInfo, done: Completion) -> None:
             future = self._store.fetch(name, self._arrays.view(out), priority)
             future.add_done_callback(lambda finished: done(finished.exception()))
 
         for out in outs:
             work, reads, writes = (copy, [order], []) if is_here else (fetch, [], [order])
+            if is_here and out is not buffer:  # which has the result of a round that this worker abstained from
+                reads.append(buffer.array)
             writes = [*writes, out.array]
             self._engine.queue(partial(work, out), reads=reads, writes=writes, priority=priority, name="geomx pull")
         if is_here:
@@ -303,7 +305,7 @@ class MxnetStore(MxnetStanding):
         last = self._pushes.get(name)
         return last is not None and last.brings and not (last.over and self._store.asynchronous)
 
-    def _fetch_rows(self, key: Key, out: Value, numbers: Array, priority: int) -> Any:
+    def _fetch_rows(self, key: Key, out: ArrayInfo, numbers: Array, priority: int) -> Any:
         """An array in which these rows of what a pull gives will be, as `out` has them; None for no rows."""
         if not len(numbers):
             return None
@@ -320,7 +322,7 @@ class MxnetStore(MxnetStanding):
         self._engine.queue(fetch, reads=[], writes=writes, priority=priority, name="geomx pull")
         return target.array
 
-    def _checked(self, key: Any, value: Any, *, converted: bool = False) -> list[tuple[Key, list[Value]]]:
+    def _checked(self, key: Any, value: Any, *, converted: bool = False) -> list[tuple[Key, list[ArrayInfo]]]:
         """Keys and values, after all of them have been checked.
 
         converted: whether values may be of another dtype than their key.

@@ -14,7 +14,7 @@ import numpy as np
 
 from geomx_cli.ps.wire import Array
 
-__all__ = ["Native", "OnComplete", "Value"]
+__all__ = ["Native", "OnComplete", "ArrayInfo"]
 
 # FnProperty::kCPUPrioritized of mxnet/engine.h: threads of their own, so that no kernel stands before us.
 _CPU_PRIORITIZED = 3
@@ -30,7 +30,7 @@ _START = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_
 _COMPLETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
-class Value(NamedTuple):
+class ArrayInfo(NamedTuple):
     """An NDArray and what it is: its storage ("default", "row_sparse" or "csr"), dtype and shape."""
 
     array: Any
@@ -99,7 +99,7 @@ class Native:
         self._get_context = _function(library, "MXNDArrayGetContext", pointer, pointer, pointer)
         self._get_shape = _function(library, "MXNDArrayGetShapeEx64", pointer, pointer, pointer)
 
-    def value(self, array: Any) -> Value:
+    def value(self, array: Any) -> ArrayInfo:
         """What an NDArray is; of one of `mx.np` the NDArray of the same memory. Raises TypeError for anything else."""
         if not isinstance(array, self._mx.nd.NDArray):
             raise TypeError(f"a {type(array).__name__} is no NDArray")
@@ -113,9 +113,9 @@ class Native:
         on_cpu, sizes = first.value in _ON_CPU, ctypes.POINTER(ctypes.c_int64)()
         self._check(self._get_shape(handle, one, ctypes.byref(sizes)))
         shape = tuple(sizes[: first.value]) if first.value >= 0 else (0,)  # of one whose shape is not known yet
-        return Value(array, form, dtype, shape, on_cpu)
+        return ArrayInfo(array, form, dtype, shape, on_cpu)
 
-    def lay_out(self, value: Value) -> bool:
+    def lay_out(self, value: ArrayInfo) -> bool:
         """Queue that a dense array on the CPU has MXNet's own layout, whatever kernels of oneDNN have made of it by
         then, so that an operation that is queued next can `view` it. False where that is impossible.
 
@@ -140,6 +140,7 @@ class Native:
         self._check(self._delete_dlpack(packed))
         kind: np.dtype[Any] = np.dtype(dtype)
         memory = (ctypes.c_char * (size * kind.itemsize)).from_address(address)
+        memory.owner = array  # type: ignore[attr-defined]  # lives as long as any view, as one that is still being sent
         return np.frombuffer(memory, kind)  # type: ignore[call-overload, no-any-return]
 
     def push(

@@ -174,6 +174,14 @@ def check_memory(kv, rank):
     kv.pull(KIND(2), out=[value, value])
     assert out.asnumpy().tolist() == [[0, 0], [10, 10], [10, 10], [0, 0], [0, 0]]
     assert (value.asnumpy() == 4 * 4 * 50).all()
+    slow, kept = mx.nd.ones((400, 400)), mx.nd.zeros((2, 2))
+    for _ in range(20):
+        slow = mx.nd.dot(slow, slow) * 1e-3
+    kept[:] = slow[:2, :2]  # takes a while, so that the pull has to wait for it
+    kv.abstain(KIND(2)) if rank else kv.push(KIND(2), value)
+    kv.pull(KIND(2), out=kept)
+    kv.push(KIND(2), [mx.nd.full((2, 2), 7) for _ in range(2)])
+    assert (kept.asnumpy() == 4 * 4 * 50).all()
     kv.push(KIND(2), out[2:4])
     kv.pull(KIND(2), out=value)
     assert value.asnumpy().tolist() == [[40, 40], [0, 0]]
