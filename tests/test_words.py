@@ -137,11 +137,12 @@ def test_logs_on_other_hosts_have_no_folder_here(planned: Plan, job: Job, progre
 
 
 def test_the_accuracy_at_the_end_is_the_last_word(planned: Plan) -> None:
-    """Telemetry that was being written then may come behind it."""
+    """Telemetry that was being written then may come behind it, and so may the newest round and evaluation."""
     progress = Progress.of(planned, time.monotonic())
     for event in (
         {"event": "telemetry", "accuracy": 0.25}, {"event": "finished", "accuracy": 0.5, "samples": 1},
-        {"event": "telemetry", "accuracy": 0.25},
+        {"event": "telemetry", "accuracy": 0.25}, {"event": "evaluation", "accuracy": 0.25, "round": 2},
+        {"event": "round", "accuracy": 0.25, "num_iters": 2, "num_samples": 1},
     ):  # fmt: skip
         progress.add("A/worker:0", {"time": time.time(), **event}, 0.0)
     assert (progress.accuracy, progress.rows["A/worker:0"].accuracy) == (0.5, 0.5)

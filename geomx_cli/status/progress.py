@@ -205,8 +205,9 @@ class Progress:
                     self.first_step = when if self.first_step is None else min(self.first_step, when)
             case "finished":
                 row.state, row.is_final = "finished", True
-        # Telemetry that was being written when training ended may come behind "finished", with an older accuracy.
-        if event.get("accuracy") is not None and not (row.is_final and event["event"] == "telemetry"):
+        # Telemetry that was being written when training ended may come behind "finished", and so does the newest round
+        # of those that an agent passes on together: with an older accuracy.
+        if event.get("accuracy") is not None and (event["event"] == "finished" or not row.is_final):
             row.accuracy = float(event["accuracy"])
             self.accuracy = row.accuracy
             if event["event"] == "evaluation":
