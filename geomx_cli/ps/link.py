@@ -282,7 +282,7 @@ class Link:
         if tensor and payload is not None:
             self.window.sent(len(payload))
             if self._is_shared and len(payload) >= SMALL:
-                place = self._transport.lend(self, payload, lasting=header.kind == Kind.RESULT)
+                place = self._transport.sharing.lend(self, payload, lasting=header.kind == Kind.RESULT)
         header.credit = self._told_consumed = self._consumed
         self._transport.fill(header)
         header.place = Place.NONE if payload is None else Place.FRAME if place is None else Place.SHARED_MEMORY

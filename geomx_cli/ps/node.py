@@ -248,7 +248,7 @@ class Node:
             return
         self.leaving.discard(link)
         self.liveness.forget(link)
-        self.transport.forget(link)
+        self.transport.sharing.forget(link)
         if self._done:
             self._stop_when_over()
 

@@ -22,7 +22,7 @@ from geomx_cli.ps.liveness import take_beat
 from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.security import KeyRing
 from geomx_cli.ps.shaping import Shaper
-from geomx_cli.ps.shared_memory import Arena
+from geomx_cli.ps.sharing import Sharing
 from geomx_cli.ps.sockets import Socket, Sockets
 from geomx_cli.ps.wire import (
     MAX_MESSAGE,
@@ -120,12 +120,8 @@ class Transport:
         self._in_vain: dict[Link, tuple[int, int]] = {}  # credit when tensors' connections were given up, and how often
         self._by_peer: dict[bytes, Link] = {}
         self._delayed: dict[int, tuple[Link, Lane, list[Any]]] = {}
-        self._near: set[Link] = set()  # over a unix socket, and no emulated link
-        self._offered: set[Link] = set()
-        self._was_full = False
+        self.sharing = Sharing(events)
         self._refusals: set[tuple[Link, str]] = set()
-        self._arena: Arena | None = None
-        self._has_no_arena = False
 
     def listen(self, endpoints: tuple[str, ...]) -> tuple[str, ...]:
         """Bind one ROUTER to all `endpoints` ("tcp://host:port", port * for any, or "ipc://path"); returns those bound.
@@ -140,7 +136,7 @@ class Transport:
         link.greeting = {**self.who, **hello}
         self.links.append(link)
         if endpoint.startswith("ipc:") and not (wide_area and self._shaper):
-            self._near.add(link)
+            self.sharing.allow(link)
         identity = secrets.token_bytes(IDENTITY).replace(b"\0", b"\1")
         for number, lane in enumerate(LANES):
             dealer = self._sockets.dial(
@@ -284,7 +280,7 @@ class Transport:
             elif header.kind == Kind.CONTROL and header.topic == "welcome":
                 self._welcomed(link, header.request)
             elif header.kind == Kind.CONTROL and header.topic in ("memory", "mapped", "freed"):
-                self._share_memory(link, header.topic, decode_body(payload) if payload is not None else {})
+                self.sharing.receive(link, header.topic, decode_body(payload) if payload is not None else {})
             elif header.kind == Kind.CONTROL and header.topic == "alive":
                 take_beat(link, payload)
             elif header.kind == Kind.CONTROL and header.topic == "refused":
@@ -325,7 +321,7 @@ class Transport:
             self._by_peer[identity[:-1]] = link
             self.links.append(link)
             if _is_near(sender) and not (link.wide_area and self._shaper):
-                self._near.add(link)
+                self.sharing.allow(link)
         self._accepted[identity] = link
         return link
 
@@ -337,48 +333,6 @@ class Transport:
         while self._owing:
             self._owing.pop().flush_credit()
 
-    # Shared memory.
-
-    def _offer_memory(self, link: Link) -> None:
-        if self._arena is None and not self._has_no_arena:
-            try:
-                self._arena = Arena()
-            except OSError:
-                self._has_no_arena = True
-        if self._arena is not None:
-            self._offered.add(link)
-            link.control("memory", self._arena.offer())
-
-    def _share_memory(self, link: Link, topic: str, body: dict[str, Any]) -> None:
-        """Who dials a unix socket offers its memory; who can map that is on the same host, and does the same."""
-        if link not in self._near:
-            raise BadMessage("an offer of memory from another host")
-        if topic == "memory":
-            if link.map(body):
-                link.control("mapped")
-                if not link.dialled:
-                    self._offer_memory(link)
-        elif topic == "mapped":
-            if link in self._offered:
-                link.share()
-        elif self._arena is not None:
-            self._arena.freed(link, body.get("blocks"))
-
-    def lend(self, link: Link, payload: memoryview, *, lasting: bool) -> bytes | None:
-        """For a link: the place of a copy of the payload in shared memory; None where there is no room."""
-        assert self._arena is not None
-        place = self._arena.put(link, payload, lasting=lasting)
-        if place is None and not self._was_full:
-            self._was_full = True
-            message = "the memory that is shared with processes of this host is full; sockets take its place"
-            self._events.write("warning", message=message)
-        return place
-
-    def forget(self, link: Link) -> None:
-        """The peer is gone."""
-        if self._arena is not None:
-            self._arena.forget(link)
-
     # Connections.
 
     def _welcomed(self, link: Link, number: int) -> None:
@@ -389,8 +343,8 @@ class Transport:
         if link.restart(lane):
             self.reconnects += 1
             self._tell_back(link)
-        if link in self._near and link.is_up and link not in self._offered:
-            self._offer_memory(link)
+        if link.is_up:
+            self.sharing.offer(link)
         self._on_reconnect(link, lane)
 
     def _disconnected(self, link: Link, lane: Lane, given_up: bool) -> None:
