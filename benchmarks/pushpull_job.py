@@ -98,31 +98,38 @@ def _write_keys(laid: Plan, directory: Path) -> None:
 def mxnet_commands(case: Case, wan: Wan | None) -> list[Command]:
     """MXNet's own cluster, which measures the same."""
     work = [sys.executable, str(WORKER), "mxnet", case.tensors, str(case.warm_up), str(case.iterations)]
-    return mxnet_cluster(work, case.parties, case.workers, wan, servers=case.global_servers)
+    servers = letters(case.parties) if case.topology == "spread" else "C" * case.global_servers
+    return mxnet_cluster(work, case.parties, case.workers, wan, servers=servers)
 
 
 def mxnet_cluster(
-    work: Sequence[str], parties: int, workers: int, wan: Wan | None, *, servers: int = 1
+    work: Sequence[str], parties: int, workers: int, wan: Wan | None, *, servers: Sequence[str] = "C",
+    bound: int = 1_000_000,
 ) -> list[Command]:
-    """MXNet's own flat cluster: scheduler and servers at C, the workers, which run `work`, in their parties."""
+    """MXNet's own flat cluster: a server at each of the sites `servers`, the scheduler at C, and the workers, which run
+    `work`, in their parties. Tensors of `bound` elements and more are cut in as many parts as there are servers.
+    WORKER_RANK counts workers party by party; MXNet itself as they come.
+    """
     names = "bool int float object complex"
     prelude = f"import numpy as n\nfor k in {names!r}.split(): setattr(n, k, __builtins__.__dict__[k])\n"
     serve = [sys.executable, "-c", prelude + "import mxnet"]
     common = {
         "DMLC_PS_ROOT_URI": "127.0.0.1" if wan is None else wan.address("C"),
         "DMLC_PS_ROOT_PORT": str(free_ports(1)[0]),
-        "DMLC_NUM_SERVER": str(servers),
+        "DMLC_NUM_SERVER": str(len(servers)),
+        "MXNET_KVSTORE_BIGARRAY_BOUND": str(bound),
         "DMLC_NUM_WORKER": str(parties * workers),
         "PYTHONPATH": f"{HERE.parent}:{HERE}",
         "OMP_NUM_THREADS": "1",
     }
-    roles = [("scheduler", "C", serve)] + [("global_server", "C", serve)] * servers
+    roles = [("scheduler", "C", serve), *(("global_server", site, serve) for site in servers)]
     roles += [("worker", letter, list(work)) for letter in letters(parties) for _ in range(workers)]
     return [
         (role, site, argv, {
             **common,
             "DMLC_ROLE": role.removeprefix("global_"),
             "DMLC_NODE_HOST": "127.0.0.1" if wan is None else wan.address(site),
+            "WORKER_RANK": str(index - 1 - len(servers)),
         })
-        for role, site, argv in roles
+        for index, (role, site, argv) in enumerate(roles)
     ]  # fmt: skip

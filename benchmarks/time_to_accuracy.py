@@ -2,15 +2,17 @@
 
     python benchmarks/time_to_accuracy.py                                  all, 3 seeds each, over emulated links (root)
     python benchmarks/time_to_accuracy.py --algo hfa mxnet --seeds 1
+    python benchmarks/time_to_accuracy.py --task by-party                  parties have different classes
     python benchmarks/time_to_accuracy.py --heterogeneous                  one worker of four is 8 times as slow
     python benchmarks/time_to_accuracy.py --straggling-party               all workers of party A are
-    python benchmarks/time_to_accuracy.py --sweep                          the learning rates, over loopback
+    python benchmarks/time_to_accuracy.py --sweep                          learning rates and settings
+    python benchmarks/time_to_accuracy.py --bounds                         MXNet's slices
 
-The bundled network on Fashion-MNIST, 2 parties x 2 workers with one thread each, batch 64. Global rank 0 writes its
-weights every 20 steps at the end of a round; they are evaluated when the job is over, at the same numbers of samples
-for all. Prints training time, rounds and bytes over the parties' links (both ways) to the first that reaches the
-target, and the accuracy at the end: medians over the seeds. Training time counts from the first step, not from the
-start of the processes. Between global rounds HFA's weights are its party's mean, which is what that party would use.
+The bundled network on Fashion-MNIST, 2 parties x 2 workers with one thread each, batch 64. Global rank 0 writes the
+global model at the end of a round, every 5 steps, or where rounds have more steps, every time that there is a new one.
+These are evaluated when the job is over. Prints training time, steps and bytes over the parties' links (both ways) to
+the first that reaches a target, and the accuracy at the end: medians over the seeds. Training time counts from the
+first step, not from the start of the processes.
 """
 
 import argparse
@@ -26,42 +28,20 @@ from pathlib import Path
 from typing import Any
 
 from time_to_accuracy_job import Job, Judge, Mark
+from time_to_accuracy_settings import GRID, MXNET, ROWS, TASKS
 from wan import Wan
 
 from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, UsageError
 from geomx_cli.events import Event
 from geomx_cli.options import Value, decode
+from geomx_cli.runtime.training.checkpoint import Checkpoint
 
-ALGORITHMS: Mapping[str, Mapping[str, Value]] = {
-    "fsa": {"algo": "fsa"},
-    "mixed": {"algo": "mixed", "momentum": 0.0},
-    "mixed-dcasgd": {"algo": "mixed", "momentum": 0.0, "optimizer": "dcasgd"},
-    "hfa": {"algo": "hfa", "k1": 20, "k2": 10},
-    "esync": {"algo": "esync", "min_local_steps": 12},
-    "diloco": {"algo": "diloco", "inner_steps": 30, "outer_momentum": 0.5},
-    "diloco-streaming": {"algo": "diloco", "inner_steps": 40, "outer_momentum": 0.5, "fragments": 2, "overlap": 10},
-    "sync": {"algo": "sync"},
-    "async": {"algo": "async", "momentum": 0.0},
-    "mxnet": {"algo": "mxnet"},
-}
-OURS: dict[str, Value] = {"topology": "spread", "slice_elements": 16384}
-"""What all but MXNet have, where the algorithm does not fix the topology: no party's link carries the other's share
-too, and a model of 0.7 MB is cut finely enough that both directions of a link are busy at once."""
-
-GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-RATES: Mapping[str, float] = {
-    "fsa": 0.05, "mixed": 0.5, "mixed-dcasgd": 0.2, "hfa": 0.05, "esync": 0.05, "diloco": 0.05,
-    "diloco-streaming": 0.05, "sync": 0.05, "async": 0.5, "mxnet": 0.05,
-}  # fmt: skip
-"""The learning rate of each: the one of GRID with the best accuracy in --sweep --seeds 1 --epochs 1; fsa, sync and
-mxnet do the same sums and share one. Momentum is 0.9, or 0 for asynchronous ones."""
-
-TARGET = 0.80
-CHECKPOINT_EVERY = 20
+CHECKPOINT_EVERY = 5
 SITES = ("C", "A", "B")
 SLOW_LAST = "8"
 PACE_SECONDS = 40.0
+BOUNDS = (1_000_000, 100_000, 50_000, 25_000, 10_000)
 
 
 class Bench:
@@ -69,28 +49,37 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace, wan: Wan | None) -> None:
         self.arguments = arguments
-        self._wan = wan
+        self.wan = wan
+        self._task = TASKS[arguments.task]
+        self.targets = arguments.target or self._task.targets
         self._judge = Judge()
 
-    def job(self, name: str, directory: str, **options: Value) -> Job:
-        """A job that is yet to run."""
+    def options(self, name: str) -> dict[str, Value]:
+        """Those of a row in this task."""
+        own = {**ROWS[name].options, **self._task.rows.get(name, {})}
+        return own if own["algo"] == MXNET else own | self.arguments.options
+
+    def job(self, name: str, directory: str, options: Mapping[str, Value], bound: int = 0) -> Job:
+        """A job that is yet to run. `bound`: in the place of the row's."""
         common = {
-            "parties": 2, "workers": 2, "epochs": self.arguments.epochs, "eval_every": 0, "lr": RATES[name],
-            "checkpoint_every": CHECKPOINT_EVERY,
+            "parties": 2, "workers": 2, "epochs": self.arguments.epochs, "eval_every": 0,
+            "checkpoint_every": CHECKPOINT_EVERY, **self._task.options,
         }  # fmt: skip
-        ours = {} if name == "mxnet" else OURS | self.arguments.options
-        return Job({**common, **ALGORITHMS[name], **ours, **options}, Path(directory), self._wan)
+        row = ROWS[name]
+        options = {**common, **self.options(name), **options}
+        return Job(options, Path(directory), self.wan, row.servers, bound or row.bound)
 
     def train(self, name: str, **options: Value) -> dict[str, Any]:
         """Train once; the figures of it."""
         with tempfile.TemporaryDirectory(prefix="gxt") as directory:
-            job = self.job(name, directory, **options)
+            job = self.job(name, directory, options)
             job.run(self.arguments.limit)
-            reached, last = self._judge.marks(job, self.arguments.target)
+            *reached, last = self._judge.marks(job, self.targets)
             waiting = [_waiting(job.rounds(worker)) for worker in job.workers]
-        _tell(name, options, reached, last, job.ended)
+        _tell(name, options, list(zip(self.targets, reached, strict=True)), last, job.ended)
         nowhere = Mark(math.inf, 0, 0, math.inf, 0.0)
-        figures = {f"{when}_{key}": value for when, mark in (("reached", reached), ("last", last))
+        whens = [*(f"to{target:.2f}" for target in self.targets), "last"]
+        figures = {f"{when}_{key}": value for when, mark in zip(whens, [*reached, last], strict=True)
                    for key, value in vars(mark or nowhere).items()}  # fmt: skip
         return {"name": name, "ended": job.ended, "waiting": waiting, **figures}
 
@@ -99,9 +88,9 @@ class Bench:
         runs = [self.train(name, seed=seed + 1, **options) for seed in range(self.arguments.seeds)]
         figures = {key: statistics.median_low(run[key] for run in runs) for key in runs[0] if "_" in key}
         waiting = [statistics.median_low(parts) for parts in zip(*(run["waiting"] for run in runs), strict=True)]
-        times = [run["reached_seconds"] for run in runs]
+        first = f"to{self.targets[0]:.2f}_seconds"
         ended = all(run["ended"] for run in runs)
-        return {"name": name, "ended": ended, "waiting": waiting, "all_seconds": times, **figures}
+        return {"name": name, "ended": ended, "waiting": waiting, "runs": [run[first] for run in runs], **figures}
 
 
 def _waiting(rounds: Sequence[Event]) -> float:
@@ -111,9 +100,15 @@ def _waiting(rounds: Sequence[Event]) -> float:
     return float(statistics.median(parts)) if parts else 0.0
 
 
-def _tell(name: str, options: Mapping[str, Value], reached: Mark | None, last: Mark | None, ended: bool) -> None:
+def _tell(
+    name: str, options: Mapping[str, Value], reached: Sequence[tuple[float, Mark | None]], last: Mark | None,
+    ended: bool,
+) -> None:  # fmt: skip
     given = ", ".join(f"{key} {value}" for key, value in options.items() if value != "")
-    when = f"target after {reached.seconds:.1f} s" if reached else "target not reached"
+    when = ", ".join(
+        f"{target:.2f} after {mark.seconds:.1f} s and {mark.steps} steps" if mark else f"{target:.2f} not reached"
+        for target, mark in reached
+    )
     end = f"{last.accuracy:.4f} after {last.steps} steps, {last.seconds:.1f} s" if last else "no checkpoint"
     print(f"{name} ({given}): {when}; {end}{'' if ended else ', stopped by --limit'}", file=sys.stderr, flush=True)
 
@@ -121,29 +116,45 @@ def _tell(name: str, options: Mapping[str, Value], reached: Mark | None, last: M
 def compare(bench: Bench) -> list[dict[str, Any]]:
     """Every algorithm asked for."""
     rows = [bench.median(name) for name in bench.arguments.algo]
-    base = next((row["reached_seconds"] for row in rows if row["name"] == "mxnet"), math.inf)
-    lines = [
-        [row["name"], f"{RATES[row['name']]:g}", _number(row["reached_seconds"], ".1f"), str(row["reached_rounds"]),
-         _number(row["reached_wan_bytes"] / 1e6, ".1f"), f"{row['last_accuracy']:.4f}", str(row["last_steps"]),
-         _number(row["last_seconds"], ".1f"), _number(base / row["reached_seconds"], ".1f")]
-        for row in rows
-    ]  # fmt: skip
-    target = f"to {bench.arguments.target:.2f}"
-    _table(["algorithm", "rate", f"s {target}", "rounds", "WAN MB", "final", "steps", "s", "x sooner"], lines, bench)
+    heads, lines = ["algorithm"], [[row["name"]] for row in rows]
+    for target in bench.targets:
+        key = f"to{target:.2f}"
+        base = next((row[f"{key}_seconds"] for row in rows if row["name"] == "mxnet"), math.inf)
+        heads += [f"s to {target:.2f}", "steps", "WAN MB", "x sooner"]
+        for row, line in zip(rows, lines, strict=True):
+            seconds = row[f"{key}_seconds"]
+            line += [_number(seconds, ".1f"), str(row[f"{key}_steps"]), _number(row[f"{key}_wan_bytes"] / 1e6, ".1f"),
+                     _number(base / seconds, ".1f")]  # fmt: skip
+    heads += ["final", "steps", "s"]
+    for row, line in zip(rows, lines, strict=True):
+        line += [f"{row['last_accuracy']:.4f}", str(row["last_steps"]), _number(row["last_seconds"], ".1f")]
+    _table(heads, lines, bench)
+    if not bench.arguments.json:
+        print(*(f"{row['name']}: {_command(bench, row['name'])}" for row in rows), sep="\n")
     return rows
+
+
+def _command(bench: Bench, name: str) -> str:
+    """How a person starts the row's job."""
+    options = bench.options(name)
+    if options["algo"] == MXNET:
+        row = ROWS[name]
+        return f"servers at {' and '.join(row.servers)}, MXNET_KVSTORE_BIGARRAY_BOUND={row.bound}, lr {options['lr']}"
+    return "geomx launch " + " ".join(f"--{key.replace('_', '-')} {value}" for key, value in options.items())
 
 
 def heterogeneous(bench: Bench) -> list[dict[str, Any]]:
     """ESync against sync with one slow worker. The slow one waits for the exchange alone, the others for it too."""
     rows = [bench.median("sync", factor=SLOW_LAST), bench.median("esync", factor=SLOW_LAST, min_local_steps=16)]
+    first = f"to{bench.targets[0]:.2f}_seconds"
     lines = []
     for row in rows:
         *fast, slow = row["waiting"]
         part = max(fast)
         figures = [f"{100 * value:.1f} %" for value in (part, slow, max(0.0, part - slow))]
-        lines.append([row["name"], _number(row["reached_seconds"], ".1f"), *figures, f"{row['last_accuracy']:.4f}"])
-    target = f"s to {bench.arguments.target:.2f}"
-    _table(["algorithm", target, "fast wait", "slow waits", "for the slow", "final"], lines, bench)
+        lines.append([row["name"], _number(row[first], ".1f"), *figures, f"{row['last_accuracy']:.4f}"])
+    heads = ["algorithm", f"s to {bench.targets[0]:.2f}", "fast wait", "slow waits", "for the slow", "final"]
+    _table(heads, lines, bench)
     return rows
 
 
@@ -158,7 +169,7 @@ def straggling_party(bench: Bench) -> list[dict[str, Any]]:
         ("beside a slow party", "B", {"factor": "A=64,B=8"}), ("alone", "A", {"parties": 1, "factor": "A=8"}),
     ):  # fmt: skip
         with tempfile.TemporaryDirectory(prefix="gxt") as directory:
-            job = bench.job("mixed", directory, epochs=1000, topology="central", **options)
+            job = bench.job("mixed", directory, {"epochs": 1000, "topology": "central", **options})
             job.run(PACE_SECONDS)
             pace = statistics.fmean(_pace(job.rounds(name)) for name in job.workers if name.startswith(watched))
         rows.append({"name": title, "steps_per_s": pace})
@@ -174,16 +185,45 @@ def _pace(rounds: Sequence[Event]) -> float:
 
 
 def sweep(bench: Bench) -> list[dict[str, Any]]:
-    """The accuracy after equal samples for each rate of GRID; loopback, as no rate makes a link slower."""
-    names = bench.arguments.algo
-    rows = [
-        {"name": name} | {f"{rate:g}": bench.median(name, lr=rate, checkpoint_every=10**9)["last_accuracy"]
-                          for rate in GRID}
-        for name in names
-    ]  # fmt: skip
-    keys = [f"{rate:g}" for rate in GRID]
-    lines = [[row["name"], *(f"{row[key]:.4f}" for key in keys), max(keys, key=row.__getitem__)] for row in rows]
-    _table(["algorithm", *keys, "best"], lines, bench)
+    """Twelve runs of each algorithm: the rates of GRID, then six more settings at the best of them. Best is who reaches
+    the first target soonest, else who ends best. Where every step is an exchange, --rate '' --rtt '' is quicker, and
+    the order is the same: a step takes equally long at any rate. Rows that do another's sums are left out.
+    """
+    rows: list[dict[str, Any]] = []
+    for name in (name for name in bench.arguments.algo if not ROWS[name].same_as):
+        rates = [_tried(bench, name, {"lr": rate}) for rate in GRID]
+        best = min(rates, key=_rank)["tried"]
+        rows += rates + [_tried(bench, name, {**best, **more}) for more in ROWS[name].tried]
+    first = f"to{bench.targets[0]:.2f}"
+    lines = []
+    for row in rows:
+        chosen = min((other for other in rows if other["name"] == row["name"]), key=_rank) is row
+        settings = ", ".join(f"{key} {value:g}" for key, value in row["tried"].items())
+        lines.append([f"{row['name']}: {settings}", _number(row[f"{first}_seconds"], ".1f"),
+                      str(row[f"{first}_steps"]), f"{row['last_accuracy']:.4f}", "best" if chosen else ""])  # fmt: skip
+    _table(["settings", f"s to {bench.targets[0]:.2f}", "steps", "final", ""], lines, bench)
+    return rows
+
+
+def _tried(bench: Bench, name: str, settings: dict[str, Value]) -> dict[str, Any]:
+    return {**bench.median(name, **settings), "tried": settings}
+
+
+def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
+    return min(row["runs"]), -row["last_accuracy"]
+
+
+def bounds(bench: Bench) -> list[dict[str, Any]]:
+    """Seconds a step of MXNet for each way of cutting its tensors, with its servers in the parties."""
+    rows = []
+    for bound in BOUNDS:
+        with tempfile.TemporaryDirectory(prefix="gxt") as directory:
+            job = bench.job("mxnet", directory, {}, bound)
+            job.run(PACE_SECONDS)
+            first, *_, last = (Checkpoint.read(path) for path in job.checkpoints())
+        pace = (last.seconds - first.seconds) / (last.steps - first.steps)
+        rows.append({"bound": bound, "seconds_per_step": pace})
+    _table(["bound", "s/step"], [[str(row["bound"]), f"{row['seconds_per_step']:.3f}"] for row in rows], bench)
     return rows
 
 
@@ -202,10 +242,11 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], bench: Bench) -
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algo", nargs="+", choices=list(ALGORITHMS), default=list(ALGORITHMS), metavar="NAME")
+    parser.add_argument("--algo", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--target", type=float, default=TARGET, help="test accuracy")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--task", choices=list(TASKS), default="iid", help="how the data are divided")
+    parser.add_argument("--target", type=float, nargs="+", default=[], help="test accuracies; default: the task's")
     parser.add_argument("--rate", default="50mbit", help="of each party's link; '' is no limit")
     parser.add_argument("--rtt", default="30ms", help="round trip between parties; '' is no delay")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which a job is stopped")
@@ -215,7 +256,7 @@ def _arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one object")
     which = parser.add_mutually_exclusive_group()
-    for what in (heterogeneous, straggling_party, sweep):
+    for what in (heterogeneous, straggling_party, sweep, bounds):
         flag = "--" + what.__name__.replace("_", "-")
         which.add_argument(flag, dest="what", action="store_const", const=what, help=what.__doc__)
     parser.set_defaults(what=compare)
@@ -241,7 +282,7 @@ def main() -> int:
             raise UsageError("--seeds and --epochs count from 1")
         with contextlib.ExitStack() as stack:
             wan = None
-            if arguments.what is not sweep and (arguments.rate or arguments.rtt):
+            if arguments.rate or arguments.rtt:
                 wide = SITES[:1] if arguments.what is straggling_party else ()
                 wan = stack.enter_context(Wan(SITES, arguments.rate or None, arguments.rtt or None, wide))
                 test = wan.self_test()

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ WORKER = Path(__file__).with_name("time_to_accuracy_mxnet.py")
 MXNET = "mxnet"
 SAMPLING = 0.5
 PIECE = 500
+STRIDE, MANY = 4, 50
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,21 @@ class Mark:
 
 
 class Job:
-    """Runs with `options` of geomx launch; `algo` may also be "mxnet", its own dist_sync. Without `wan` over loopback.
+    """Runs with `options` of geomx launch; `algo` may also be "mxnet", its own dist_sync, with a server at each of
+    `servers` and tensors of `bound` elements cut in as many parts. Without `wan` over loopback.
 
     `run` blocks; afterwards `ended` says whether the job came to its end, and `workers` has the plan's names of those
     that train, by global rank. Files go to `directory`.
     """
 
-    def __init__(self, options: Mapping[str, Value], directory: Path, wan: Wan | None) -> None:
+    def __init__(
+        self, options: Mapping[str, Value], directory: Path, wan: Wan | None, servers: Sequence[str] = "C",
+        bound: int = 1_000_000,
+    ) -> None:  # fmt: skip
         fixes = {} if options["algo"] == MXNET else plugins.fixes(str(options["algo"]))
-        self._options = {**options, **fixes}
+        self.options = {**options, **fixes}
+        self._servers = servers
+        self._bound = bound
         self._directory = directory
         self._wan = wan
         self._traffic: list[tuple[float, float]] = []
@@ -82,7 +89,7 @@ class Job:
 
     def mark(self, path: Path, checkpoint: Checkpoint, accuracy: float) -> Mark:
         """What the job had come to then. HFA's rounds are counted where they cross the WAN."""
-        rounds = checkpoint.rounds // (int(self._options["k2"]) if self._options["algo"] == "hfa" else 1)
+        rounds = checkpoint.rounds // (int(self.options["k2"]) if self.options["algo"] == "hfa" else 1)
         now = path.stat().st_mtime
         sent = 0.0
         if self._traffic:
@@ -91,15 +98,17 @@ class Job:
         return Mark(checkpoint.seconds, checkpoint.steps, rounds, sent, accuracy)
 
     def _commands(self) -> list[Command]:
-        if self._options["algo"] != MXNET:
-            laid = planned(self._options, self._directory, self._wan)
+        if self.options["algo"] != MXNET:
+            laid = planned(self.options, self._directory, self._wan)
             ranks = {item.name: item.global_rank for item, *_ in laid if item.global_rank is not None}
             self.workers = sorted(ranks, key=ranks.__getitem__)
             return [(item.role if item.global_rank is not None else "", site, argv, env)
                     for item, site, argv, env in laid]  # fmt: skip
-        values = defaults(plugins.table()) | self._options
+        values = defaults(plugins.table()) | self.options
         work = [sys.executable, str(WORKER), str(self._directory), json.dumps(values)]
-        return mxnet_cluster(work, int(values["parties"]), int(values["workers"]), self._wan)
+        return mxnet_cluster(
+            work, int(values["parties"]), int(values["workers"]), self._wan, servers=self._servers, bound=self._bound
+        )
 
     def _start(self, command: Command, stack: contextlib.ExitStack) -> tuple[str, subprocess.Popen[bytes]]:
         role, site, argv, env = command
@@ -122,7 +131,7 @@ class Job:
     def _fail_if_any(self, processes: Any) -> None:
         if any(popen.poll() for popen in processes):
             tail = (self._directory / "output").read_text(errors="replace")[-3000:]
-            raise TrainingFailed(f"a job with {self._options} failed:\n{tail}")
+            raise TrainingFailed(f"a job with {self.options} failed:\n{tail}")
 
 
 def _end(popen: subprocess.Popen[bytes]) -> None:
@@ -140,16 +149,29 @@ class Judge:
         self._test = data.load("fashion-mnist", "test")
         self._model = networks.find(network).build()
 
-    def marks(self, job: Job, target: float) -> tuple[Mark | None, Mark | None]:
-        """The first checkpoint that reaches the target accuracy, if one does, and the last, if there is any."""
-        reached: Mark | None = None
-        last: Mark | None = None
+    def marks(self, job: Job, targets: Sequence[float]) -> list[Mark | None]:
+        """The first checkpoint that reaches each of the target accuracies, if one does, and the last, if there is any.
+
+        Of many checkpoints every fourth is looked at, and then those between the first of these that reaches it and the
+        one before.
+        """
         paths = job.checkpoints()
-        for path in paths:
-            if reached is None or path is paths[-1]:
-                last = self._mark(job, path)
-                reached = reached or (last if last.accuracy >= target else None)
-        return reached, last
+        known: dict[int, Mark] = {}
+
+        def at(index: int) -> Mark:
+            if index not in known:
+                known[index] = self._mark(job, paths[index])
+            return known[index]
+
+        found: list[Mark | None] = []
+        for target in targets:
+            stride = STRIDE if len(paths) > MANY else 1
+            coarse = next((index for index in range(0, len(paths), stride) if at(index).accuracy >= target), len(paths))
+            last = min(coarse, len(paths) - 1)
+            fine = (index for index in range(max(0, coarse - stride + 1), last + 1) if at(index).accuracy >= target)
+            index = next(fine, None)
+            found.append(None if index is None else at(index))
+        return [*found, at(len(paths) - 1) if paths else None]
 
     def _mark(self, job: Job, path: Path) -> Mark:
         checkpoint = Checkpoint.read(path)

@@ -5,7 +5,10 @@ The optimizer runs on MXNet's servers, with gradients divided by the number of w
 global rank 0 does with geomx.
 """
 
+import contextlib
+import itertools
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -14,6 +17,7 @@ from geomx_cli.runtime.mxnet_store import load_mxnet
 from geomx_cli.runtime.training import data, networks
 from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
 from geomx_cli.runtime.training.gluon_model import GluonModel
+from geomx_cli.runtime.training.prefetch import Prefetch
 from geomx_cli.runtime.training.recipe import Recipe
 from geomx_cli.runtime.training.shards import shard
 
@@ -23,7 +27,12 @@ def main(job_dir: str, options: dict[str, Any]) -> None:
     mx = load_mxnet()
     store, model = mx.kv.create("dist_sync"), networks.find(recipe.network).build()
     assert isinstance(model, GluonModel)
-    own = shard(data.load(recipe.data, "train", recipe.data_dir), store.rank, store.num_workers)
+    rank, here = int(os.environ["WORKER_RANK"]), int(options["workers"])
+    party = range(rank // here * here, rank // here * here + here)
+    own = shard(
+        data.load(recipe.data, "train", recipe.data_dir), rank, store.num_workers, recipe.split, recipe.seed, party
+    )
+    model.warm_up(recipe.batch_size)
     _begin(mx, store, model, recipe)
     checkpoints = Checkpoints(job_dir, recipe.checkpoint_every)
     started, steps, samples = time.monotonic(), 0, 0
@@ -31,17 +40,18 @@ def main(job_dir: str, options: dict[str, Any]) -> None:
     def keep() -> None:
         checkpoints.write(Checkpoint(steps, samples, steps, time.monotonic() - started, model.named_weights()))
 
-    for epoch in range(recipe.epochs):
-        for batch in own.batches(recipe.batch_size, seed=recipe.seed, epoch=epoch, rank=store.rank):
+    epochs = [own.batches(recipe.batch_size, seed=recipe.seed, epoch=e, rank=rank) for e in range(recipe.epochs)]
+    with contextlib.closing(Prefetch(itertools.chain.from_iterable(epochs))) as batches:
+        for batch in batches:
             model.forward_backward(batch, 1.0)
             for key, (gradient, weight) in enumerate(zip(model.gradients, model.weights, strict=True)):
                 store.push(key, gradient, priority=-key)
                 store.pull(key, weight, priority=-key)
             _wait(model)
             steps, samples = steps + 1, samples + len(batch[1])
-            if store.rank == 0 and checkpoints.due(steps):
+            if rank == 0 and checkpoints.due(steps):
                 keep()
-    if store.rank == 0:
+    if rank == 0:
         keep()
 
 

@@ -108,7 +108,8 @@ OPTIONS: tuple[Option, ...] = (
     _sync("delivery", "text", "direct", "GEOMX_DELIVERY", "How slices travel."),
     _net(
         "slice_elements", "int", 0, "MXNET_KVSTORE_BIGARRAY_BOUND",
-        "Elements in a slice, the unit of sending; a larger tensor is cut. 0 chooses by how far the servers stand.",
+        "Elements in a slice, the unit of sending; a larger tensor is cut. 0 chooses by how many the servers are,"
+        " and how far.",
         minimum=1024, maximum=8_388_608,
     ),
     _net(
@@ -150,8 +151,9 @@ OPTIONS: tuple[Option, ...] = (
     _train("data_dir", "text", "", "GEOMX_DATA_DIR", "Where the data set lies; searched for when not given."),
     _train(
         "split", "text", "iid", "GEOMX_SPLIT",
-        "How the training data are divided among the workers: iid, by-class (each worker has one class or a few), or"
-        " dirichlet:ALPHA (the smaller ALPHA, the more uneven the classes and the sizes).",
+        "How the training data are divided among the workers: iid, by-class (each worker has one class or a few),"
+        " by-party (each party has classes of its own, mixed among its workers), or dirichlet:ALPHA (the smaller ALPHA,"
+        " the more uneven the classes and the sizes).",
     ),
     _train("batch_size", "int", 64, "GEOMX_BATCH_SIZE", "Samples in one worker's batch.", minimum=1, maximum=65536),
     _train("epochs", "int", 4, "GEOMX_EPOCHS", "Passes over the training data.", minimum=1, maximum=100_000),

@@ -94,7 +94,7 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
     spec = replace(spec, options=_complete(inventory, spec))
     _check(inventory, spec)
     if not spec.script:
-        _check_training(spec)
+        _check_training(spec, inventory.topology)
     nodes = arrange(inventory)
     _check_factor(spec, nodes)
     layout = Layout.of(nodes, spec)
@@ -146,13 +146,13 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
             raise InvalidSettings(f"--{option} {name}: {reason}", hint)
 
 
-def _check_training(spec: JobSpec) -> None:
+def _check_training(spec: JobSpec, topology: str) -> None:
     """Refuse what the bundled training does not know."""
     from geomx_cli.runtime.training import data, networks, shards  # numpy, of which other uses of a plan have no need
 
     networks.check_name(str(spec.options["network"]))
     data.check_name(str(spec.options["data"]))
-    shards.check(str(spec.options["split"]))
+    shards.check(str(spec.options["split"]), flat=topology == "flat")
 
 
 def _check_factor(spec: JobSpec, nodes: Sequence[Node]) -> None:

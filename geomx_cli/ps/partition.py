@@ -14,14 +14,16 @@ import numpy as np
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps.wire import DTYPES, MAX_ELEMENTS, dtype_code
 
-__all__ = ["FAR", "NEAR", "Partition", "Placement", "Slice", "Tensor"]
+__all__ = ["NEAR", "Partition", "Placement", "Slice", "Tensor"]
 
 MAX_KEYS = 1_000_000
 MAX_SLICES, MAX_SLICES_OF_ALL = 100_000, 1_000_000
 NEAR = 524_288
 """Elements in a slice where all members share the roots' host: a slice costs each process time, whatever its size."""
 FAR = 262_144
-"""Elements in a slice elsewhere: the shorter the slice, the sooner both directions of a slow link are busy."""
+LEAST, PARTS = 16_384, 8
+"""Elements in a slice elsewhere, at most and at least, and how many slices of a tensor each root should have: the
+shorter the slice, the sooner both directions of a slow link are busy, and the more alike the roots are loaded."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,14 @@ class Placement:
 
 
 class Partition:
-    """Cuts and places each tensor when it is first declared. Declaring it again changes nothing."""
+    """Cuts and places each tensor when it is first declared. Declaring it again changes nothing.
+
+    slice_elements: those of a slice, at most; 0 chooses for servers that are far away.
+    """
 
     def __init__(self, slice_elements: int, servers: int) -> None:
         self._slice_elements = min(slice_elements, MAX_ELEMENTS)
+        self._servers = servers
         self._load = [0] * servers
         self._placed: dict[str, Placement] = {}
         self._slices = 0
@@ -110,12 +116,13 @@ class Partition:
             raise InvalidSettings(
                 f"key {tensor.name!r} has {tensor.size} elements in rows of {tensor.row}", "all rows are equally long"
             )
-        if not 0 < tensor.size <= MAX_SLICES * self._slice_elements or len(self._placed) >= MAX_KEYS:
+        most = self._slice_elements or min(FAR, max(LEAST, -(-tensor.size // (PARTS * self._servers))))
+        if not 0 < tensor.size <= MAX_SLICES * most or len(self._placed) >= MAX_KEYS:
             raise InvalidSettings(
                 f"key {tensor.name!r} has {tensor.size} elements",
                 f"it must have at least one and at most {MAX_SLICES} slices; there may be {MAX_KEYS} keys",
             )
-        lengths = self._cut(tensor)
+        lengths = _cut(tensor, most)
         self._slices += len(lengths)
         if self._slices > MAX_SLICES_OF_ALL:
             raise InvalidSettings(f"key {tensor.name!r} would make {self._slices} slices", "set a larger slice size")
@@ -125,9 +132,10 @@ class Partition:
         slices = tuple(Slice(o, n, root, root) for o, n, root in zip(offsets, lengths, roots, strict=False))
         return Placement(len(self._placed), tensor, slices)
 
-    def _cut(self, tensor: Tensor) -> list[int]:
-        """Slices of whole rows, unless a row is longer than a slice may be."""
-        unit = tensor.row if tensor.row <= self._slice_elements else 1
-        units, most = tensor.size // unit, self._slice_elements // unit
-        count = -(-units // most)
-        return [unit * (units // count + (index < units % count)) for index in range(count)]
+
+def _cut(tensor: Tensor, most: int) -> list[int]:
+    """Slices of whole rows, unless a row is longer than a slice may be."""
+    unit = tensor.row if tensor.row <= most else 1
+    units = tensor.size // unit
+    count = -(-units // (most // unit))
+    return [unit * (units // count + (index < units % count)) for index in range(count)]

@@ -9,7 +9,7 @@ from geomx_cli.ps.barrier import Barrier
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.node import Node
 from geomx_cli.ps.optimizer_service import OptimizerService
-from geomx_cli.ps.partition import FAR, NEAR, Partition, Placement, Slice, Tensor
+from geomx_cli.ps.partition import NEAR, Partition, Placement, Slice, Tensor
 from geomx_cli.ps.rounds import Rounds
 from geomx_cli.ps.state_desk import StateDesk
 from geomx_cli.ps.talk import Request
@@ -171,7 +171,7 @@ class Requests:
             plane = settings.local if self._uplink is not None else settings.upper or settings.local
             assert plane is not None
             near = settings.host != "" and self._members.all_on(settings.host)
-            elements = int(settings.number("slice_elements")) or (NEAR if near else FAR)
+            elements = int(settings.number("slice_elements")) or (NEAR if near else 0)
             self._partition = Partition(elements, plane.servers)
         return self._partition
 

@@ -21,7 +21,8 @@ MOST = 2000
 class About(msgspec.Struct):
     """traffic: bytes from each party to each other one. seconds, wan_bytes: how many bytes had gone between parties so
     many seconds after training began, the first weights among them. starts: how many seconds after the first each
-    worker (HOST/DEVICE) began.
+    worker (HOST/DEVICE) began. evaluation_on_clock: whether the workers' times have that of evaluations in them.
+    epsilon: ESync's at the end, seconds; None for other algorithms.
     """
 
     job: str
@@ -31,6 +32,8 @@ class About(msgspec.Struct):
     seconds: list[float] = []
     wan_bytes: list[int] = []
     starts: dict[str, float] = {}
+    evaluation_on_clock: bool = True
+    epsilon: float | None = None
     schema_version: int = 1
 
     @classmethod

@@ -18,7 +18,8 @@ MOST_COUNTS = 4096
 class ProcessLog:
     """problems: a sentence for each event that is damaged. training: when that began, Unix seconds; None where it has
     not. accuracies: of the weights after each round that was evaluated. sent: (Unix seconds, bytes sent to other
-    parties by then), of a long log not all. peers: bytes sent to each process of another party.
+    parties by then), of a long log not all. peers: bytes sent to each process of another party. epsilon: ESync's in the
+    last round, seconds.
 
     Rounds are not kept, for there may be very many: `records` reads them.
     """
@@ -31,6 +32,7 @@ class ProcessLog:
     sent: list[tuple[float, int]] = field(default_factory=list)
     peers: Mapping[str, int] = field(default_factory=dict)
     last: int = 0
+    epsilon: float | None = None
 
     @classmethod
     def read(cls, path: Path, process: str = "") -> "ProcessLog":
@@ -50,7 +52,8 @@ class ProcessLog:
         for event in self._events():
             if event.get("event") == "round":
                 try:
-                    fields = {**event, "time": event["times"], "accuracy": self.accuracies.get(event["num_iters"])}
+                    accuracy = self.accuracies.get(event["num_iters"])
+                    fields = {**event, "time": event["times"], "accuracy": accuracy, "evaluation_on_clock": True}
                     record = msgspec.convert(fields, Record)
                     check(record)
                 except (KeyError, TypeError, ValueError) as error:
@@ -77,6 +80,7 @@ class ProcessLog:
         match event["event"]:
             case "round":  # what is wrong with one `records` says
                 self.last = event["num_iters"] if isinstance(event.get("num_iters"), int) else self.last
+                self.epsilon = _within(event["epsilon"], MAX_SECONDS) if "epsilon" in event else self.epsilon
             case "evaluation":
                 self.accuracies[int(event["round"])] = _within(event["accuracy"], 1.0)
             case "finished" if self.last and event.get("accuracy") is not None:

@@ -22,6 +22,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     """A round. `time`: seconds by phase of each local step; total_time: seconds since the worker began to train.
 
     accuracy is there only where it was evaluated; what follows it is not in records of ESync's own workers.
+    evaluation_on_clock: whether total_time has the time of evaluations in it. epsilon: ESync's, seconds.
     """
 
     num_iters: int
@@ -35,6 +36,8 @@ class Record(msgspec.Struct, omit_defaults=True):
     communicate: float | None = None
     wait: float | None = None
     loss: float | None = None
+    evaluation_on_clock: bool | None = None
+    epsilon: float | None = None
 
     def aggregation(self) -> float:
         """Seconds that the exchange of the round took."""
@@ -146,7 +149,7 @@ def read_record(path: str, number: int) -> Record:
 def check(record: Record) -> None:
     """Raises ValueError where its numbers make no sense: whoever wrote it, no report fails for one."""
     counts = (record.num_iters, record.num_samples, record.bytes_sent, record.bytes_received)
-    told = (record.total_time, record.compute, record.communicate, record.wait, record.accuracy)
+    told = (record.total_time, record.compute, record.communicate, record.wait, record.accuracy, record.epsilon)
     times = [seconds for seconds in told if seconds is not None]
     for step in record.time.values():
         times += step.values()

@@ -15,7 +15,8 @@ __all__ = ["Differences"]
 class Differences:
     """Pushes the differences of this worker's weights to the global ones that it last had, and takes new ones.
 
-    Tensors are named by their index in the model. For the training thread only.
+    origin: the global weights that it last had, by tensor. Tensors are named by their index in the model. For the
+    training thread only.
     """
 
     def __init__(self, client: "Client", model: "ModelAdapter", recipe: "Recipe") -> None:
@@ -26,19 +27,19 @@ class Differences:
         self.tensors = range(len(model.names))
         self._rounds = TensorRounds(client, model)
         self._model = model
-        self._origin: list[Array] = []
+        self.origin: list[Array] = []
 
     def start(self) -> None:
         """Take the initial weights from the servers."""
         self._rounds.pull()
         self._model.write_weights(self._rounds.vector)
         self.steps.begin()
-        self._origin = [weight.copy() for weight in self.steps.weights]
+        self.origin = [weight.copy() for weight in self.steps.weights]
 
     def push(self, tensors: Iterable[int], weight: float = 1.0) -> None:
         """Begin a round of these tensors; the differences count with this weight in the mean."""
         for index in tensors:
-            self._rounds.buffers[index][:] = (self._origin[index] - self.steps.weights[index]) * weight
+            self._rounds.buffers[index][:] = (self.origin[index] - self.steps.weights[index]) * weight
             self._rounds.push(index, weight)
 
     def abstain(self, tensors: Iterable[int]) -> None:
@@ -48,13 +49,13 @@ class Differences:
 
     def end(self) -> None:
         """Give up what is this worker's own for the global weights."""
-        for index, origin in enumerate(self._origin):
+        for index, origin in enumerate(self.origin):
             self.steps.put(index, origin)
 
     def take(self, tensors: Iterable[int], mix: float = 0.0) -> None:
         """Wait for the round's new weights and go on from them; `mix` is the part of this worker's own in that."""
         for index in tensors:
             self._rounds.wait([index])
-            origin, own = self._origin[index], self.steps.weights[index]
+            origin, own = self.origin[index], self.steps.weights[index]
             origin[:] = self._rounds.buffers[index]
             self.steps.put(index, origin + mix * (own - origin))

@@ -22,6 +22,7 @@ class Pacer:
     paused would make a fast worker the slowest, or the slowest's end seem far. With `--esync-query overlapped` the
     answer to one step's question may be taken after the next step; a worker that is the slowest waits for it, as its
     next step would keep all waiting.
+    epsilon: that of the last answer, in seconds.
     Raises what the client does when the job has failed. What the state server has refused is raised where this worker
     next waits: for an answer, or at the begin of a round.
     """
@@ -30,6 +31,7 @@ class Pacer:
         settings = client.settings
         party = settings.text("esync_scope") == "party"
         self.rounds = 0
+        self.epsilon = 0.0
         self._client = client
         self._rank = client.rank if party else client.global_rank
         self._workers = client.num_workers if party else client.num_all_workers
@@ -81,6 +83,7 @@ class Pacer:
         self._asked = None
         self.settle()  # was told before the question
         self._slowest = bool(answer["slowest"])
+        self.epsilon = float(answer["epsilon"])
         return bool(answer["ready"])
 
     def _ask(self, do: str, **fields: float) -> "Future[dict[str, Any]]":

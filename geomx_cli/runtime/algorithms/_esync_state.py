@@ -109,13 +109,19 @@ class StateServer:
         self._find(r).left = True
         self._slowest = self._search()
 
+    @property
+    def epsilon(self) -> float:
+        """Seconds that a step must leave over, as things are now."""
+        if self._epsilon is not None:
+            return self._epsilon
+        return min(AUTOMATIC_MOST, AUTOMATIC_PART * self._slowest.step_time) if self._slowest is not None else 0.0
+
     def home(self) -> dict[str, Any]:
         """All that is known: num_workers, t, epsilon (seconds), records, one [r, k, c, te, ready, round] each."""
-        slowest = self._slowest
         return {
             "num_workers": len(self._records),
             "t": self._round,
-            "epsilon": self._margin(slowest.step_time if slowest is not None else 0.0),
+            "epsilon": self.epsilon,
             "records": [[w.rank, w.steps, w.step_time, w.ended, w.ready, w.round] for w in self._records],
         }
 
@@ -130,7 +136,7 @@ class StateServer:
             return Decision(ready=False, slowest=worker is slowest, rest=math.inf)
         missing = max(1, self._min_steps - slowest.steps)
         rest = slowest.step_time * missing + slowest.ended - now
-        late = worker.step_time + self._margin(slowest.step_time) > rest
+        late = worker.step_time + self.epsilon > rest
         ready = k >= self._min_steps and (worker is slowest or slowest.ready or late)
         worker.ready |= ready
         return Decision(ready, worker is slowest, 0.0 if slowest.ready else max(0.0, rest))
@@ -163,9 +169,6 @@ class StateServer:
         """The lowest rank of those with the longest steps; None while nobody has measured one."""
         known = (record for record in self._records if record.step_time > 0 and not record.left)
         return max(known, key=lambda record: record.step_time, default=None)
-
-    def _margin(self, step_time: float) -> float:
-        return min(AUTOMATIC_MOST, AUTOMATIC_PART * step_time) if self._epsilon is None else self._epsilon
 
     def _present(self, r: int) -> _Record:
         worker = self._find(r)

@@ -138,6 +138,11 @@ class DilocoWorker(WorkerPart):
         """Whether it is time to take the result of the exchange under way."""
         return self._wait == 0
 
+    @property
+    def global_weights(self) -> "Sequence[Array] | None":
+        """What the fragments were at their last exchanges; the model has steps of this worker's own beyond that."""
+        return self._differences.origin if self.partial_rounds else None
+
     def start(self) -> None:
         """Take the initial weights from the servers."""
         self._differences.start()

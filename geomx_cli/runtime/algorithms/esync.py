@@ -151,7 +151,7 @@ class EsyncServer(MeanServer):
             state.entered(now, rank, int(body["t"]))
         else:
             decision = state.query(now, rank, int(body["k"]), float(body["c"]), float(body["age"]))
-            return {"ready": decision.ready, "slowest": decision.slowest}
+            return {"ready": decision.ready, "slowest": decision.slowest, "epsilon": state.epsilon}
         return {}
 
 
@@ -202,6 +202,7 @@ class EsyncWorker(WorkerPart):
     def synchronise(self) -> None:
         """Take the new weights; a new round begins."""
         self._differences.take(self._tensors)
+        self.recorded = {"epsilon": self._pacer.epsilon}
         self._differences.steps.count = 0
         self.rounds += 1
         self._pacer.begin()

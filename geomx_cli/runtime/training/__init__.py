@@ -114,5 +114,7 @@ def _data(client: "Client", recipe: "Recipe") -> "tuple[Samples, Samples | None]
     from geomx_cli.runtime.training.shards import shard
 
     samples = data.load(recipe.data, "train", recipe.data_dir)
-    own = shard(samples, client.global_rank, client.num_all_workers, recipe.split, recipe.seed)
+    rank, all_workers = client.global_rank, client.num_all_workers
+    party = None if client.flat else range(rank - client.rank, rank - client.rank + client.num_workers)
+    own = shard(samples, rank, all_workers, recipe.split, recipe.seed, party)
     return own, data.load(recipe.data, "test", recipe.data_dir) if client.global_rank == 0 else None

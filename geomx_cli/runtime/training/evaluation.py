@@ -1,8 +1,9 @@
 """The accuracy on the whole test set, computed piece by piece while a round's exchange is under way."""
 
 import time
+from collections.abc import Sequence
 
-from geomx_cli.runtime.training.model import ModelAdapter
+from geomx_cli.runtime.training.model import Floats, ModelAdapter
 from geomx_cli.runtime.training.samples import Samples
 
 __all__ = ["Evaluation"]
@@ -49,9 +50,13 @@ class Evaluation:
         """Time spent in the latest evaluation so far."""
         return self._seconds
 
-    def begin(self, model: ModelAdapter, round_: int) -> None:
-        """Take a copy of the weights after round `round_`; at the end one that is not done is given up."""
+    def begin(self, model: ModelAdapter, round_: int, weights: Sequence[Floats] | None = None) -> None:
+        """Take a copy of the weights after round `round_`, the model's or `weights` where given, by tensor; at the end
+        one that is not done is given up.
+        """
         self._model.copy_weights_from(model)
+        for index, weight in enumerate(weights or ()):
+            self._model.write_weight(index, weight)
         self.round, self._next, self._correct, self._seconds = round_, 0, 0, 0.0
 
     def advance(self) -> bool:

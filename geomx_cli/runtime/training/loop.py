@@ -172,7 +172,7 @@ class Loop:
         self._record.round(
             self._part.rounds, current.times, samples=current.samples, loss=loss, steps=self._steps,
             communicate=now - (self._begun or waiting), wait=now - waiting,
-            accuracy=current.accuracy,
+            accuracy=current.accuracy, more=self._part.recorded,
         )  # fmt: skip
         self._round, self._begun = _Round(), None
         self._keep()
@@ -217,19 +217,24 @@ class Loop:
         )  # fmt: skip
 
     def _keep(self, *, at_end: bool = False) -> None:
-        """Write a checkpoint if one is due."""
-        if self._checkpoints is None or not (at_end or self._checkpoints.due(self._steps)):
+        """Write a checkpoint of the global model if one is due and there is one."""
+        if self._checkpoints is None or not (at_end or (self._part.everywhere and self._checkpoints.due(self._steps))):
             return
-        weights = {**self._model.named_weights(), **self._model.read_statistics()}
+        weights = self._model.named_weights()
+        if not at_end and (shared := self._part.global_weights) is not None:
+            weights = {name: part.reshape(weights[name].shape) for name, part in zip(weights, shared, strict=True)}
+        weights |= self._model.read_statistics()
         self._checkpoints.write(Checkpoint(self._steps, self.samples, self._part.rounds, self.seconds, weights))
 
     def _begin_evaluation(self) -> None:
         every, evaluation = self._recipe.eval_every, self._evaluation
         if evaluation is None or not every or evaluation.busy:  # where rounds have many steps, one takes several
             return
+        if not self._part.everywhere:
+            return
         if self._steps + self._waited - self._evaluated >= every:
             self._evaluated = self._steps + self._waited
-            evaluation.begin(self._model, self._part.rounds)
+            evaluation.begin(self._model, self._part.rounds, self._part.global_weights)
 
     def _evaluate(self) -> None:
         evaluation = self._evaluation

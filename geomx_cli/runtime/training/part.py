@@ -1,9 +1,12 @@
 """What a synchronisation algorithm does at a worker, as the bundled training loop sees it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from geomx_cli.runtime.training.model import Floats
     from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.stopwatch import Stopwatch
 
@@ -22,7 +25,8 @@ class WorkerPart(ABC):
     rounds: completed. gradient_scale: what the gradient of a batch's mean loss is multiplied by in the backward pass.
     steps_per_round: steps between two rounds, about. exchange_apart: whether a round's record has its exchange behind
     its steps, and not in the only one. partial_rounds: whether a round may leave steps to later rounds.
-    asynchronous: whether parties go through rounds by themselves.
+    asynchronous: whether parties go through rounds by themselves. recorded: what the record of the last round is to
+    say beside what all say.
     """
 
     rounds: int = 0
@@ -31,6 +35,7 @@ class WorkerPart(ABC):
     exchange_apart: bool = False
     partial_rounds: bool = False
     asynchronous: bool = False
+    recorded: Mapping[str, float] = MappingProxyType({})
 
     @property
     def due(self) -> bool:
@@ -39,8 +44,15 @@ class WorkerPart(ABC):
 
     @property
     def everywhere(self) -> bool:
-        """Whether the last round was one of all workers, not of this party alone."""
+        """Whether the last round was one of all workers, not of this party alone: then there is a global model."""
         return True
+
+    @property
+    def global_weights(self) -> "Sequence[Floats] | None":
+        """The global model after the last round, where that was one of all workers: 1-D arrays in the order of the
+        model's tensors, which change with the next round. None where the model itself has it.
+        """
+        return None
 
     @abstractmethod
     def start(self) -> None:

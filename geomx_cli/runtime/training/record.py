@@ -1,6 +1,8 @@
 """What a training worker says about its rounds: one event each in its log, and its telemetry."""
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,11 +33,11 @@ class Record:
 
     def round(
         self, number: int, times: list[dict[str, float]], *, samples: int, loss: float | None, steps: int,
-        communicate: float, wait: float, accuracy: float | None,
+        communicate: float, wait: float, accuracy: float | None, more: Mapping[str, float] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """A round is complete. `times`: seconds of each local step by name; `steps`: those of all rounds so far.
 
-        loss: None for a round that this worker has trained on no batch for.
+        loss: None for a round that this worker has trained on no batch for. more: the algorithm's own.
         """
         before, self._bytes = self._bytes, self._count_bytes()
         known = {"loss": loss, "accuracy": accuracy}
@@ -52,6 +54,7 @@ class Record:
             communicate=round(communicate, 4),
             wait=round(wait, 4),
             **fields,
+            **more,
         )
         now = time.monotonic()
         seconds, self._last = max(now - self._last, 1e-9), now

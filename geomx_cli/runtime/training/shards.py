@@ -1,4 +1,4 @@
-"""How the training data are divided among the workers: evenly mixed, by class, or unevenly at random."""
+"""How the training data are divided among the workers: evenly mixed, by class, by party, or unevenly at random."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ from geomx_cli.runtime.training.samples import Samples
 
 __all__ = ["check", "is_iid", "shard"]
 
-IID, BY_CLASS, DIRICHLET = "iid", "by-class", "dirichlet"
+IID, BY_CLASS, BY_PARTY, DIRICHLET = "iid", "by-class", "by-party", "dirichlet"
 TRIES = 100
 LEAST = 0.01  # below it numpy's gamma variates are zero now and then
 Indices = npt.NDArray[np.int64]
@@ -22,32 +22,42 @@ def is_iid(split: str) -> bool:
     return split == IID
 
 
-def check(split: str) -> float:
-    """The ALPHA of dirichlet:ALPHA, infinite for the others. Raises InvalidSettings for what is no value of --split."""
+def check(split: str, *, flat: bool = False) -> float:
+    """The ALPHA of dirichlet:ALPHA, infinite for the others. Raises InvalidSettings for what is no value of --split, or
+    cannot be in a flat cluster.
+    """
+    if split == BY_PARTY and flat:
+        hint = f"give an algorithm with another topology, or --split {BY_CLASS}"
+        raise InvalidSettings(f"--split {BY_PARTY}: --topology flat has no parties", hint)
     kind, _, alpha = split.partition(":")
-    if split in (IID, BY_CLASS):
+    if split in (IID, BY_CLASS, BY_PARTY):
         return math.inf
     try:
         number = float(alpha) if kind == DIRICHLET else 0.0
     except ValueError:
         number = 0.0
     if not LEAST <= number <= 1e6:
-        hint = f"write {IID}, {BY_CLASS}, or {DIRICHLET}:0.3 with a number from {LEAST}; the smaller, the more uneven"
+        known = f"{IID}, {BY_CLASS}, {BY_PARTY}"
+        hint = f"write {known}, or {DIRICHLET}:0.3 with a number from {LEAST}; the smaller, the more uneven"
         raise InvalidSettings(f"--split {split}: there is no such way to divide the data", hint)
     return number
 
 
-def shard(samples: Samples, rank: int, count: int, split: str = IID, seed: int = 1) -> Samples:
-    """A copy of what worker `rank` of `count` trains on. What does not divide among them is left out.
+def shard(
+    samples: Samples, rank: int, count: int, split: str = IID, seed: int = 1, party: range | None = None
+) -> Samples:
+    """A copy of what worker `rank` of `count` trains on. What does not divide among them is left out. `party`: the
+    ranks of its party, None in a flat cluster.
 
     "iid": a contiguous part of the file, which is in random order. "by-class": a contiguous part of the samples sorted
-    by label, in that order in each epoch, so that batches have one or two classes. "dirichlet:ALPHA": of each class a
-    part that a Dirichlet distribution gives, for `seed`; shards differ in size. Hsu, Qi and Brown, "Measuring the
+    by label, in that order in each epoch, so that batches have one or two classes. "by-party": what "by-class" gives
+    its party, evenly mixed among the party's workers: parties have different classes. "dirichlet:ALPHA": of each class
+    a part that a Dirichlet distribution gives, for `seed`; shards differ in size. Hsu, Qi and Brown, "Measuring the
     effects of non-identical data distribution for federated visual classification", 2019, arXiv:1909.06335.
 
     Raises InvalidSettings when there are fewer samples than workers, or a worker would get none.
     """
-    alpha = check(split)
+    alpha = check(split, flat=party is None)
     size = len(samples) // count
     if size == 0:
         raise InvalidSettings(
@@ -58,6 +68,10 @@ def shard(samples: Samples, rank: int, count: int, split: str = IID, seed: int =
     if split == BY_CLASS:
         ordered = np.argsort(samples.labels, kind="stable")
         return _take(samples, ordered[rank * size : (rank + 1) * size], in_order=True)
+    if split == BY_PARTY:
+        assert party is not None
+        ordered = np.argsort(samples.labels, kind="stable")[party.start * size : party.stop * size]
+        return _take(samples, np.sort(ordered[rank - party.start :: len(party)]))
     return _take(samples, _uneven(samples.labels, samples.classes, alpha, count, seed)[rank])
 
 

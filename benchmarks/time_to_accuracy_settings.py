@@ -1,0 +1,79 @@
+"""What time_to_accuracy.py compares: the options of each row, and what was tried to find them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from geomx_cli.options import Value
+
+__all__ = ["GRID", "MXNET", "ROWS", "TASKS", "Row", "Task"]
+
+MXNET = "mxnet"
+GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+
+
+@dataclass(frozen=True)
+class Row:
+    """options: of geomx launch; `algo` may also be "mxnet", its own dist_sync, with a server at each of the sites
+    `servers` and slices of `bound` elements. tried: the settings that --sweep tries beside the six rates of GRID.
+    same_as: the row whose sums it does, and so whose rate and momentum it has.
+    """
+
+    options: Mapping[str, Value]
+    tried: Sequence[Mapping[str, Value]] = ()
+    same_as: str = ""
+    servers: Sequence[str] = ()
+    bound: int = 1_000_000
+
+
+@dataclass(frozen=True)
+class Task:
+    """options: of all rows. rows: the settings that differ from those of ROWS."""
+
+    options: Mapping[str, Value]
+    targets: Sequence[float]
+    rows: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)
+
+
+def _momenta(*values: float) -> list[dict[str, Value]]:
+    return [{"momentum": value} for value in values]
+
+
+def _pairs(first: str, second: str, *values: tuple[Value, Value]) -> list[dict[str, Value]]:
+    return [{first: one, second: other} for one, other in values]
+
+
+SPREAD = {"topology": "spread"}
+MOMENTA = _momenta(0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
+INNER = _pairs("inner_steps", "outer_momentum", (10, 0.5), (20, 0.5), (30, 0.0), (30, 0.5), (30, 0.9), (60, 0.5))
+ROWS: Mapping[str, Row] = {
+    "fsa": Row({"algo": "fsa", **SPREAD, "lr": 0.05}, MOMENTA),
+    "fsa-central": Row({"algo": "fsa", "lr": 0.05}, same_as="fsa"),
+    "mixed": Row({"algo": "mixed", **SPREAD, "lr": 0.5, "momentum": 0.0}, MOMENTA),
+    "mixed-dcasgd": Row(
+        {"algo": "mixed", **SPREAD, "lr": 0.2, "momentum": 0.0, "optimizer": "dcasgd"},
+        [{"dc_lambda": value} for value in (0.01, 0.02, 0.04, 0.1, 0.5, 2.0)],
+    ),
+    "hfa": Row(
+        {"algo": "hfa", **SPREAD, "lr": 0.05, "k1": 20, "k2": 2},
+        _pairs("k1", "k2", (5, 4), (10, 4), (20, 2), (20, 3), (20, 5), (20, 10)),
+    ),
+    "esync": Row(
+        {"algo": "esync", **SPREAD, "lr": 0.05, "min_local_steps": 12},
+        _pairs("min_local_steps", "global_lr", (6, 1.0), (12, 1.0), (24, 1.0), (48, 1.0), (12, 1.3), (24, 1.3)),
+    ),
+    "diloco": Row({"algo": "diloco", **SPREAD, "lr": 0.05, "inner_steps": 30, "outer_momentum": 0.5}, INNER),
+    "diloco-streaming": Row(
+        {"algo": "diloco", **SPREAD, "lr": 0.05, "inner_steps": 40, "outer_momentum": 0.5, "fragments": 2,
+         "overlap": 10},
+        _pairs("inner_steps", "overlap", (20, 5), (40, 5), (40, 10), (40, 15), (60, 10), (60, 20)),
+    ),
+    "sync": Row({"algo": "sync", "lr": 0.05}, same_as="fsa"),
+    "async": Row({"algo": "async", "lr": 0.5, "momentum": 0.0}, MOMENTA),
+    "mxnet": Row({"algo": MXNET, "lr": 0.05}, same_as="fsa", servers="AB", bound=100_000),
+    "mxnet-central": Row({"algo": MXNET, "lr": 0.05}, same_as="fsa", servers="C", bound=100_000),
+}  # fmt: skip
+
+TASKS: Mapping[str, Task] = {
+    "iid": Task({}, (0.80, 0.87)),
+    "by-party": Task({"split": "by-party"}, (0.80,)),
+}
