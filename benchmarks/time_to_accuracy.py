@@ -166,8 +166,9 @@ def straggling_party(bench: Bench) -> list[dict[str, Any]]:
     """
     rows = []
     for title, watched, options in (
-        ("beside a slow party", "B", {"factor": "A=64,B=8"}), ("alone", "A", {"parties": 1, "factor": "A=8"}),
-    ):  # fmt: skip
+        ("beside a slow party", "B", dict[str, Value](factor="A=64,B=8")),
+        ("alone", "A", dict[str, Value](parties=1, factor="A=8")),
+    ):
         with tempfile.TemporaryDirectory(prefix="gxt") as directory:
             job = bench.job("mixed", directory, {"epochs": 1000, "topology": "central", **options})
             job.run(PACE_SECONDS)

@@ -19,9 +19,10 @@ class Pacer:
 
     It tells the worker's steps in this round (k), how long one takes (c, in seconds, with whatever came before it in
     that step), and how long ago the last one ended. c is the median of the last ones: a single one in which the system
-    paused would make a fast worker the slowest, or the slowest's end seem far. With `--esync-query overlapped` the
-    answer to one step's question may be taken after the next step; a worker that is the slowest waits for it, as its
-    next step would keep all waiting.
+    paused would make a fast worker the slowest, or the slowest's end seem far. Nobody is ready before the
+    `--min-local-steps`-th step of a round, so no answer is waited for until then: that would make a worker far from the
+    state server the slowest. With `--esync-query overlapped` the answer to one step's question may be taken after the
+    next step; a worker that is the slowest waits for it, as its next step would keep all waiting.
     epsilon: that of the last answer, in seconds.
     Raises what the client does when the job has failed. What the state server has refused is raised where this worker
     next waits: for an answer, or at the begin of a round.
@@ -36,6 +37,7 @@ class Pacer:
         self._rank = client.rank if party else client.global_rank
         self._workers = client.num_workers if party else client.num_all_workers
         self._waits = settings.text("esync_query") == "blocking"
+        self._least = int(settings.number("min_local_steps"))
         self._slowest = True  # until it is known
         self._asked: Future[dict[str, Any]] | None = None
         self._told: deque[Future[dict[str, Any]]] = deque()
@@ -60,8 +62,13 @@ class Pacer:
         self._ended, self._steps = now, self._steps + 1
         if self._ready(wait=False):
             return True
+        told = {"k": self._steps, "c": statistics.median(self._times), "age": 0.0}
+        if self._steps < self._least:
+            if not self._told or self._told[-1].done():
+                self._told.append(self._ask("query", **told))
+            return False
         if self._asked is None:
-            self._asked = self._ask("query", k=self._steps, c=statistics.median(self._times), age=0.0)
+            self._asked = self._ask("query", **told)
         return self._ready(wait=self._waits or self._slowest)
 
     def leave(self) -> None:
