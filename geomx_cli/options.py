@@ -119,7 +119,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "wan", "wan", "", "GEOMX_WAN",
-        "Shape the links between parties on one machine: rate of a party's link, round trip, or both, as 100mbit,30ms.",
+        "Shape the links between parties on one machine: rate of a party's link, round trip, or both, as 100mbit,30ms."
+        " The central party's link has that rate too, for all parties together.",
     ),
     _net("heartbeat", "duration", 1.0, "GEOMX_HEARTBEAT", "Time between heartbeats.", minimum=0.05, maximum=60),
     _net(
@@ -193,7 +194,7 @@ OPTIONS: tuple[Option, ...] = (
     _train("seed", "int", 1, "GEOMX_SEED", "Seed of initial weights and of the order of samples.", minimum=0),
     _train(
         "eval_every", "int", 100, "GEOMX_EVAL_EVERY",
-        "Steps of a worker between two evaluations; 0: only at the end.", minimum=0,
+        "Steps of a worker between two evaluations of the global model; 0: only at the end.", minimum=0,
     ),
     _train(
         "checkpoint_every", "int", 0, "GEOMX_CHECKPOINT_EVERY",

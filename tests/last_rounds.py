@@ -1,6 +1,7 @@
 """What training with uneven data comes to, computed in numpy and fp64: one dense layer, the algorithms' rounds.
 
-Only who has which batches is taken from the product; no server, weight or vote of its is used here.
+Only who has which batches is taken from the product; no server, weight or vote of its is used here. Each algorithm
+gives the global model after each of its rounds, by the number of rounds that a worker has been through by then.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from geomx_cli.runtime.training.shards import shard
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Model = list[Array]
 """The weight, (classes, 4), and the bias, (classes,)."""
+History = dict[int, Model]
 BATCH, EPOCHS, RATE, MOMENTUM = 4, 2, 0.1, 0.5
 
 
@@ -59,12 +61,14 @@ def accuracy(model: Sequence[Any]) -> float:
     return float((scores.argmax(axis=1) == test.labels).mean())
 
 
-def checkpoint(folder: Path) -> Model:
-    """The weights that a job has kept last."""
-    last = max(folder.rglob("step-*.npz"), key=lambda path: path.stat().st_mtime)
-    with np.load(last) as file:
-        names = sorted((name for name in file.files if file[name].ndim), key=lambda name: -file[name].ndim)
-        return [file[name] for name in names]
+def checkpoints(folder: Path) -> dict[int, Model]:
+    """The weights that a job has kept, by the number of rounds, in that order."""
+    found = {}
+    for path in folder.rglob("step-*.npz"):
+        with np.load(path) as file:
+            names = sorted((name for name in file.files if file[name].ndim), key=lambda name: -file[name].ndim)
+            found[int(file["rounds"])] = [file[name] for name in names]
+    return dict(sorted(found.items()))
 
 
 @dataclass
@@ -94,8 +98,9 @@ def locals_of(workers: int, seed: int) -> list[Local]:
     return [Local(initial(seed), batches) for batches in batches_of(workers, seed)]
 
 
-def fsa(workers: int, seed: int) -> Model:
+def fsa(workers: int, seed: int) -> History:
     """The mean of the gradients of those who have one."""
+    history: History = {}
     world, velocity, batches = initial(seed), [np.zeros((tiny.CLASSES, 4)), np.zeros(3)], batches_of(workers, seed)
     for number in range(max(map(len, batches))):
         given = [gradient(world, own[number]) for own in batches if number < len(own)]
@@ -103,13 +108,15 @@ def fsa(workers: int, seed: int) -> Model:
             mean = np.mean([slopes[index] for slopes in given], axis=0)
             velocity[index] = MOMENTUM * velocity[index] - RATE * mean
             world[index] = world[index] + velocity[index]
-    return world
+        history[number + 1] = list(world)
+    return history
 
 
-def hfa(parties: Sequence[Sequence[int]], seed: int, k1: int, k2: int, *, by_samples: bool = False) -> Model:
+def hfa(parties: Sequence[Sequence[int]], seed: int, k1: int, k2: int, *, by_samples: bool = False) -> History:
     """Means of those who have taken steps; of a party's workers in each round, of the parties in each K2-th."""
     workers = locals_of(sum(map(len, parties)), seed)
-    milestone, values = initial(seed), [initial(seed) for _ in parties]
+    history: History = {}
+    values = [initial(seed) for _ in parties]
     while any(worker.left for worker in workers):
         since = [0.0 for _ in parties]
         for _ in range(k2):
@@ -126,7 +133,8 @@ def hfa(parties: Sequence[Sequence[int]], seed: int, k1: int, k2: int, *, by_sam
         found = [(value, weight if by_samples else 1.0) for value, weight in zip(values, since, strict=True) if weight]
         milestone = mean_of(found)
         values = [[item.copy() for item in milestone] for _ in parties]
-    return milestone
+        history[(len(history) + 1) * k2] = milestone
+    return history
 
 
 def mean_of(given: Sequence[tuple[Model, float]]) -> Model:
@@ -155,13 +163,14 @@ class Streaming:
 def diloco(
     workers: int, seed: int, inner: int, outer: tuple[float, float], *, fragments: int = 1, overlap: int = 0,
     mix: float = 0.0, by_samples: bool = False,
-) -> Model:  # fmt: skip
+) -> History:  # fmt: skip
     """Rounds in which each worker gives what one fragment has lacked; the outer step is Nesterov's with their mean."""
     rate, momentum = outer
     world, velocity = initial(seed), [np.zeros((tiny.CLASSES, 4)), np.zeros(tiny.CLASSES)]
     mix = mix if overlap else 0.0
     made = [Streaming(item, initial(seed), [0] * fragments, mix) for item in locals_of(workers, seed)]
     turn, last = 0, range(0)
+    history: History = {}
 
     def gives(worker: Streaming, fragment: range) -> bool:
         """Steps to the next exchange; whether there is anything to give."""
@@ -196,4 +205,5 @@ def diloco(
             if worker.wait == 0:
                 worker.take(world, fragment)
         turn, last = (turn + 1) % fragments, fragment
-    return world
+        history[len(history) + 1] = list(world)
+    return history

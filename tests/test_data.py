@@ -361,6 +361,21 @@ def test_by_class_six_workers_have_the_classes_of_the_specification() -> None:
     assert len(seen) == 60000
 
 
+def test_by_party_the_parties_have_different_classes_and_their_workers_the_same() -> None:
+    samples = sorted_labels(60)
+    parties = (range(2), range(2, 6))  # of two and of four workers
+    parts = [shard(samples, rank, 6, "by-party", party=party) for party in parties for rank in party]
+    for party, classes in zip(parties, ({0, 1, 2, 3}, {3, 4, 5, 6, 7, 8, 9}), strict=True):
+        for rank in party:
+            assert set(parts[rank].labels.tolist()) == classes
+            counts = np.bincount(parts[rank].labels, minlength=10)[sorted(classes - {3})]
+            assert max(counts) - min(counts) <= 1
+            assert not parts[rank].in_order
+    assert sorted(np.concatenate([part.images.ravel() for part in parts]).tolist()) == list(range(600))
+    with pytest.raises(InvalidSettings, match="flat has no parties"):
+        shard(samples, 0, 4, "by-party")
+
+
 def test_dirichlet_divides_everything_by_the_seed_alone() -> None:
     samples = sorted_labels(100)
     parts = [shard(samples, rank, 4, "dirichlet:0.3", seed=5) for rank in range(4)]

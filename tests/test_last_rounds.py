@@ -36,7 +36,7 @@ def launch(tmp_path: Path) -> Iterator[Run]:
     def begin(algo: str, *arguments: str, samples: int = 90) -> Job:
         data = ["--data", "tiny:data", "--network", "linear", "--split", "dirichlet:0.2"]
         rates = ["--optimizer", "sgd", "--lr", str(RATE), "--momentum", str(MOMENTUM)]
-        more = ["--checkpoint-every", "1000000", "--batch-size", str(BATCH), "--epochs", str(EPOCHS)]
+        more = ["--checkpoint-every", "1", "--batch-size", str(BATCH), "--epochs", str(EPOCHS)]
         variables = {"PYTHONPATH": ":".join(map(str, FOLDERS)), "SAMPLES": str(samples)}
         words = ["--local", "--json", "--algo", *algo.split(), *data, *rates, *more, *arguments]
         jobs.append(Job(tmp_path, words, variables))
@@ -48,7 +48,7 @@ def launch(tmp_path: Path) -> Iterator[Run]:
         shutil.rmtree(job.temporary, ignore_errors=True)
 
 
-def final(job: Job, workers: int) -> tuple[dict[str, dict[str, Any]], list[Any]]:
+def final(job: Job, workers: int) -> tuple[dict[str, dict[str, Any]], dict[int, Any]]:
     """The workers' last words, and the weights that were kept, of a job that ended with one model on all workers."""
     job.finish(150)
     assert job.status == 0, job.errors
@@ -56,9 +56,10 @@ def final(job: Job, workers: int) -> tuple[dict[str, dict[str, Any]], list[Any]]
     found = finished(job)
     assert len(found) == workers
     assert len({event["parameters"] for event in found.values()}) == 1
-    model = numpy_.checkpoint(job.directory)
-    assert json.loads(job.output)["accuracy"] == pytest.approx(numpy_.accuracy(model)), "it is that model's"
-    return found, model
+    kept = numpy_.checkpoints(job.directory)
+    accuracy = numpy_.accuracy(kept[max(kept)])
+    assert json.loads(job.output)["accuracy"] == pytest.approx(accuracy), "it is that model's"
+    return found, kept
 
 
 def assert_every_sample_was_used(found: dict[str, dict[str, Any]], seed: int) -> None:
@@ -87,17 +88,31 @@ def assert_every_sample_was_used(found: dict[str, dict[str, Any]], seed: int) ->
     ids=("fsa", "sync", "hfa", "hfa-samples", "diloco", "streaming", "mixed", "local"),
 )  # fmt: skip
 def test_as_in_numpy(launch: Run, algo: str, workers: int, seed: int, wanted: Callable[[int], Any]) -> None:
-    """Also where a whole party is out of data before the other has begun its second round (seed 15)."""
-    job = launch(algo, "--seed", str(seed), *(["--split", "iid"] if workers == 1 else []))
-    found, model = final(job, workers)
-    for got, want in zip(model, wanted(seed), strict=True):
-        np.testing.assert_allclose(got, want, rtol=0, atol=1e-5)
+    """Every model that is kept is the global one, and so are those that are evaluated. Also where a whole party is out
+    of data before the other has begun its second round (seed 15).
+    """
+    job = launch(algo, "--seed", str(seed), "--eval-every", "1", *(["--split", "iid"] if workers == 1 else []))
+    found, kept = final(job, workers)
+    right = wanted(seed)
+    last = right[max(right)]
+    assert len(kept) > 1 or algo.startswith("hfa"), "or rank 0 has too few data to keep any but the last"
+    for rounds, model in kept.items():
+        for got, want in zip(model, right[rounds] if rounds < max(kept) else last, strict=True):
+            np.testing.assert_allclose(got, want, rtol=0, atol=1e-5, err_msg=f"{rounds} rounds")
+    for rounds, accuracy in evaluations(job).items():
+        assert accuracy == pytest.approx(numpy_.accuracy(right.get(rounds, last))), f"{rounds} rounds"
     assert_every_sample_was_used(found, seed)
     assert {event["stopped"] for event in found.values()} == {"epochs"}
     for name, event in found.items():
         assert_records(job, name, event["rounds"])
     if not algo.startswith("mixed"):
         assert len({event["rounds"] for event in found.values()}) == 1, "all end in one round"
+
+
+def evaluations(job: Job) -> dict[int, float]:
+    """The accuracies that rank 0 has told while it trained, by the number of rounds."""
+    events = [json.loads(line) for line in next(job.directory.glob("events/A-worker-0.jsonl")).read_text().splitlines()]
+    return {event["round"]: event["accuracy"] for event in events if event["event"] == "evaluation"}
 
 
 def assert_records(job: Job, worker: str, rounds: int) -> None:
@@ -120,9 +135,9 @@ def assert_records(job: Job, worker: str, rounds: int) -> None:
 )
 def test_one_model_of_all_samples(launch: Run, algo: str, workers: int, seed: int) -> None:
     """Where the weights depend on who is faster."""
-    found, model = final(launch(algo, "--seed", str(seed)), workers)
+    found, kept = final(launch(algo, "--seed", str(seed)), workers)
     assert_every_sample_was_used(found, seed)
-    assert all(np.isfinite(item).all() for item in model)
+    assert all(np.isfinite(item).all() for model in kept.values() for item in model)
     assert {event["stopped"] for event in found.values()} == {"epochs"}
 
 

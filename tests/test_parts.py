@@ -143,6 +143,19 @@ def test_a_partition_covers_everything_and_is_balanced_within_one_slice(servers:
         assert max(load) - min(load) <= 1000 * 8
 
 
+@pytest.mark.parametrize("servers", [1, 2, 4])
+def test_by_itself_a_partition_of_a_small_model_is_balanced_too(servers: int) -> None:
+    """The bundled network, whose largest tensor has three quarters of its bytes, and ResNet-50's largest."""
+    partition, load = Partition(0, servers), [0] * servers
+    for name, size in {"conv1": 400, "conv2": 12_800, "dense1": 131_072, "dense2": 32_768, "dense3": 1280}.items():
+        for piece in partition.declare(Tensor(name, size, "float32")).slices:
+            load[piece.root] += piece.length
+            assert piece.length <= 16_384
+    assert max(load) <= 1.15 * sum(load) / servers
+    lengths = [piece.length for piece in partition.declare(Tensor("large", 2_359_296, "float32")).slices]
+    assert 8 * servers <= len(lengths) <= 16 * servers and max(lengths) <= 262_144
+
+
 def test_declaring_again_changes_nothing_and_another_shape_is_refused() -> None:
     partition = Partition(100, 2)
     first = partition.declare(Tensor("w", 250, "float32"))
