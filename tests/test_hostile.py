@@ -18,8 +18,9 @@ from test_exact import assert_equal, expected
 from geomx_cli.events import EventLog
 from geomx_cli.ps import security
 from geomx_cli.ps.loop import Loop
+from geomx_cli.ps.payload import view
 from geomx_cli.ps.transport import Transport
-from geomx_cli.ps.wire import BadMessage, Header, Kind, decode_header, encode_header, job_number, view
+from geomx_cli.ps.wire import BadMessage, Header, Kind, decode_header, encode_header, job_number
 
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL" + bytes(48)

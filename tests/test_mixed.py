@@ -13,7 +13,8 @@ from tree import Tree, Who
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps.exchange import Exchange
-from geomx_cli.ps.wire import Array, Kind, view
+from geomx_cli.ps.payload import Array, view
+from geomx_cli.ps.wire import Kind
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.mixed import MixedServer
 

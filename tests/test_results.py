@@ -8,8 +8,9 @@ from test_rounds import SIZE, Bench, KeptDelivery, KeptLink, gradient
 from tree import Tree
 
 from geomx_cli.ps.gather import SERIAL, Contribution, Gathering
+from geomx_cli.ps.payload import Array
 from geomx_cli.ps.uplink import Uplink
-from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD, Array, BadMessage, Header, Kind, decode_header, encode_header
+from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, decode_header, encode_header
 from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.hfa import HfaServer

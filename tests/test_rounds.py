@@ -8,10 +8,11 @@ import pytest
 
 from geomx_cli.ps import optimizers
 from geomx_cli.ps.ledger import Ledger
+from geomx_cli.ps.payload import Array, view
 from geomx_cli.ps.rounds import Rounds
 from geomx_cli.ps.stalls import Stalls
 from geomx_cli.ps.uplink import Uplink
-from geomx_cli.ps.wire import Array, BadMessage, Header, Kind, view
+from geomx_cli.ps.wire import BadMessage, Header, Kind
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 
 SIZE = 1000

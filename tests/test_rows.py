@@ -9,20 +9,9 @@ from tree import Tree
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps.gather import Contribution, Gathering
 from geomx_cli.ps.partition import Partition, Tensor
-from geomx_cli.ps.payload import as_payload, sum_payload
+from geomx_cli.ps.payload import Array, as_payload, content, row_numbers, sum_payload
 from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.wire import (
-    Array,
-    BadMessage,
-    Form,
-    Header,
-    Kind,
-    Reply,
-    content,
-    decode_header,
-    encode_header,
-    row_numbers,
-)
+from geomx_cli.ps.wire import BadMessage, Form, Header, Kind, Reply, decode_header, encode_header
 from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.hfa import HfaServer

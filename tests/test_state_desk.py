@@ -10,8 +10,8 @@ from test_rounds import SIZE, Bench
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps import optimizers
 from geomx_cli.ps.packed import PIECE, Packed, unpack
+from geomx_cli.ps.payload import Array
 from geomx_cli.ps.state_desk import StateDesk
-from geomx_cli.ps.wire import Array
 
 MOMENTUM = {"0/0/step": np.array([5]), "0/0/momentum": np.arange(SIZE, dtype=np.float32)}
 

@@ -13,11 +13,11 @@ from geomx_cli.ps import optimizers
 from geomx_cli.ps.algorithm import ServerPart
 from geomx_cli.ps.ledger import Ledger
 from geomx_cli.ps.members import CENTRAL
-from geomx_cli.ps.payload import as_payload, form_of, numbers_payload
+from geomx_cli.ps.payload import DTYPES, Array, Content, as_payload, content, dtype_code, form_of, numbers_payload
 from geomx_cli.ps.rounds import Rounds
 from geomx_cli.ps.rows import Rows
 from geomx_cli.ps.uplink import Uplink
-from geomx_cli.ps.wire import DTYPES, Array, Content, Form, Header, Kind, Reply, content, dtype_code
+from geomx_cli.ps.wire import Form, Header, Kind, Reply
 
 Who = tuple[int, int]
 """Party and rank in it; party -1 has the central workers, which push to the roots."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from geomx_cli.ps.optimizers import Optimizer
+from geomx_cli.ps.payload import Array, Content
 from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.wire import Array, Content
 
 __all__ = ["Answer", "Forward", "RowPart", "ServerPart", "Slot", "Total"]
 

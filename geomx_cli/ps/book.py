@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from geomx_cli.ps.algorithm import Slot
 from geomx_cli.ps.gather import Gathering
 from geomx_cli.ps.link import Link
+from geomx_cli.ps.payload import DTYPES, Array, Content
 from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.wire import DTYPES, Array, Content, Reply
+from geomx_cli.ps.wire import Reply
 
 __all__ = ["Asker", "Book", "Pace", "Result", "Round"]
 

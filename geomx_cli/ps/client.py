@@ -21,10 +21,11 @@ from geomx_cli.ps.config import NodeSettings
 from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.liveness import NEWS, newest
 from geomx_cli.ps.partition import Placement, Slice, Tensor
+from geomx_cli.ps.payload import Array, Content
 from geomx_cli.ps.rows import Rows
 from geomx_cli.ps.transport import Traffic
 from geomx_cli.ps.uplink import Delivery
-from geomx_cli.ps.wire import MAX_HYPER, Array, Content, Kind, Reply
+from geomx_cli.ps.wire import MAX_HYPER, Kind, Reply
 from geomx_cli.ps.worker import Errand, Standing, Worker
 
 __all__ = ["Client"]

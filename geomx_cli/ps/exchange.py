@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from geomx_cli.ps.wire import Array
+from geomx_cli.ps.payload import Array
 
 __all__ = ["Exchange"]
 

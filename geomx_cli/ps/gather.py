@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from geomx_cli.ps.payload import Content
 from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.wire import BadMessage, Content
+from geomx_cli.ps.wire import BadMessage
 
 __all__ = ["SERIAL", "Contribution", "Gathering", "merge_hyper"]
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Collection, Iterable
 
 from geomx_cli.ps.algorithm import ServerPart, Slot
 from geomx_cli.ps.book import Book, Pace, Round
-from geomx_cli.ps.wire import DTYPES, BadMessage, Header
+from geomx_cli.ps.payload import DTYPES
+from geomx_cli.ps.wire import BadMessage, Header
 
 __all__ = ["Ledger"]
 

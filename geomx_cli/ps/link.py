@@ -11,7 +11,6 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import zmq
 
 from geomx_cli.ps.shared_memory import PLACE, PeerArena
@@ -322,6 +321,7 @@ class Link:
 def _as_received(payload: memoryview) -> memoryview | zmq.Frame:
     """The very frame that `payload` is all of, if it came from a socket: libzmq passes that on without bookkeeping."""
     owner = payload.obj
-    if isinstance(owner, np.ndarray) and isinstance(owner.base, memoryview):
-        owner = owner.base.obj
+    base = getattr(owner, "base", None)  # of a numpy array
+    if isinstance(base, memoryview):
+        owner = base.obj
     return owner if isinstance(owner, zmq.Frame) and len(owner) == len(payload) else payload

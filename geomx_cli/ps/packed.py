@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.wire import Array
+from geomx_cli.ps.payload import Array
 
 __all__ = ["PIECE", "Packed", "digest", "unpack"]
 

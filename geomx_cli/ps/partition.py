@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.wire import DTYPES, MAX_ELEMENTS, dtype_code
+from geomx_cli.ps.wire import DTYPES, ITEM_SIZES, MAX_ELEMENTS
 
 __all__ = ["NEAR", "Partition", "Placement", "Slice", "Tensor"]
 
@@ -67,7 +65,7 @@ class Placement:
 
     def shapes(self) -> dict[tuple[int, int], tuple[int, int, int]]:
         """For each slice, by key and index: its elements, its dtype's code and the elements in a row."""
-        dtype, row = dtype_code(np.dtype(self.tensor.dtype)), self.row or 1
+        dtype, row = DTYPES.index(self.tensor.dtype), self.row or 1
         return {(self.key, index): (item.length, dtype, row) for index, item in enumerate(self.slices)}
 
 
@@ -109,9 +107,8 @@ class Partition:
         return chosen
 
     def _place(self, tensor: Tensor) -> Placement:
-        if tensor.dtype not in {str(dtype) for dtype in DTYPES}:
-            known = ", ".join(str(dtype) for dtype in DTYPES)
-            raise InvalidSettings(f"key {tensor.name!r} is {tensor.dtype}", f"the store holds {known}")
+        if tensor.dtype not in DTYPES:
+            raise InvalidSettings(f"key {tensor.name!r} is {tensor.dtype}", f"the store holds {', '.join(DTYPES)}")
         if not 0 < tensor.row <= max(1, tensor.size) or tensor.size % tensor.row:
             raise InvalidSettings(
                 f"key {tensor.name!r} has {tensor.size} elements in rows of {tensor.row}", "all rows are equally long"
@@ -126,7 +123,7 @@ class Partition:
         self._slices += len(lengths)
         if self._slices > MAX_SLICES_OF_ALL:
             raise InvalidSettings(f"key {tensor.name!r} would make {self._slices} slices", "set a larger slice size")
-        itemsize = np.dtype(tensor.dtype).itemsize
+        itemsize = ITEM_SIZES[tensor.dtype]
         roots = self.assign([length * itemsize for length in lengths])
         offsets = itertools.accumulate(lengths, initial=0)
         slices = tuple(Slice(o, n, root, root) for o, n, root in zip(offsets, lengths, roots, strict=False))

@@ -3,11 +3,24 @@
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.wire import DTYPES, ROW_NUMBER, Array, Content, Form
+from geomx_cli.ps.wire import DTYPES as NAMES
+from geomx_cli.ps.wire import BadMessage, Form, Header
 
-__all__ = ["as_payload", "cast", "form_of", "numbers_payload", "sum_payload"]
+__all__ = [
+    "DTYPES", "Array", "Content", "as_payload", "cast", "content", "dtype_code", "form_of", "numbers_payload",
+    "row_numbers", "sum_payload", "view",
+]  # fmt: skip
+
+Array = npt.NDArray[Any]
+Content = Array | Rows
+
+DTYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(name) for name in NAMES)
+"""The dtypes of slices, in the order of their codes."""
+_ROW_NUMBER = np.dtype("uint32")
+_WIDE = {np.dtype("float16"): np.dtype("float32")}
 
 
 def cast(array: Array, dtype: int) -> Array:
@@ -30,7 +43,7 @@ def as_payload(content: Content, dtype: int) -> memoryview:
 
 def numbers_payload(numbers: Array) -> memoryview:
     """The bytes of row numbers."""
-    return memoryview(numbers.astype(ROW_NUMBER).tobytes())
+    return memoryview(numbers.astype(_ROW_NUMBER).tobytes())
 
 
 def sum_payload(content: Content, dtype: int) -> tuple[memoryview, bool]:
@@ -49,4 +62,54 @@ def sum_payload(content: Content, dtype: int) -> tuple[memoryview, bool]:
 
 
 def _packed(rows: Rows) -> memoryview:
-    return memoryview(rows.values.tobytes() + rows.numbers.astype(ROW_NUMBER).tobytes())
+    return memoryview(rows.values.tobytes() + rows.numbers.astype(_ROW_NUMBER).tobytes())
+
+
+def view(header: Header, payload: memoryview | None) -> Array:
+    """The payload as a read-only 1-D array of `length` elements. Raises BadMessage if the sizes disagree."""
+    dtype = _dtype(header)
+    if header.form != Form.FULL:
+        raise BadMessage(f"a payload of form {header.form.name} where all elements are needed")
+    if payload is None or len(payload) != header.length * dtype.itemsize:
+        size = 0 if payload is None else len(payload)
+        raise BadMessage(f"{size} bytes of payload for {header.length} elements of {dtype}")
+    return np.frombuffer(payload, dtype)
+
+
+def content(header: Header, payload: memoryview | None) -> Content:
+    """The payload as `view` gives it, or as read-only rows. Raises BadMessage if sizes or row numbers are wrong."""
+    if header.form != Form.ROWS:
+        return view(header, payload)
+    dtype, count = _dtype(header), header.rows * header.row
+    size = 0 if payload is None else len(payload)
+    if size != count * dtype.itemsize + header.rows * _ROW_NUMBER.itemsize:
+        raise BadMessage(f"{size} bytes of payload for {header.rows} rows of {header.row} elements of {dtype}")
+    if payload is None:
+        return Rows.none(header.row, dtype)
+    values = np.frombuffer(payload, dtype, count).reshape(header.rows, header.row)
+    return Rows(_numbers(header, payload[count * dtype.itemsize :]), values)
+
+
+def row_numbers(header: Header, payload: memoryview | None) -> Array | None:
+    """The row numbers of a PULL of rows; None for one of all elements. Raises BadMessage if they are wrong."""
+    size = 0 if payload is None else len(payload)
+    if size != header.rows * _ROW_NUMBER.itemsize:
+        raise BadMessage(f"{size} bytes of payload for a PULL of {header.rows} rows")
+    return _numbers(header, payload or memoryview(b"")) if header.form == Form.ROWS else None
+
+
+def _numbers(header: Header, data: memoryview) -> Array:
+    numbers = np.frombuffer(data, _ROW_NUMBER)
+    if len(numbers) and (numbers[-1] >= header.length // header.row or not (numbers[1:] > numbers[:-1]).all()):
+        raise BadMessage(f"row numbers that do not increase, or are not below {header.length // header.row}")
+    return numbers
+
+
+def _dtype(header: Header) -> np.dtype[Any]:
+    dtype = DTYPES[header.dtype]
+    return _WIDE.get(dtype, dtype) if header.wide else dtype
+
+
+def dtype_code(dtype: np.dtype[Any]) -> int:
+    """Index in DTYPES; ValueError for any other dtype."""
+    return DTYPES.index(dtype)

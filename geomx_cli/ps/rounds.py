@@ -16,24 +16,23 @@ from geomx_cli.ps.ledger import Ledger
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.optimizer_history import Hyper, OptimizerHistory
 from geomx_cli.ps.optimizers import Optimizer
-from geomx_cli.ps.payload import as_payload, cast, form_of, numbers_payload, sum_payload
+from geomx_cli.ps.payload import (
+    DTYPES,
+    Array,
+    Content,
+    as_payload,
+    cast,
+    content,
+    form_of,
+    numbers_payload,
+    row_numbers,
+    sum_payload,
+    view,
+)
 from geomx_cli.ps.rows import Rows
 from geomx_cli.ps.state import export_state, import_state
 from geomx_cli.ps.uplink import Delivery, Uplink
-from geomx_cli.ps.wire import (
-    DTYPES,
-    MAX_HYPER,
-    MAX_ROUNDS_AHEAD,
-    Array,
-    BadMessage,
-    Content,
-    Header,
-    Kind,
-    Reply,
-    content,
-    row_numbers,
-    view,
-)
+from geomx_cli.ps.wire import MAX_HYPER, MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, Reply
 
 __all__ = ["Rounds"]
 

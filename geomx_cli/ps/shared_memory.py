@@ -4,6 +4,8 @@ Each process has one arena, which nobody else writes to: a file without a name, 
 offers the arena to each peer that it has a unix socket with, and who has mapped it is sent places. A block is free
 again when all who were sent its place have said so; they do when nothing of theirs refers to the payload any more.
 Where something is in the way (another account, another namespace, no room left) payloads travel through the socket.
+
+numpy is loaded with the first payload: schedulers, which get none, start sooner without it.
 """
 
 import contextlib
@@ -17,11 +19,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from geomx_cli.ps.wire import BadMessage
 
-from geomx_cli.ps.wire import Array, BadMessage
+if TYPE_CHECKING:
+    from geomx_cli.ps.payload import Array
 
 __all__ = ["PLACE", "Arena", "PeerArena"]
 
@@ -65,7 +69,6 @@ class Arena:
             raise
         self._token = secrets.token_bytes(TOKEN)
         self._memory[:TOKEN] = self._token
-        self._bytes = np.frombuffer(self._memory, np.uint8)
         self._next = FIRST
         self._free: dict[int, list[int]] = {}
         self._blocks: dict[int, _Block] = {}
@@ -80,6 +83,8 @@ class Arena:
 
         lasting: the array that the payload is a view of never changes, so it is copied only once.
         """
+        import numpy as np
+
         source = payload.obj if lasting and isinstance(payload.obj, np.ndarray) else None
         offset, known = self._known.get(id(source), (None, None))
         if offset is None or known is None or known() is not source:
@@ -111,12 +116,18 @@ class Arena:
             if block.holders.pop(peer, 0) and not block.holders:
                 self._release(offset, block)
 
+    @cached_property
+    def _bytes(self) -> "Array":
+        import numpy as np
+
+        return np.frombuffer(self._memory, np.uint8)
+
     @property
     def used(self) -> int:
         """Bytes of blocks that somebody has."""
         return sum(block.size for block in self._blocks.values())
 
-    def _allocate(self, size: int, source: Array | None) -> int | None:
+    def _allocate(self, size: int, source: "Array | None") -> int | None:
         size = max(STEP, 1 << (size - 1).bit_length())  # few sizes, so that free blocks fit; unused pages are none
         free = self._free.get(size)
         if free:
@@ -158,7 +169,6 @@ class PeerArena:
             os.close(file)
         if self._memory[:TOKEN] != token:
             raise BadMessage("an offer of memory with another token: from another namespace of processes?")
-        self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
         self._freed: deque[int] = deque()
         self._on_free = on_free
         self._process = os.getpid()
@@ -170,8 +180,16 @@ class PeerArena:
         offset, size = PLACE.unpack(place)
         if not (size > 0 and offset >= FIRST and offset + size <= SIZE):
             raise BadMessage(f"a payload of {size} bytes at {offset} of an arena")
+        import numpy as np
+
         payload: Array = np.asarray(_Lent(self, self._address + offset, size, offset))
         return payload.data
+
+    @cached_property
+    def _address(self) -> int:
+        import numpy as np
+
+        return np.frombuffer(self._memory, np.uint8).ctypes.data
 
     def drop(self, offset: int) -> None:
         """Nobody refers to a payload any more. Any thread; in a forked child it is not for us to say so."""

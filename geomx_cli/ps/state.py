@@ -7,8 +7,8 @@ import numpy as np
 from geomx_cli.ps.algorithm import Slot
 from geomx_cli.ps.book import Book, Pace, Result, Round
 from geomx_cli.ps.optimizers import Optimizer
+from geomx_cli.ps.payload import Array
 from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.wire import Array
 
 __all__ = ["export_state", "import_state"]
 

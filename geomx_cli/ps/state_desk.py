@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps.optimizers import Optimizer
 from geomx_cli.ps.packed import PIECE, Packed, digest, unpack
+from geomx_cli.ps.payload import Array
 from geomx_cli.ps.rounds import Rounds
-from geomx_cli.ps.wire import Array
 
 __all__ = ["StateDesk"]
 

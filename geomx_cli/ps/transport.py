@@ -24,16 +24,7 @@ from geomx_cli.ps.security import KeyRing
 from geomx_cli.ps.shaping import Shaper
 from geomx_cli.ps.sharing import Sharing
 from geomx_cli.ps.sockets import Socket, Sockets
-from geomx_cli.ps.wire import (
-    MAX_MESSAGE,
-    BadMessage,
-    Header,
-    Kind,
-    Place,
-    decode_body,
-    decode_header,
-    largest_message,
-)
+from geomx_cli.ps.wire import MAX_MESSAGE, BadMessage, Header, Kind, Place, decode_body, decode_header, largest_message
 
 __all__ = ["Traffic", "Transport"]
 

@@ -13,8 +13,9 @@ from typing import Protocol
 import numpy as np
 
 from geomx_cli.ps.link import Lane, Link
+from geomx_cli.ps.payload import Content, content, row_numbers
 from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.wire import BadMessage, Content, Form, Header, Kind, Reply, content, row_numbers
+from geomx_cli.ps.wire import BadMessage, Form, Header, Kind, Reply
 
 __all__ = ["Delivery", "Uplink"]
 

@@ -1,7 +1,8 @@
 """What two processes say to each other: one header, and at most one payload.
 
 The header is a msgpack array whose every field has bounds; whatever does not fit is refused as BadMessage before
-anything is done with it. Nothing on the wire is ever unpickled.
+anything is done with it. Nothing on the wire is ever unpickled. What payloads hold is in payload.py, which processes
+without arrays (schedulers) never load.
 """
 
 import math
@@ -10,48 +11,37 @@ from enum import IntEnum
 from typing import Annotated, Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
-
-from geomx_cli.ps.rows import Rows
 
 __all__ = [
     "DTYPES",
+    "ITEM_SIZES",
+    "MAX_ELEMENTS",
     "MAX_HYPER",
     "MAX_MESSAGE",
     "VERSION",
-    "Array",
     "BadMessage",
-    "Content",
     "Form",
     "Header",
     "Kind",
     "Place",
     "Reply",
-    "content",
     "decode_body",
     "decode_header",
-    "dtype_code",
     "encode_body",
     "encode_header",
     "job_number",
     "largest_message",
-    "row_numbers",
-    "view",
 ]
-
-Array = npt.NDArray[Any]
-Content = Array | Rows
 
 VERSION = 1
 MAX_ELEMENTS = 8_388_608
-ROW_NUMBER = np.dtype("uint32")
-MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER.itemsize) + 65_536
+ROW_NUMBER_SIZE = 4
+MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
 MAX_CONTROL = 16 * 2**20
 MAX_HYPER = 16
 """Hyper-parameters in one message."""
-DTYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(name) for name in ("float32", "float64", "float16"))
-_WIDE = {np.dtype("float16"): np.dtype("float32")}
+DTYPES = ("float32", "float64", "float16")
+ITEM_SIZES = {"float32": 4, "float64": 8, "float16": 2}
 
 MAX_ROUNDS_AHEAD = 64
 """Rounds of one key that a worker may have begun beyond the last one whose result it has."""
@@ -221,7 +211,7 @@ def encode_body(body: dict[str, Any]) -> bytes:
 
 def largest_message(slice_bytes: int) -> int:
     """Bytes of the largest part of a message in a job whose slices have at most so many in float32."""
-    return max(MAX_CONTROL, slice_bytes // 4 * (8 + ROW_NUMBER.itemsize)) + 65_536
+    return max(MAX_CONTROL, slice_bytes // 4 * (8 + ROW_NUMBER_SIZE)) + 65_536
 
 
 def decode_body(data: memoryview | bytes, limit: int = MAX_CONTROL) -> dict[str, Any]:
@@ -234,56 +224,6 @@ def decode_body(data: memoryview | bytes, limit: int = MAX_CONTROL) -> dict[str,
         return _body_decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(f"malformed body: {error}") from None
-
-
-def view(header: Header, payload: memoryview | None) -> Array:
-    """The payload as a read-only 1-D array of `length` elements. Raises BadMessage if the sizes disagree."""
-    dtype = _dtype(header)
-    if header.form != Form.FULL:
-        raise BadMessage(f"a payload of form {header.form.name} where all elements are needed")
-    if payload is None or len(payload) != header.length * dtype.itemsize:
-        size = 0 if payload is None else len(payload)
-        raise BadMessage(f"{size} bytes of payload for {header.length} elements of {dtype}")
-    return np.frombuffer(payload, dtype)
-
-
-def content(header: Header, payload: memoryview | None) -> Content:
-    """The payload as `view` gives it, or as read-only rows. Raises BadMessage if sizes or row numbers are wrong."""
-    if header.form != Form.ROWS:
-        return view(header, payload)
-    dtype, count = _dtype(header), header.rows * header.row
-    size = 0 if payload is None else len(payload)
-    if size != count * dtype.itemsize + header.rows * ROW_NUMBER.itemsize:
-        raise BadMessage(f"{size} bytes of payload for {header.rows} rows of {header.row} elements of {dtype}")
-    if payload is None:
-        return Rows.none(header.row, dtype)
-    values = np.frombuffer(payload, dtype, count).reshape(header.rows, header.row)
-    return Rows(_numbers(header, payload[count * dtype.itemsize :]), values)
-
-
-def row_numbers(header: Header, payload: memoryview | None) -> Array | None:
-    """The row numbers of a PULL of rows; None for one of all elements. Raises BadMessage if they are wrong."""
-    size = 0 if payload is None else len(payload)
-    if size != header.rows * ROW_NUMBER.itemsize:
-        raise BadMessage(f"{size} bytes of payload for a PULL of {header.rows} rows")
-    return _numbers(header, payload or memoryview(b"")) if header.form == Form.ROWS else None
-
-
-def _numbers(header: Header, data: memoryview) -> Array:
-    numbers = np.frombuffer(data, ROW_NUMBER)
-    if len(numbers) and (numbers[-1] >= header.length // header.row or not (numbers[1:] > numbers[:-1]).all()):
-        raise BadMessage(f"row numbers that do not increase, or are not below {header.length // header.row}")
-    return numbers
-
-
-def _dtype(header: Header) -> np.dtype[Any]:
-    dtype = DTYPES[header.dtype]
-    return _WIDE.get(dtype, dtype) if header.wide else dtype
-
-
-def dtype_code(dtype: np.dtype[Any]) -> int:
-    """Index in DTYPES; ValueError for any other dtype."""
-    return DTYPES.index(dtype)
 
 
 def job_number(job: str) -> int:

@@ -19,11 +19,11 @@ from geomx_cli.ps.members import CENTRAL
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.node import Node
 from geomx_cli.ps.partition import Placement, Slice
-from geomx_cli.ps.payload import as_payload, form_of, numbers_payload
+from geomx_cli.ps.payload import Array, Content, as_payload, dtype_code, form_of, numbers_payload
 from geomx_cli.ps.rows import Rows
 from geomx_cli.ps.talk import Request
 from geomx_cli.ps.uplink import Delivery, Uplink
-from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD, Array, BadMessage, Content, Header, Kind, Reply, dtype_code
+from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, Reply
 
 __all__ = ["Errand", "Standing", "Worker"]
 

@@ -16,7 +16,7 @@ from geomx_cli.errors import InvalidSettings
 from geomx_cli.options import Value
 from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.partition import Tensor
-from geomx_cli.ps.wire import Array, Content
+from geomx_cli.ps.payload import Array, Content
 from geomx_cli.runtime import state_file, state_transfer
 from geomx_cli.runtime.keys import Key, pairs, plain
 from geomx_cli.runtime.pushed_hyper import Hyper, Params, PushedHyper

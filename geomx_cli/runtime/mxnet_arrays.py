@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps.payload import Array
 from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.wire import Array
 from geomx_cli.runtime.kvstore import DTYPES, row_of
 from geomx_cli.runtime.native import ArrayInfo, Native
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, cast
 from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, InvalidSettings
 from geomx_cli.ps.exchange import Exchange
-from geomx_cli.ps.wire import Array
+from geomx_cli.ps.payload import Array
 from geomx_cli.runtime.engine import Completion, Engine
 from geomx_cli.runtime.keys import Key, pairs, plain
 from geomx_cli.runtime.kvstore import Hyper, Store

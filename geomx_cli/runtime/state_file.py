@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.wire import Array
+from geomx_cli.ps.payload import Array
 
 __all__ = ["Cut", "SavedState", "read", "write"]
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.errors import InvalidSettings, TimedOut
 from geomx_cli.ps.packed import Packed, digest, unpack
-from geomx_cli.ps.wire import Array
+from geomx_cli.ps.payload import Array
 from geomx_cli.runtime.state_file import Cut, SavedState
 
 if TYPE_CHECKING:

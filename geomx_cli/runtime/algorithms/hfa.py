@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from geomx_cli.ps.config import NodeSettings
     from geomx_cli.ps.exchange import Exchange
     from geomx_cli.ps.optimizers import Optimizer
-    from geomx_cli.ps.wire import Array
+    from geomx_cli.ps.payload import Array
     from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.stopwatch import Stopwatch

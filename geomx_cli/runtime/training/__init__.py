@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.wire import Array
+    from geomx_cli.ps.payload import Array
     from geomx_cli.runtime.training.network import Network
     from geomx_cli.runtime.training.part import Algorithm
     from geomx_cli.runtime.training.recipe import Recipe
