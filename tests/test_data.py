@@ -20,14 +20,14 @@ from click.testing import CliRunner
 
 from geomx_cli.commands.data import data as command
 from geomx_cli.errors import HostUnreachable, InvalidSettings
-from geomx_cli.runtime.training import data, fetch, sources
+from geomx_cli.runtime.training import catalog, data, fetch, sources
 from geomx_cli.runtime.training.prefetch import Prefetch
 from geomx_cli.runtime.training.samples import Batch, Samples
 from geomx_cli.runtime.training.shards import shard
 from geomx_cli.runtime.training.sources import Source
 
 COUNTS = {"train": 103, "test": 17}
-FILES = data.DATA_SETS["fashion-mnist"].files
+FILES = catalog.DATA_SETS["fashion-mnist"].files
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -188,20 +188,20 @@ def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", "not/absolute")
     monkeypatch.delenv("MXNET_HOME", raising=False)
     home, own = tmp_path / ".mxnet/datasets/fashion-mnist", tmp_path / ".local/share/geomx/fashion-mnist"
-    assert data.directories("fashion-mnist") == [home, own, Path("/usr/share/datasets/fashion-mnist")]
+    assert catalog.directories("fashion-mnist") == [home, own, Path("/usr/share/datasets/fashion-mnist")]
     write(own)
-    assert data.find("fashion-mnist") == own
+    assert catalog.find("fashion-mnist") == own
     write(home, packed=True)
-    assert data.find("fashion-mnist") == home
+    assert catalog.find("fashion-mnist") == home
     monkeypatch.setenv("MXNET_HOME", str(tmp_path / "elsewhere"))
-    assert data.find("fashion-mnist") == own
+    assert catalog.find("fashion-mnist") == own
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg"))
-    assert data.own_directory("fashion-mnist") == tmp_path / "xdg/geomx/fashion-mnist"
+    assert catalog.own_directory("fashion-mnist") == tmp_path / "xdg/geomx/fashion-mnist"
     given = write(tmp_path / "given/fashion-mnist")
-    assert data.find("fashion-mnist", tmp_path / "given") == given
-    assert data.find("fashion-mnist", tmp_path / "nowhere") is None
+    assert catalog.find("fashion-mnist", tmp_path / "given") == given
+    assert catalog.find("fashion-mnist", tmp_path / "nowhere") is None
     (given / FILES["test"][1]).unlink()
-    assert data.find("fashion-mnist", given) is None
+    assert catalog.find("fashion-mnist", given) is None
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_the_command_prints_the_directory(site: Path, tmp_path: Path) -> None:
 def small_cifar() -> dict[str, bytes]:
     """Six files of four records each, every one with labels and bytes of its own."""
     random = np.random.default_rng(6)
-    names = [name for half in data.DATA_SETS["cifar10"].files.values() for name in half]
+    names = [name for half in catalog.DATA_SETS["cifar10"].files.values() for name in half]
     records = {name: random.integers(0, 256, (4, 3073), np.uint8) for name in names}
     for record in records.values():
         record[:, 0] %= 10

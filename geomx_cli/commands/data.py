@@ -5,8 +5,7 @@ import sys
 import click
 
 from geomx_cli.commands._json import print_json
-from geomx_cli.runtime.training import fetch as fetching
-from geomx_cli.runtime.training.sources import SOURCES
+from geomx_cli.runtime.training.catalog import DATA_SETS
 
 __all__ = ["Progress", "data"]
 
@@ -17,12 +16,14 @@ def data() -> None:
 
 
 @data.command()
-@click.argument("name", type=click.Choice(list(SOURCES)))
+@click.argument("name", type=click.Choice(list(DATA_SETS)))
 @click.option("--data-dir", default="", metavar="DIR", help="Where to put it; your own data directory by default.")
 @click.option("--existing", is_flag=True, help="Refuse a DIR that does not exist, in place of making it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fetch(name: str, data_dir: str, existing: bool, as_json: bool) -> None:
     """Fetch a data set, if it is not there yet, and print its directory."""
+    from geomx_cli.runtime.training import fetch as fetching
+
     directory = (fetching.ensure if existing else fetching.fetch)(name, data_dir, Progress())
     found = {"schema_version": 1, "data": name, "directory": str(directory)}
     if as_json:

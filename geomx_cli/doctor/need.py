@@ -8,6 +8,7 @@ from pathlib import Path
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec
 from geomx_cli.plan.topology import Node, arrange
+from geomx_cli.runtime.training import catalog
 
 __all__ = ["DISTRIBUTIONS", "Need", "needs"]
 
@@ -56,9 +57,7 @@ def _frameworks(spec: JobSpec) -> tuple[str, ...]:
     we see.
     """
     if not spec.script:
-        from geomx_cli.runtime.training import networks  # numpy, of which scripts have no need
-
-        return networks.frameworks(str(spec.options.get("network", "")))
+        return catalog.frameworks(str(spec.options.get("network", "")))
     text = "\n".join(_text(Path(word)) for word in spec.script if word.endswith(".py"))
     return tuple(name for name in ("mxnet", "torch") if re.search(_IMPORT.format(name=name), text, re.MULTILINE))
 

@@ -7,6 +7,7 @@ from geomx_cli.errors import CheckFailed
 from geomx_cli.hosts import Host, everywhere
 from geomx_cli.module_command import module_command
 from geomx_cli.plan import Plan
+from geomx_cli.runtime.training import catalog
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.training.fetch import Progress
@@ -26,13 +27,11 @@ def provide(
     while something is fetched, at most 20 minutes. Raises HostUnreachable or InvalidSettings for this machine,
     CheckFailed with what was said for another.
     """
-    from geomx_cli.runtime.training.data import DATA_SETS
-
     name, folder = str(planned.spec.options["data"]), str(planned.spec.options["data_dir"])
-    if planned.spec.script or name not in DATA_SETS:
+    if planned.spec.script or name not in catalog.DATA_SETS:
         return
     train = list(dict.fromkeys(process.host for process in planned.processes if process.global_rank is not None))
-    if not all(remote[host] for host in train):
+    if not all(remote[host] for host in train) and catalog.find(name, folder) is None:
         from geomx_cli.runtime.training import fetch
 
         fetch.ensure(name, folder, told)

@@ -17,6 +17,7 @@ from geomx_cli.plan.job_spec import JobSpec
 from geomx_cli.plan.layout import Layout, Process
 from geomx_cli.plan.topology import Node, arrange
 from geomx_cli.ps.security import Identity
+from geomx_cli.runtime.training import catalog
 from geomx_cli.runtime.training.slowness import factors
 
 __all__ = ["SCHEMA_VERSION", "Endpoint", "JobSpec", "Plan", "Process", "plan"]
@@ -148,11 +149,9 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
 
 def _check_training(spec: JobSpec, topology: str) -> None:
     """Refuse what the bundled training does not know."""
-    from geomx_cli.runtime.training import data, networks, shards  # numpy, of which other uses of a plan have no need
-
-    networks.check_name(str(spec.options["network"]))
-    data.check_name(str(spec.options["data"]))
-    shards.check(str(spec.options["split"]), flat=topology == "flat")
+    catalog.check_network(str(spec.options["network"]))
+    catalog.check_data(str(spec.options["data"]))
+    catalog.check_split(str(spec.options["split"]), flat=topology == "flat")
 
 
 def _check_factor(spec: JobSpec, nodes: Sequence[Node]) -> None:

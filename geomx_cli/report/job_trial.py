@@ -17,7 +17,7 @@ from geomx_cli.report.about import About
 from geomx_cli.report.process_log import ProcessLog
 from geomx_cli.report.record import Worker
 from geomx_cli.report.trial import NON_IID, Trial
-from geomx_cli.runtime.training.shards import is_iid
+from geomx_cli.runtime.training.catalog import is_iid
 
 __all__ = ["JobTrial", "mode_of", "network_of"]
 

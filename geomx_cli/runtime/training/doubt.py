@@ -2,8 +2,8 @@
 
 import math
 
+from geomx_cli.runtime.training.catalog import is_iid
 from geomx_cli.runtime.training.samples import Samples
-from geomx_cli.runtime.training.shards import is_iid
 
 __all__ = ["doubt"]
 

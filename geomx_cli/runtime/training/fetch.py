@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 
 from geomx_cli.errors import HostUnreachable, InvalidSettings
-from geomx_cli.runtime.training import data, sources
+from geomx_cli.runtime.training import catalog, sources
 from geomx_cli.runtime.training.sources import SOURCES, Progress, SourceError
 
 __all__ = ["Progress", "ensure", "fetch"]
@@ -21,7 +21,7 @@ def ensure(name: str, data_dir: str | Path = "", progress: Progress | None = Non
     if data_dir and not Path(data_dir).expanduser().is_dir():
         hint = f"correct it, or put the data there: geomx data fetch {name} --data-dir {data_dir}"
         raise InvalidSettings(f"--data-dir {data_dir}: there is no such directory", hint)
-    found = data.find(name, data_dir)
+    found = catalog.find(name, data_dir)
     return found if found is not None else fetch(name, data_dir, progress)
 
 
@@ -34,7 +34,7 @@ def fetch(name: str, data_dir: str | Path = "", progress: Progress | None = None
     """
     if name not in SOURCES:
         raise InvalidSettings(f"there is no data set {name!r}", f"choose one of {', '.join(SOURCES)}")
-    target = Path(data_dir).expanduser() if data_dir else data.own_directory(name)
+    target = Path(data_dir).expanduser() if data_dir else catalog.own_directory(name)
     digests = SOURCES[name].digests
     if all(_intact(target / file, digest) for file, digest in digests.items()):
         return target

@@ -8,11 +8,10 @@ starts.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.runtime.training.catalog import check_network
 from geomx_cli.runtime.training.network import Network, Shape
-from geomx_cli.runtime.training.own import is_own
 
-__all__ = ["NETWORKS", "check_name", "find", "frameworks"]
+__all__ = ["find"]
 
 
 @dataclass(frozen=True)
@@ -32,20 +31,6 @@ _ZOO: Mapping[str, _Zoo] = {
     "mobilenet-v2": _Zoo("mobilenet_v2_1_0"),
     "inception-v3": _Zoo("inception_v3", 299),
 }
-NETWORKS = ("linear", "cnn", "cnn-bn", *_ZOO)
-"""By name."""
-
-
-def check_name(name: str) -> None:
-    """Raises InvalidSettings for a network that there is not; whether one's own works is seen when it is used."""
-    if name not in NETWORKS and not is_own(name):
-        hint = f"choose one of {', '.join(NETWORKS)}, or write MODULE:FUNCTION for one of your own"
-        raise InvalidSettings(f"--network {name}: there is no such network", hint)
-
-
-def frameworks(name: str) -> tuple[str, ...]:
-    """The modules that workers need beside numpy to train a network."""
-    return () if name == "linear" else ("mxnet",)
 
 
 def find(name: str, shape: Shape = (1, 28, 28), classes: int = 10) -> Network:
@@ -54,7 +39,7 @@ def find(name: str, shape: Shape = (1, 28, 28), classes: int = 10) -> Network:
     MODULE:FUNCTION is called with the number of classes and returns a gluon HybridBlock that takes such images and
     gives logits. Raises InvalidSettings for an unknown network, images that it cannot take, and a function that fails.
     """
-    check_name(name)
+    check_network(name)
     if name == "linear":
         from geomx_cli.runtime.training import linear
 

@@ -1,7 +1,6 @@
 """A person's own function, named MODULE:FUNCTION on the command line: a network, a data set."""
 
 import importlib
-import re
 import sys
 import traceback
 from pathlib import Path
@@ -10,15 +9,7 @@ from typing import Any
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.runtime.mxnet_store import prepare_import
 
-__all__ = ["call", "is_own"]
-
-_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-
-
-def is_own(name: str) -> bool:
-    """Whether that is the form of the name."""
-    return _NAME.fullmatch(name) is not None
-
+__all__ = ["call"]
 
 def call(name: str, option: str, *arguments: Any) -> Any:
     """What MODULE:FUNCTION returns; the module is looked for in the working directory too.

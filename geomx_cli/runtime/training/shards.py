@@ -1,46 +1,18 @@
 """How the training data are divided among the workers: evenly mixed, by class, by party, or unevenly at random."""
 
-import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from geomx_cli.errors import InvalidSettings
+from geomx_cli.runtime.training.catalog import BY_CLASS, BY_PARTY, DIRICHLET, IID, check_split
 from geomx_cli.runtime.training.samples import Samples
 
-__all__ = ["check", "is_iid", "shard"]
+__all__ = ["shard"]
 
-IID, BY_CLASS, BY_PARTY, DIRICHLET = "iid", "by-class", "by-party", "dirichlet"
 TRIES = 100
-LEAST = 0.01  # below it numpy's gamma variates are zero now and then
 Indices = npt.NDArray[np.int64]
-
-
-def is_iid(split: str) -> bool:
-    """Whether every worker gets nearly the same mixture."""
-    return split == IID
-
-
-def check(split: str, *, flat: bool = False) -> float:
-    """The ALPHA of dirichlet:ALPHA, infinite for the others. Raises InvalidSettings for what is no value of --split, or
-    cannot be in a flat cluster.
-    """
-    if split == BY_PARTY and flat:
-        hint = f"give an algorithm with another topology, or --split {BY_CLASS}"
-        raise InvalidSettings(f"--split {BY_PARTY}: --topology flat has no parties", hint)
-    kind, _, alpha = split.partition(":")
-    if split in (IID, BY_CLASS, BY_PARTY):
-        return math.inf
-    try:
-        number = float(alpha) if kind == DIRICHLET else 0.0
-    except ValueError:
-        number = 0.0
-    if not LEAST <= number <= 1e6:
-        known = f"{IID}, {BY_CLASS}, {BY_PARTY}"
-        hint = f"write {known}, or {DIRICHLET}:0.3 with a number from {LEAST}; the smaller, the more uneven"
-        raise InvalidSettings(f"--split {split}: there is no such way to divide the data", hint)
-    return number
 
 
 def shard(
@@ -57,7 +29,7 @@ def shard(
 
     Raises InvalidSettings when there are fewer samples than workers, or a worker would get none.
     """
-    alpha = check(split, flat=party is None)
+    alpha = check_split(split, flat=party is None)
     size = len(samples) // count
     if size == 0:
         raise InvalidSettings(

@@ -1,0 +1,151 @@
+"""What the bundled training job knows by name: networks, data sets and where they lie, ways to divide the data.
+
+Whoever plans or checks a job asks here; nothing is loaded for it, not even numpy. A directory holds a data set when it
+has all its files, each plain or with `.gz` behind its name. A network or data set of one's own is MODULE:FUNCTION.
+"""
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from geomx_cli.errors import InvalidSettings
+
+__all__ = [
+    "BY_CLASS", "BY_PARTY", "CLASSES", "DATA_SETS", "DIRICHLET", "IID", "NETWORKS", "DataSet", "Split", "check_data",
+    "check_network", "check_split", "directories", "find", "frameworks", "is_iid", "is_own", "missing",
+    "own_directory",
+]  # fmt: skip
+
+Split = Literal["train", "test"]
+NETWORKS = (
+    "linear", "cnn", "cnn-bn", "alexnet", "resnet18-v1", "resnet50-v1", "resnet50-v2", "mobilenet-v1", "mobilenet-v2",
+    "inception-v3",
+)  # fmt: skip
+CLASSES = 10
+"""Of all data sets here."""
+IID, BY_CLASS, BY_PARTY, DIRICHLET = "iid", "by-class", "by-party", "dirichlet"
+LEAST_ALPHA = 0.01  # below it numpy's gamma variates are zero now and then
+_OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+def is_own(name: str) -> bool:
+    """Whether that is the form of the name of one's own network or data set."""
+    return _OWN.fullmatch(name) is not None
+
+
+def check_network(name: str) -> None:
+    """Raises InvalidSettings for a network that there is not; whether one's own works is seen when it is used."""
+    if name not in NETWORKS and not is_own(name):
+        hint = f"choose one of {', '.join(NETWORKS)}, or write MODULE:FUNCTION for one of your own"
+        raise InvalidSettings(f"--network {name}: there is no such network", hint)
+
+
+def frameworks(name: str) -> tuple[str, ...]:
+    """The modules that workers need beside numpy to train a network."""
+    return () if name == "linear" else ("mxnet",)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set of files. `files`: the names of each half's."""
+
+    shape: tuple[int, int, int]
+    files: Mapping[Split, tuple[str, ...]]
+
+    def complete(self, directory: Path) -> bool:
+        """Whether all files are there."""
+        return all(_path(directory, name) for names in self.files.values() for name in names)
+
+    def paths(self, directory: Path, split: Split) -> list[Path]:
+        """Those files of a half that are there."""
+        return [path for name in self.files[split] if (path := _path(directory, name)) is not None]
+
+
+_MNIST: Mapping[Split, tuple[str, ...]] = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+DATA_SETS: Mapping[str, DataSet] = {
+    "fashion-mnist": DataSet((1, 28, 28), _MNIST),
+    "mnist": DataSet((1, 28, 28), _MNIST),
+    "cifar10": DataSet(
+        (3, 32, 32),
+        {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)},
+    ),
+}
+"""By name."""
+
+
+def check_data(name: str) -> None:
+    """Raises InvalidSettings for a data set that there is not; whether somebody's own works is seen when it is used."""
+    if name not in DATA_SETS and not is_own(name):
+        hint = f"choose one of {', '.join(DATA_SETS)}, or write MODULE:FUNCTION for one of your own"
+        raise InvalidSettings(f"--data {name}: there is no such data set", hint)
+
+
+def find(name: str, data_dir: str | Path = "") -> Path | None:
+    """The first directory that holds the data set, or None. With `data_dir`, only that place is looked at."""
+    return next((place for place in directories(name, data_dir) if DATA_SETS[name].complete(place)), None)
+
+
+def directories(name: str, data_dir: str | Path = "", env: Mapping[str, str] = os.environ) -> list[Path]:
+    """Where the data set is looked for: `data_dir`, or else MXNet's, the user's own, Debian's directory."""
+    if data_dir:
+        given = Path(data_dir).expanduser()
+        return [given, given / name]
+    mxnet = Path(env["MXNET_HOME"]) if env.get("MXNET_HOME") else Path.home() / ".mxnet"
+    return [mxnet / "datasets" / name, own_directory(name, env), Path("/usr/share/datasets") / name]
+
+
+def own_directory(name: str, env: Mapping[str, str] = os.environ) -> Path:
+    """The user's own directory for the data set, as the XDG specification has it; it may not exist yet."""
+    base = Path(env.get("XDG_DATA_HOME", ""))
+    # The specification has relative paths ignored.
+    return (base if base.is_absolute() else Path.home() / ".local" / "share") / "geomx" / name
+
+
+def missing(name: str, data_dir: str | Path) -> str:
+    """Why the data set is not found: what is missing where a part of it lies, or else where it was looked for."""
+    places = directories(name, data_dir)
+    files = [file for half in DATA_SETS[name].files.values() for file in half]
+    for place in places:
+        missing = [file for file in files if _path(place, file) is None]
+        if len(missing) < len(files):
+            return f"{place} has no {', '.join(missing)}"
+    return f"{name} is in none of {', '.join(str(place) for place in places)}"
+
+
+def _path(directory: Path, name: str) -> Path | None:
+    # Plain first: it costs nothing to open.
+    candidates = (directory / name, directory / f"{name}.gz")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def is_iid(split: str) -> bool:
+    """Whether every worker gets nearly the same mixture."""
+    return split == IID
+
+
+def check_split(split: str, *, flat: bool = False) -> float:
+    """The ALPHA of dirichlet:ALPHA, infinite for the others. Raises InvalidSettings for what is no value of --split, or
+    cannot be in a flat cluster.
+    """
+    if split == BY_PARTY and flat:
+        hint = f"give an algorithm with another topology, or --split {BY_CLASS}"
+        raise InvalidSettings(f"--split {BY_PARTY}: --topology flat has no parties", hint)
+    kind, _, alpha = split.partition(":")
+    if split in (IID, BY_CLASS, BY_PARTY):
+        return math.inf
+    try:
+        number = float(alpha) if kind == DIRICHLET else 0.0
+    except ValueError:
+        number = 0.0
+    if not LEAST_ALPHA <= number <= 1e6:
+        known = f"{IID}, {BY_CLASS}, {BY_PARTY}"
+        hint = f"write {known}, or {DIRICHLET}:0.3 with a number from {LEAST_ALPHA}; the smaller, the more uneven"
+        raise InvalidSettings(f"--split {split}: there is no such way to divide the data", hint)
+    return number
