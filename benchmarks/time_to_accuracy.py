@@ -243,7 +243,7 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], bench: Bench) -
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algo", nargs="+", choices=list(ROWS), default=list(ROWS), metavar="NAME")
+    parser.add_argument("--algo", nargs="+", choices=list(ROWS), metavar="NAME", help="default: all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--task", choices=list(TASKS), default="iid", help="how the data are divided")
@@ -263,6 +263,7 @@ def _arguments() -> argparse.Namespace:
     parser.set_defaults(what=compare)
     arguments = parser.parse_args()
     arguments.options = dict(arguments.options)
+    arguments.algo = arguments.algo or [name for name, row in ROWS.items() if row.task in ("", arguments.task)]
     return arguments
 
 

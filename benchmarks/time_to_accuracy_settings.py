@@ -15,12 +15,13 @@ GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 class Row:
     """options: of geomx launch; `algo` may also be "mxnet", its own dist_sync, with a server at each of the sites
     `servers` and slices of `bound` elements. tried: the settings that --sweep tries beside the six rates of GRID.
-    same_as: the row whose sums it does, and so whose rate and momentum it has.
+    same_as: the row whose sums it does, and so whose rate and momentum it has. task: the only one that it is for.
     """
 
     options: Mapping[str, Value]
     tried: Sequence[Mapping[str, Value]] = ()
     same_as: str = ""
+    task: str = ""
     servers: Sequence[str] = ()
     bound: int = 1_000_000
 
@@ -67,10 +68,14 @@ ROWS: Mapping[str, Row] = {
          "overlap": 10},
         _pairs("inner_steps", "overlap", (20, 5), (40, 5), (40, 10), (40, 15), (60, 10), (60, 20)),
     ),
+    "party-alone": Row(
+        {"algo": "fsa", "lr": 0.05, "parties": 1, "split": "iid", "data": "time_to_accuracy_data:party_a"},
+        same_as="fsa", task="by-party",
+    ),
     "sync": Row({"algo": "sync", "lr": 0.05}, same_as="fsa"),
     "async": Row({"algo": "async", "lr": 0.5, "momentum": 0.0}, MOMENTA),
-    "mxnet": Row({"algo": MXNET, "lr": 0.05}, same_as="fsa", servers="AB", bound=100_000),
-    "mxnet-central": Row({"algo": MXNET, "lr": 0.05}, same_as="fsa", servers="C", bound=100_000),
+    "mxnet": Row({"algo": MXNET, "lr": 0.05}, same_as="fsa", servers="AB", bound=10_000),
+    "mxnet-central": Row({"algo": MXNET, "lr": 0.05}, same_as="fsa", servers="C", bound=10_000),
 }  # fmt: skip
 
 TASKS: Mapping[str, Task] = {
