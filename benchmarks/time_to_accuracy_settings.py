@@ -55,14 +55,14 @@ ROWS: Mapping[str, Row] = {
         [{"dc_lambda": value} for value in (0.01, 0.02, 0.04, 0.1, 0.5, 2.0)],
     ),
     "hfa": Row(
-        {"algo": "hfa", **SPREAD, "lr": 0.05, "k1": 20, "k2": 2},
+        {"algo": "hfa", **SPREAD, "lr": 0.05, "k1": 20, "k2": 3},
         _pairs("k1", "k2", (5, 4), (10, 4), (20, 2), (20, 3), (20, 5), (20, 10)),
     ),
     "esync": Row(
         {"algo": "esync", **SPREAD, "lr": 0.05, "min_local_steps": 12},
         _pairs("min_local_steps", "global_lr", (6, 1.0), (12, 1.0), (24, 1.0), (48, 1.0), (12, 1.3), (24, 1.3)),
     ),
-    "diloco": Row({"algo": "diloco", **SPREAD, "lr": 0.05, "inner_steps": 30, "outer_momentum": 0.5}, INNER),
+    "diloco": Row({"algo": "diloco", **SPREAD, "lr": 0.05, "inner_steps": 60, "outer_momentum": 0.5}, INNER),
     "diloco-streaming": Row(
         {"algo": "diloco", **SPREAD, "lr": 0.05, "inner_steps": 40, "outer_momentum": 0.5, "fragments": 2,
          "overlap": 10},
