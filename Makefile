@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 STAMP = date +%s
 # A plain path: setuptools' own way runs a finder in every Python process.
 EDITABLE := --config-settings editable_mode=compat --editable
+# Where Python may not keep compiled modules, each of a job's processes compiles all of ours anew and starts half as fast.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo check test clean
 
