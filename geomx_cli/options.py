@@ -157,7 +157,11 @@ OPTIONS: tuple[Option, ...] = (
         " the more uneven the classes and the sizes).",
     ),
     _train("batch_size", "int", 64, "GEOMX_BATCH_SIZE", "Samples in one worker's batch.", minimum=1, maximum=65536),
-    _train("epochs", "int", 4, "GEOMX_EPOCHS", "Passes over the training data.", minimum=1, maximum=100_000),
+    _train(
+        "epochs", "int", 4, "GEOMX_EPOCHS",
+        "Passes over the training data; with esync those of the slowest worker, and the others take more.",
+        minimum=1, maximum=100_000,
+    ),
     _train("time_limit", "duration", 0.0, "GEOMX_TIME_LIMIT", "Stop training after this long; 0 is never.", minimum=0),
     _train(
         "optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer.",

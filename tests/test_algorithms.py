@@ -146,12 +146,12 @@ def test_mixed_with_a_slow_party_trains_on_all_samples(launch: Run) -> None:
 
 @pytest.mark.processes
 def test_esync_lets_the_fast_take_more_steps_than_the_slow(launch: Run) -> None:
-    """Everybody's samples are used once; the slow worker needs a round for each of its steps."""
-    job = launch("esync", "--network", "cnn", "--factor", "20", "--epochs", "3")
-    found = done(job)
-    assert {event["samples"] for event in found.values()} == {96}
-    slow, fast = (contributions(job, name) for name in ("B-worker-1", "A-worker-0"))
-    assert slow > fast > 0
+    """The slow worker goes through its data as often as asked for, and the others go on until it has."""
+    found = done(launch("esync", "--network", "cnn", "--factor", "20", "--epochs", "3"))
+    samples = {name: event["samples"] for name, event in found.items()}
+    assert samples.pop("B-worker-1") == 96
+    assert min(samples.values()) > 96
+    assert len({event["rounds"] for event in found.values()}) == 1
 
 
 def contributions(job: Job, worker: str) -> int:

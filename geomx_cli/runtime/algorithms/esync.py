@@ -174,9 +174,14 @@ def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "EsyncW
 
 
 class EsyncWorker(WorkerPart):
-    """Steps until the state server says that it is time; then a round."""
+    """Steps until the state server says that it is time; then a round.
+
+    Fast workers have been through their data long before the slowest has, and go on: if they left the last rounds to
+    that one, the model would become its own.
+    """
 
     steps_per_round = 10  # nobody knows before
+    endless = True
 
     def __init__(self, client: "Client", differences: Differences) -> None:
         self.exchange_apart = True

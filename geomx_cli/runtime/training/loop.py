@@ -1,6 +1,7 @@
 """The training loop of a bundled worker: batches, steps, rounds, evaluations, and when to stop."""
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -47,7 +48,8 @@ class Loop:
     """Trains `model` on `shard` to the job's end. `evaluation` is given on global rank 0 alone.
 
     The exchange of a round runs while the next batch is made and a piece of the test set is evaluated. A worker that
-    is out of data abstains from the rounds of the others until none has more; so all end with one model. A failure of
+    is out of data abstains from the rounds of the others until none has more, or where the algorithm is endless begins
+    anew; so all end with one model. A failure of
     the job comes out of `run` as a GeomxError; training cannot go on after it.
     """
 
@@ -118,7 +120,7 @@ class Loop:
         return self._evaluation.accuracy
 
     def _batches(self) -> Iterator[Batch]:
-        for epoch in range(self._recipe.epochs):
+        for epoch in itertools.count() if self._part.endless else range(self._recipe.epochs):
             yield from self._shard.batches(
                 self._recipe.batch_size, seed=self._recipe.seed, epoch=epoch, rank=self._rank
             )

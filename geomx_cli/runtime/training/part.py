@@ -25,7 +25,8 @@ class WorkerPart(ABC):
     rounds: completed. gradient_scale: what the gradient of a batch's mean loss is multiplied by in the backward pass.
     steps_per_round: steps between two rounds, about. exchange_apart: whether a round's record has its exchange behind
     its steps, and not in the only one. partial_rounds: whether a round may leave steps to later rounds.
-    asynchronous: whether parties go through rounds by themselves. recorded: what the record of the last round is to
+    asynchronous: whether parties go through rounds by themselves. endless: whether a worker that has been through its
+    data as often as asked for goes on, until all have. recorded: what the record of the last round is to
     say beside what all say.
     """
 
@@ -35,6 +36,7 @@ class WorkerPart(ABC):
     exchange_apart: bool = False
     partial_rounds: bool = False
     asynchronous: bool = False
+    endless: bool = False
     recorded: Mapping[str, float] = MappingProxyType({})
 
     @property
