@@ -59,7 +59,7 @@ ROWS: Mapping[str, Row] = {
         _pairs("k1", "k2", (5, 4), (10, 4), (20, 2), (20, 3), (20, 5), (20, 10)),
     ),
     "esync": Row(
-        {"algo": "esync", **SPREAD, "lr": 0.05, "min_local_steps": 12},
+        {"algo": "esync", **SPREAD, "lr": 0.1, "min_local_steps": 12, "global_lr": 1.3},
         _pairs("min_local_steps", "global_lr", (6, 1.0), (12, 1.0), (24, 1.0), (48, 1.0), (12, 1.3), (24, 1.3)),
     ),
     "diloco": Row({"algo": "diloco", **SPREAD, "lr": 0.05, "inner_steps": 60, "outer_momentum": 0.5}, INNER),

@@ -37,9 +37,6 @@ CASES = [
     Case(Script("half")),
     Case(Script("asynchronous")),
     Case(Script("embedding"), 1e-6, "MXNet's operator for sparse gradients rounds in another order"),
-]
-# Where what differs from the cases above happens in the workers.
-FLAT_CASES = [
     Case(Script("kvstore", ("dist",))),
     Case(Script("optimizers", ("worker",))),
     Case(Script("trainer", ("adam",))),
@@ -64,12 +61,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_script_gives_the_same_weights(case: Case, topology: str, tmp_path: Path, cache: Path) -> None:
     options = {"topology": topology} | ({} if topology == "flat" else {"rank_scope": "global"})
     assert_alike(with_geomx(case.script, tmp_path, options), with_mxnet(case.script, cache), case)
-
-
-@pytest.mark.timeout(2 * LIMIT + 20)
-@pytest.mark.parametrize("case", FLAT_CASES, ids=lambda case: str(case.script))
-def test_a_script_gives_the_same_weights_in_a_flat_cluster(case: Case, tmp_path: Path, cache: Path) -> None:
-    assert_alike(with_geomx(case.script, tmp_path, {"topology": "flat"}), with_mxnet(case.script, cache), case)
 
 
 def assert_alike(ours: Outcome, theirs: Outcome, case: Case) -> None:
