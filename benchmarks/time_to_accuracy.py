@@ -193,7 +193,7 @@ def sweep(bench: Bench) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     for name in (name for name in bench.arguments.algo if not ROWS[name].same_as):
-        rates = [_tried(bench, name, {"lr": rate}) for rate in GRID]
+        rates = [_tried(bench, name, {**ROWS[name].start, "lr": rate}) for rate in GRID]
         best = min(rates, key=_rank)["tried"]
         rows += rates + [_tried(bench, name, {**best, **more}) for more in ROWS[name].tried]
     first = f"to{bench.targets[0]:.2f}"
@@ -202,7 +202,7 @@ def sweep(bench: Bench) -> list[dict[str, Any]]:
         others = [other for other in rows if other["name"] == row["name"]]
         highest = max(other["last_accuracy"] for other in others)
         chosen = min((other for other in others if other["last_accuracy"] >= highest - 0.01), key=_rank) is row
-        settings = ", ".join(f"{key} {value:g}" for key, value in row["tried"].items())
+        settings = ", ".join(f"{key} {value:g}" for key, value in sorted(row["tried"].items()))
         lines.append([f"{row['name']}: {settings}", _number(row[f"{first}_seconds"], ".1f"),
                       str(row[f"{first}_steps"]), f"{row['last_accuracy']:.4f}", "best" if chosen else ""])  # fmt: skip
     _table(["settings", f"s to {bench.targets[0]:.2f}", "steps", "final", ""], lines, bench)

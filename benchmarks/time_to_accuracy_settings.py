@@ -14,12 +14,14 @@ GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 @dataclass(frozen=True)
 class Row:
     """options: of geomx launch; `algo` may also be "mxnet", its own dist_sync, with a server at each of the sites
-    `servers` and slices of `bound` elements. tried: the settings that --sweep tries beside the six rates of GRID.
+    `servers` and slices of `bound` elements. tried: the settings that --sweep tries beside the six rates of GRID,
+    and start: what those rates are tried with.
     same_as: the row whose sums it does, and so whose rate and momentum it has. task: the only one that it is for.
     """
 
     options: Mapping[str, Value]
     tried: Sequence[Mapping[str, Value]] = ()
+    start: Mapping[str, Value] = field(default_factory=dict)
     same_as: str = ""
     task: str = ""
     servers: Sequence[str] = ()
@@ -56,17 +58,21 @@ ROWS: Mapping[str, Row] = {
     ),
     "hfa": Row(
         {"algo": "hfa", **SPREAD, "lr": 0.05, "k1": 20, "k2": 3},
-        _pairs("k1", "k2", (5, 4), (10, 4), (20, 2), (20, 3), (20, 5), (20, 10)),
+        _pairs("k1", "k2", (5, 4), (10, 4), (20, 2), (20, 3), (20, 5), (20, 10)), {"k1": 20, "k2": 2},
     ),
     "esync": Row(
         {"algo": "esync", **SPREAD, "lr": 0.1, "min_local_steps": 12, "global_lr": 1.3},
         _pairs("min_local_steps", "global_lr", (6, 1.0), (12, 1.0), (24, 1.0), (48, 1.0), (12, 1.3), (24, 1.3)),
+        {"min_local_steps": 12, "global_lr": 1.0},
     ),
-    "diloco": Row({"algo": "diloco", **SPREAD, "lr": 0.05, "inner_steps": 60, "outer_momentum": 0.5}, INNER),
+    "diloco": Row(
+        {"algo": "diloco", **SPREAD, "lr": 0.05, "inner_steps": 60, "outer_momentum": 0.5}, INNER, {"inner_steps": 30}
+    ),
     "diloco-streaming": Row(
         {"algo": "diloco", **SPREAD, "lr": 0.05, "inner_steps": 40, "outer_momentum": 0.5, "fragments": 2,
          "overlap": 10},
         _pairs("inner_steps", "overlap", (20, 5), (40, 5), (40, 10), (40, 15), (60, 10), (60, 20)),
+        {"inner_steps": 40, "overlap": 10},
     ),
     "party-alone": Row(
         {"algo": "fsa", "lr": 0.05, "parties": 1, "split": "iid", "data": "time_to_accuracy_data:party_a"},
