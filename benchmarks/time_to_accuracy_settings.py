@@ -91,6 +91,7 @@ TASKS: Mapping[str, Task] = {
         {"split": "by-party"}, (0.80,),
         {
             "hfa": {"k1": 5, "k2": 4},
+            "esync": {"lr": 0.05, "min_local_steps": 6, "global_lr": 1.0},
             "diloco": {"inner_steps": 30},
             "diloco-streaming": {"overlap": 5},
         },
