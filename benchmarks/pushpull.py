@@ -191,7 +191,7 @@ def show(result: dict[str, Any]) -> None:
     title = "{system} {topology} {tensors}, {parties} x {workers} workers".format(**result)
     print(f"{title}: {result['seconds'] * 1e3:.1f} ms per iteration")
     if "ratio_to_mxnet" in result:
-        print(f"  {result['ratio_to_mxnet']:.2f} x the time of MXNet's dist_sync, best placed")
+        print(f"  {result['ratio_to_mxnet']:.2f} x the time of MXNet's dist_sync, the best run here")
     if "ratio" in result:
         print(f"  wire limit {result['limit_seconds'] * 1e3:.1f} ms, ratio {result['ratio']:.3f}")
     for site, ways in result["link_bytes"].items():

@@ -11,8 +11,8 @@
 The bundled network on Fashion-MNIST, 2 parties x 2 workers with one thread each, batch 64. Global rank 0 writes the
 global model at the end of a round, every 5 steps, or where rounds have more steps, every time that there is a new one.
 These are evaluated when the job is over. Prints training time, steps and bytes over the parties' links (both ways) to
-the first that reaches a target, and the accuracy at the end: medians over the seeds. Training time counts from the
-first step, not from the start of the processes.
+the first that reaches a target, and the accuracy at the end, of the median run over the seeds. Training time counts
+from the first step, not from the start of the processes.
 """
 
 import argparse
@@ -32,12 +32,13 @@ from time_to_accuracy_settings import GRID, MXNET, ROWS, TASKS
 from wan import Wan
 
 from geomx_cli import plugins
-from geomx_cli.errors import GeomxError, UsageError
+from geomx_cli.errors import CheckFailed, GeomxError, UsageError
 from geomx_cli.events import Event
 from geomx_cli.options import Value, decode
 from geomx_cli.runtime.training.checkpoint import Checkpoint
 
 CHECKPOINT_EVERY = 5
+NOTHING = Mark(math.inf, 0, 0, math.inf, 0.0)
 SITES = ("C", "A", "B")
 SLOW_LAST = "8"
 PACE_SECONDS = 40.0
@@ -56,7 +57,10 @@ class Bench:
 
     def options(self, name: str) -> dict[str, Value]:
         """Those of a row in this task."""
-        own = {**ROWS[name].options, **self._task.rows.get(name, {})}
+        row = ROWS[name]
+        own = {**row.options, **self._task.rows.get(name, {})}
+        if row.same_as:
+            own["lr"] = ROWS[row.same_as].options["lr"]
         return own if own["algo"] == MXNET else own | self.arguments.options
 
     def job(self, name: str, directory: str, options: Mapping[str, Value], bound: int = 0) -> Job:
@@ -77,20 +81,22 @@ class Bench:
             *reached, last = self._judge.marks(job, self.targets)
             waiting = [_waiting(job.rounds(worker)) for worker in job.workers]
         _tell(name, options, list(zip(self.targets, reached, strict=True)), last, job.ended)
-        nowhere = Mark(math.inf, 0, 0, math.inf, 0.0)
-        whens = [*(f"to{target:.2f}" for target in self.targets), "last"]
-        figures = {f"{when}_{key}": value for when, mark in zip(whens, [*reached, last], strict=True)
-                   for key, value in vars(mark or nowhere).items()}  # fmt: skip
-        return {"name": name, "ended": job.ended, "waiting": waiting, **figures}
+        return {"ended": job.ended, "waiting": waiting, "reached": reached, "last": last or NOTHING}
 
     def median(self, name: str, **options: Value) -> dict[str, Any]:
-        """The medians over all seeds."""
+        """Of all seeds: for each target the run with the median time to it, and the one with the median accuracy at the
+        end; of an even number the worse of the two in the middle. A run that does not reach a target takes for ever.
+        """
         runs = [self.train(name, seed=seed + 1, **options) for seed in range(self.arguments.seeds)]
-        figures = {key: statistics.median_low(run[key] for run in runs) for key in runs[0] if "_" in key}
+        targets = []
+        for marks in zip(*(run["reached"] for run in runs), strict=True):
+            ordered = sorted((mark or NOTHING for mark in marks), key=lambda mark: mark.seconds)
+            times = [mark.seconds for mark in ordered]
+            targets.append({**vars(ordered[len(ordered) // 2]), "all_seconds": times})
+        last = sorted((run["last"] for run in runs), key=lambda mark: mark.accuracy)[(len(runs) - 1) // 2]
         waiting = [statistics.median_low(parts) for parts in zip(*(run["waiting"] for run in runs), strict=True)]
-        first = f"to{self.targets[0]:.2f}_seconds"
         ended = all(run["ended"] for run in runs)
-        return {"name": name, "ended": ended, "waiting": waiting, "runs": [run[first] for run in runs], **figures}
+        return {"name": name, "ended": ended, "waiting": waiting, "targets": targets, "last": vars(last)}
 
 
 def _waiting(rounds: Sequence[Event]) -> float:
@@ -117,17 +123,21 @@ def compare(bench: Bench) -> list[dict[str, Any]]:
     """Every algorithm asked for."""
     rows = [bench.median(name) for name in bench.arguments.algo]
     heads, lines = ["algorithm"], [[row["name"]] for row in rows]
-    for target in bench.targets:
-        key = f"to{target:.2f}"
-        base = next((row[f"{key}_seconds"] for row in rows if row["name"] == "mxnet"), math.inf)
-        heads += [f"s to {target:.2f}", "steps", "WAN MB", "x sooner"]
+    stock = [row for row in rows if ROWS[row["name"]].options["algo"] == MXNET]
+    for index, target in enumerate(bench.targets):
+        base = min((row["targets"][index]["seconds"] for row in stock), default=math.inf)
+        heads += [f"s to {target:g}", "reached", "steps", "WAN MB", "x sooner"]
         for row, line in zip(rows, lines, strict=True):
-            seconds = row[f"{key}_seconds"]
-            line += [_number(seconds, ".1f"), str(row[f"{key}_steps"]), _number(row[f"{key}_wan_bytes"] / 1e6, ".1f"),
-                     _number(base / seconds, ".1f")]  # fmt: skip
+            mark = row["targets"][index]
+            times = mark["all_seconds"]
+            line += [_number(mark["seconds"], ".1f"), f"{sum(map(math.isfinite, times))} of {len(times)}",
+                     str(mark["steps"] or "-"), _number(mark["wan_bytes"] / 1e6, ".1f"),
+                     _number(base / mark["seconds"], ".1f")]  # fmt: skip
     heads += ["final", "steps", "s"]
     for row, line in zip(rows, lines, strict=True):
-        line += [f"{row['last_accuracy']:.4f}", str(row["last_steps"]), _number(row["last_seconds"], ".1f")]
+        last = row["last"]
+        stopped = "" if row["ended"] else " (--limit)"
+        line += [f"{last['accuracy']:.4f}", str(last["steps"]), _number(last["seconds"], ".1f") + stopped]
     _table(heads, lines, bench)
     if not bench.arguments.json:
         print(*(f"{row['name']}: {_command(bench, row['name'])}" for row in rows), sep="\n")
@@ -136,7 +146,7 @@ def compare(bench: Bench) -> list[dict[str, Any]]:
 
 def _command(bench: Bench, name: str) -> str:
     """How a person starts the row's job."""
-    options = bench.options(name)
+    options = {**TASKS[bench.arguments.task].options, **bench.options(name)}
     if options["algo"] == MXNET:
         row = ROWS[name]
         return f"servers at {' and '.join(row.servers)}, MXNET_KVSTORE_BIGARRAY_BOUND={row.bound}, lr {options['lr']}"
@@ -146,14 +156,14 @@ def _command(bench: Bench, name: str) -> str:
 def heterogeneous(bench: Bench) -> list[dict[str, Any]]:
     """ESync against sync with one slow worker. The slow one waits for the exchange alone, the others for it too."""
     rows = [bench.median("sync", factor=SLOW_LAST), bench.median("esync", factor=SLOW_LAST, min_local_steps=16)]
-    first = f"to{bench.targets[0]:.2f}_seconds"
     lines = []
     for row in rows:
         *fast, slow = row["waiting"]
         part = max(fast)
         figures = [f"{100 * value:.1f} %" for value in (part, slow, max(0.0, part - slow))]
-        lines.append([row["name"], _number(row[first], ".1f"), *figures, f"{row['last_accuracy']:.4f}"])
-    heads = ["algorithm", f"s to {bench.targets[0]:.2f}", "fast wait", "slow waits", "for the slow", "final"]
+        seconds = _number(row["targets"][0]["seconds"], ".1f")
+        lines.append([row["name"], seconds, *figures, f"{row['last']['accuracy']:.4f}"])
+    heads = ["algorithm", f"s to {bench.targets[0]:g}", "fast wait", "slow waits", "for the slow", "final"]
     _table(heads, lines, bench)
     return rows
 
@@ -196,16 +206,16 @@ def sweep(bench: Bench) -> list[dict[str, Any]]:
         rates = [_tried(bench, name, {**ROWS[name].start, "lr": rate}) for rate in GRID]
         best = min(rates, key=_rank)["tried"]
         rows += rates + [_tried(bench, name, {**best, **more}) for more in ROWS[name].tried]
-    first = f"to{bench.targets[0]:.2f}"
     lines = []
     for row in rows:
         others = [other for other in rows if other["name"] == row["name"]]
-        highest = max(other["last_accuracy"] for other in others)
-        chosen = min((other for other in others if other["last_accuracy"] >= highest - 0.01), key=_rank) is row
+        highest = max(other["last"]["accuracy"] for other in others)
+        chosen = min((other for other in others if other["last"]["accuracy"] >= highest - 0.01), key=_rank) is row
         settings = ", ".join(f"{key} {value:g}" for key, value in sorted(row["tried"].items()))
-        lines.append([f"{row['name']}: {settings}", _number(row[f"{first}_seconds"], ".1f"),
-                      str(row[f"{first}_steps"]), f"{row['last_accuracy']:.4f}", "best" if chosen else ""])  # fmt: skip
-    _table(["settings", f"s to {bench.targets[0]:.2f}", "steps", "final", ""], lines, bench)
+        mark = row["targets"][0]
+        lines.append([f"{row['name']}: {settings}", _number(mark["seconds"], ".1f"), str(mark["steps"] or "-"),
+                      f"{row['last']['accuracy']:.4f}", "best" if chosen else ""])  # fmt: skip
+    _table(["settings", f"s to {bench.targets[0]:g}", "steps", "final", ""], lines, bench)
     return rows
 
 
@@ -214,7 +224,7 @@ def _tried(bench: Bench, name: str, settings: dict[str, Value]) -> dict[str, Any
 
 
 def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
-    return min(row["runs"]), -row["last_accuracy"]
+    return row["targets"][0]["seconds"], -row["last"]["accuracy"]
 
 
 def bounds(bench: Bench) -> list[dict[str, Any]]:
@@ -224,7 +234,10 @@ def bounds(bench: Bench) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="gxt") as directory:
             job = bench.job("mxnet", directory, {}, bound)
             job.run(PACE_SECONDS)
-            first, *_, last = (Checkpoint.read(path) for path in job.checkpoints())
+            found = [Checkpoint.read(path) for path in job.checkpoints()]
+        if len(found) < 2:
+            raise CheckFailed(f"MXNet took less than {2 * CHECKPOINT_EVERY} steps in {PACE_SECONDS:g} s")
+        first, *_, last = found
         pace = (last.seconds - first.seconds) / (last.steps - first.steps)
         rows.append({"bound": bound, "seconds_per_step": pace})
     _table(["bound", "s/step"], [[str(row["bound"]), f"{row['seconds_per_step']:.3f}"] for row in rows], bench)

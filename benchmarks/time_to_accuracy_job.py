@@ -28,7 +28,6 @@ WORKER = Path(__file__).with_name("time_to_accuracy_mxnet.py")
 MXNET = "mxnet"
 SAMPLING = 0.5
 PIECE = 500
-STRIDE, MANY = 4, 50
 
 
 @dataclass(frozen=True)
@@ -150,28 +149,18 @@ class Judge:
         self._model = networks.find(network).build()
 
     def marks(self, job: Job, targets: Sequence[float]) -> list[Mark | None]:
-        """The first checkpoint that reaches each of the target accuracies, if one does, and the last, if there is any.
-
-        Of many checkpoints every fourth is looked at, and then those between the first of these that reaches it and the
-        one before.
+        """The first checkpoint that reaches each of the target accuracies, None where none does, and the last one, None
+        where there is none.
         """
+        found: list[Mark | None] = [None] * len(targets)
+        last: Mark | None = None
         paths = job.checkpoints()
-        known: dict[int, Mark] = {}
-
-        def at(index: int) -> Mark:
-            if index not in known:
-                known[index] = self._mark(job, paths[index])
-            return known[index]
-
-        found: list[Mark | None] = []
-        for target in targets:
-            stride = STRIDE if len(paths) > MANY else 1
-            coarse = next((index for index in range(0, len(paths), stride) if at(index).accuracy >= target), len(paths))
-            last = min(coarse, len(paths) - 1)
-            fine = (index for index in range(max(0, coarse - stride + 1), last + 1) if at(index).accuracy >= target)
-            index = next(fine, None)
-            found.append(None if index is None else at(index))
-        return [*found, at(len(paths) - 1) if paths else None]
+        for path in paths:
+            if None in found or path is paths[-1]:
+                last = mark = self._mark(job, path)
+                found = [old or (mark if mark.accuracy >= target else None)
+                         for old, target in zip(found, targets, strict=True)]  # fmt: skip
+        return [*found, last]
 
     def _mark(self, job: Job, path: Path) -> Mark:
         checkpoint = Checkpoint.read(path)

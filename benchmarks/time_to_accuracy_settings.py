@@ -16,7 +16,7 @@ class Row:
     """options: of geomx launch; `algo` may also be "mxnet", its own dist_sync, with a server at each of the sites
     `servers` and slices of `bound` elements. tried: the settings that --sweep tries beside the six rates of GRID,
     and start: what those rates are tried with.
-    same_as: the row whose sums it does, and so whose rate and momentum it has. task: the only one that it is for.
+    same_as: the row whose sums it does, and so whose rate it has. task: the only one that it is for.
     """
 
     options: Mapping[str, Value]
@@ -50,7 +50,7 @@ MOMENTA = _momenta(0.0, 0.5, 0.8, 0.9, 0.95, 0.99)
 INNER = _pairs("inner_steps", "outer_momentum", (10, 0.5), (20, 0.5), (30, 0.0), (30, 0.5), (30, 0.9), (60, 0.5))
 ROWS: Mapping[str, Row] = {
     "fsa": Row({"algo": "fsa", **SPREAD, "lr": 0.05}, MOMENTA),
-    "fsa-central": Row({"algo": "fsa", "lr": 0.05}, same_as="fsa"),
+    "fsa-central": Row({"algo": "fsa"}, same_as="fsa"),
     "mixed": Row({"algo": "mixed", **SPREAD, "lr": 0.5, "momentum": 0.0}, MOMENTA),
     "mixed-dcasgd": Row(
         {"algo": "mixed", **SPREAD, "lr": 0.2, "momentum": 0.0, "optimizer": "dcasgd"},
@@ -75,13 +75,13 @@ ROWS: Mapping[str, Row] = {
         {"inner_steps": 40, "overlap": 10},
     ),
     "party-alone": Row(
-        {"algo": "fsa", "lr": 0.05, "parties": 1, "split": "iid", "data": "time_to_accuracy_data:party_a"},
+        {"algo": "fsa", "parties": 1, "split": "iid", "data": "time_to_accuracy_data:party_a"},
         same_as="fsa", task="by-party",
     ),
-    "sync": Row({"algo": "sync", "lr": 0.05}, same_as="fsa"),
-    "async": Row({"algo": "async", "lr": 0.5, "momentum": 0.0}, MOMENTA),
-    "mxnet": Row({"algo": MXNET, "lr": 0.05}, same_as="fsa", servers="AB", bound=10_000),
-    "mxnet-central": Row({"algo": MXNET, "lr": 0.05}, same_as="fsa", servers="C", bound=10_000),
+    "sync": Row({"algo": "sync"}, same_as="fsa", task="iid"),
+    "async": Row({"algo": "async", "lr": 0.5, "momentum": 0.0}, MOMENTA, task="iid"),
+    "mxnet": Row({"algo": MXNET}, same_as="fsa", servers="AB", bound=10_000),
+    "mxnet-central": Row({"algo": MXNET}, same_as="fsa", servers="C", bound=10_000),
 }  # fmt: skip
 """Rates and settings are the best of --sweep --seeds 1 --epochs 1, of twelve runs each; mxnet's bound, of --bounds."""
 

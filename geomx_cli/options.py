@@ -108,8 +108,8 @@ OPTIONS: tuple[Option, ...] = (
     _sync("delivery", "text", "direct", "GEOMX_DELIVERY", "How slices travel."),
     _net(
         "slice_elements", "int", 0, "MXNET_KVSTORE_BIGARRAY_BOUND",
-        "Elements in a slice, the unit of sending; a larger tensor is cut. 0 chooses by how many the servers are,"
-        " and how far.",
+        "Elements in a slice, the unit of sending; a larger tensor is cut. 0 chooses by how many global"
+        " servers there are, and whether they are across the WAN.",
         minimum=1024, maximum=8_388_608,
     ),
     _net(

@@ -8,43 +8,75 @@ import pytest
 
 from geomx_cli.runtime.algorithms._esync_pacer import Pacer
 
+pytestmark = pytest.mark.timeout(10)
+
 
 class FakeClient:
-    """Rank 0 of two workers; keeps what is asked, and answers only where the test does."""
+    """Rank 0 of two workers. `asked` has the questions; `answers` what the next ones get, None for no answer yet."""
 
     global_rank, num_all_workers = 0, 2
 
     def __init__(self, *, min_local_steps: int, query: str = "overlapped") -> None:
         self.asked: list[tuple[dict[str, Any], Future[dict[str, Any]]]] = []
+        self.answers: list[dict[str, Any] | None] = []
         texts = {"esync_scope": "global", "esync_query": query}
         self.settings = SimpleNamespace(text=texts.__getitem__, number={"min_local_steps": min_local_steps}.__getitem__)
 
     def ask(self, topic: str, body: dict[str, Any]) -> "Future[dict[str, Any]]":
         assert topic == "esync"
         self.asked.append((body, Future()))
+        found = {} if body["do"] != "query" else self.answers.pop(0)
+        if found is not None:
+            self.asked[-1][1].set_result(found)
         return self.asked[-1][1]
+
+    @property
+    def steps(self) -> list[int]:
+        """Those that the questions were about."""
+        return [body["k"] for body, _ in self.asked if body["do"] == "query"]
+
+
+def answer(*, ready: bool, slowest: bool, epsilon: float = 0.5) -> dict[str, Any]:
+    return {"ready": ready, "slowest": slowest, "epsilon": epsilon}
 
 
 @pytest.mark.parametrize("query", ["overlapped", "blocking"])
-@pytest.mark.timeout(10)
 def test_no_answer_is_waited_for_before_the_least_number_of_steps(query: str) -> None:
     client = FakeClient(min_local_steps=4, query=query)
+    client.answers = [None, answer(ready=True, slowest=True, epsilon=0.25)]
     pacer = Pacer(client)  # type: ignore[arg-type]
     pacer.begin()
-    assert [pacer.step() for _ in range(2)] == [False, False]
-    assert [body["k"] for body, _ in client.asked] == [1], "one question at a time, and it has no answer yet"
-    client.asked[0][1].set_result({"ready": False, "slowest": True, "epsilon": 0.5})
-    assert not pacer.step()
-    assert [body["k"] for body, _ in client.asked] == [1, 3]
-    client.asked[1][1].set_result({"ready": False, "slowest": True, "epsilon": 0.5})
-    ask = client.ask
-
-    def answered(topic: str, body: dict[str, Any]) -> "Future[dict[str, Any]]":
-        found = ask(topic, body)
-        found.set_result({"ready": True, "slowest": True, "epsilon": 0.25})
-        return found
-
-    client.ask = answered  # type: ignore[method-assign]
+    assert [pacer.step() for _ in range(3)] == [False] * 3
+    assert client.steps == [1], "one question at a time, and it has no answer yet"
+    client.asked[0][1].set_result(answer(ready=False, slowest=True))
     assert pacer.step(), "the fourth step's answer is the first that counts"
-    assert client.asked[-1][0]["k"] == 4
+    assert client.steps == [1, 4]
     assert pacer.epsilon == 0.25
+
+
+def test_who_is_not_the_slowest_goes_on_while_it_asks() -> None:
+    client = FakeClient(min_local_steps=2)
+    client.answers = [answer(ready=False, slowest=False), None, answer(ready=True, slowest=False)]
+    pacer = Pacer(client)  # type: ignore[arg-type]
+    pacer.begin()
+    assert [pacer.step() for _ in range(4)] == [False] * 4
+    assert client.steps == [1, 2], "the second has no answer for two steps, and is not waited for"
+    client.asked[1][1].set_result(answer(ready=False, slowest=False))
+    assert pacer.step()
+    assert client.steps == [1, 2, 5]
+
+
+def test_a_question_that_could_not_end_the_round_is_asked_anew_at_the_step_that_can() -> None:
+    client = FakeClient(min_local_steps=2, query="blocking")
+    client.answers = [None, answer(ready=True, slowest=False), None, answer(ready=True, slowest=False)]
+    pacer = Pacer(client)  # type: ignore[arg-type]
+    pacer.begin()
+    assert not pacer.step()
+    client.asked[0][1].set_result(answer(ready=False, slowest=False))
+    assert pacer.step()
+    pacer.begin()
+    assert not pacer.step()
+    late = client.asked[-1][1]
+    late.set_result(answer(ready=False, slowest=False))
+    assert pacer.step()
+    assert client.steps == [1, 2, 1, 2]

@@ -153,7 +153,7 @@ def test_written_and_read_again(events: Path, tmp_path: Path) -> None:
     assert json.loads(text) == {
         "num_iters": 2, "time": round_(2, 4.0)["times"], "num_samples": 128, "total_time": 4.0, "bytes_sent": 100,
         "bytes_received": 50, "compute": 0.5, "communicate": 0.5, "wait": 0.4, "loss": 0.5,
-            "evaluation_on_clock": True,
+        "evaluation_on_clock": True,
     }, "and no accuracy"  # fmt: skip
     assert read_record(f"{place}/A/cpu0/iter-3.txt", 3).accuracy == 0.85
     again = Trial.read(tmp_path / "base", "cnn", "hfa")

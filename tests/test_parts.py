@@ -152,6 +152,8 @@ def test_by_itself_a_partition_of_a_small_model_is_balanced_too(servers: int) ->
             load[piece.root] += piece.length
             assert piece.length <= 16_384
     assert max(load) <= 1.15 * sum(load) / servers
+    rows = partition.declare(Tensor("rows", 80_000, "float32", row=20_000))
+    assert rows.row == 20_000, "rows are kept whole, or they could not travel alone"
     lengths = [piece.length for piece in partition.declare(Tensor("large", 2_359_296, "float32")).slices]
     assert 8 * servers <= len(lengths) <= 16 * servers and max(lengths) <= 262_144
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.wire import DTYPES, ITEM_SIZES, MAX_ELEMENTS
+from geomx_cli.ps.wire import DTYPE_NAMES, ITEM_SIZES, MAX_ELEMENTS
 
 __all__ = ["NEAR", "Partition", "Placement", "Slice", "Tensor"]
 
@@ -18,10 +18,10 @@ MAX_KEYS = 1_000_000
 MAX_SLICES, MAX_SLICES_OF_ALL = 100_000, 1_000_000
 NEAR = 524_288
 """Elements in a slice where all members share the roots' host: a slice costs each process time, whatever its size."""
-FAR = 262_144
-LEAST, PARTS = 16_384, 8
-"""Elements in a slice elsewhere, at most and at least, and how many slices of a tensor each root should have: the
-shorter the slice, the sooner both directions of a slow link are busy, and the more alike the roots are loaded."""
+FAR, FAR_MIN = 262_144, 16_384
+"""Elements in a slice elsewhere, at most and at least: the shorter, the sooner a slow link is busy both ways."""
+SLICES_PER_ROOT = 8
+"""Slices of a tensor that each root should have elsewhere, within these limits: so they are loaded alike."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Placement:
 
     def shapes(self) -> dict[tuple[int, int], tuple[int, int, int]]:
         """For each slice, by key and index: its elements, its dtype's code and the elements in a row."""
-        dtype, row = DTYPES.index(self.tensor.dtype), self.row or 1
+        dtype, row = DTYPE_NAMES.index(self.tensor.dtype), self.row or 1
         return {(self.key, index): (item.length, dtype, row) for index, item in enumerate(self.slices)}
 
 
@@ -107,13 +107,14 @@ class Partition:
         return chosen
 
     def _place(self, tensor: Tensor) -> Placement:
-        if tensor.dtype not in DTYPES:
-            raise InvalidSettings(f"key {tensor.name!r} is {tensor.dtype}", f"the store holds {', '.join(DTYPES)}")
+        if tensor.dtype not in DTYPE_NAMES:
+            raise InvalidSettings(f"key {tensor.name!r} is {tensor.dtype}", f"the store holds {', '.join(DTYPE_NAMES)}")
         if not 0 < tensor.row <= max(1, tensor.size) or tensor.size % tensor.row:
             raise InvalidSettings(
                 f"key {tensor.name!r} has {tensor.size} elements in rows of {tensor.row}", "all rows are equally long"
             )
-        most = self._slice_elements or min(FAR, max(LEAST, -(-tensor.size // (PARTS * self._servers))))
+        share = -(-tensor.size // (SLICES_PER_ROOT * self._servers))
+        most = self._slice_elements or min(FAR, max(FAR_MIN, tensor.row, share))  # whole rows, or rows cannot travel
         if not 0 < tensor.size <= MAX_SLICES * most or len(self._placed) >= MAX_KEYS:
             raise InvalidSettings(
                 f"key {tensor.name!r} has {tensor.size} elements",

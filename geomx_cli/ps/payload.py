@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.wire import DTYPES as NAMES
-from geomx_cli.ps.wire import BadMessage, Form, Header
+from geomx_cli.ps.wire import DTYPE_NAMES, BadMessage, Form, Header
 
 __all__ = [
     "DTYPES", "Array", "Content", "as_payload", "cast", "content", "dtype_code", "form_of", "numbers_payload",
@@ -17,7 +16,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 Content = Array | Rows
 
-DTYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(name) for name in NAMES)
+DTYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(name) for name in DTYPE_NAMES)
 """The dtypes of slices, in the order of their codes."""
 _ROW_NUMBER = np.dtype("uint32")
 _WIDE = {np.dtype("float16"): np.dtype("float32")}

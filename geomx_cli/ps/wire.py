@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 __all__ = [
-    "DTYPES",
+    "DTYPE_NAMES",
     "ITEM_SIZES",
     "MAX_ELEMENTS",
     "MAX_HYPER",
@@ -40,7 +40,7 @@ MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
 MAX_CONTROL = 16 * 2**20
 MAX_HYPER = 16
 """Hyper-parameters in one message."""
-DTYPES = ("float32", "float64", "float16")
+DTYPE_NAMES = ("float32", "float64", "float16")
 ITEM_SIZES = {"float32": 4, "float64": 8, "float16": 2}
 
 MAX_ROUNDS_AHEAD = 64
@@ -104,8 +104,8 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     version: of this format. job: `job_number` of the job's name; a stranger's is refused.
     roster_epoch, partition_epoch: of the membership and the partition that the sender knows.
     kind, request (number that an answer repeats), topic (of a CONTROL).
-    key, slice, root (rank of the root that owns the slice), offset and length in elements, dtype (index in DTYPES),
-    part of parts (of a payload that was cut again for sending).
+    key, slice, root (rank of the root that owns the slice), offset and length in elements, dtype (index in
+    DTYPE_NAMES), part of parts (of a payload that was cut again for sending).
     row: elements in a row of the slice; 1 where its rows do not count. rows: number of rows in the payload (`form`
     ROWS): their elements, followed by their uint32 numbers in the slice, strictly increasing; a PULL has only these.
     round (of this key, from 1; of a PULL the last one that the sender has begun).
@@ -184,7 +184,7 @@ def decode_header(data: memoryview | bytes, job: int) -> Header:
         raise BadMessage(f"version {header.version} of the protocol, not {VERSION}")
     if header.job != job:
         raise BadMessage("a message of another job")
-    if header.dtype >= len(DTYPES):
+    if header.dtype >= len(DTYPE_NAMES):
         raise BadMessage(f"unknown dtype {header.dtype}")
     if header.form == Form.DELTA or header.codec or header.parts != 1:
         raise BadMessage(f"unreadable: form {header.form.name}, codec {header.codec!r}, {header.parts} parts")

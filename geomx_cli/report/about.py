@@ -22,7 +22,8 @@ class About(msgspec.Struct):
     """traffic: bytes from each party to each other one. seconds, wan_bytes: how many bytes had gone between parties so
     many seconds after training began, the first weights among them. starts: how many seconds after the first each
     worker (HOST/DEVICE) began. evaluation_on_clock: whether the workers' times have that of evaluations in them.
-    epsilon: ESync's at the end, seconds; None for other algorithms.
+    epsilon: ESync's in the last round, seconds, the largest of all workers; None for other algorithms. None is also
+    what was not recorded.
     """
 
     job: str
@@ -32,7 +33,7 @@ class About(msgspec.Struct):
     seconds: list[float] = []
     wan_bytes: list[int] = []
     starts: dict[str, float] = {}
-    evaluation_on_clock: bool = True
+    evaluation_on_clock: bool | None = None
     epsilon: float | None = None
     schema_version: int = 1
 

@@ -69,6 +69,7 @@ class JobTrial:
         return About(
             job=self.plan.job, topology=self.plan.topology, options=dict(self.plan.spec.options),
             traffic=about.traffic(parties, self.logs), seconds=seconds, wan_bytes=counts, starts=self._starts(),
+            evaluation_on_clock=None if self.plan.spec.script else True,
             epsilon=max((log.epsilon for log in self.logs.values() if log.epsilon is not None), default=None),
         )  # fmt: skip
 

@@ -5,7 +5,6 @@ without one the bundled training job. Without any DMLC_* variable, SCRIPT runs a
 `geomx launch` starts all processes with the right variables; by hand, each machine's are set as follows.
 """
 
-import contextlib
 import gc
 import os
 import sys
@@ -113,7 +112,7 @@ def _serve(settings: Settings, events: EventLog) -> None:
 
 
 def _collect_from_now_on() -> None:
-    """Search for garbage, and not among the modules."""
+    """End what `gc.disable` began; what is loaded by now stays for good, so it is not searched for garbage."""
     gc.freeze()
     gc.enable()
 
@@ -127,10 +126,4 @@ def _say(events: EventLog, error: GeomxError) -> None:
 
 if __name__ == "__main__":
     gc.disable()  # while modules are loaded there is none, and to look for it takes an eighth of the time
-    status = main(sys.argv[1:])
-    if sys.argv[1:]:
-        sys.exit(status)  # a script may have something to do at its end
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(status)  # all is closed, and to take the interpreter apart takes as long as a tenth of the start
+    sys.exit(main(sys.argv[1:]))

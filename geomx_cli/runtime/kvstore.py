@@ -17,6 +17,7 @@ from geomx_cli.options import Value
 from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.partition import Tensor
 from geomx_cli.ps.payload import Array, Content
+from geomx_cli.ps.wire import DTYPE_NAMES
 from geomx_cli.runtime import state_file, state_transfer
 from geomx_cli.runtime.keys import Key, pairs, plain
 from geomx_cli.runtime.pushed_hyper import Hyper, Params, PushedHyper
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Hyper", "Params", "Store", "row_of"]
 
-DTYPES = ("float32", "float64", "float16")
 _MASTER_ENDS = (
     "the master worker has set the job up; it does not train, and ends here; global_rank 0 is the one to save a model"
 )
@@ -122,8 +122,8 @@ class Store:
         name = self._name(key)
         if name in self._tensors:
             raise InvalidSettings(f"key {key!r} is initialised already", "each key is initialised once")
-        if str(value.dtype) not in DTYPES:
-            raise InvalidSettings(f"key {key!r} is of {value.dtype}", f"a value is of {', '.join(DTYPES)}")
+        if str(value.dtype) not in DTYPE_NAMES:
+            raise InvalidSettings(f"key {key!r} is of {value.dtype}", f"a value is of {', '.join(DTYPE_NAMES)}")
         if value.size < 1:
             raise InvalidSettings(f"key {key!r} has no elements", "leave it out")
         return Tensor(name, value.size, str(value.dtype), row_of(value.shape))

@@ -11,7 +11,8 @@ import numpy as np
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps.payload import Array
 from geomx_cli.ps.rows import Rows
-from geomx_cli.runtime.kvstore import DTYPES, row_of
+from geomx_cli.ps.wire import DTYPE_NAMES
+from geomx_cli.runtime.kvstore import row_of
 from geomx_cli.runtime.native import ArrayInfo, Native
 
 __all__ = ["Arrays"]
@@ -43,9 +44,9 @@ class Arrays:
                 value = self._native.value(array)
             except TypeError as error:
                 raise InvalidSettings(str(error)) from None
-            if value.form not in _FORMS or value.dtype not in DTYPES:
+            if value.form not in _FORMS or value.dtype not in DTYPE_NAMES:
                 what = value.form if value.form not in _FORMS else value.dtype
-                hint = f"use a dense or row-sparse array of {', '.join(DTYPES)}"
+                hint = f"use a dense or row-sparse array of {', '.join(DTYPE_NAMES)}"
                 raise InvalidSettings(f"a value of {what} cannot travel", hint)
             found.append(value)
         return found

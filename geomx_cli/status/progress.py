@@ -107,11 +107,13 @@ class Progress:
 
     @property
     def done(self) -> float | None:
-        """The part of the training that is done, between 0 and 1; None where no worker says: a script need not."""
+        """The part of the training that is done, between 0 and 1: that of the worker that is furthest back. None where
+        no worker says: a script need not.
+        """
         rows = self.training_rows
         if all(row.progress is None for row in rows) and not all(row.status == 0 for row in rows):
             return None
-        return sum(1.0 if row.status == 0 else row.progress or 0.0 for row in rows) / max(len(rows), 1)
+        return min((1.0 if row.status == 0 else row.progress or 0.0 for row in rows), default=0.0)
 
     @property
     def left_s(self) -> float | None:

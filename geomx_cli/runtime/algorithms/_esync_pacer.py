@@ -63,13 +63,12 @@ class Pacer:
         if self._ready(wait=False):
             return True
         told = {"k": self._steps, "c": statistics.median(self._times), "age": 0.0}
-        if self._steps < self._least:
-            if not self._told or self._told[-1].done():
-                self._told.append(self._ask("query", **told))
-            return False
         if self._asked is None:
             self._asked = self._ask("query", **told)
-        return self._ready(wait=self._waits or self._slowest)
+        elif self._steps == self._least:  # the answer under way is about a step that could not be the last
+            self._told.append(self._asked)
+            self._asked = self._ask("query", **told)
+        return self._steps >= self._least and self._ready(wait=self._waits or self._slowest)
 
     def leave(self) -> None:
         """This worker takes no more steps; nobody needs to reckon with it. Leaving twice changes nothing."""

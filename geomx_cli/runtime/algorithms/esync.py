@@ -1,6 +1,7 @@
 """ESync: the slowest worker takes one step in a round, the others as many as fit in that time.
 
-After each step of its own a worker asks the state server whether to take another or to synchronise; it is ready once it
+After each step of its own a worker asks the state server whether to take another or to synchronise (before the first
+`--min-local-steps` of a round it only reports); it is ready once it
 could not end one more before the slowest does. Then, as in DiLoCo, it pushes the difference to where it began, and the
 roots add the mean of all workers' differences, times the global learning rate, to the weights. Li et al., "ESync:
 Accelerating Intra-Domain Federated Learning in Heterogeneous Data Centers", IEEE Transactions on Services Computing
@@ -176,8 +177,8 @@ def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "EsyncW
 class EsyncWorker(WorkerPart):
     """Steps until the state server says that it is time; then a round.
 
-    Fast workers have been through their data long before the slowest has, and go on: if they left the last rounds to
-    that one, the model would become its own.
+    Fast workers have gone through their data long before the slowest has, and go on: if they left the last rounds to
+    that one, the model would drift towards its data.
     """
 
     steps_per_round = 10  # nobody knows before
@@ -213,12 +214,8 @@ class EsyncWorker(WorkerPart):
         self._pacer.begin()
 
     def drain(self) -> None:
-        """Bring in the last steps, or abstain; nobody needs to wait for a step of this worker's any more."""
-        self._pacer.leave()
-        if self._differences.steps.count:
-            self._differences.push(self._tensors)
-        else:
-            self._differences.abstain(self._tensors)
+        """Never called: there is always a batch, and all stop after the same round."""
+        raise NotImplementedError
 
     def end(self) -> None:
         """The state server has heard that this worker takes no more steps."""

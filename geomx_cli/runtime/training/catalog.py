@@ -113,9 +113,9 @@ def missing(name: str, data_dir: str | Path) -> str:
     places = directories(name, data_dir)
     files = [file for half in DATA_SETS[name].files.values() for file in half]
     for place in places:
-        missing = [file for file in files if _path(place, file) is None]
-        if len(missing) < len(files):
-            return f"{place} has no {', '.join(missing)}"
+        lacking = [file for file in files if _path(place, file) is None]
+        if len(lacking) < len(files):
+            return f"{place} has no {', '.join(lacking)}"
     return f"{name} is in none of {', '.join(str(place) for place in places)}"
 
 

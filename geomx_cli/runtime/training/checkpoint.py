@@ -17,7 +17,7 @@ _ABOUT = ("seconds", "samples", "rounds")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The weights of one worker, float32 arrays by name, after so many of its steps, samples and rounds.
+    """A global model, float32 arrays by name, after so many steps, samples and rounds of the worker that keeps it.
 
     steps: with those of a usual round for each one that it had no data for. seconds: since its training began.
     """

@@ -48,8 +48,8 @@ class Loop:
     """Trains `model` on `shard` to the job's end. `evaluation` is given on global rank 0 alone.
 
     The exchange of a round runs while the next batch is made and a piece of the test set is evaluated. A worker that
-    is out of data abstains from the rounds of the others until none has more, or where the algorithm is endless begins
-    anew; so all end with one model. A failure of
+    is out of data abstains from the rounds of the others until none has more, or starts over where the algorithm is
+    endless; so all end with one model. A failure of
     the job comes out of `run` as a GeomxError; training cannot go on after it.
     """
 
@@ -220,13 +220,14 @@ class Loop:
 
     def _keep(self, *, at_end: bool = False) -> None:
         """Write a checkpoint of the global model if one is due and there is one."""
-        if self._checkpoints is None or not (at_end or (self._part.everywhere and self._checkpoints.due(self._steps))):
+        steps = self._steps + self._waited
+        if self._checkpoints is None or not (at_end or (self._part.everywhere and self._checkpoints.due(steps))):
             return
         weights = self._model.named_weights()
         if not at_end and (shared := self._part.global_weights) is not None:
             weights = {name: part.reshape(weights[name].shape) for name, part in zip(weights, shared, strict=True)}
         weights |= self._model.read_statistics()
-        self._checkpoints.write(Checkpoint(self._steps, self.samples, self._part.rounds, self.seconds, weights))
+        self._checkpoints.write(Checkpoint(steps, self.samples, self._part.rounds, self.seconds, weights))
 
     def _begin_evaluation(self) -> None:
         every, evaluation = self._recipe.eval_every, self._evaluation

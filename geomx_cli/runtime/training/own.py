@@ -11,6 +11,7 @@ from geomx_cli.runtime.mxnet_store import prepare_import
 
 __all__ = ["call"]
 
+
 def call(name: str, option: str, *arguments: Any) -> Any:
     """What MODULE:FUNCTION returns; the module is looked for in the working directory too.
 

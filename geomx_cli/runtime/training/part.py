@@ -18,16 +18,17 @@ class WorkerPart(ABC):
 
     The loop calls `start` once, then for every batch one forward and backward pass and `after_step`. Where that began a
     round, and `due` says so, `synchronise` follows before the next batch. When no batch is left, or all stop, `drain`
-    and `synchronise` follow each other until no worker has anything to contribute, then `end`. So all workers go
+    and `synchronise` follow each other until no worker has anything to contribute, then `end`. An endless part always
+    has a batch. So all workers go
     through the same rounds, however many batches each has. A failure of the job comes out of any method as a
     GeomxError.
 
     rounds: completed. gradient_scale: what the gradient of a batch's mean loss is multiplied by in the backward pass.
     steps_per_round: steps between two rounds, about. exchange_apart: whether a round's record has its exchange behind
     its steps, and not in the only one. partial_rounds: whether a round may leave steps to later rounds.
-    asynchronous: whether parties go through rounds by themselves. endless: whether a worker that has been through its
-    data as often as asked for goes on, until all have. recorded: what the record of the last round is to
-    say beside what all say.
+    asynchronous: whether parties go through rounds by themselves. endless: whether a worker that has gone through its
+    data as often as asked for goes on until all have. recorded: fields of the last round's record that only this
+    algorithm has.
     """
 
     rounds: int = 0

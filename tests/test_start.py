@@ -1,0 +1,39 @@
+"""What processes load when they start: what takes long only where it is needed."""
+
+import subprocess
+import sys
+
+import pytest
+
+from geomx_cli.runtime.training import catalog, data, networks, sources
+
+PLAN = """
+import sys
+from geomx_cli.plan import JobSpec, plan
+from geomx_cli.plan.ports import free_ports, ports_needed
+from geomx_cli.plan.this_machine import this_machine
+from geomx_cli import plugins
+from geomx_cli.options import defaults
+values = defaults(plugins.table())
+inventory = this_machine(values, free_ports(ports_needed(values)), one_host=True, python=sys.executable)
+plan(inventory, JobSpec(job="x", options=values, script=(), job_dir="/x", socket_dir="/x", python=sys.executable))
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "code",
+    ["import geomx_cli.runtime.__main__, geomx_cli.ps.scheduler", PLAN, "import geomx_cli.commands.data"],
+    ids=("scheduler", "plan", "data"),
+)
+def test_it_does_without_numpy_and_frameworks(code: str) -> None:
+    check = "import sys\nfound = {'numpy', 'mxnet', 'paramiko'} & set(sys.modules)\nassert not found, found"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", f"{code}\n{check}"], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_catalog_names_what_there_is() -> None:
+    assert set(catalog.NETWORKS) == {"linear", "cnn", "cnn-bn", *networks._ZOO}
+    assert set(catalog.DATA_SETS) == set(data._READERS) == set(sources.SOURCES)
