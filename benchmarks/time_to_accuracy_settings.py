@@ -51,10 +51,10 @@ INNER = _pairs("inner_steps", "outer_momentum", (10, 0.5), (20, 0.5), (30, 0.0),
 ROWS: Mapping[str, Row] = {
     "fsa": Row({"algo": "fsa", **SPREAD, "lr": 0.05}, MOMENTA),
     "fsa-central": Row({"algo": "fsa"}, same_as="fsa"),
-    "mixed": Row({"algo": "mixed", **SPREAD, "lr": 0.5, "momentum": 0.0}, MOMENTA),
+    "mixed": Row({"algo": "mixed", **SPREAD, "lr": 0.2, "momentum": 0.5}, MOMENTA, {"momentum": 0.0}),
     "mixed-dcasgd": Row(
-        {"algo": "mixed", **SPREAD, "lr": 0.2, "momentum": 0.0, "optimizer": "dcasgd"},
-        [{"dc_lambda": value} for value in (0.01, 0.02, 0.04, 0.1, 0.5, 2.0)],
+        {"algo": "mixed", **SPREAD, "lr": 0.2, "momentum": 0.0, "optimizer": "dcasgd", "dc_lambda": 0.02},
+        [{"dc_lambda": value} for value in (0.01, 0.02, 0.04, 0.1, 0.5, 2.0)], {"dc_lambda": 0.0},
     ),
     "hfa": Row(
         {"algo": "hfa", **SPREAD, "lr": 0.05, "k1": 20, "k2": 3},
