@@ -39,7 +39,7 @@ class Client:
         from geomx_cli import plugins
         from geomx_cli.ps.client import Client as PsClient
         from geomx_cli.ps.partition import Tensor
-        from geomx_cli.runtime.parts import event_log, part
+        from geomx_cli.runtime.plugin_factory import event_log, part
         from geomx_cli.runtime.settings import Settings
 
         settings = Settings.from_environment(plugins.table())

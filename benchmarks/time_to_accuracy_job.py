@@ -18,8 +18,8 @@ from wan import Wan
 from geomx_cli import plugins
 from geomx_cli.errors import TrainingFailed
 from geomx_cli.events import Event, read_events
-from geomx_cli.names import file_name
 from geomx_cli.options import Value, defaults
+from geomx_cli.process_name import file_name
 from geomx_cli.runtime.training.checkpoint import Checkpoint
 
 __all__ = ["Job", "Judge", "Mark"]

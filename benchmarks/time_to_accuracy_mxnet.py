@@ -18,12 +18,12 @@ from geomx_cli.runtime.training import data, networks
 from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
 from geomx_cli.runtime.training.gluon_model import GluonModel
 from geomx_cli.runtime.training.prefetch import Prefetch
-from geomx_cli.runtime.training.recipe import Recipe
 from geomx_cli.runtime.training.shards import shard
+from geomx_cli.runtime.training.train_config import TrainConfig
 
 
 def main(job_dir: str, options: dict[str, Any]) -> None:
-    recipe = Recipe.from_options(options)
+    recipe = TrainConfig.from_options(options)
     mx = load_mxnet()
     store, model = mx.kv.create("dist_sync"), networks.find(recipe.network).build()
     assert isinstance(model, GluonModel)
@@ -55,7 +55,7 @@ def main(job_dir: str, options: dict[str, Any]) -> None:
         keep()
 
 
-def _begin(mx: Any, store: Any, model: GluonModel, recipe: Recipe) -> None:
+def _begin(mx: Any, store: Any, model: GluonModel, recipe: TrainConfig) -> None:
     """The optimizer and the initial weights to the servers, and from them the weights."""
     optimizer = mx.optimizer.create(
         recipe.optimizer, rescale_grad=1.0 / store.num_workers, wd=0.0, **recipe.optimizer_params

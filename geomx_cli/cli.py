@@ -133,7 +133,7 @@ def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
 
 
 def _say(error: GeomxError) -> int:
-    from geomx_cli.host_words import plain
+    from geomx_cli.untrusted import plain
 
     hint = f"\n  {error.hint}" if error.hint else ""
     print(f"error: {plain(error.message + hint)}", file=sys.stderr)

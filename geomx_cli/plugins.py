@@ -128,8 +128,8 @@ def fixes(algorithm: str) -> Mapping[str, Value]:
 
 
 def in_two_tiers(algorithm: str) -> bool:
-    """Whether every worker needs a local server above it, the central party's too: its module's `two_tiers`."""
-    return bool(getattr(find("algorithm", algorithm), "two_tiers", False))
+    """Whether every worker needs a local server above it, the central party's too (`needs_local_server`)."""
+    return bool(getattr(find("algorithm", algorithm), "needs_local_server", False))
 
 
 def ranks_by_party(algorithm: str) -> bool:

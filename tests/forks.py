@@ -28,8 +28,8 @@ ROOT = Path(__file__).parent.parent
 MESSAGE = 1 << 17
 IMPORTED = (
     "geomx_cli.ps.client", "geomx_cli.ps.scheduler", "geomx_cli.ps.server", "geomx_cli.ps.optimizers",
-    "geomx_cli.runtime.kvstore", "geomx_cli.runtime.parts", "geomx_cli.runtime.script", "geomx_cli.runtime.signals",
-    "geomx_cli.runtime.training",
+    "geomx_cli.runtime.kvstore", "geomx_cli.runtime.plugin_factory", "geomx_cli.runtime.script",
+    "geomx_cli.runtime.signals", "geomx_cli.runtime.training",
 )  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def serve() -> None:
 def start(directory: Path, story: str) -> int:
     """Launch; errors become text and an exit status as the command line does it."""
     from geomx_cli.commands._end import tell
-    from geomx_cli.control.launch import Manner, launch
+    from geomx_cli.control.launch import LaunchOptions, launch
     from geomx_cli.errors import GeomxError
     from geomx_cli.options import defaults
     from geomx_cli.plan import JobSpec
@@ -114,7 +114,7 @@ def start(directory: Path, story: str) -> int:
     inventory = this_machine(options, free_ports(ports_needed(options)), python=str(HERE), env=env)
     try:
         spec = JobSpec("", options=options, job_dir=str(directory))
-        return tell(launch(inventory, spec, Manner(told=lambda *_: None)), json=True)
+        return tell(launch(inventory, spec, LaunchOptions(told=lambda *_: None)), json=True)
     except GeomxError as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         return error.exit_code

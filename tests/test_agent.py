@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.assignment import AgentState, Assignment, Seal, Task
+from geomx_cli.agent.assignment import AgentState, Assignment, FileDigest, Task
 from geomx_cli.agent.processes import Identity
 from geomx_cli.agent.reaper import reap
 from geomx_cli.errors import TimedOut
@@ -57,7 +57,7 @@ class Agent:
         argv = (program,) if program.startswith("/") else (sys.executable, "-c", program)
         return Task(name, argv, {**MARK, "GEOMX_PROCESS": name, "GEOMX_KEY_FILE": key})
 
-    def begin(self, tasks: Sequence[Task], files: Mapping[str, Seal] = {}) -> None:
+    def begin(self, tasks: Sequence[Task], files: Mapping[str, FileDigest] = {}) -> None:
         """Write agent.json and start the agent."""
         assignment = Assignment(
             job=MARK["GEOMX_JOB"], host="here", job_dir=str(self.directory), sockets=str(self.sockets),
@@ -379,7 +379,7 @@ def test_file_that_is_not_what_was_put_is_refused(agents: Any, tmp_path: Path) -
     for mode, content, words in ((0o600, "other", "is not what was put there"), (0o644, "", "has mode 600, not 644")):
         agent = Agent.__new__(Agent)
         agent.directory, agent.sockets, agent.lease = tmp_path, tmp_path / "s", 6
-        seal = Seal(mode, hashlib.sha256(content.encode()).hexdigest() if content else digest)
+        seal = FileDigest(mode, hashlib.sha256(content.encode()).hexdigest() if content else digest)
         agent.begin([agent.task("one", SLEEP)], {str(key): seal})
         assert agent.process.wait(20) == 1
         assert words in agent.process.stderr.read().decode()

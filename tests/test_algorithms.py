@@ -21,7 +21,7 @@ from test_faults import Job
 from geomx_cli import plugins
 from geomx_cli.cli import main
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.runtime.training.slowness import factor_of
+from geomx_cli.runtime.training.straggler_emulation import factor_of
 
 WAYS = {
     "fsa": "GEOMX_ALGO=fsa",

@@ -11,7 +11,7 @@ from networks import star
 from geomx_cli import __version__
 from geomx_cli.doctor import Check, exit_code, hosts, refuse
 from geomx_cli.doctor.check import together
-from geomx_cli.doctor.need import Need, needs
+from geomx_cli.doctor.requirements import Requirements, needs
 from geomx_cli.doctor.settle import settle
 from geomx_cli.doctor.survey import Facts, Folder, Skew
 from geomx_cli.errors import CheckFailed, HostUnreachable, InvalidSettings
@@ -47,7 +47,7 @@ FACTS = Facts(
     versions={"numpy": "1.26.4", "mxnet": "1.9.1"},
     omp_threads="",
 )
-NEED = Need(processes=3, training=2, memory=GIB, modules=("zmq", "numpy", "mxnet"))
+NEED = Requirements(processes=3, training=2, memory=GIB, modules=("zmq", "numpy", "mxnet"))
 HOST = Host(name="alpha", parties=("A",))
 
 

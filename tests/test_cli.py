@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from geomx_cli import cli, errors, variables
+from geomx_cli import cli, env_names, errors
 from geomx_cli.commands._json import print_json
 from geomx_cli.plugins import table
 
@@ -214,7 +214,7 @@ def test_json_is_what_every_parser_reads(capsys: pytest.CaptureFixture[str]) -> 
 def test_every_variable_of_a_process_is_known() -> None:
     found = json.loads(geomx("launch", "--dry-run", "--json", "--topology", "spread", "--wan", "1gbit").stdout)
     names = {name for process in found["processes"] for name in process["env"] if name.startswith("GEOMX_")}
-    assert names <= variables.OWN | {option.env for option in table()}
+    assert names <= env_names.OWN | {option.env for option in table()}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from desk import Desk, Launch
 from sshd import Person, Sshd
 
 from geomx_cli.control.collect import collect
-from geomx_cli.job.known import KnownJob
+from geomx_cli.job.registry import KnownJob
 
 FILES = 8 * 2 + 2 * 2  # a log and an event log for each process; agent.log and status.json for each host
 

@@ -23,7 +23,7 @@ from geomx_cli.options import defaults
 from geomx_cli.ps.config import NodeSettings
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.node import Node
-from geomx_cli.ps.talk import Request
+from geomx_cli.ps.rpc import Request
 
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 WORKERS = ("Aw0", "Aw1", "Bw0", "Bw1")

@@ -18,11 +18,11 @@ from idx import write_data
 from test_job_trial import planned
 
 from geomx_cli.control.logs import LogReader
-from geomx_cli.dashboard.curve import MOST, Curve, Flow
-from geomx_cli.dashboard.live import Live
+from geomx_cli.dashboard.curve import MOST, DownsampledSeries, Flow
+from geomx_cli.dashboard.live import JobModel
 from geomx_cli.dashboard.server import Server, remembered, started
 from geomx_cli.errors import CheckFailed
-from geomx_cli.job.known import KnownJob
+from geomx_cli.job.registry import KnownJob
 
 BEGAN = 1000.0
 TOKEN = "secret-token-of-more-than-24"
@@ -31,7 +31,7 @@ ROOT = "central/global_server:0"
 
 def test_a_curve_has_few_points_and_does_not_care_for_the_order() -> None:
     values = [(float(second), float(second % 7), f"w{second % 3}") for second in range(5000)]
-    curve, shuffled = Curve(), Curve()
+    curve, shuffled = DownsampledSeries(), DownsampledSeries()
     for value in values:
         curve.add(*value)
     random.Random(3).shuffle(values)
@@ -41,7 +41,7 @@ def test_a_curve_has_few_points_and_does_not_care_for_the_order() -> None:
     assert MOST / 2 <= len(points) <= MOST and points == shuffled.points()
     assert [seconds for seconds, _ in points] == sorted(seconds for seconds, _ in points)
     assert all(2.0 < value < 4.0 for _, value in points[:-1]), "means"
-    summed = Curve(summed=True)
+    summed = DownsampledSeries(summed=True)
     for source in ("a", "b"):
         summed.add(0.2, 3.0, source)
         summed.add(0.7, 5.0, source)
@@ -54,7 +54,7 @@ def telemetry(seconds: float, **fields: Any) -> dict[str, Any]:
 
 
 def test_events_are_folded() -> None:
-    live = Live(planned(), BEGAN)
+    live = JobModel(planned(), BEGAN)
     live.take("A/worker:0", {"time": BEGAN + 1, "event": "state", "state": "training"})
     training = {"state": "training", "round": 4, "samples_per_s": 50.0, "loss": 2.0, "waiting": 0.25, "progress": 0.5}
     live.take("A/worker:0", telemetry(2, **training))
@@ -84,7 +84,7 @@ def test_events_are_folded() -> None:
 
 
 def test_many_workers_are_shown_by_party() -> None:
-    live = Live(planned(workers=8), BEGAN)
+    live = JobModel(planned(workers=8), BEGAN)
     for rank in range(8):
         live.take(f"A/worker:{rank}", telemetry(1, state="training", samples_per_s=10.0 * rank, loss=1.0))
     assert live.snapshot()["curves"]["speed"] == {"party A": [(1.5, 280.0)]}, "all of them together"
@@ -92,7 +92,7 @@ def test_many_workers_are_shown_by_party() -> None:
 
 
 def test_a_loss_that_is_no_number_is_shown_as_such() -> None:
-    live = Live(planned(), BEGAN)
+    live = JobModel(planned(), BEGAN)
     for second, loss in ((1, 2.0), (2, float("nan")), (3, float("nan"))):
         live.take("A/worker:0", telemetry(second, state="training", loss=loss))
     live.take("A/worker:0", telemetry(float("inf"), state="training", loss=1.0))
@@ -102,7 +102,7 @@ def test_a_loss_that_is_no_number_is_shown_as_such() -> None:
 
 
 def test_who_says_nothing_is_lost_and_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    live = Live(planned(), BEGAN)
+    live = JobModel(planned(), BEGAN)
     for second, sent in ((1, 0), (2, 5000)):
         counted = {"lan": [0, 0], "wan": [sent, 0], "peers": {ROOT: [sent, 0]}}
         live.take("A/server:0", telemetry(second, state="serving", bytes=counted))

@@ -13,7 +13,7 @@ from geomx_cli.errors import InvalidSettings
 from geomx_cli.options import defaults
 from geomx_cli.ps.optimizers import Array, Optimizer, create
 from geomx_cli.runtime.mxnet_store import load_mxnet
-from geomx_cli.runtime.training.recipe import USUAL_RATES, Recipe
+from geomx_cli.runtime.training.train_config import USUAL_RATES, TrainConfig
 
 SLOT = (3, 1)
 NAMES = ("dcasgd", "dcasgd-a", "dcasgd-mxnet")
@@ -234,10 +234,10 @@ def test_compensation_is_exact_where_its_hessian_is() -> None:
     np.testing.assert_allclose(optimizer.update(SLOT, moved, seen, member=1), 0.9 - 0.5 * 0.9)
 
 
-def recipe(**given: Any) -> Recipe:
+def recipe(**given: Any) -> TrainConfig:
     values = defaults(plugins.table())
     assert given.keys() <= values.keys()
-    return Recipe.from_options({**values, **given})
+    return TrainConfig.from_options({**values, **given})
 
 
 def test_the_options_reach_the_optimizer() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from geomx_cli.runtime.algorithms._esync_pacer import Pacer
+from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -44,7 +44,7 @@ def answer(*, ready: bool, slowest: bool, epsilon: float = 0.5) -> dict[str, Any
 def test_no_answer_is_waited_for_before_the_least_number_of_steps(query: str) -> None:
     client = FakeClient(min_local_steps=4, query=query)
     client.answers = [None, answer(ready=True, slowest=True, epsilon=0.25)]
-    pacer = Pacer(client)  # type: ignore[arg-type]
+    pacer = EsyncClient(client)  # type: ignore[arg-type]
     pacer.begin()
     assert [pacer.step() for _ in range(3)] == [False] * 3
     assert client.steps == [1], "one question at a time, and it has no answer yet"
@@ -57,7 +57,7 @@ def test_no_answer_is_waited_for_before_the_least_number_of_steps(query: str) ->
 def test_who_is_not_the_slowest_goes_on_while_it_asks() -> None:
     client = FakeClient(min_local_steps=2)
     client.answers = [answer(ready=False, slowest=False), None, answer(ready=True, slowest=False)]
-    pacer = Pacer(client)  # type: ignore[arg-type]
+    pacer = EsyncClient(client)  # type: ignore[arg-type]
     pacer.begin()
     assert [pacer.step() for _ in range(4)] == [False] * 4
     assert client.steps == [1, 2], "the second has no answer for two steps, and is not waited for"
@@ -69,7 +69,7 @@ def test_who_is_not_the_slowest_goes_on_while_it_asks() -> None:
 def test_a_question_that_could_not_end_the_round_is_asked_anew_at_the_step_that_can() -> None:
     client = FakeClient(min_local_steps=2, query="blocking")
     client.answers = [None, answer(ready=True, slowest=False), None, answer(ready=True, slowest=False)]
-    pacer = Pacer(client)  # type: ignore[arg-type]
+    pacer = EsyncClient(client)  # type: ignore[arg-type]
     pacer.begin()
     assert not pacer.step()
     client.asked[0][1].set_result(answer(ready=False, slowest=False))

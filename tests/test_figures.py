@@ -9,8 +9,8 @@ import pytest
 from records import esync_record, sync_record, write
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.report import Trial, figures
-from geomx_cli.report.about import About
+from geomx_cli.report import RunRecords, figures
+from geomx_cli.report.about import Metadata
 from geomx_cli.report.figures import Bars, Curves, Matrix, Span, Timeline
 from geomx_cli.report.plots import draw
 from geomx_cli.report.styles import style
@@ -33,7 +33,7 @@ def base(tmp_path: Path) -> Path:
                 write(folder / "A" / device, number, {**record, **judged, "bytes_sent": 1000, "bytes_received": 500})
         traffic = {"A": {"central": 4_000_000}, "central": {"A": 2_000_000}}
         options, sent = {"wan": "" if mode == "hfa" else "50mbit"}, [0, 2_000_000, 6_000_000]
-        About("job-1", "central", options, traffic, [0.0, 10.0, 30.0], sent, STARTS).write(folder)
+        Metadata("job-1", "central", options, traffic, [0.0, 10.0, 30.0], sent, STARTS).write(folder)
     for number in (1, 2):
         write(tmp_path / "cnn" / "esync" / "cloud3" / "gpu0", number, esync_record(number, 3, judge=True))
     write(tmp_path / "cnn" / "local" / "here" / "cpu", 1, sync_record(1))
@@ -41,7 +41,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def drawn(base: Path) -> dict[str, Any]:
-    trials = [Trial.read(base, "cnn", mode) for mode in modes_in(base, "cnn")]
+    trials = [RunRecords.read(base, "cnn", mode) for mode in modes_in(base, "cnn")]
     return {figure.name: figure for figure in figures.of("cnn", trials, 0.8)}
 
 

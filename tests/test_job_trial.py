@@ -14,8 +14,8 @@ from geomx_cli.errors import CheckFailed, InvalidSettings
 from geomx_cli.options import defaults
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.report import Summary, Trial, collected
-from geomx_cli.report.about import About
+from geomx_cli.report import RunRecords, Summary, collected
+from geomx_cli.report.about import Metadata
 from geomx_cli.report.job_trial import JobTrial, mode_of, network_of
 from geomx_cli.report.record import read_record
 
@@ -156,7 +156,7 @@ def test_written_and_read_again(events: Path, tmp_path: Path) -> None:
         "evaluation_on_clock": True,
     }, "and no accuracy"  # fmt: skip
     assert read_record(f"{place}/A/cpu0/iter-3.txt", 3).accuracy == 0.85
-    again = Trial.read(tmp_path / "base", "cnn", "hfa")
+    again = RunRecords.read(tmp_path / "base", "cnn", "hfa")
     assert Summary.of(again, 0.8, parity=False) == Summary.of(job.trial(place), 0.8, parity=False)
     assert not again.problems
     assert not collected._write_records(JobTrial.read(planned(), tmp_path / "none"), tmp_path / "empty")
@@ -181,7 +181,7 @@ def test_records_of_another_job_stay(events: Path, tmp_path: Path) -> None:
         collected._check(place, "job-1")
     with pytest.raises(InvalidSettings, match=r"job.json is damaged"):
         (place / "job.json").write_text("[]")
-        About.read(place)
+        Metadata.read(place)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from desk import Desk, Launch
 from sshd import Person, Sshd
 
 from geomx_cli.agent import processes
-from geomx_cli.job.known import KnownJob
-from geomx_cli.status.overview import Overview
+from geomx_cli.job.registry import KnownJob
+from geomx_cli.status.job_view import JobView
 
 NAMES = [
     "central/global_scheduler:0", "central/global_server:0", "central/scheduler:0", "central/worker:0",
@@ -128,7 +128,7 @@ def test_status_of_hosts_that_say_nothing_useful(desk: Desk) -> None:
             files["A"].unlink()
         else:
             files["A"].write_bytes(changed if isinstance(changed, bytes) else json.dumps(changed).encode() + b"\n")
-        host = Overview.of(job, job.open_hosts()).to_json()["hosts"][1]
+        host = JobView.of(job, job.open_hosts()).to_json()["hosts"][1]
         return host["agent"], host["problem"]
 
     launch.wait_for(lambda: problem({**content, "uptime": content["uptime"] - 60})[0] == "gone")  # a signal takes time

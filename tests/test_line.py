@@ -17,9 +17,9 @@ from sshd import Person, Sshd, make_key
 from benchmarks.netns import Namespaces, call
 from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import AgentState, Assignment, Task
-from geomx_cli.control.fleet import Fleet
+from geomx_cli.control.agent_connection import AgentConnection, Inbox
+from geomx_cli.control.agent_pool import AgentPool
 from geomx_cli.control.interrupts import interrupts_to
-from geomx_cli.control.line import Inbox, Line
 from geomx_cli.errors import CheckFailed, Interrupted, InvalidSettings, TimedOut
 from geomx_cli.hosts import Channel, File, Host
 from geomx_cli.hosts.local import LocalHost
@@ -58,16 +58,16 @@ class Site:
         self.said: list[dict[str, Any]] = []
         self.fleet = self.new_fleet()
 
-    def new_fleet(self) -> Fleet:
+    def new_fleet(self) -> AgentPool:
         """Another control machine."""
         job = Job.of(JobSpec("", job_dir=str(self.folder)))
-        return Fleet(job, {self.host.name: self.host}, {self.host.name: self.assignment})
+        return AgentPool(job, {self.host.name: self.host}, {self.host.name: self.assignment})
 
     def start(self) -> None:
         """Start the agent and let it begin."""
         self.fleet.start({self.host.name: self.files})
 
-    def until(self, kind: str, fleet: Fleet | None = None) -> dict[str, Any]:
+    def until(self, kind: str, fleet: AgentPool | None = None) -> dict[str, Any]:
         """The next message of this kind; those before it, except answers to heartbeats, are kept in `said`."""
         while True:
             _, message = (fleet or self.fleet).inbox.get(timeout=20)
@@ -304,15 +304,15 @@ def test_agent_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_agent_that_says_nothing_is_waited_for_aloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("geomx_cli.control.line.ANSWER_LIMIT", 1.0)
-    monkeypatch.setattr("geomx_cli.control.fleet._PATIENCE", 0.2)
+    monkeypatch.setattr("geomx_cli.control.agent_connection.ANSWER_LIMIT", 1.0)
+    monkeypatch.setattr("geomx_cli.control.agent_pool._PATIENCE", 0.2)
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\ncase "$*" in *reap*) exit 0;; esac; exec sleep 100\n')
     python.chmod(0o700)
     site = Site(tmp_path, LocalHost("alpha", str(python)), SLEEP, 6)
     notes: list[str] = []
     job = Job.of(JobSpec("", job_dir=str(site.folder)))
-    fleet = Fleet(job, {"alpha": site.host}, {"alpha": site.assignment}, notes.append)
+    fleet = AgentPool(job, {"alpha": site.host}, {"alpha": site.assignment}, notes.append)
     with pytest.raises(TimedOut, match="agent on host alpha did not answer within 1 s") as caught:
         fleet.start({})
     assert "agent.log" in caught.value.hint
@@ -353,7 +353,7 @@ def test_agents_start_when_all_hosts_have_their_files(tmp_path: Path) -> None:
     sites = {"alpha": quick, "beta": slow}
     job = Job.of(JobSpec("", job_dir=str(tmp_path)))
     given = {name: site.assignment for name, site in sites.items()}
-    fleet = Fleet(job, {name: site.host for name, site in sites.items()}, given)
+    fleet = AgentPool(job, {name: site.host for name, site in sites.items()}, given)
     try:
         fleet.start({name: site.files for name, site in sites.items()})
         assert early == []
@@ -401,7 +401,7 @@ def test_letting_go_of_an_agent_that_is_stopped(start: Start) -> None:
     assert not closing.is_alive()
 
 
-def _line(folder: Path, program: str) -> tuple[Line, Inbox]:
+def _line(folder: Path, program: str) -> tuple[AgentConnection, Inbox]:
     """A line to a program in the place of an agent."""
     python = folder / "python"
     python.write_text(f"#!{sys.executable}\nimport sys\n{program}\n")
@@ -410,7 +410,7 @@ def _line(folder: Path, program: str) -> tuple[Line, Inbox]:
         job="", host="alpha", job_dir=str(folder), sockets="", socket="", working_dir="", clear=(), tasks=()
     )
     inbox = Inbox()
-    return Line(LocalHost("alpha", str(python)), assignment, inbox), inbox
+    return AgentConnection(LocalHost("alpha", str(python)), assignment, inbox), inbox
 
 
 @pytest.mark.processes

@@ -12,8 +12,8 @@ from test_rounds import Bench
 from tree import Tree, Who
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.payload import Array, view
+from geomx_cli.ps.pending_exchange import PendingExchange
 from geomx_cli.ps.wire import Kind
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.mixed import MixedServer
@@ -110,13 +110,13 @@ def test_who_waits_is_told_as_soon_as_the_slow_one_comes_or_leaves() -> None:
     job.push((0, 0), 2, full(1))
     job.push((0, 0), 2, full(1))
     assert len(job.got((0, 0))) == 1, "a repeat changes nothing"
-    waits = job.roots[0].rounds.ledger.oldest()
+    waits = job.roots[0].rounds.table.oldest()
     assert waits is not None and (waits[0], waits[2]) == (2, {1, 2})
     job.push((1, 0), 1, full(2))
-    waits = job.roots[0].rounds.ledger.oldest()
+    waits = job.roots[0].rounds.table.oldest()
     assert waits is not None and waits[2] == {2}
     job.leave((2, 0))
-    assert job.roots[0].rounds.ledger.oldest() is None
+    assert job.roots[0].rounds.table.oldest() is None
     assert (job.last((0, 0)) == -RATE * 4).all(), "what has come meanwhile is in it"
     job.push((0, 0), 3, full(1))
     assert len(job.got((0, 0))) == 2
@@ -195,7 +195,7 @@ def test_each_slice_is_read_at_one_version_wherever_a_writer_comes(optimizer: st
                 bench.rounds.on_pull(bench.links[0], bench.header(Kind.PULL, slice=index), 0)  # type: ignore[arg-type]
         answers = {link: [item for item in bench.delivery.downs if item[0] is link] for link in bench.links}
         values = {0: start, 2: view(*answers[bench.links[1]][-1][1:])}
-        exchange = Exchange(np.zeros(1000 * count, np.float32), count)
+        exchange = PendingExchange(np.zeros(1000 * count, np.float32), count)
         for _, header, payload in answers[bench.links[0]]:
             value = view(header, payload)
             assert header.value == (0 if header.slice < point else 2)

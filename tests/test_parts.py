@@ -11,11 +11,11 @@ import pytest
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps import shaping, window
+from geomx_cli.ps.accumulator import Accumulator, Contribution
 from geomx_cli.ps.barrier import Barrier
-from geomx_cli.ps.gather import Contribution, Gathering
 from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.partition import Partition, Tensor
-from geomx_cli.ps.talk import MAX_OPEN, Request, Talk
+from geomx_cli.ps.rpc import MAX_OPEN, Request, Rpc
 from geomx_cli.ps.wire import BadMessage
 
 
@@ -37,7 +37,7 @@ AWKWARD = [np.array([value], np.float32) for value in (1, 1e8, 1, -1e8)]
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
 def test_a_sum_is_made_in_rank_order_whatever_the_arrival(order: Sequence[int]) -> None:
-    gathering, credit = Gathering(), []
+    gathering, credit = Accumulator(), []
     for place, rank in enumerate(order):
         assert gathering.offer(given(rank, array=AWKWARD[rank], done=lambda rank=rank: credit.append(rank)))
         assert gathering.merge(range(4)) == (place == 3)
@@ -49,7 +49,7 @@ def test_a_sum_is_made_in_rank_order_whatever_the_arrival(order: Sequence[int]) 
 
 
 def test_a_repeat_is_dropped_and_an_overlap_refused() -> None:
-    gathering, one = Gathering(), np.ones(1, np.float32)
+    gathering, one = Accumulator(), np.ones(1, np.float32)
     assert gathering.offer(given(1, array=one))
     assert not gathering.offer(given(1, array=one)), "parked"
     assert gathering.offer(given(0, array=one))
@@ -61,7 +61,7 @@ def test_a_repeat_is_dropped_and_an_overlap_refused() -> None:
 
 
 def test_merged_ranks_count_as_all_of_them() -> None:
-    gathering, one = Gathering(), np.ones(1, np.float32)
+    gathering, one = Accumulator(), np.ones(1, np.float32)
     gathering.offer(given(1, 3, array=one, weight=2.0))
     gathering.offer(given(2, array=one))
     assert gathering.missing(range(4)) == {0}
@@ -72,14 +72,14 @@ def test_merged_ranks_count_as_all_of_them() -> None:
 
 
 def test_nobody_waits_for_who_has_left_but_what_they_gave_counts() -> None:
-    gathering = Gathering()
+    gathering = Accumulator()
     gathering.offer(given(0, array=np.full(1, 5, np.float32)))
     gathering.offer(given(3, array=np.full(1, 7, np.float32)))
     assert not gathering.merge([1, 3])
     assert gathering.missing([1, 3]) == {1}
     assert gathering.merge([3])
     assert gathering.total == 12
-    assert Gathering().merge([]), "a round that nobody owes anything to"
+    assert Accumulator().merge([]), "a round that nobody owes anything to"
 
 
 SUMS_IN = [("float16", np.float32), ("float32", np.float32), ("float64", np.float64)]
@@ -87,7 +87,7 @@ SUMS_IN = [("float16", np.float32), ("float32", np.float32), ("float64", np.floa
 
 @pytest.mark.parametrize(("dtype", "total"), SUMS_IN)
 def test_half_precision_is_summed_in_single_and_double_in_double(dtype: str, total: type) -> None:
-    gathering = Gathering()
+    gathering = Accumulator()
     parts = [np.random.default_rng(rank).standard_normal(100).astype(dtype) * 2000 for rank in range(3)]
     for rank, part in enumerate(parts):
         gathering.offer(given(rank, array=part))
@@ -98,7 +98,7 @@ def test_half_precision_is_summed_in_single_and_double_in_double(dtype: str, tot
 
 
 def test_a_single_contribution_is_not_copied_and_none_is_written_to() -> None:
-    gathering = Gathering()
+    gathering = Accumulator()
     first, second, third = (np.full(3, rank, np.float32) for rank in (1, 2, 4))
     for array in (first, second, third):
         array.flags.writeable = False
@@ -112,7 +112,7 @@ def test_a_single_contribution_is_not_copied_and_none_is_written_to() -> None:
 
 
 def test_the_lowest_rank_with_hyper_parameters_is_heard() -> None:
-    gathering, one = Gathering(), np.ones(1, np.float32)
+    gathering, one = Accumulator(), np.ones(1, np.float32)
     gathering.offer(given(2, array=one, learning_rate=0.2))
     gathering.offer(given(1, array=one, learning_rate=0.1))
     gathering.offer(given(0, array=one))
@@ -318,7 +318,7 @@ class Wire:
 
 
 def test_a_repeat_is_not_worked_on_but_answered_as_before() -> None:
-    talk, link = Talk(Loop(), 1.0), Wire()
+    talk, link = Rpc(Loop(), 1.0), Wire()
     request = talk.receive(link, 7, 0, "join", {})
     assert request is not None
     assert talk.receive(link, 7, 0, "join", {}) is None
@@ -334,7 +334,7 @@ def test_a_repeat_is_not_worked_on_but_answered_as_before() -> None:
 
 
 def test_what_is_not_kept_is_answered_anew() -> None:
-    talk, link = Talk(Loop(), 1.0), Wire()
+    talk, link = Rpc(Loop(), 1.0), Wire()
     for _ in range(2):
         request = talk.receive(link, 7, 0, "state_read", {})
         assert request is not None
@@ -344,7 +344,7 @@ def test_what_is_not_kept_is_answered_anew() -> None:
 
 
 def test_answers_are_kept_until_the_peer_says_that_it_has_them() -> None:
-    talk, link = Talk(Loop(), 1.0), Wire()
+    talk, link = Rpc(Loop(), 1.0), Wire()
     for number in range(1, 1001):
         request = talk.receive(link, number, 0, "status", {})
         assert request is not None
@@ -360,7 +360,7 @@ def test_answers_are_kept_until_the_peer_says_that_it_has_them() -> None:
 
 
 def test_a_peer_is_remembered_within_bounds() -> None:
-    talk, link = Talk(Loop(), 1.0), Wire()
+    talk, link = Rpc(Loop(), 1.0), Wire()
     for number in range(1, MAX_OPEN + 1):
         assert talk.receive(link, number, 0, "barrier", {}) is not None
     with pytest.raises(BadMessage, match="requests at once"):
@@ -370,7 +370,7 @@ def test_a_peer_is_remembered_within_bounds() -> None:
 
 
 def test_only_who_was_asked_answers_and_only_once_counts() -> None:
-    talk, link, other = Talk(Loop(), 1.0), Wire(), Wire()
+    talk, link, other = Rpc(Loop(), 1.0), Wire(), Wire()
     heard: list[object] = []
     talk.ask(link, "join", {}, heard.append, heard.append)
     with pytest.raises(BadMessage):

@@ -9,7 +9,7 @@ import pytest
 from records import PHASES, esync_record, sync_record, write
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.report import Summary, Trial
+from geomx_cli.report import RunRecords, Summary
 from geomx_cli.report.trial import title
 
 pytestmark = pytest.mark.processes
@@ -78,12 +78,12 @@ def test_what_esyncs_json_lacks(tmp_path: Path) -> None:
 
 
 def test_formulas_of_esyncs_drawer(esync: Path, tmp_path: Path) -> None:
-    summary = Summary.of(Trial.read(esync, "resnet18-v1", "esync"), 0.8, parity=True)
+    summary = Summary.of(RunRecords.read(esync, "resnet18-v1", "esync"), 0.8, parity=True)
     assert (summary.samples_per_s, summary.traffic, round(summary.busy, 4)) == (86, 24, 0.7581)
     for host, device in DEVICES:
         for number in range(1, 3 if device == "cpu" else 7):
             write(tmp_path / "resnet18-v1" / "async" / host / device, number, sync_record(number))
-    trial = Trial.read(tmp_path, "resnet18-v1", "async")
+    trial = RunRecords.read(tmp_path, "resnet18-v1", "async")
     assert Summary.of(trial, 0.8, parity=True).samples_per_s == 85, "over the time of the first, which ended early"
     assert Summary.of(trial, 0.8, parity=False).samples_per_s == pytest.approx(28 * 64 / 62.4)
 
@@ -131,9 +131,9 @@ def test_records_that_are_missing_or_there_twice(esync: Path) -> None:
 
 def test_what_cannot_be_summed_up(esync: Path) -> None:
     with pytest.raises(InvalidSettings, match="there are no records in"):
-        Trial.read(esync, "resnet18-v1", "hfa")
+        RunRecords.read(esync, "resnet18-v1", "hfa")
     with pytest.raises(InvalidSettings, match="there is no mode 'fast'"):
-        Trial.read(esync, "resnet18-v1", "fast")
+        RunRecords.read(esync, "resnet18-v1", "fast")
     assert summarize("-b", esync, "-n", "cnn", "-m", "esync").returncode == 3
     assert summarize("-b", esync, "-n", "cnn", "-m", "esync", "--target", "80").returncode == 2
     assert title("dcasgd-niid") == "DCASGD-Non-IID"

@@ -7,9 +7,9 @@ import pytest
 from test_rounds import SIZE, Bench, KeptDelivery, KeptLink, gradient
 from tree import Tree
 
-from geomx_cli.ps.gather import SERIAL, Contribution, Gathering
+from geomx_cli.ps.accumulator import SERIAL, Accumulator, Contribution
 from geomx_cli.ps.payload import Array
-from geomx_cli.ps.uplink import Uplink
+from geomx_cli.ps.upstream import UpstreamClient
 from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, decode_header, encode_header
 from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer
@@ -45,28 +45,28 @@ def test_a_result_is_kept_until_all_have_acknowledged_it() -> None:
     for number in range(1, 6):
         for rank in (0, 1):
             bench.push(rank, number, gradient(rank, number), acked=number - 1 if rank == 0 else 0)
-    (pace,) = bench.rounds.ledger.books[0, 0].paces.values()
-    assert sorted(pace.results) == [1, 2, 3, 4, 5], "rank 1 may still ask for all of them"
+    (cohort,) = bench.rounds.table.entries[0, 0].cohorts.values()
+    assert sorted(cohort.results) == [1, 2, 3, 4, 5], "rank 1 may still ask for all of them"
     bench.push(1, 6, gradient(1, 6), acked=3)
-    assert sorted(pace.results) == [4, 5]
+    assert sorted(cohort.results) == [4, 5]
     bench.results()
     bench.push(1, 2, gradient(1, 2), acked=1)
     assert bench.results() == [], "a late repeat from one that has acknowledged that round"
     bench.rounds.left(1)
-    assert sorted(pace.results) == [5], "who leaves has all results; rank 0 has acknowledged 4"
+    assert sorted(cohort.results) == [5], "who leaves has all results; rank 0 has acknowledged 4"
     bench.rounds.left(0)
-    assert not pace.results
+    assert not cohort.results
 
 
 def test_in_step_a_server_keeps_one_result() -> None:
     bench = Bench("sgd")
     bench.init(np.zeros(SIZE, np.float32))
-    (pace,) = [bench.rounds.ledger.books[0, 0].pace(0)]
+    (cohort,) = [bench.rounds.table.entries[0, 0].cohort(0)]
     for number in range(1, 20):
         for rank in (0, 1):
             bench.push(rank, number, gradient(rank, number), acked=number - 1)
-        assert list(pace.results) == [number]
-        assert pace.results[number].array is bench.rounds.ledger.books[0, 0].slot.value, "no copy"
+        assert list(cohort.results) == [number]
+        assert cohort.results[number].array is bench.rounds.table.entries[0, 0].slot.value, "no copy"
 
 
 @pytest.mark.parametrize(
@@ -249,33 +249,33 @@ def test_a_pull_of_one_who_trains_gets_the_newest_value_of_the_global_server() -
 )
 def test_a_result_of_another_round_or_slice_is_refused(change: dict[str, Any]) -> None:
     link, taken = KeptLink(), []
-    uplink = Uplink(KeptDelivery())  # type: ignore[arg-type]
-    uplink.links.append(link)  # type: ignore[arg-type]
+    upstream = UpstreamClient(KeptDelivery())  # type: ignore[arg-type]
+    upstream.links.append(link)  # type: ignore[arg-type]
     asked = Header(kind=Kind.EXCHANGE, key=0, slice=0, length=8, round=5, weight=1.0)
-    uplink.send(0, asked, full(1).data.cast("B"), lambda header, array: taken.append(array))
+    upstream.send(0, asked, full(1).data.cast("B"), lambda header, array: taken.append(array))
     right = {"kind": Kind.RESULT, "request": asked.request, "key": 0, "slice": 0, "length": 8, "round": 5}
     fields = {**right, **change}
     size = fields["length"] * (8 if fields.get("dtype") else 4)
     with pytest.raises(BadMessage):
-        uplink.on_result(link, Header(**fields), memoryview(bytes(size)))  # type: ignore[arg-type]
-    assert not taken and uplink.waiting == 1
-    uplink.on_result(link, Header(**right), full(3).data.cast("B"))  # type: ignore[arg-type]
-    assert taken[0][0] == 3 and not uplink.waiting
+        upstream.on_result(link, Header(**fields), memoryview(bytes(size)))  # type: ignore[arg-type]
+    assert not taken and upstream.waiting == 1
+    upstream.on_result(link, Header(**right), full(3).data.cast("B"))  # type: ignore[arg-type]
+    assert taken[0][0] == 3 and not upstream.waiting
 
 
 def test_a_contribution_acknowledges_what_has_come_without_gaps() -> None:
     link, delivery = KeptLink(), KeptDelivery()
-    uplink = Uplink(delivery)  # type: ignore[arg-type]
-    uplink.links.append(link)  # type: ignore[arg-type]
+    upstream = UpstreamClient(delivery)  # type: ignore[arg-type]
+    upstream.links.append(link)  # type: ignore[arg-type]
     asked = [Header(kind=Kind.EXCHANGE, length=8, round=number, weight=1.0) for number in range(1, 6)]
     for header in asked[:4]:
-        uplink.send(0, header, None, lambda header, array: None)
+        upstream.send(0, header, None, lambda header, array: None)
     for done in (2, 1, 4):
         answer = Header(kind=Kind.RESULT, request=asked[done - 1].request, length=8, round=done)
-        uplink.on_result(link, answer, full(0).data.cast("B"))  # type: ignore[arg-type]
-    uplink.send(0, asked[4], None, lambda header, array: None)
+        upstream.on_result(link, answer, full(0).data.cast("B"))  # type: ignore[arg-type]
+    upstream.send(0, asked[4], None, lambda header, array: None)
     assert [header.acked for _, header, _ in delivery.ups] == [0, 0, 0, 0, 2]
-    uplink.repeat(link, "tensors")  # type: ignore[arg-type]
+    upstream.repeat(link, "tensors")  # type: ignore[arg-type]
     assert [(header.round, header.acked) for _, header, _ in delivery.ups[5:]] == [(3, 2), (5, 2)]
 
 
@@ -291,12 +291,12 @@ def test_hyper_parameters_of_rounds_that_stay_in_the_party_go_up_with_the_next()
 
 
 def test_what_is_meant_for_an_older_optimizer_does_not_change_a_newer_one() -> None:
-    gathering, ones = Gathering(), np.ones(1, np.float32)
+    accumulator, ones = Accumulator(), np.ones(1, np.float32)
     for rank, hyper in enumerate(({"learning_rate": 0.1, "wd": 0.5}, {SERIAL: 1.0, "learning_rate": 0.5}, {"wd": 0.7})):
-        gathering.offer(Contribution((rank,), ones, 1.0, hyper, lambda: None))
-    gathering.merge([0, 1, 2])
-    assert gathering.hyper == {SERIAL: 1.0, "learning_rate": 0.5}
-    assert not gathering.conflicts
+        accumulator.offer(Contribution((rank,), ones, 1.0, hyper, lambda: None))
+    accumulator.merge([0, 1, 2])
+    assert accumulator.hyper == {SERIAL: 1.0, "learning_rate": 0.5}
+    assert not accumulator.conflicts
 
 
 def test_a_party_that_abstains_is_given_what_it_gets() -> None:

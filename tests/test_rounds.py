@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from geomx_cli.ps import optimizers
-from geomx_cli.ps.ledger import Ledger
+from geomx_cli.ps.aggregator import Aggregator
 from geomx_cli.ps.payload import Array, view
-from geomx_cli.ps.rounds import Rounds
+from geomx_cli.ps.slice_table import SliceTable
 from geomx_cli.ps.stalls import Stalls
-from geomx_cli.ps.uplink import Uplink
+from geomx_cli.ps.upstream import UpstreamClient
 from geomx_cli.ps.wire import BadMessage, Header, Kind
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 
@@ -66,9 +66,9 @@ class Bench:
         self.links = [KeptLink(), KeptLink()]
         self.delivery = KeptDelivery()
         self.dtype = dtype
-        ledger = Ledger(algorithm=algorithm or FsaServer(), roots=None, owing=owing)
-        self.rounds = Rounds(delivery=self.delivery, uplink=None, own_rank=lambda: 0, ledger=ledger)
-        self.stalls = Stalls(ledger, lambda rank: [self.links[rank]])
+        table = SliceTable(algorithm=algorithm or FsaServer(), roots=None, owing=owing)
+        self.rounds = Aggregator(delivery=self.delivery, upstream=None, own_rank=lambda: 0, table=table)
+        self.stalls = Stalls(table, lambda rank: [self.links[rank]])
         if optimizer:
             self.rounds.use(optimizers.create(optimizer, {"learning_rate": 0.1}))
 
@@ -220,8 +220,8 @@ def test_a_repeat_is_answered_from_the_last_result_and_counts_once() -> None:
     """A worker's uplink and a root: what is lost, contributions or results, is got again, and nothing else travels."""
     bench, delivery, server = Bench("sgd"), KeptDelivery(), KeptLink()
     bench.init(np.zeros(SIZE, np.float32))
-    uplink = Uplink(delivery)
-    uplink.links.append(server)
+    upstream = UpstreamClient(delivery)
+    upstream.links.append(server)
     seen: list[float] = []
 
     def carry_up() -> list[bool]:
@@ -233,39 +233,39 @@ def test_a_repeat_is_answered_from_the_last_result_and_counts_once() -> None:
 
     header = bench.header(Kind.EXCHANGE, round=1, contributors=(0,), weight=1.0)
     payload = np.ones(SIZE, np.float32).data.cast("B")
-    uplink.send(0, header, payload, lambda _, array: seen.append(float(array[0])))
-    uplink.repeat(server, "talk")
+    upstream.send(0, header, payload, lambda _, array: seen.append(float(array[0])))
+    upstream.repeat(server, "talk")
     assert len(delivery.ups) == 1, "contributions and results are on the other lane"
     delivery.ups.clear()
-    uplink.repeat(server, "tensors")
-    uplink.repeat(server, "talk")
+    upstream.repeat(server, "tensors")
+    upstream.repeat(server, "talk")
     assert carry_up() == [False, False], "a question, which may be lost itself"
     assert bench.links[0].again == [header.request, header.request], "the contribution was lost"
     for request in bench.links[0].again:
-        uplink.again(server, request)
+        upstream.again(server, request)
     assert carry_up() == [True]
-    uplink.repeat(server, "tensors")
+    upstream.repeat(server, "tensors")
     assert carry_up() == [False]
     bench.push(1, 1, np.ones(SIZE, np.float32))
     own = [item for item in bench.delivery.downs if item[0] is bench.links[0]]
     assert len(own) == 1 and len(bench.links[0].again) == 2, "it is here"
     bench.delivery.downs.clear()
-    uplink.repeat(server, "tensors")
-    uplink.repeat(server, "tensors")
+    upstream.repeat(server, "tensors")
+    upstream.repeat(server, "tensors")
     assert carry_up() == [False, False]
     answers = list(bench.delivery.downs)
     assert len(answers) == 2
     for _, answer, value in answers:
-        uplink.on_result(server, answer, value)
+        upstream.on_result(server, answer, value)
     assert seen == [float(np.float32(-0.2))], "two contributions, one update, one result"
-    assert uplink.waiting == 0
-    uplink.repeat(server, "tensors")
+    assert upstream.waiting == 0
+    upstream.repeat(server, "tensors")
     assert delivery.ups == []
     assert bench.links[0].credit == (1 + 1) * 4 * SIZE, "all that came is credited: init, the exchange"
     assert server.credit == 2 * 4 * SIZE
 
 
 def test_a_result_of_a_stranger_is_refused() -> None:
-    uplink = Uplink(KeptDelivery())
+    upstream = UpstreamClient(KeptDelivery())
     with pytest.raises(BadMessage, match="no server"):
-        uplink.on_result(KeptLink(), Header(kind=Kind.RESULT), None)
+        upstream.on_result(KeptLink(), Header(kind=Kind.RESULT), None)

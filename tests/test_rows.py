@@ -7,7 +7,7 @@ import pytest
 from tree import Tree
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.gather import Contribution, Gathering
+from geomx_cli.ps.accumulator import Accumulator, Contribution
 from geomx_cli.ps.partition import Partition, Tensor
 from geomx_cli.ps.payload import Array, as_payload, content, row_numbers, sum_payload
 from geomx_cli.ps.rows import Rows
@@ -38,7 +38,7 @@ def tree(parties: tuple[int, ...] = (2, 2), *, asynchronous: bool = False, **mor
 
 
 def value_at(node: Any, where: tuple[int, int] = (0, 0)) -> Array:
-    found: Array = node.rounds.ledger.books[where].slot.value
+    found: Array = node.rounds.table.entries[where].slot.value
     return found
 
 
@@ -74,11 +74,11 @@ def test_a_gathering_adds_rows_and_arrays_in_rank_order(seed: int, dtype: str) -
         if item is not None:
             wanted = wanted + (item.dense(SIZE) if isinstance(item, Rows) else item).astype(work)
     for order in (range(5), (4, 2, 0, 3, 1)):
-        gathering, copies = Gathering(), [None if item is None else _copy(item) for item in given]
+        accumulator, copies = Accumulator(), [None if item is None else _copy(item) for item in given]
         for rank in order:
-            gathering.offer(Contribution((rank,), copies[rank], 1.0, {}, lambda: None))
-            gathering.merge(range(5))
-        total = gathering.total
+            accumulator.offer(Contribution((rank,), copies[rank], 1.0, {}, lambda: None))
+            accumulator.merge(range(5))
+        total = accumulator.total
         assert isinstance(total, Rows) == (1 not in kinds and 0 in kinds)
         found = np.zeros(SIZE, work) if total is None else total.dense(SIZE) if isinstance(total, Rows) else total
         assert found.dtype == work and np.array_equal(found, wanted)

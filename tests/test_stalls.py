@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from test_rounds import SIZE, Bench, KeptDelivery, KeptLink
 
-from geomx_cli.ps.ledger import Ledger
-from geomx_cli.ps.rounds import Rounds
+from geomx_cli.ps.aggregator import Aggregator
+from geomx_cli.ps.slice_table import SliceTable
 from geomx_cli.ps.stalls import Stalls
-from geomx_cli.ps.uplink import Uplink
+from geomx_cli.ps.upstream import UpstreamClient
 from geomx_cli.ps.wire import Header, Kind
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 
@@ -53,11 +53,11 @@ class Party:
 
     def __init__(self) -> None:
         self.links, self.told = [KeptLink(), KeptLink()], 0
-        uplink = Uplink(KeptDelivery())  # type: ignore[arg-type]
-        uplink.links.append(KeptLink())  # type: ignore[arg-type]
-        ledger = Ledger(algorithm=FsaServer(), roots=lambda: 1, owing=lambda: [0, 1])
-        self.rounds = Rounds(delivery=KeptDelivery(), uplink=uplink, own_rank=lambda: 0, ledger=ledger)  # type: ignore[arg-type]
-        self.stalls = Stalls(ledger, lambda rank: [self.links[rank]], self._tell)  # type: ignore[list-item]
+        upstream = UpstreamClient(KeptDelivery())  # type: ignore[arg-type]
+        upstream.links.append(KeptLink())  # type: ignore[arg-type]
+        table = SliceTable(algorithm=FsaServer(), roots=lambda: 1, owing=lambda: [0, 1])
+        self.rounds = Aggregator(delivery=KeptDelivery(), upstream=upstream, own_rank=lambda: 0, table=table)  # type: ignore[arg-type]
+        self.stalls = Stalls(table, lambda rank: [self.links[rank]], self._tell)  # type: ignore[list-item]
 
     def _tell(self) -> None:
         self.told += 1

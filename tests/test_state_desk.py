@@ -9,9 +9,9 @@ from test_rounds import SIZE, Bench
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps import optimizers
-from geomx_cli.ps.packed import PIECE, Packed, unpack
+from geomx_cli.ps.optimizer_state_service import OptimizerStateService
 from geomx_cli.ps.payload import Array
-from geomx_cli.ps.state_desk import StateDesk
+from geomx_cli.ps.tensor_archive import PIECE, TensorArchive, unpack
 
 MOMENTUM = {"0/0/step": np.array([5]), "0/0/momentum": np.arange(SIZE, dtype=np.float32)}
 
@@ -23,7 +23,7 @@ class Root(Bench):
         super().__init__()
         self.rounds.use(optimizers.create("sgd", {"learning_rate": 0.1, "momentum": 0.5}))
         self.init(np.zeros(SIZE, np.float32))
-        self.desk = StateDesk(self.rounds, silence)
+        self.desk = OptimizerStateService(self.rounds, silence)
         self.number = 0
 
     def round(self) -> None:
@@ -41,12 +41,12 @@ class Root(Bench):
         self.ask("state_close", by)
         return unpack(run)
 
-    def begin(self, packed: Packed, by: str = "a", **changes: Any) -> str:
+    def begin(self, packed: TensorArchive, by: str = "a", **changes: Any) -> str:
         body = {"optimizer": "sgd", "whole": packed.digest(), "digest": packed.digest(), "size": packed.size, **changes}
         return str(self.ask("state_begin", by, **body)["go"])
 
     def write(self, named: Mapping[str, Array], by: str = "a", **changes: Any) -> None:
-        packed = Packed(named)
+        packed = TensorArchive(named)
         assert self.begin(packed, by, **changes) == "on"
         for at, piece in packed.pieces():
             self.ask("state_write", by, at=at, piece=piece)
@@ -87,13 +87,13 @@ def test_what_is_loaded_meanwhile_changes_nothing_of_what_is_read() -> None:
     assert unpack(root.ask("state_read", "a", at=0)["piece"]).keys() == before.keys()
     assert root.ask("state_open", "a")["loaded"] == "X"
     assert root.read() == {}, "as many updates as before, and another state"
-    assert root.begin(Packed({}), "c", whole="Y") == "known"
+    assert root.begin(TensorArchive({}), "c", whole="Y") == "known"
     assert root.ask("state_open", "a")["loaded"] == "Y"
 
 
 def test_one_writes_and_the_others_bring_the_same() -> None:
     root = Root()
-    packed = Packed(MOMENTUM)
+    packed = TensorArchive(MOMENTUM)
     assert [root.begin(packed, by) for by in "abab"] == ["on", "wait", "on", "wait"]
     root.ask("state_write", at=0, piece=packed.piece(0))
     assert [root.begin(packed, by) for by in "ab"] == ["known", "known"]
@@ -103,7 +103,7 @@ def test_one_writes_and_the_others_bring_the_same() -> None:
 
 def test_a_silent_writer_makes_room() -> None:
     root = Root(silence=0.0)
-    packed = Packed(MOMENTUM)
+    packed = TensorArchive(MOMENTUM)
     assert [root.begin(packed, by) for by in "ab"] == ["on", "on"]
     with pytest.raises(InvalidSettings, match="nobody waits for"):
         root.ask("state_write", "a", at=0, piece=packed.piece(0))
@@ -134,7 +134,7 @@ def test_what_does_not_fit_changes_nothing(named: Mapping[str, Array], changes: 
 @pytest.mark.parametrize("piece", [b"", bytes(PIECE + 1)])
 def test_pieces_have_bounds(piece: bytes) -> None:
     root = Root()
-    assert root.begin(Packed(MOMENTUM)) == "on"
+    assert root.begin(TensorArchive(MOMENTUM)) == "on"
     with pytest.raises(InvalidSettings, match="nobody waits for"):
         root.ask("state_write", at=0, piece=piece)
     with pytest.raises(ValueError, match="is no size"):

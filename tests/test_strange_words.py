@@ -14,30 +14,30 @@ from typing import Any
 import pytest
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.memory import Memory
-from geomx_cli.agent_words import said
+from geomx_cli.agent.oom_watcher import OomWatcher
+from geomx_cli.agent_protocol import said
+from geomx_cli.control.agent_pool import AgentPool
 from geomx_cli.control.attach import attach
-from geomx_cli.control.fleet import Fleet
 from geomx_cli.control.logs import LogReader, select
 from geomx_cli.control.stop import stop
 from geomx_cli.control.watch import Watch
 from geomx_cli.errors import CheckFailed, TrainingFailed
-from geomx_cli.host_words import decode, plain
 from geomx_cli.hosts.local import LocalHost
 from geomx_cli.job import Job, jobs_folder
 from geomx_cli.job import state as job_state
-from geomx_cli.job.known import KnownJob, all_jobs
+from geomx_cli.job.registry import KnownJob, all_jobs
 from geomx_cli.job.state import JobState
-from geomx_cli.lines import lines
+from geomx_cli.jsonlines import lines
 from geomx_cli.options import defaults
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.status.explanation import explain
 from geomx_cli.status.follow import PlainView
+from geomx_cli.status.job_view import JobView
 from geomx_cli.status.outcome import Outcome
-from geomx_cli.status.overview import Overview
 from geomx_cli.status.progress import Progress
+from geomx_cli.untrusted import decode, plain
 
 NASTY = "\x1b]0;title\x07red \x1b[31;1mtext\x1b[0m\x9b2J\x08\r\u202eend"
 
@@ -133,7 +133,7 @@ def watched(known: KnownJob, messages: list[tuple[str, dict[str, Any]]]) -> Outc
     """What comes of it when agents say this."""
     hosts = {name: LocalHost(name) for name in known.plan.hosts}
     assignments = known.job().assignments(known.plan, dict.fromkeys(hosts, ""), 6)
-    fleet = Fleet(known.job(), hosts, assignments)
+    fleet = AgentPool(known.job(), hosts, assignments)
     for message in messages:
         fleet.inbox.put(message)
     try:
@@ -157,10 +157,10 @@ def test_watch_blames_the_host_and_says_what_to_do(known: KnownJob) -> None:
 
 @pytest.mark.processes
 def test_job_that_was_never_started(known: KnownJob) -> None:
-    begun = Overview.of(known, known.open_hosts())  # launch is still copying files
+    begun = JobView.of(known, known.open_hosts())  # launch is still copying files
     assert (begun.state, begun.over) == ("running", False)
     again = follower_is_gone(known)
-    overview = Overview.of(again, again.open_hosts())
+    overview = JobView.of(again, again.open_hosts())
     assert (overview.state, overview.over) == ("failed", True)
     for _ in range(2):
         end = attach(replace(again))
@@ -182,7 +182,7 @@ def test_clock_of_a_host_that_is_wrong_does_not_count(known: KnownJob) -> None:
     again = follower_is_gone(known)
     for host in known.plan.hosts:
         write_status(known, host, time=time.time() + 3600)
-    end = Overview.of(again, again.open_hosts()).conclude()
+    end = JobView.of(again, again.open_hosts()).conclude()
     assert end.error is None and 99 < end.result["total_s"] < 1000
 
 
@@ -201,7 +201,7 @@ def test_host_speaks_for_its_own_processes_only(known: KnownJob) -> None:
     for host in others:
         write_status(known, host)
     again = follower_is_gone(known)
-    overview = Overview.of(again, again.open_hosts())
+    overview = JobView.of(again, again.open_hosts())
     ended = {row.process.host for row in overview.progress.rows.values() if row.status is not None}
     assert ended == {first} and overview.failure is not None and overview.failure.host == first
     text = explain(overview.failure, known.plan, known.job()).message
@@ -263,9 +263,9 @@ def test_files_with_secrets_are_private_and_links_stay(known: KnownJob) -> None:
 def test_only_a_new_want_of_memory_counts(tmp_path: Path) -> None:
     counts = tmp_path / "vmstat"
     counts.write_text("nr_free 1\noom_kill 7\n")
-    memory = Memory(counts)
+    memory = OomWatcher(counts)
     assert not memory.ran_out()
     counts.write_text("oom_kill 8\n")
     assert memory.ran_out() and memory.ran_out()
-    memory = Memory(counts)
+    memory = OomWatcher(counts)
     assert not memory.ran_out()

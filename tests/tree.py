@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 from geomx_cli.ps import optimizers
-from geomx_cli.ps.algorithm import ServerPart
-from geomx_cli.ps.ledger import Ledger
+from geomx_cli.ps.aggregator import Aggregator
+from geomx_cli.ps.algorithm import ServerAlgorithm
 from geomx_cli.ps.members import CENTRAL
 from geomx_cli.ps.payload import DTYPES, Array, Content, as_payload, content, dtype_code, form_of, numbers_payload
-from geomx_cli.ps.rounds import Rounds
 from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.uplink import Uplink
+from geomx_cli.ps.slice_table import SliceTable
+from geomx_cli.ps.upstream import UpstreamClient
 from geomx_cli.ps.wire import Form, Header, Kind, Reply
 
 Who = tuple[int, int]
@@ -75,7 +75,7 @@ class Result:
 class Node:
     """A server, the ranks of its members that have not left, and the links of all."""
 
-    rounds: Rounds
+    rounds: Aggregator
     members: list[int]
     wires: dict[int, Wire] = field(default_factory=dict)
 
@@ -87,7 +87,7 @@ class Tree:
     """
 
     def __init__(
-        self, parties: Sequence[int], part: Callable[[int, bool], ServerPart], *, central: int = 0, roots: int = 1,
+        self, parties: Sequence[int], part: Callable[[int, bool], ServerAlgorithm], *, central: int = 0, roots: int = 1,
         size: int = 8, dtype: str = "float32", row: int = 1,
     ) -> None:  # fmt: skip
         self._shape = {"length": size, "dtype": [str(kind) for kind in DTYPES].index(dtype), "row": row}
@@ -167,21 +167,21 @@ class Tree:
         party, rank = who
         return (self._root(where), CENTRAL + rank) if party < 0 else (self.servers[party], rank)
 
-    def _server(self, party: int, part: ServerPart, workers: int) -> Node:
-        uplink = Uplink(self._delivery)  # type: ignore[arg-type]
+    def _server(self, party: int, part: ServerAlgorithm, workers: int) -> Node:
+        upstream = UpstreamClient(self._delivery)  # type: ignore[arg-type]
         for root in self.roots:
             wire = root.wires[party] = Wire(up=partial(self._at_root, root, party))
-            wire.down = partial(self._below_root, uplink, wire)
-            uplink.links.append(wire)  # type: ignore[arg-type]
-        node = self._node(part, list(range(workers)), uplink, party)
+            wire.down = partial(self._below_root, upstream, wire)
+            upstream.links.append(wire)  # type: ignore[arg-type]
+        node = self._node(part, list(range(workers)), upstream, party)
         node.wires = {rank: self._worker((party, rank)) for rank in range(workers)}
         return node
 
-    def _node(self, part: ServerPart, members: list[int], uplink: Uplink | None, party: int = 0) -> Node:
-        rounds = Rounds(
-            delivery=self._delivery, uplink=uplink, own_rank=lambda: party,  # type: ignore[arg-type]
-            ledger=Ledger(
-                algorithm=part, roots=None if uplink is None else lambda: len(uplink.links), owing=lambda: members,
+    def _node(self, part: ServerAlgorithm, members: list[int], upstream: UpstreamClient | None, party: int = 0) -> Node:
+        rounds = Aggregator(
+            delivery=self._delivery, upstream=upstream, own_rank=lambda: party,  # type: ignore[arg-type]
+            table=SliceTable(
+                algorithm=part, roots=None if upstream is None else lambda: len(upstream.links), owing=lambda: members,
                 alone=lambda rank: min(rank, CENTRAL) + 1,
             ),
         )  # fmt: skip
@@ -195,9 +195,9 @@ class Tree:
         else:
             root.rounds.on_exchange(wire, header, payload)
 
-    def _below_root(self, uplink: Uplink, wire: Wire, header: Header, payload: memoryview | None) -> None:
+    def _below_root(self, upstream: UpstreamClient, wire: Wire, header: Header, payload: memoryview | None) -> None:
         self.crossed.append(0 if payload is None else len(payload))
-        uplink.on_result(wire, header, payload)  # type: ignore[arg-type]
+        upstream.on_result(wire, header, payload)  # type: ignore[arg-type]
 
     def _worker(self, who: Who) -> Wire:
         def take(header: Header, payload: memoryview | None) -> None:

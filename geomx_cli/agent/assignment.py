@@ -11,13 +11,13 @@ from pathlib import Path
 
 from geomx_cli.agent.processes import Identity, boot_id
 from geomx_cli.errors import CheckFailed
-from geomx_cli.names import file_name
+from geomx_cli.process_name import file_name
 
-__all__ = ["AgentState", "Assignment", "Seal", "Task"]
+__all__ = ["AgentState", "Assignment", "FileDigest", "Task"]
 
 
 @dataclass(frozen=True)
-class Seal:
+class FileDigest:
     """What a file must be like before anything is started: its mode and its content's SHA-256."""
 
     mode: int
@@ -72,7 +72,7 @@ class Assignment:
     tasks: tuple[Task, ...]
     lease: float = 300.0
     silence: float = 300.0
-    files: Mapping[str, Seal] = field(default_factory=dict)
+    files: Mapping[str, FileDigest] = field(default_factory=dict)
 
     @property
     def directory(self) -> str:
@@ -98,7 +98,7 @@ class Assignment:
         try:
             fields = json.loads(data)
             tasks = tuple(Task(task["name"], tuple(task["argv"]), task["env"]) for task in fields.pop("tasks"))
-            files = {path: Seal(**seal) for path, seal in fields.pop("files").items()}
+            files = {path: FileDigest(**seal) for path, seal in fields.pop("files").items()}
             return cls(**{**fields, "clear": tuple(fields["clear"]), "tasks": tasks, "files": files})
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"no assignment: {error!r}") from None

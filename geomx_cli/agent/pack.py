@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from geomx_cli.agent.assignment import Assignment
-from geomx_cli.agent.records import open_record
+from geomx_cli.agent.safe_open import open_record
 from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.errors import CheckFailed
 

@@ -16,11 +16,11 @@ from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import AgentState, Assignment
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.control import Control, Message
-from geomx_cli.agent.ending import Ending
-from geomx_cli.agent.memory import Memory
+from geomx_cli.agent.oom_watcher import OomWatcher
+from geomx_cli.agent.partial_stop import PartialStop
 from geomx_cli.agent.processes import Identity
 from geomx_cli.agent.status import StatusFile
-from geomx_cli.failure import Failure
+from geomx_cli.root_cause import Failure
 
 __all__ = ["Supervisor"]
 
@@ -67,8 +67,8 @@ class Supervisor:
         self._suspended = False  # the control machine said that it would say nothing for a while
         self._patience = _TERMINATE
         self._status = StatusFile(directory, assignment, self._control.tell)
-        self._ending = Ending()
-        self._memory = Memory()
+        self._ending = PartialStop()
+        self._memory = OomWatcher()
         self._wakeup, self._signals = socket.socketpair()
 
     def run(self) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from geomx_cli.errors import DoneInPart
-from geomx_cli.names import file_name
+from geomx_cli.process_name import file_name
 from geomx_cli.units import counted
 
 __all__ = ["base_option", "network_option", "progress", "tell_problems"]

@@ -11,7 +11,7 @@ from geomx_cli.errors import InvalidSettings, UsageError
 from geomx_cli.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from geomx_cli.report import Summary, Trial
+    from geomx_cli.report import RunRecords, Summary
 
 __all__ = ["compare"]
 
@@ -57,28 +57,28 @@ def compare(names: tuple[str, ...], target: float, json: bool) -> None:
     tell_problems(problems, "the rest is compared")
 
 
-def _unlike(trials: "list[Trial]") -> set[str]:
+def _unlike(trials: "list[RunRecords]") -> set[str]:
     """Options beside those of algorithms in which the trials differ, as far as they are known."""
     known = [trial.about.options for trial in trials if trial.about is not None]
     return {f"--{name.replace('_', '-')}" for name in ALIKE if len({str(options.get(name)) for options in known}) > 1}
 
 
-def _trial(name: str) -> "Trial":
-    from geomx_cli.job.known import find
-    from geomx_cli.report import Trial
+def _trial(name: str) -> "RunRecords":
+    from geomx_cli.job.registry import find
+    from geomx_cli.report import RunRecords
     from geomx_cli.report.about import ABOUT
     from geomx_cli.report.collected import fetched
 
     folder = Path(name).absolute()
     if (folder / ABOUT).exists():
-        return Trial.read(folder.parent.parent, folder.parent.name, folder.name)
+        return RunRecords.read(folder.parent.parent, folder.parent.name, folder.name)
     if folder.is_dir() and not (folder / "plan.json").exists():
         hint = "name a job, or a folder BASE/NETWORK/MODE as in results/cnn/hfa"
         raise InvalidSettings(f"{name} has no {ABOUT}: it is no trial", hint)
     return fetched(find(name))
 
 
-def _row(name: str, trial: "Trial", summary: "Summary") -> dict[str, Any]:
+def _row(name: str, trial: "RunRecords", summary: "Summary") -> dict[str, Any]:
     found = summary.to_json(trial)
     kept = ("network", "mode", "rounds", "samples", "seconds", "samples_per_s", "busy", "bytes", "accuracy")
     reached = found["target"]["reached"]
@@ -86,7 +86,7 @@ def _row(name: str, trial: "Trial", summary: "Summary") -> dict[str, Any]:
     return {"job": job, **{key: found[key] for key in kept}, "reached": reached, "problems": trial.problems}
 
 
-def _print_table(trials: "list[Trial]", summaries: "list[Summary]", target: float) -> None:
+def _print_table(trials: "list[RunRecords]", summaries: "list[Summary]", target: float) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -41,7 +41,7 @@ def draw(base: Path, network: str, output: Path | None, form: str, terminal: boo
       geomx draw -b results -n resnet18-v1 -o paper --format pdf
       geomx draw -b results -n cnn --terminal
     """
-    from geomx_cli.report import Trial, figures
+    from geomx_cli.report import RunRecords, figures
     from geomx_cli.report.trial import modes_in
 
     if terminal and output is not None:
@@ -49,7 +49,7 @@ def draw(base: Path, network: str, output: Path | None, form: str, terminal: boo
     trials, problems = [], []
     for mode in modes_in(base, network):
         try:
-            trials.append(Trial.read(base, network, mode, progress))
+            trials.append(RunRecords.read(base, network, mode, progress))
         except InvalidSettings as error:
             problems.append(error.message)
     if not trials:

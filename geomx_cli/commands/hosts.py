@@ -12,7 +12,7 @@ from geomx_cli.units import counted
 
 if TYPE_CHECKING:
     from geomx_cli.inventory_file import InventoryFile
-    from geomx_cli.plan.standing import Standing
+    from geomx_cli.plan.preview import Preview
 
 __all__ = ["hosts"]
 
@@ -32,7 +32,7 @@ def check(file: Path, json: bool) -> None:
     for geomx doctor. The exit status is 3 when there is a mistake.
     """
     from geomx_cli import inventory_file
-    from geomx_cli.plan.standing import standing
+    from geomx_cli.plan.preview import standing
 
     read = inventory_file.read(file)
     places = standing(read.inventory)
@@ -42,7 +42,7 @@ def check(file: Path, json: bool) -> None:
         click.echo("\n".join(_lines(read, places)))
 
 
-def _object(read: "InventoryFile", places: "tuple[Standing, ...]") -> dict[str, object]:
+def _object(read: "InventoryFile", places: "tuple[Preview, ...]") -> dict[str, object]:
     inventory = read.inventory
     return {
         "schema_version": 1,
@@ -56,7 +56,7 @@ def _object(read: "InventoryFile", places: "tuple[Standing, ...]") -> dict[str, 
     }
 
 
-def _lines(read: "InventoryFile", places: "tuple[Standing, ...]") -> Iterator[str]:
+def _lines(read: "InventoryFile", places: "tuple[Preview, ...]") -> Iterator[str]:
     inventory = read.inventory
     processes = sum(len(place.servers) + len(place.workers) for place in places)
     yield f"{read.path}: {processes} processes on {counted(len(places), 'host')}, topology {inventory.topology}"
@@ -72,7 +72,7 @@ def _lines(read: "InventoryFile", places: "tuple[Standing, ...]") -> Iterator[st
         yield "\njob: " + ", ".join(f"{name} = {value}" for name, value in read.job.items())
 
 
-def _host(place: "Standing") -> Iterator[str]:
+def _host(place: "Preview") -> Iterator[str]:
     reached = "this machine" if place.reached == "local" else f"ssh {place.reached}"
     yield f"  {place.host}: {reached}"
     dialled = f"{place.address}, from other parties at {place.wan_address}" if place.wan_address else place.address

@@ -15,9 +15,9 @@ from geomx_cli.commands._job import Duration
 from geomx_cli.commands._json import print_json
 from geomx_cli.commands._options import add_options, unused, values
 from geomx_cli.commands._script import ScriptCommand
+from geomx_cli.env_names import strangers, without_effect
 from geomx_cli.errors import UsageError
 from geomx_cli.plugins import table
-from geomx_cli.variables import strangers, without_effect
 
 if TYPE_CHECKING:
     from geomx_cli.inventory import Inventory
@@ -130,7 +130,7 @@ def launch(
     from geomx_cli.commands.data import Progress
     from geomx_cli.control import launch as launching
 
-    manner = launching.Manner(
+    manner = launching.LaunchOptions(
         told=Progress(),
         detach=detach,
         lease=lease,
@@ -157,12 +157,12 @@ def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, js
     from geomx_cli.commands._plan_shell import plan_shell
     from geomx_cli.commands._plan_text import plan_text
     from geomx_cli.control.launch import prepared, working_dirs
-    from geomx_cli.job import Job, baggage
+    from geomx_cli.job import Job, payload
     from geomx_cli.plan import plan
     from geomx_cli.plan.ports import choose
 
     inventory = choose(inventory, None)
-    spec = prepared(Job.of(spec), replace(spec, carried=baggage.pack(spec.script, sync).words))
+    spec = prepared(Job.of(spec), replace(spec, carried=payload.pack(spec.script, sync).words))
     found = plan(inventory, replace(spec, key_dir="") if shell else spec)
     if shell:
         click.echo(plan_shell(found, working_dirs(inventory, found)))

@@ -10,8 +10,8 @@ from geomx_cli.commands._job import chosen, job_argument
 from geomx_cli.commands._json import print_json
 
 if TYPE_CHECKING:
-    from geomx_cli.job.known import KnownJob
-    from geomx_cli.status.overview import Overview
+    from geomx_cli.job.registry import KnownJob
+    from geomx_cli.status.job_view import JobView
 
 __all__ = ["status"]
 
@@ -52,28 +52,28 @@ def status(name: str, watch: bool, json: bool) -> None:
         raise DoneInPart(f"not all hosts can be reached: {'; '.join(texts)}", "what the others say is above")
 
 
-def _look(job: "KnownJob") -> "Overview":
+def _look(job: "KnownJob") -> "JobView":
     from geomx_cli.hosts import closing
-    from geomx_cli.status.overview import Overview
+    from geomx_cli.status.job_view import JobView
 
     with closing(job.open_hosts()) as hosts:
-        return Overview.of(job, hosts)
+        return JobView.of(job, hosts)
 
 
-def _watch(job: "KnownJob") -> "Overview":
+def _watch(job: "KnownJob") -> "JobView":
     from geomx_cli.hosts import closing
     from geomx_cli.status.follow import view_for
-    from geomx_cli.status.overview import Overview
+    from geomx_cli.status.job_view import JobView
 
     view = view_for()
     try:
         with closing(job.open_hosts()) as hosts:
-            overview = Overview.of(job, hosts)
+            overview = JobView.of(job, hosts)
             try:
                 while not overview.over:
                     view.show(overview.progress)
                     time.sleep(_EVERY)
-                    overview = Overview.of(job, hosts)
+                    overview = JobView.of(job, hosts)
             except KeyboardInterrupt:  # the way out
                 pass
             return overview
@@ -81,7 +81,7 @@ def _watch(job: "KnownJob") -> "Overview":
         view.close()
 
 
-def _print(overview: "Overview") -> None:
+def _print(overview: "JobView") -> None:
     from rich.console import Console
 
     from geomx_cli.status.explanation import explain

@@ -41,7 +41,7 @@ def stop(name: str, party: str, grace: float, json: bool) -> None:
     """
     from geomx_cli.control.stop import end_launch
     from geomx_cli.control.stop import stop as stopping
-    from geomx_cli.job.known import prepared
+    from geomx_cli.job.registry import prepared
 
     if not party and (found := prepared(name)) is not None:
         click.echo(f"job {found[0]} is still being prepared; ending its launch", err=True)

@@ -39,12 +39,12 @@ def summarize(base: Path, network: str, mode: str, target: float, parity: bool, 
       geomx summarize -b results -n cnn -m hfa
       geomx summarize -b results -n resnet18-v1 -m esync-niid --target 0.7 --json
     """
-    from geomx_cli.report import Summary, Trial
+    from geomx_cli.report import RunRecords, Summary
     from geomx_cli.report.summary import write
 
     if not 0 < target <= 1:
         raise UsageError(f"--target {target:g} is no accuracy", "give a number above 0, up to 1")
-    trial = Trial.read(base, network, mode, progress)
+    trial = RunRecords.read(base, network, mode, progress)
     summary = Summary.of(trial, target, parity=parity)
     paths = write(trial, summary)
     if json:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 
 from geomx_cli.agent.assignment import Assignment
-from geomx_cli.control.fleet import Fleet
+from geomx_cli.control.agent_pool import AgentPool
 from geomx_cli.control.interrupts import interrupts_to, suspends_to
 from geomx_cli.control.watch import Watch
 from geomx_cli.errors import (
@@ -18,11 +18,11 @@ from geomx_cli.errors import (
 )
 from geomx_cli.hosts import Host, closing, everywhere
 from geomx_cli.job import state as job_state
-from geomx_cli.job.known import KnownJob
+from geomx_cli.job.registry import KnownJob
 from geomx_cli.status.end import End
 from geomx_cli.status.follow import View, view_for
+from geomx_cli.status.job_view import JobView
 from geomx_cli.status.outcome import Outcome
-from geomx_cli.status.overview import Overview
 from geomx_cli.status.progress import Progress
 
 __all__ = ["attach"]
@@ -45,7 +45,7 @@ def attach(job: KnownJob) -> End:
     if state is not None and state.over:
         return _again(state)
     with closing(job.open_hosts()) as hosts:
-        overview = Overview.of(job, hosts)
+        overview = JobView.of(job, hosts)
         if overview.over:
             return overview.conclude()
         outcome, progress = _follow(job, hosts, overview, detaches=state is not None and state.state == "detached")
@@ -66,12 +66,12 @@ def _again(state: job_state.JobState) -> End:
 
 
 def _follow(
-    job: KnownJob, hosts: Mapping[str, Host], overview: Overview, *, detaches: bool
+    job: KnownJob, hosts: Mapping[str, Host], overview: JobView, *, detaches: bool
 ) -> tuple[Outcome, Progress]:
     """To the job's end, or until the person detaches; what went wrong with ending it is among the problems."""
     assignments = dict(everywhere(lambda host: (host.name, _assignment(job, host)), hosts.values()))
     progress, view = Progress.of(job.plan, overview.progress.began), view_for()
-    fleet = Fleet(job.job(), hosts, assignments, view.note)
+    fleet = AgentPool(job.job(), hosts, assignments, view.note)
     outcome = Outcome(left="it could not be followed")
     try:
         with interrupts_to(fleet.inbox):
@@ -96,7 +96,7 @@ def _follow(
     return outcome, progress
 
 
-def _close(fleet: Fleet, view: View, left: str) -> list[str]:
+def _close(fleet: AgentPool, view: View, left: str) -> list[str]:
     if left:
         fleet.leave()
         view.note(left)
@@ -106,7 +106,7 @@ def _close(fleet: Fleet, view: View, left: str) -> list[str]:
     return problems
 
 
-def _tell_ended(fleet: Fleet, overview: Overview) -> None:
+def _tell_ended(fleet: AgentPool, overview: JobView) -> None:
     """Of hosts whose part is over, what their agents would say."""
     for name, status in overview.hosts.items():
         if status.over and status.content is not None:

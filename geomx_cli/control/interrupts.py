@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from geomx_cli.control.line import Inbox
+from geomx_cli.control.agent_connection import Inbox
 
 __all__ = ["interrupts_to", "suspends_to"]
 

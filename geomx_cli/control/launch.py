@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from geomx_cli import doctor, hosts
-from geomx_cli.control.fleet import Fleet
+from geomx_cli.control.agent_pool import AgentPool
 from geomx_cli.control.interrupts import interrupts_to, suspends_to
 from geomx_cli.control.port_lock import PortLock
 from geomx_cli.control.watch import Listener, Watch
@@ -16,10 +16,10 @@ from geomx_cli.errors import Interrupted
 from geomx_cli.hosts import File, Host, SshOptions
 from geomx_cli.hosts.local import python_path
 from geomx_cli.inventory import Inventory
-from geomx_cli.job import Job, baggage
+from geomx_cli.job import Job, payload
 from geomx_cli.job import state as job_state
-from geomx_cli.job.baggage import Baggage
 from geomx_cli.job.data import provide
+from geomx_cli.job.payload import Payload
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.status.end import End
 from geomx_cli.status.follow import View, view_for
@@ -32,11 +32,11 @@ from geomx_cli.units import counted, format_duration
 if TYPE_CHECKING:
     from geomx_cli.runtime.training.fetch import Progress as Told
 
-__all__ = ["Manner", "launch", "prepared", "working_dirs"]
+__all__ = ["LaunchOptions", "launch", "prepared", "working_dirs"]
 
 
 @dataclass(frozen=True)
-class Manner:
+class LaunchOptions:
     """How a job is started, apart from what it is.
 
     `lease`: seconds for which it goes on without this machine, at least 2; None: the option silence, as for any other
@@ -57,7 +57,7 @@ class Manner:
     listening: Callable[[Plan], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda process, event: None)
 
 
-def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> End:
+def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
     """Run the job `spec` on the machines of `inventory` until the training is done, or goes on alone. Call it from the
     main thread.
 
@@ -68,7 +68,7 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> End:
     start, and Interrupted when the job was let go of.
     """
     began, job = time.monotonic(), Job.of(spec)
-    luggage = baggage.pack(spec.script, manner.sync)
+    luggage = payload.pack(spec.script, manner.sync)
     spec = prepared(job, replace(spec, carried=luggage.words))
     remote = {host.name: host.ssh is not None for host in inventory.hosts}
     lease = _lease(manner, float(spec.options["silence"]))
@@ -89,7 +89,7 @@ def launch(inventory: Inventory, spec: JobSpec, manner: Manner) -> End:
             if spec.script:
                 view.note(f"what the script prints: geomx logs {job.id} -f")
             dirs = working_dirs(inventory, planned)
-            fleet = Fleet(job, reached, job.assignments(planned, dirs, lease), view.note)
+            fleet = AgentPool(job, reached, job.assignments(planned, dirs, lease), view.note)
             progress = Progress.of(planned, began)
             watch = Watch(
                 planned, fleet, progress, view, heard=heard, on_listening=lock.release, warned=manner.warned
@@ -116,7 +116,7 @@ def prepared(job: Job, spec: JobSpec) -> JobSpec:
     return replace(job.complete(spec), env=env)
 
 
-def _lease(manner: Manner, default: float) -> float:
+def _lease(manner: LaunchOptions, default: float) -> float:
     """As an assignment has it: 0 is for ever."""
     if manner.detach:
         return 0.0
@@ -137,7 +137,7 @@ def _checked(reached: Mapping[str, Host], inventory: Inventory, spec: JobSpec, v
 
 
 def _carry_out(
-    watch: Watch, fleet: Fleet, files: Mapping[str, Mapping[str, File]], view: View, *, detach: bool
+    watch: Watch, fleet: AgentPool, files: Mapping[str, Mapping[str, File]], view: View, *, detach: bool
 ) -> Outcome | None:
     """How the job went; None when it was let go on alone."""
     problems: list[str] = []
@@ -163,7 +163,7 @@ def _carry_out(
 
 
 def _files(
-    job: Job, planned: Plan, remote: Mapping[str, bool], luggage: Baggage
+    job: Job, planned: Plan, remote: Mapping[str, bool], luggage: Payload
 ) -> dict[str, dict[str, File]]:
     """What each host gets, by path: its processes' keys, and if it is another machine what the job takes along."""
     keys = job.key_files(planned)

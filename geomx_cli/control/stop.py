@@ -11,14 +11,14 @@ import msgspec
 from geomx_cli.agent import processes
 from geomx_cli.agent.processes import Identity
 from geomx_cli.errors import DoneInPart, GeomxError, UsageError
-from geomx_cli.host_words import decode, first_line, last_line
 from geomx_cli.hosts import Host, closing, everywhere
 from geomx_cli.job import state as job_state
-from geomx_cli.job.known import KnownJob
+from geomx_cli.job.registry import KnownJob
 from geomx_cli.module_command import module_command
 from geomx_cli.status.end import End
+from geomx_cli.status.job_view import JobView
 from geomx_cli.status.outcome import Outcome
-from geomx_cli.status.overview import Overview
+from geomx_cli.untrusted import decode, first_line, last_line
 
 __all__ = ["HostStop", "StopReport", "end_launch", "stop"]
 
@@ -175,7 +175,7 @@ def _mark(job: KnownJob, hosts: Mapping[str, Host], report: StopReport) -> None:
     state = job_state.JobState.read(job.directory)
     if state is None or state.over or state.followed:
         return
-    overview = Overview.of(job, hosts)
+    overview = JobView.of(job, hosts)
     failed_before = overview.failure is not None and not overview.stopped_by
     if failed_before or (overview.over and not any(one.did for one in report.hosts)):
         overview.conclude()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from queue import Empty
 
-from geomx_cli.agent_words import (
+from geomx_cli.agent_protocol import (
     AgentStatus,
     Broken,
     Done,
@@ -28,14 +28,14 @@ from geomx_cli.agent_words import (
     failures_of,
     said,
 )
-from geomx_cli.control.fleet import Fleet, Message
+from geomx_cli.control.agent_pool import AgentPool, Message
+from geomx_cli.env_names import NO_EFFECT
 from geomx_cli.events import Event
-from geomx_cli.failure import Failure, first_cause
 from geomx_cli.plan import Plan
+from geomx_cli.root_cause import Failure, first_cause
 from geomx_cli.status.follow import View
 from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.progress import Progress
-from geomx_cli.variables import NO_EFFECT
 
 __all__ = ["Listener", "Watch"]
 
@@ -63,7 +63,7 @@ class Watch:
     """
 
     def __init__(
-        self, plan: Plan, fleet: Fleet, progress: Progress, view: View, *, detaches: bool = False,
+        self, plan: Plan, fleet: AgentPool, progress: Progress, view: View, *, detaches: bool = False,
         heard: Listener = lambda process, event: None, on_listening: Callable[[], None] = lambda: None,
         warned: Collection[str] = (),
     ) -> None:  # fmt: skip

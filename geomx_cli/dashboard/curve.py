@@ -1,12 +1,12 @@
 """One value over time, however long a job takes: at most so many points."""
 
-__all__ = ["Curve", "Flow"]
+__all__ = ["DownsampledSeries", "Flow"]
 
 MOST = 480
 FIRST_STEP = 1.0
 
 
-class Curve:
+class DownsampledSeries:
     """Steps of time that double, with what is known, whenever there are too many. In a step each source has the mean
     of its values, and the curve the sum of the sources', or their mean. Values may come in any order.
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from geomx_cli.control.logs import LogReader
 from geomx_cli.events import Event
-from geomx_cli.job.known import KnownJob
+from geomx_cli.job.registry import KnownJob
 
-__all__ = ["Feed"]
+__all__ = ["EventStream"]
 
 
-class Feed:
+class EventStream:
     """Gives each event to `take`, in a thread of its own, until the job has ended or `close` is called.
 
     What is lost is said to `note` and tried again while the job runs. `over`: there is nothing more to come;

@@ -6,12 +6,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from geomx_cli.dashboard.curve import Curve, Flow
+from geomx_cli.dashboard.curve import DownsampledSeries, Flow
 from geomx_cli.events import Event
-from geomx_cli.host_words import plain
 from geomx_cli.plan import Plan, Process
+from geomx_cli.untrusted import plain
 
-__all__ = ["ENDS", "Live"]
+__all__ = ["ENDS", "JobModel"]
 
 MESSAGES = 200
 MOST_CURVES = 12
@@ -40,7 +40,7 @@ class _Row:
     wan: tuple[int, int] = (0, 0)
 
 
-class Live:
+class JobModel:
     """`take` folds an event in, `snapshot` tells what is known by now. Any thread may call either.
 
     Times are seconds since the job `began` (Unix seconds), by the clocks of its hosts.
@@ -51,7 +51,7 @@ class Live:
         self._silence = float(plan.spec.options["silence"]) + MARGIN
         self._rows = {process.name: _Row(process) for process in plan.processes}
         self._last = 0.0
-        self._curves: dict[str, dict[str, Curve]] = {"accuracy": {}, "loss": {}, "waiting": {}, "speed": {}}
+        self._curves: dict[str, dict[str, DownsampledSeries]] = {"accuracy": {}, "loss": {}, "waiting": {}, "speed": {}}
         self._sent: dict[str, Flow] = {}
         self._messages: deque[dict[str, Any]] = deque(maxlen=MESSAGES)
         self._lock = threading.Lock()
@@ -147,7 +147,7 @@ class Live:
 
     def _add(self, curve: str, group: str, seconds: float, value: object, process: str) -> None:
         if isinstance(value, int | float) and abs(value) < MOST:
-            known = self._curves[curve].setdefault(group, Curve(summed=curve not in MEANS))
+            known = self._curves[curve].setdefault(group, DownsampledSeries(summed=curve not in MEANS))
             known.add(seconds, float(value), process)
 
     def _links(self) -> list[dict[str, Any]]:

@@ -6,12 +6,12 @@ import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 
-from geomx_cli.dashboard.feed import Feed
-from geomx_cli.dashboard.live import Live
+from geomx_cli.dashboard.feed import EventStream
+from geomx_cli.dashboard.live import JobModel
 from geomx_cli.dashboard.server import remembered, started, write_private
 from geomx_cli.dashboard.view import view
 from geomx_cli.events import Event
-from geomx_cli.job.known import KnownJob
+from geomx_cli.job.registry import KnownJob
 
 __all__ = ["show"]
 
@@ -24,7 +24,7 @@ def show(
     """Answer until SIGINT or SIGTERM; call it from the main thread. `told` hears the page's address, `heard` each
     event. Raises CheckFailed where the port is taken.
     """
-    live = Live(job.plan, job.started)
+    live = JobModel(job.plan, job.started)
 
     def take(process: str, event: Event) -> None:
         live.take(process, event)
@@ -32,7 +32,7 @@ def show(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
-        feed = Feed(job, take, live.say)
+        feed = EventStream(job, take, live.say)
         stack.callback(feed.close)
         server = started(lambda: view(job, live, feed), port, *remembered(job.directory))
         stack.callback(server.close)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from geomx_cli.dashboard.feed import Feed
-from geomx_cli.dashboard.live import ENDS, Live
-from geomx_cli.job.known import KnownJob
+from geomx_cli.dashboard.feed import EventStream
+from geomx_cli.dashboard.live import ENDS, JobModel
+from geomx_cli.job.registry import KnownJob
 from geomx_cli.job.state import JobState
 
 __all__ = ["view"]
@@ -14,7 +14,7 @@ VERSION = 1
 UNKNOWN = ("running", "detached", "lost control")
 
 
-def view(job: KnownJob, live: Live, feed: Feed) -> dict[str, Any]:
+def view(job: KnownJob, live: JobModel, feed: EventStream) -> dict[str, Any]:
     """One object for JSON."""
     state = JobState.read(job.directory)
     shown = state.shown if state is not None else "lost control"

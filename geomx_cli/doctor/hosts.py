@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from geomx_cli import __version__
 from geomx_cli.doctor.check import Check
-from geomx_cli.doctor.need import Need
+from geomx_cli.doctor.requirements import Requirements
 from geomx_cli.doctor.settle import listening
 from geomx_cli.doctor.survey import OLDEST_PYTHON, Facts, Skew, old_python
 from geomx_cli.inventory import Host
@@ -19,7 +19,7 @@ _LITTLE_DISK, _LOW_DISK = 100e6, 1e9
 _EXTRAS = {"mxnet": "geomx-cli[mxnet]", "zmq": "pyzmq"}
 
 
-def check_host(host: Host, facts: Facts, skew: Skew, need: Need) -> list[Check]:
+def check_host(host: Host, facts: Facts, skew: Skew, need: Requirements) -> list[Check]:
     """Everything about one host alone that launch wants to know."""
     return [
         _version(host, facts),
@@ -40,7 +40,7 @@ def check_clock(host: str, skew: Skew) -> Check:
     return Check(host, "clock", "warning", what, "let both keep time by NTP (chrony, systemd-timesyncd)")
 
 
-def check_memory(facts: Mapping[str, Facts], needs: Mapping[str, Need]) -> Iterator[Check]:
+def check_memory(facts: Mapping[str, Facts], needs: Mapping[str, Requirements]) -> Iterator[Check]:
     """Whether the processes fit into each machine's memory; hosts of one machine count together."""
     for hosts in _machines(facts):
         need, free = sum(needs[host].memory for host in hosts), min(facts[host].memory for host in hosts)
@@ -52,7 +52,9 @@ def check_memory(facts: Mapping[str, Facts], needs: Mapping[str, Need]) -> Itera
         yield Check(", ".join(hosts), "memory", "problem", what, "take fewer parties, workers or servers there")
 
 
-def check_hardware(hosts: Iterable[Host], facts: Mapping[str, Facts], needs: Mapping[str, Need]) -> Iterator[Check]:
+def check_hardware(
+    hosts: Iterable[Host], facts: Mapping[str, Facts], needs: Mapping[str, Requirements]
+) -> Iterator[Check]:
     """GPUs that the inventory names, and cores against what the workers take."""
     by_name = {host.name: host for host in hosts}
     for name, known in facts.items():
@@ -95,7 +97,7 @@ def _python(host: Host, facts: Facts) -> Check:
     return Check(host.name, "python", "problem", error.message.removeprefix(f"host {host.name}: "), error.hint)
 
 
-def _modules(host: Host, facts: Facts, need: Need) -> Iterator[Check]:
+def _modules(host: Host, facts: Facts, need: Requirements) -> Iterator[Check]:
     missing = [name for name in need.modules if name in facts.missing]
     if missing:
         packages = " ".join(f"'{_EXTRAS.get(name, name)}'" for name in missing)

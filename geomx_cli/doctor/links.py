@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from geomx_cli.doctor.check import Check
-from geomx_cli.doctor.dial import Dial, Dialled, place
+from geomx_cli.doctor.connect import Dial, Dialled, place
+from geomx_cli.doctor.diagnose import addresses_of
 from geomx_cli.doctor.survey import Facts, Survey
-from geomx_cli.doctor.words import addresses_of
 from geomx_cli.plan import Plan
 
 __all__ = ["dial_all", "listen"]

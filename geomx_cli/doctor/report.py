@@ -10,12 +10,12 @@ import msgspec
 from geomx_cli.doctor import hosts as checks_of_hosts
 from geomx_cli.doctor import links
 from geomx_cli.doctor.check import REACHABLE, Check, exit_code, together
-from geomx_cli.doctor.dial import Dialled, dials
-from geomx_cli.doctor.need import DISTRIBUTIONS, needs
+from geomx_cli.doctor.connect import Dialled, dials
+from geomx_cli.doctor.diagnose import link_checks
+from geomx_cli.doctor.requirements import DISTRIBUTIONS, needs
 from geomx_cli.doctor.settle import ALL, listening, settle
 from geomx_cli.doctor.survey import Facts, Survey
 from geomx_cli.doctor.wan import Measured, check_bandwidth, measure
-from geomx_cli.doctor.words import link_checks
 from geomx_cli.errors import GeomxError, HostUnreachable, InvalidSettings, TimedOut
 from geomx_cli.hosts import Host, SshOptions, closing, open_host
 from geomx_cli.inventory import Host as PlannedHost

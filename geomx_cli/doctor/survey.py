@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from geomx_cli.doctor.question import Questioner
+from geomx_cli.doctor.probe_client import ProbeClient
 from geomx_cli.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut
 from geomx_cli.hosts import Host, everywhere
 from geomx_cli.module_command import module_command
@@ -104,7 +104,7 @@ class Survey:
         self.failures: dict[str, GeomxError] = {}
         self.skews: dict[str, Skew] = {}
         self._tokens = {name: secrets.token_hex(16) for name in hosts}
-        self._open: dict[str, Questioner] = {}
+        self._open: dict[str, ProbeClient] = {}
         opened = self._each(lambda name: _start(hosts[name]), hosts)
         self._open = {name: questioner for name, (questioner, _) in opened.items()}
         self.skews = {name: skew for name, (_, skew) in opened.items()}
@@ -159,10 +159,10 @@ class Survey:
         return {name: results[name] for name in names if name in results}
 
 
-def _start(host: Host) -> tuple[Questioner, Skew]:
+def _start(host: Host) -> tuple[ProbeClient, Skew]:
     """Open a checker. Raises HostUnreachable, or CheckFailed when the host has no Python or geomx that works."""
     try:
-        questioner = Questioner(host.name, host.open(module_command(host.python, "geomx_cli.probe")))
+        questioner = ProbeClient(host.name, host.open(module_command(host.python, "geomx_cli.probe")))
     except (FileNotFoundError, PermissionError):
         raise _no_python(host) from None
     try:
@@ -184,7 +184,7 @@ def _start(host: Host) -> tuple[Questioner, Skew]:
         raise
 
 
-def _explain(host: Host, questioner: Questioner) -> CheckFailed:
+def _explain(host: Host, questioner: ProbeClient) -> CheckFailed:
     """What is the matter on a host where the checker ended at once. Raises HostUnreachable when it is lost."""
     python = host.python
     done = host.run([python, "-c", _PYTHON], limit=_START_LIMIT)

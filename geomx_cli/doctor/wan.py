@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from geomx_cli.doctor.check import Check
-from geomx_cli.doctor.dial import Dialled
+from geomx_cli.doctor.connect import Dialled
 from geomx_cli.doctor.survey import Facts, Survey
 
 __all__ = ["Measured", "check_bandwidth", "measure"]

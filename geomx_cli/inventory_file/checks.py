@@ -7,7 +7,7 @@ from geomx_cli.inventory import Inventory, validated
 from geomx_cli.inventory_file import values
 from geomx_cli.inventory_file.keys import DEFAULT_PORTS, HOST_KEYS
 from geomx_cli.inventory_file.mistakes import Mistakes
-from geomx_cli.plan.placement import misplaced
+from geomx_cli.plan.placement import placement_errors
 from geomx_cli.plan.ports import shortage
 from geomx_cli.ps.addresses import is_loopback
 
@@ -47,7 +47,7 @@ def build(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> tuple[Inven
         }
     )
     places = {host.name: index for index, host in enumerate(inventory.hosts)}
-    problems = [(problem, "runs") for problem in misplaced(inventory)]
+    problems = [(problem, "runs") for problem in placement_errors(inventory)]
     if not problems and (short := shortage(inventory, None)):
         problems.append((short, "ports"))
     for problem, key in problems:

@@ -23,8 +23,6 @@ from pathlib import Path
 from geomx_cli import plugins
 from geomx_cli.agent.assignment import Assignment, Task
 from geomx_cli.errors import CheckFailed, DoneInPart, GeomxError, InvalidSettings
-from geomx_cli.failure import describe_status
-from geomx_cli.host_words import last_line
 from geomx_cli.hosts import File, Host
 from geomx_cli.inventory import Inventory
 from geomx_cli.job import state
@@ -32,6 +30,8 @@ from geomx_cli.module_command import module_command
 from geomx_cli.plan import JobSpec, Plan
 from geomx_cli.private import make_private
 from geomx_cli.ps import security
+from geomx_cli.root_cause import describe_status
+from geomx_cli.untrusted import last_line
 
 __all__ = ["Job", "jobs_folder"]
 

@@ -14,11 +14,11 @@ from geomx_cli.options import Value, check, defaults
 from geomx_cli.plan.callers import callers
 from geomx_cli.plan.endpoints import Endpoint
 from geomx_cli.plan.job_spec import JobSpec
-from geomx_cli.plan.layout import Layout, Process
-from geomx_cli.plan.topology import Node, arrange
+from geomx_cli.plan.processes import Layout, Process
+from geomx_cli.plan.topology import Node, build_topology
 from geomx_cli.ps.security import Identity
 from geomx_cli.runtime.training import catalog
-from geomx_cli.runtime.training.slowness import factors
+from geomx_cli.runtime.training.straggler_emulation import factors
 
 __all__ = ["SCHEMA_VERSION", "Endpoint", "JobSpec", "Plan", "Process", "plan"]
 
@@ -96,7 +96,7 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
     _check(inventory, spec)
     if not spec.script:
         _check_training(spec, inventory.topology)
-    nodes = arrange(inventory)
+    nodes = build_topology(inventory)
     _check_factor(spec, nodes)
     layout = Layout.of(nodes, spec)
     return Plan(

@@ -6,8 +6,8 @@ from typing import Literal
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory import Host, is_ip
-from geomx_cli.names import file_name
 from geomx_cli.plan.topology import Link, Node
+from geomx_cli.process_name import file_name
 from geomx_cli.ps.addresses import tcp
 
 __all__ = ["Endpoint", "dialled", "lay_endpoints", "takes_port"]

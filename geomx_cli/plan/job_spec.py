@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from geomx_cli.inventory import Host
-from geomx_cli.names import file_name
 from geomx_cli.options import Value
+from geomx_cli.process_name import file_name
 
 __all__ = ["JobSpec"]
 

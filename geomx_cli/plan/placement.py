@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.ps.config import Role
 
-__all__ = ["Misplaced", "misplaced", "roles", "stand"]
+__all__ = ["PlacementError", "placement_errors", "roles", "hosts_for"]
 
 
 @dataclass(frozen=True)
-class Misplaced:
+class PlacementError:
     """A role that stands where it cannot, or nowhere. `host` has the `runs` to correct."""
 
     host: str
@@ -32,23 +32,23 @@ def roles(inventory: Inventory, party: str) -> tuple[Role, ...]:
     return ("global_scheduler", *(trains if central.workers else ("scheduler",)))
 
 
-def stand(inventory: Inventory, party: str, role: Role, count: int = 1) -> tuple[Host, ...]:
+def hosts_for(inventory: Inventory, party: str, role: Role, count: int = 1) -> tuple[Host, ...]:
     """The hosts of `count` processes of a role: those whose `runs` has it, in turn.
 
     Where no host names the role, a scheduler stands on the party's first host that names no roles, and servers
-    on all such hosts in turn. For an inventory in which nothing is `misplaced`.
+    on all such hosts in turn. For an inventory in which nothing is `placement_errors`.
     """
     hosts = _candidates(inventory, party, role)
     return tuple(hosts[place % len(hosts)] for place in range(count))
 
 
-def misplaced(inventory: Inventory) -> tuple[Misplaced, ...]:
+def placement_errors(inventory: Inventory) -> tuple[PlacementError, ...]:
     """Everything that is wrong with the `runs` of all hosts."""
     names = [party.name for party in (inventory.central, *inventory.parties)]
     return tuple(problem for name in names for problem in _of_party(inventory, name))
 
 
-def _of_party(inventory: Inventory, party: str) -> Iterator[Misplaced]:
+def _of_party(inventory: Inventory, party: str) -> Iterator[PlacementError]:
     hosts, own = inventory.hosts_of(party), roles(inventory, party)
     known = f"it has {', '.join(own)}" if own else "it has workers only"
     wrong = False
@@ -57,16 +57,16 @@ def _of_party(inventory: Inventory, party: str) -> Iterator[Misplaced]:
             if not any(role in roles(inventory, other) for other in host.parties):
                 wrong = True
                 what = f"party {party} has no {role} with topology {inventory.topology}"
-                yield Misplaced(host.name, what, f"take {role} out of runs; {known}")
+                yield PlacementError(host.name, what, f"take {role} out of runs; {known}")
     for role in own:
         named = [host.name for host in hosts if role in host.runs]
         if role.endswith("scheduler") and len(named) > 1:
             what = f"{role} of party {party} is to run on {' and '.join(named)}, and there is one"
-            yield Misplaced(named[1], what, f"leave it in runs of {named[0]} only")
+            yield PlacementError(named[1], what, f"leave it in runs of {named[0]} only")
         if not wrong and not _candidates(inventory, party, role):
             names = ", ".join(host.name for host in hosts)
             what = f"no host of party {party} runs its {role}"
-            yield Misplaced(hosts[0].name, what, f'add "{role}" to runs of one of its hosts: {names}')
+            yield PlacementError(hosts[0].name, what, f'add "{role}" to runs of one of its hosts: {names}')
 
 
 def _candidates(inventory: Inventory, party: str, role: Role) -> tuple[Host, ...]:

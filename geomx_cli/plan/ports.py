@@ -9,8 +9,8 @@ from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.options import Value
 from geomx_cli.plan.endpoints import dialled, takes_port
-from geomx_cli.plan.placement import Misplaced
-from geomx_cli.plan.topology import arrange, links
+from geomx_cli.plan.placement import PlacementError
+from geomx_cli.plan.topology import build_topology, links
 
 __all__ = ["choose", "free_ports", "ports_needed", "shortage"]
 
@@ -23,7 +23,7 @@ def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> 
     InvalidSettings when a host has too few.
     """
     chosen = _distribute(inventory, free)
-    if isinstance(chosen, Misplaced):
+    if isinstance(chosen, PlacementError):
         raise InvalidSettings(f"host {chosen.host} {chosen.message}", chosen.hint)
     return inventory.with_hosts(
         host.model_copy(update={"ports": tuple(sorted(chosen[host.name], key=host.ports.index))})
@@ -31,16 +31,16 @@ def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> 
     )
 
 
-def shortage(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> Misplaced | None:
+def shortage(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> PlacementError | None:
     """The first host for which `choose` would not find enough ports."""
     chosen = _distribute(inventory, free)
-    return chosen if isinstance(chosen, Misplaced) else None
+    return chosen if isinstance(chosen, PlacementError) else None
 
 
 def _distribute(
     inventory: Inventory, free: Mapping[str, Collection[int]] | None
-) -> dict[str, list[int]] | Misplaced:
-    nodes = arrange(inventory)
+) -> dict[str, list[int]] | PlacementError:
+    nodes = build_topology(inventory)
     towards = dialled(links(nodes))
     need = Counter(node.host.name for node in nodes if takes_port(node, towards.get(node.name, ())))
     offers = {
@@ -89,12 +89,12 @@ def _give(name: str, offers: Mapping[str, Sequence[int]], holders: dict[int, str
     return False
 
 
-def _too_few(host: Host, group: Sequence[Host], need: Counter[str], offers: Sequence[int]) -> Misplaced:
+def _too_few(host: Host, group: Sequence[Host], need: Counter[str], offers: Sequence[int]) -> PlacementError:
     others = [other.name for other in group if other is not host and need[other.name]]
     shared = f", which it shares with {', '.join(others)} at {host.near_address}" if others else ""
     busy = len(host.ports) - len(offers)
     taken = f", {busy} of them taken by other programs" if busy else ""
-    return Misplaced(
+    return PlacementError(
         host.name,
         f"needs {need[host.name]} ports for its schedulers and servers and has {len(host.ports)}{taken}{shared}",
         f'give it more in the inventory, as ports = "9100-{9100 + 2 * need.total()}"',

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory import Host, Inventory, Party
-from geomx_cli.plan.placement import misplaced, stand
+from geomx_cli.plan.placement import hosts_for, placement_errors
 from geomx_cli.ps.config import Role
 
-__all__ = ["GLOBAL", "Link", "Node", "Plane", "arrange", "links", "planes"]
+__all__ = ["GLOBAL", "Link", "Node", "Plane", "build_topology", "links", "planes"]
 
 GLOBAL = "global"
 
@@ -77,7 +77,7 @@ class Link:
         return self.dialler.host.name == self.listener.host.name
 
 
-def arrange(inventory: Inventory) -> tuple[Node, ...]:
+def build_topology(inventory: Inventory) -> tuple[Node, ...]:
     """Every process: the central party first, then the participating ones in order.
 
     In topology "spread", and with `central_server`, a central party that trains is a participating one, the last:
@@ -85,7 +85,7 @@ def arrange(inventory: Inventory) -> tuple[Node, ...]:
     rank 0, and a central party that does not train has no worker. Raises InvalidSettings for a role that cannot stand
     where the inventory has it.
     """
-    for problem in misplaced(inventory):
+    for problem in placement_errors(inventory):
         raise InvalidSettings(f"host {problem.host}: {problem.message}", problem.hint)
     return tuple(_flat(inventory) if inventory.topology == "flat" else _hierarchy(inventory))
 
@@ -117,7 +117,7 @@ def links(nodes: Sequence[Node]) -> tuple[Link, ...]:
 def _flat(inventory: Inventory) -> Iterator[Node]:
     central = inventory.central.name
     yield from _scheduler(inventory, central)
-    for rank, host in enumerate(stand(inventory, central, "server", inventory.global_servers)):
+    for rank, host in enumerate(hosts_for(inventory, central, "server", inventory.global_servers)):
         yield Node("server", central, rank, host, local=central)
     global_rank = 0
     for index, party in enumerate(inventory.parties):
@@ -145,7 +145,7 @@ def _hierarchy(inventory: Inventory) -> Iterator[Node]:
             first = index * inventory.global_servers
             yield from _roots(inventory, name, first, alone=alone)
         yield from _scheduler(inventory, name, index)
-        for rank, host in enumerate(stand(inventory, name, "server", inventory.local_servers)):
+        for rank, host in enumerate(hosts_for(inventory, name, "server", inventory.local_servers)):
             yield Node("server", name, rank, host, local=name, upper=GLOBAL, index=index)
         for rank, (host, device) in enumerate(_placed(inventory, party)):
             master = global_rank == 0 if ranks_are_global else party is central and rank == 0
@@ -158,12 +158,12 @@ def _hierarchy(inventory: Inventory) -> Iterator[Node]:
 
 def _leader(inventory: Inventory) -> Iterator[Node]:
     central = inventory.central.name
-    (host,) = stand(inventory, central, "global_scheduler")
+    (host,) = hosts_for(inventory, central, "global_scheduler")
     yield Node("global_scheduler", central, 0, host, upper=GLOBAL)
 
 
 def _scheduler(inventory: Inventory, party: str, index: int | None = None) -> Iterator[Node]:
-    (host,) = stand(inventory, party, "scheduler")
+    (host,) = hosts_for(inventory, party, "scheduler")
     yield Node("scheduler", party, 0, host, local=party, index=index)
 
 
@@ -186,7 +186,7 @@ def _central(inventory: Inventory) -> Iterator[Node]:
 def _roots(inventory: Inventory, party: str, first: int = 0, *, alone: bool = False) -> Iterator[Node]:
     """Roots of one party, from rank `first` on; `alone`: nobody of the central party's plane stands below."""
     below = "" if alone else inventory.central.name
-    hosts = stand(inventory, party, "global_server", inventory.global_servers)
+    hosts = hosts_for(inventory, party, "global_server", inventory.global_servers)
     for rank, host in enumerate(hosts, first):
         yield Node("global_server", party, rank, host, local=below, upper=GLOBAL)
 

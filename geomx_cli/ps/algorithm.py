@@ -7,13 +7,13 @@ from geomx_cli.ps.optimizers import Optimizer
 from geomx_cli.ps.payload import Array, Content
 from geomx_cli.ps.rows import Rows
 
-__all__ = ["Answer", "Forward", "RowPart", "ServerPart", "Slot", "Total"]
+__all__ = ["ReplyNow", "PushUp", "RowAlgorithm", "ServerAlgorithm", "SliceView", "Aggregate"]
 
 Body = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Slot:
+class SliceView:
     """One slice as an algorithm sees it: its key and index, the current value (None before init) and its version.
 
     version: how often the roots have made a new value of it, as far as this server knows. `kept` is the algorithm's own
@@ -33,7 +33,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
+class Aggregate:
     """The sum of what members gave to a slice in one round: fp32, or fp64 for fp64 slices; not to be written to.
 
     weight: the sum of their weights; 0 where all abstain, and then the array is zeros. member: whose it is, where each
@@ -46,7 +46,7 @@ class Total:
 
 
 @dataclass(frozen=True, slots=True)
-class Forward:
+class PushUp:
     """Exchange `array` with the root, with this weight; its result becomes the value. With weight 0 the array does not
     count, and is not sent.
     """
@@ -56,13 +56,13 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReplyNow:
     """Make `array` the value and answer the members with it."""
 
     array: Array
 
 
-class ServerPart(Protocol):
+class ServerAlgorithm(Protocol):
     """An algorithm's part in a server. Called by the server's loop only.
 
     asynchronous: whether a root takes each member's contribution (a party's; in a flat cluster a worker's) by itself,
@@ -74,13 +74,13 @@ class ServerPart(Protocol):
     max_staleness: int
     starts_from_value: bool
 
-    def at_party(self, slot: Slot, total: Total) -> Forward | Answer:
+    def aggregate_local(self, slot: SliceView, total: Aggregate) -> PushUp | ReplyNow:
         """A local server has its party's sum of one round."""
 
-    def from_root(self, slot: Slot, result: Array) -> Array:
+    def on_global(self, slot: SliceView, result: Array) -> Array:
         """A local server has the root's result: the value to answer with."""
 
-    def at_root(self, slot: Slot, total: Total, optimizer: Optimizer | None) -> Array:
+    def aggregate_global(self, slot: SliceView, total: Aggregate, optimizer: Optimizer | None) -> Array:
         """A root has the sum of one round: the new value. Raises InvalidSettings where it cannot make one."""
 
     def on_request(self, topic: str, body: Body, is_root: bool) -> Body | None:
@@ -88,7 +88,7 @@ class ServerPart(Protocol):
 
 
 @runtime_checkable
-class RowPart(ServerPart, Protocol):
+class RowAlgorithm(ServerAlgorithm, Protocol):
     """One that can do with the rows of a round that has only rows in it, if it `takes_rows`.
 
     A local server then forwards its party's sum, and takes the root's result, without asking the algorithm. All others
@@ -98,10 +98,10 @@ class RowPart(ServerPart, Protocol):
     takes_rows: bool
 
     def rows_at_root(
-        self, slot: Slot, total: Rows, weight: float, member: int, optimizer: Optimizer | None
+        self, slot: SliceView, total: Rows, weight: float, member: int, optimizer: Optimizer | None
     ) -> Content | None:
         """A root that has a value has the sum of one round's rows; weight and member are those of a Total.
 
         Returns the rows of the value that change, or all of the new value, or None if there is no update. Raises as
-        `at_root` does.
+        `aggregate_global` does.
         """

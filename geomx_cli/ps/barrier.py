@@ -4,7 +4,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 
-from geomx_cli.ps.talk import Request
+from geomx_cli.ps.rpc import Request
 
 __all__ = ["Barrier"]
 

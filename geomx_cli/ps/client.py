@@ -18,15 +18,15 @@ import numpy as np
 from geomx_cli.errors import GeomxError, InvalidSettings, TimedOut
 from geomx_cli.events import EventLog
 from geomx_cli.ps.config import NodeSettings
-from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.liveness import NEWS, newest
 from geomx_cli.ps.partition import Placement, Slice, Tensor
 from geomx_cli.ps.payload import Array, Content
+from geomx_cli.ps.pending_exchange import PendingExchange
 from geomx_cli.ps.rows import Rows
 from geomx_cli.ps.transport import Traffic
-from geomx_cli.ps.uplink import Delivery
+from geomx_cli.ps.upstream import Delivery
 from geomx_cli.ps.wire import MAX_HYPER, Kind, Reply
-from geomx_cli.ps.worker import Errand, Standing, Worker
+from geomx_cli.ps.worker import Operation, Worker, WorkerInfo
 
 __all__ = ["Client"]
 
@@ -54,11 +54,11 @@ class Client:
         self.process = self._worker.node.process
         self._placements: dict[str, Placement] = {}
         self._rounds: dict[str, int] = {}
-        self._open: dict[str, deque[Exchange]] = {}  # the last one, and those before it without a result
-        self._newest: dict[str, Exchange] = {}
+        self._open: dict[str, deque[PendingExchange]] = {}  # the last one, and those before it without a result
+        self._newest: dict[str, PendingExchange] = {}
         self._thread = threading.Thread(target=self._worker.run, name="geomx-client", daemon=True)
         self._thread.start()
-        standing: Standing = self._wait(self._worker.ready, settings.number("timeout") + 10, "the cluster")
+        standing: WorkerInfo = self._wait(self._worker.ready, settings.number("timeout") + 10, "the cluster")
         self._standing = standing
         self.rank = standing.rank
         self.global_rank = standing.global_rank
@@ -100,12 +100,12 @@ class Client:
         if not (self.is_master or in_place):
             return
         self._check()
-        errands = [
-            Errand(Kind.PUSH, self._placement(name, value), value, hyper=dict((hyper or {}).get(name, {})))
+        operations = [
+            Operation(Kind.PUSH, self._placement(name, value), value, hyper=dict((hyper or {}).get(name, {})))
             for name, value in values.items()
         ]
         limit = self.settings.number("patience")
-        for exchange in [self._start(None, errand) for errand in errands]:
+        for exchange in [self._start(None, operation) for operation in operations]:
             self._wait(exchange.done, limit, "the servers to take the initial values (--patience)")
 
     def exchange(
@@ -117,7 +117,7 @@ class Client:
         priority: int = 0,
         weight: float = 1.0,
         hyper: Mapping[str, float] | None = None,
-    ) -> Exchange:
+    ) -> PendingExchange:
         """Contribute `src` to this key's next round; its result goes to `out`, or is kept for `pull`. Returns at once.
 
         src, out: 1-D, of the declared size and dtype. `src` must not change before `.sent`; it is copied if it is not
@@ -157,8 +157,8 @@ class Client:
         of_rows = isinstance(src, Rows) or (src is None and out is None and bool(begun) and not begun[-1].holds)
         reply = Reply.NONE if of_rows else Reply.FULL
         number = self._rounds[name] = self._rounds.get(name, 0) + 1
-        errand = Errand(Kind.EXCHANGE, placement, src, number, weight, priority, dict(hyper or {}), reply)
-        exchange = self._newest[name] = self._start(out, errand)
+        operation = Operation(Kind.EXCHANGE, placement, src, number, weight, priority, dict(hyper or {}), reply)
+        exchange = self._newest[name] = self._start(out, operation)
         begun.append(exchange)
         _forget_done(begun)  # the memory of the last result is free before that of the next is needed
         return exchange
@@ -187,8 +187,8 @@ class Client:
         elsewhere = latest is not None and not latest.holds
         if latest is None or elsewhere or (latest.done.done() and self.asynchronous):
             round_ = self._rounds.get(name, 0)
-            errand = Errand(Kind.PULL, placement, round=round_, priority=priority, in_turn=elsewhere)
-            pulled = self._newest[name] = self._start(out, errand)
+            operation = Operation(Kind.PULL, placement, round=round_, priority=priority, in_turn=elsewhere)
+            pulled = self._newest[name] = self._start(out, operation)
             return pulled.done
         done: Future[None] = Future()
 
@@ -217,14 +217,14 @@ class Client:
             raise InvalidSettings(what, "pull them into a one-dimensional array of their size and dtype")
         if not placement.row:
             return self._pick_rows(name, numbers, out, priority)
-        errand = Errand(
+        operation = Operation(
             Kind.PULL, placement, round=self._rounds.get(name, 0), priority=priority, numbers=numbers, in_turn=True
         )
         if not len(numbers):
             done: Future[None] = Future()
             done.set_result(None)
             return done
-        pulled = self._newest[name] = self._start(out, errand)
+        pulled = self._newest[name] = self._start(out, operation)
         return pulled.done
 
     def _pick_rows(self, name: str, numbers: Array, out: Array, priority: int) -> "Future[None]":
@@ -300,7 +300,7 @@ class Client:
 
         Returns their answers; behind a local server that is a single empty one.
         """
-        servers = range(len(self._worker.uplink.links)) if self._standing.at_root else (0,)
+        servers = range(len(self._worker.upstream.links)) if self._standing.at_root else (0,)
         futures = [self._ask(topic, body, server) for server in servers]
         return [self._wait(future, self.answer_limit, f"the servers to {what}") for future in futures]
 
@@ -358,7 +358,7 @@ class Client:
         """
         self.settle()
         self._left = True
-        for future in [self._ask("leave", {}, server) for server in range(len(self._worker.uplink.links))]:
+        for future in [self._ask("leave", {}, server) for server in range(len(self._worker.upstream.links))]:
             self._wait(future, self.answer_limit, "the servers to know that this worker leaves")
 
     def close(self, error: GeomxError | None = None) -> None:
@@ -396,9 +396,9 @@ class Client:
                 )
         return placement
 
-    def _start(self, out: Array | None, errand: Errand) -> Exchange:
-        exchange = Exchange(out, len(errand.pieces()), holds=errand.reply == Reply.FULL)
-        self._worker.node.loop.submit(lambda: self._worker.start(exchange, errand))
+    def _start(self, out: Array | None, operation: Operation) -> PendingExchange:
+        exchange = PendingExchange(out, len(operation.pieces()), holds=operation.reply == Reply.FULL)
+        self._worker.node.loop.submit(lambda: self._worker.start(exchange, operation))
         return exchange
 
     @property
@@ -422,7 +422,7 @@ class Client:
             try:
                 return future.result(limit + 5)
             except TimeoutError:
-                if time.monotonic() - newest(self._worker.uplink.links) > limit + NEWS:
+                if time.monotonic() - newest(self._worker.upstream.links) > limit + NEWS:
                     raise TimedOut(f"waited {limit:g} s for {what}", "see the other processes' logs") from None
 
     def _check(self) -> None:
@@ -430,7 +430,7 @@ class Client:
             raise self._worker.error
 
 
-def _forget_done(begun: deque[Exchange]) -> None:
+def _forget_done(begun: deque[PendingExchange]) -> None:
     """Drop what has its result, but not the last one."""
     while len(begun) > 1 and begun[0].done.done():
         begun.popleft()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.ps.config import PlaneSettings
-from geomx_cli.ps.talk import Request
+from geomx_cli.ps.rpc import Request
 from geomx_cli.ps.wire import BadMessage
 from geomx_cli.units import counted
 

@@ -23,8 +23,8 @@ from geomx_cli.ps.liveness import Liveness
 from geomx_cli.ps.loop import Loop
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.partition import NEAR
+from geomx_cli.ps.rpc import Request, Rpc
 from geomx_cli.ps.shaping import Shaper
-from geomx_cli.ps.talk import Request, Talk
 from geomx_cli.ps.transport import Transport
 from geomx_cli.ps.wire import MAX_CONTROL, Header, Kind, decode_body, job_number
 
@@ -70,7 +70,7 @@ class Node:
         self.events = events
         self.loop = Loop()
         self.timeout = settings.number("timeout")
-        self.talk = Talk(self.loop, self.timeout)
+        self.talk = Rpc(self.loop, self.timeout)
         self.telemetry: Body = {"state": "starting", "round": 0}
         self.memberships: list[Membership] = []
         self.error: GeomxError | None = None

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.gather import SERIAL
+from geomx_cli.ps.accumulator import SERIAL
 from geomx_cli.ps.optimizers import Optimizer, Slot
 from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps import optimizers, schedules
+from geomx_cli.ps.aggregator import Aggregator
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.optimizer import Value
 from geomx_cli.ps.optimizer_history import Hyper, Successor
 from geomx_cli.ps.optimizers import Optimizer
-from geomx_cli.ps.rounds import Rounds
 
 __all__ = ["OptimizerService"]
 
@@ -69,7 +69,7 @@ class OptimizerService:
     optimizer from the next rounds on.
     """
 
-    def __init__(self, rounds: Rounds, members: Members) -> None:
+    def __init__(self, rounds: Aggregator, members: Members) -> None:
         self._rounds = rounds
         self._members = members
         self._wishes: dict[int, _Wish] = {}
@@ -127,7 +127,7 @@ class OptimizerService:
         return True
 
     def _leave_to_workers(self, wish: _Wish, serial: int) -> None:
-        if self._rounds.ledger.algorithm.asynchronous:
+        if self._rounds.table.algorithm.asynchronous:
             raise InvalidSettings(
                 f"the optimizer {wish.kind} cannot run on the servers, and parties that train asynchronously need one"
                 " there",

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.arithmetic import add_decay, average, average_of_square, average_square, clip, product, rest
-from geomx_cli.ps.compensated import Dcasgd, DcasgdAdaptive, DcasgdMxnet
+from geomx_cli.ps.dcasgd import Dcasgd, DcasgdAdaptive, DcasgdMxnet
+from geomx_cli.ps.kernels import add_decay, average, average_of_square, average_square, clip, product, rest
 from geomx_cli.ps.optimizer import Array, Call, Field, Optimizer, Rates, Slot, Value, fields_of, rate_field
 
 __all__ = ["SUPPORTED", "Array", "Optimizer", "Slot", "Value", "create"]

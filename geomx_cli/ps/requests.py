@@ -5,15 +5,15 @@ from functools import partial
 from typing import Any
 
 from geomx_cli.errors import GeomxError, InvalidSettings
+from geomx_cli.ps.aggregator import Aggregator
 from geomx_cli.ps.barrier import Barrier
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.node import Node
 from geomx_cli.ps.optimizer_service import OptimizerService
+from geomx_cli.ps.optimizer_state_service import OptimizerStateService
 from geomx_cli.ps.partition import NEAR, Partition, Placement, Slice, Tensor
-from geomx_cli.ps.rounds import Rounds
-from geomx_cli.ps.state_desk import StateDesk
-from geomx_cli.ps.talk import Request
-from geomx_cli.ps.uplink import Uplink
+from geomx_cli.ps.rpc import Request
+from geomx_cli.ps.upstream import UpstreamClient
 from geomx_cli.ps.wire import Header
 
 __all__ = ["Requests"]
@@ -29,11 +29,12 @@ class Requests:
     """
 
     def __init__(
-        self, node: Node, members: Members, uplink: Uplink | None, rounds: Rounds, own_party: Callable[[], int]
-    ) -> None:
+        self, node: Node, members: Members, upstream: UpstreamClient | None, rounds: Aggregator,
+        own_party: Callable[[], int],
+    ) -> None:  # fmt: skip
         self._node = node
         self._members = members
-        self._uplink = uplink
+        self._upstream = upstream
         self._rounds = rounds
         self._own_party = own_party
         self._waiting: list[Request] = []
@@ -49,9 +50,9 @@ class Requests:
             "optimizer": self._on_optimizer,
             "barrier": self._on_barrier,
             "mode": self._on_mode,
-            **dict.fromkeys(StateDesk.TOPICS, self._on_state),
+            **dict.fromkeys(OptimizerStateService.TOPICS, self._on_state),
         }
-        self._state_desk = StateDesk(rounds, node.settings.number("timeout"))
+        self._state_desk = OptimizerStateService(rounds, node.settings.number("timeout"))
 
     def take(self, request: Request) -> None:
         """Answer `request`, now or later; one that is malformed is counted and refused."""
@@ -60,7 +61,7 @@ class Requests:
 
     def serve(self) -> None:
         """Answer those that wait, if the cluster is complete."""
-        while self._waiting and self._members.complete and (self._uplink is None or self._uplink.links):
+        while self._waiting and self._members.complete and (self._upstream is None or self._upstream.links):
             self._answer(self._waiting.pop(0))
 
     def has_declared(self, header: Header) -> bool:
@@ -75,7 +76,7 @@ class Requests:
         """Answer at the barriers where nobody is missing now."""
         for scope, barrier in self._barriers.items():
             while released := barrier.release():
-                if scope == "party" or self._uplink is None:
+                if scope == "party" or self._upstream is None:
                     for request in released:
                         request.answer()
                 else:
@@ -100,22 +101,22 @@ class Requests:
 
     def _relay(self, request: Request) -> None:
         """A topic of the algorithm's, or one that only the roots know."""
-        answer = self._rounds.ledger.algorithm.on_request(request.topic, request.body, self._uplink is None)
+        answer = self._rounds.table.algorithm.on_request(request.topic, request.body, self._upstream is None)
         if answer is not None:
             request.answer(answer)
             return
-        if self._uplink is None:
+        if self._upstream is None:
             raise InvalidSettings(f"nobody answers {request.topic!r}")
-        self._node.talk.ask(self._uplink.links[0], request.topic, request.body, request.answer, request.refuse)
+        self._node.talk.ask(self._upstream.links[0], request.topic, request.body, request.answer, request.refuse)
 
     def _on_cluster(self, request: Request) -> None:
         """Who takes part in the job: answered by the rank-0 root, completed by the local server."""
-        if self._uplink is not None:
+        if self._upstream is not None:
 
             def complete(body: Body) -> None:
                 request.answer({**body, "party_index": self._own_party(), "root": False, "trains": True})
 
-            self._node.talk.ask(self._uplink.links[0], "cluster", request.body, complete, request.refuse)
+            self._node.talk.ask(self._upstream.links[0], "cluster", request.body, complete, request.refuse)
             return
         self._check_rank_scope(str(request.body.get("rank_scope")))
         request.answer(
@@ -140,7 +141,7 @@ class Requests:
     def _on_declare(self, request: Request) -> None:
         told = request.body["tensors"]
         tensors = [Tensor(str(name), int(size), str(dtype), int(row)) for name, size, dtype, row in told]
-        if self._uplink is None:
+        if self._upstream is None:
             partition = self._own_partition()
             placed = [partition.declare(tensor) for tensor in tensors]
             for item in placed:
@@ -149,7 +150,7 @@ class Requests:
             request.answer({"placements": answer})
             return
         self._node.talk.ask(
-            self._uplink.links[0], "declare", request.body,
+            self._upstream.links[0], "declare", request.body,
             lambda body: self._assign_to_party(request, tensors, body), request.refuse,
         )  # fmt: skip
 
@@ -168,7 +169,7 @@ class Requests:
         """Over the roots at a root, over the party's servers at a local server."""
         if self._partition is None:
             settings = self._node.settings
-            plane = settings.local if self._uplink is not None else settings.upper or settings.local
+            plane = settings.local if self._upstream is not None else settings.upper or settings.local
             assert plane is not None
             near = settings.host != "" and self._members.all_on(settings.host)
             elements = int(settings.number("slice_elements")) or (NEAR if near else 0)
@@ -177,8 +178,8 @@ class Requests:
 
     def _on_optimizer(self, request: Request) -> None:
         """See OptimizerService. All roots hear of it."""
-        if self._uplink is not None:
-            self._relay_to_all(request, self._uplink)
+        if self._upstream is not None:
+            self._relay_to_all(request, self._upstream)
         else:
             self._node.loop.call_later(0.0, self._go_on)
             request.answer(self._optimizer_service.serve(request.body, self._members.rank_of(request.link)))
@@ -192,8 +193,8 @@ class Requests:
 
     def _on_mode(self, request: Request) -> None:
         """Whether the roots take each party's contributions by themselves: a script says so by its store's type."""
-        if self._uplink is not None:
-            self._relay_to_all(request, self._uplink)
+        if self._upstream is not None:
+            self._relay_to_all(request, self._upstream)
             return
         if request.body["asynchronous"] and not self._rounds.go_alone():
             raise InvalidSettings("the rounds have begun", "create the store before anybody trains")
@@ -202,17 +203,17 @@ class Requests:
     def _on_state(self, request: Request) -> None:
         """The optimizer's state at the root that the request names. What can be read again is not kept as an answer."""
         keep = request.topic != "state_read"
-        if self._uplink is None:
+        if self._upstream is None:
             request.answer(self._state_desk.serve(request.topic, request.body), keep=keep)
             return
-        root, links = int(request.body["root"]), self._uplink.links
+        root, links = int(request.body["root"]), self._upstream.links
         if not 0 <= root < len(links):
             raise InvalidSettings(f"there is no root {root}")
         answer = partial(request.answer, keep=keep)
         self._node.talk.ask(links[root], request.topic, request.body, answer, request.refuse)
 
-    def _relay_to_all(self, request: Request, uplink: Uplink) -> None:
-        missing = set(range(len(uplink.links)))
+    def _relay_to_all(self, request: Request, upstream: UpstreamClient) -> None:
+        missing = set(range(len(upstream.links)))
         errors: list[GeomxError] = []
 
         def answered(index: int, _: Body) -> None:
@@ -224,7 +225,7 @@ class Requests:
             errors.append(error)
             answered(index, {})
 
-        for index, link in enumerate(uplink.links):
+        for index, link in enumerate(upstream.links):
             self._node.talk.ask(link, request.topic, request.body, partial(answered, index), partial(failed, index))
 
     def _on_barrier(self, request: Request) -> None:
@@ -233,7 +234,7 @@ class Requests:
 
     def _barrier_above(self, released: list[Request]) -> None:
         """The party has met; now the parties meet."""
-        assert self._uplink is not None
+        assert self._upstream is not None
 
         def answer(body: Body) -> None:
             for request in released:
@@ -244,4 +245,4 @@ class Requests:
                 request.refuse(error)
 
         limit = self._node.settings.number("patience")
-        self._node.talk.ask(self._uplink.links[0], "barrier", {"scope": "all"}, answer, refuse, limit, "idle")
+        self._node.talk.ask(self._upstream.links[0], "barrier", {"scope": "all"}, answer, refuse, limit, "idle")

@@ -14,8 +14,8 @@ from geomx_cli.ps.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.membership import Member
 from geomx_cli.ps.node import Node
+from geomx_cli.ps.rpc import Request
 from geomx_cli.ps.security import Identity
-from geomx_cli.ps.talk import Request
 from geomx_cli.ps.wire import BadMessage, Header
 from geomx_cli.units import counted
 

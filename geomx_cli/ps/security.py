@@ -19,7 +19,7 @@ import zmq.utils.z85
 
 from geomx_cli.errors import InvalidSettings
 
-__all__ = ["Doorkeeper", "Identity", "KeyRing", "generate", "load"]
+__all__ = ["ZapAuthenticator", "Identity", "KeyRing", "generate", "load"]
 
 
 class Identity(NamedTuple):
@@ -87,7 +87,7 @@ def load(path: str) -> KeyRing | None:
         raise InvalidSettings(f"{path} is no key file", "start the job with geomx launch") from None
 
 
-class Doorkeeper:
+class ZapAuthenticator:
     """Answers libzmq's question "may this key come in?" (ZAP, RFC 27) in the loop's own thread. Counts the refused.
 
     Messages of those who may come in carry the name of the process that the key was made for, as "User-Id".

@@ -12,20 +12,20 @@ from collections.abc import Iterator
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.events import EventLog
-from geomx_cli.ps.algorithm import ServerPart
+from geomx_cli.ps.aggregator import Aggregator
+from geomx_cli.ps.algorithm import ServerAlgorithm
 from geomx_cli.ps.config import NodeSettings
-from geomx_cli.ps.heap import share_one_heap
-from geomx_cli.ps.ledger import Ledger
 from geomx_cli.ps.link import Lane, Link
+from geomx_cli.ps.malloc import share_one_heap
 from geomx_cli.ps.members import Members
 from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.node import Node
-from geomx_cli.ps.patience import Patience, Wait
 from geomx_cli.ps.requests import Requests
-from geomx_cli.ps.rounds import Rounds
+from geomx_cli.ps.rpc import Request
+from geomx_cli.ps.slice_table import SliceTable
 from geomx_cli.ps.stalls import STALL, Stalls
-from geomx_cli.ps.talk import Request
-from geomx_cli.ps.uplink import Delivery, Uplink
+from geomx_cli.ps.stragglers import StalledWait, StragglerMonitor
+from geomx_cli.ps.upstream import Delivery, UpstreamClient
 from geomx_cli.ps.wire import BadMessage, Header, Kind
 from geomx_cli.units import counted
 
@@ -35,32 +35,34 @@ __all__ = ["Server"]
 class Server:
     """One server process; `run` returns when the job has ended well and raises GeomxError when it has not."""
 
-    def __init__(self, settings: NodeSettings, events: EventLog, algorithm: ServerPart, delivery: Delivery) -> None:
+    def __init__(
+        self, settings: NodeSettings, events: EventLog, algorithm: ServerAlgorithm, delivery: Delivery
+    ) -> None:
         share_one_heap()
         self._settings = settings
         self._is_root = settings.role == "global_server" or settings.upper is None
         self._members = Members(settings, self._is_root)
-        self._uplink = None if self._is_root else Uplink(delivery)
+        self._upstream = None if self._is_root else UpstreamClient(delivery)
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive,
             on_reconnect=self._come_back, on_asked=self._on_asked,
         )  # fmt: skip
-        uplink = self._uplink
-        self._ledger = Ledger(
+        upstream = self._upstream
+        self._table = SliceTable(
             algorithm=algorithm,
-            roots=None if uplink is None else lambda: len(uplink.links),
+            roots=None if upstream is None else lambda: len(upstream.links),
             owing=self._members.owing,
             alone=self._members.alone,
             declared=self._has_declared,
         )
-        self._stalls = Stalls(self._ledger, self._members.links, None if uplink is None else self._tell_roots)
-        self.rounds = Rounds(
-            delivery=delivery, uplink=uplink, own_rank=lambda: self._party_index, ledger=self._ledger,
+        self._stalls = Stalls(self._table, self._members.links, None if upstream is None else self._tell_roots)
+        self.rounds = Aggregator(
+            delivery=delivery, upstream=upstream, own_rank=lambda: self._party_index, table=self._table,
             warn=lambda message: events.write("warning", message=message),
         )  # fmt: skip
         self._party_index = 0
-        self._requests = Requests(self.node, self._members, self._uplink, self.rounds, lambda: self._party_index)
-        self._patience = Patience(self.node, self._members, self._waits)
+        self._requests = Requests(self.node, self._members, self._upstream, self.rounds, lambda: self._party_index)
+        self._patience = StragglerMonitor(self.node, self._members, self._waits)
         self._endpoints = self.node.listen(settings.local or settings.upper)
         self._rosters: dict[str, Membership] = {}  # of those below, by the plane that they dial in
         self._join()
@@ -117,8 +119,8 @@ class Server:
         self.node.join(settings.upper, "worker", self._dial_roots, rank=rank, group=group, wide_area=True)
 
     def _dial_roots(self, membership: Membership) -> None:
-        settings, uplink = self._settings, self._uplink
-        assert uplink is not None and settings.local is not None
+        settings, upstream = self._settings, self._upstream
+        assert upstream is not None and settings.local is not None
         self._party_index = membership.rank // settings.local.servers
         for member in membership.servers():
             link = self.node.transport.dial(
@@ -126,7 +128,7 @@ class Server:
                 wide_area=member.party != settings.party,
                 plane="global", rank=self._party_index, workers=settings.local.workers,
             )  # fmt: skip
-            uplink.links.append(link)
+            upstream.links.append(link)
             self.node.liveness.watch(link)
         self._joined()
 
@@ -168,24 +170,24 @@ class Server:
                 raise InvalidSettings(str(error), "start all processes of the job anew, each only once") from None
 
     def _come_back(self, link: Link, lane: Lane) -> None:
-        if self._uplink is not None:
-            self._uplink.repeat(link, lane)
+        if self._upstream is not None:
+            self._upstream.repeat(link, lane)
             self._stalls.roots_anew()
         if self._members.knows(link):
             self._stalls.connected_anew(self._members.rank_of(link))
 
     def _on_asked(self, link: Link, header: Header) -> None:
-        if self._uplink is None or link not in self._uplink.links:
+        if self._upstream is None or link not in self._upstream.links:
             raise BadMessage("contributions are asked for by a process that is no root of this one")
         if header.topic == "again":
-            self._uplink.again(link, header.request)
+            self._upstream.again(link, header.request)
         else:
             self._stalls.want(header.key, header.slice, header.round)
 
     def _tell_roots(self) -> None:
         """Those that wait for this party learn that it cannot go on by itself."""
-        if self._uplink is not None and self._uplink.waiting:
-            for root in self._uplink.links:
+        if self._upstream is not None and self._upstream.waiting:
+            for root in self._upstream.links:
                 root.control("stuck")
 
     def _leave(self, request: Request) -> None:
@@ -193,8 +195,8 @@ class Server:
         request.answer()
         self.rounds.left(self._members.rank_of(request.link))
         self._requests.release_barriers()
-        if self._uplink is not None and self._members.owing() == []:
-            for root in self._uplink.links:
+        if self._upstream is not None and self._members.owing() == []:
+            for root in self._upstream.links:
                 self.node.talk.ask(root, "leave", {}, lambda _: None, self.node.fail)
 
     def _farewell(self, request: Request) -> None:
@@ -202,7 +204,7 @@ class Server:
         self.node.answer_bye(request)
         if done:
             self.node.telemetry["state"] = "finished"
-            self.node.farewell(self._uplink.links if self._uplink is not None else ())
+            self.node.farewell(self._upstream.links if self._upstream is not None else ())
 
     # Tensors.
 
@@ -211,9 +213,9 @@ class Server:
 
     def _on_tensor(self, link: Link, header: Header, payload: memoryview | None) -> None:
         if header.kind == Kind.RESULT:
-            if self._uplink is None:
+            if self._upstream is None:
                 raise BadMessage("a result for a root")
-            self._uplink.on_result(link, header, payload)
+            self._upstream.on_result(link, header, payload)
             return
         rank = self._members.rank_of(link)
         if header.kind == Kind.EXCHANGE:
@@ -230,9 +232,9 @@ class Server:
     # Requests.
 
     def _on_request(self, request: Request) -> None:
-        if self._uplink is not None and request.link in self._uplink.links and request.topic == "behind":
+        if self._upstream is not None and request.link in self._upstream.links and request.topic == "behind":
             # Where contributions are on their way to the roots, nobody of this party is.
-            request.answer({"processes": [] if self._uplink.waiting else self._patience.behind()})
+            request.answer({"processes": [] if self._upstream.waiting else self._patience.behind()})
             return
         rank = self._members.rank_of(request.link)
         if request.topic == "stuck":
@@ -249,18 +251,19 @@ class Server:
         self._requests.serve()
         self.rounds.members_changed()
 
-    def _waits(self) -> Iterator[Wait]:
+    def _waits(self) -> Iterator[StalledWait]:
         """Whom the members wait for here, and whether that is a round or a barrier."""
-        missing = self._ledger.oldest()
+        missing = self._table.oldest()
         masters = frozenset(self._members.setting_up()) if self._members.complete else frozenset()
         if missing is not None and masters:
-            yield Wait("set an optimizer, pulled or left", missing[1], masters, "and the first round waits for that")
+            owed = "set an optimizer, pulled or left"
+            yield StalledWait(owed, missing[1], masters, "and the first round waits for that")
         elif missing is not None and missing[2]:
-            yield Wait(f"contributed to round {missing[0]}", missing[1], missing[2])
+            yield StalledWait(f"contributed to round {missing[0]}", missing[1], missing[2])
         for began, ranks in self._requests.at_barriers():
-            yield Wait("come to a barrier", began, ranks)
+            yield StalledWait("come to a barrier", began, ranks)
 
     def _report(self) -> None:
         self.node.telemetry["round"] = self.rounds.last_round
-        if self._is_root and self._ledger.algorithm.asynchronous:
+        if self._is_root and self._table.algorithm.asynchronous:
             self.node.telemetry["versions"] = self._members.by_party(self.rounds.versions)

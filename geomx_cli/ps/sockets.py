@@ -20,7 +20,7 @@ import zmq
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.ps.loop import Loop
-from geomx_cli.ps.security import Doorkeeper, KeyRing
+from geomx_cli.ps.security import KeyRing, ZapAuthenticator
 from geomx_cli.ps.tcp import Connection
 from geomx_cli.ps.unknown_peers import MAX_SECONDS, UnknownPeers
 
@@ -58,7 +58,7 @@ class Sockets:
         self._context: zmq.Context[Socket] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._made: list[Socket] = []
-        self._doorkeeper: Doorkeeper | None = None
+        self._authenticator: ZapAuthenticator | None = None
         self._report_accepted: Callable[[], None] = lambda: None
         self._dialled: dict[Socket, Connection] = {}
         loop.every(LOOK, self._look)
@@ -127,9 +127,9 @@ class Sockets:
         for made in self._made:
             self._loop.unwatch(made)
             made.close(int(linger * 1e3))
-        if self._doorkeeper is not None:
-            self._loop.unwatch(self._doorkeeper.socket)
-            self._doorkeeper.socket.close(0)
+        if self._authenticator is not None:
+            self._loop.unwatch(self._authenticator.socket)
+            self._authenticator.socket.close(0)
         self._context.term()
 
     def _make(self, kind: int, read: Callable[[Socket], None]) -> Socket:
@@ -162,15 +162,15 @@ class Sockets:
             what = f"the key file has no server key, yet this process listens on {endpoint}"
             raise InvalidSettings(what, "give it the key file that was made for this process")
         router.set(zmq.CURVE_SECRETKEY, self._keys.server_secret.encode())
-        if self._doorkeeper is None:
-            self._doorkeeper = Doorkeeper(self._context, self._keys)
-            self._loop.watch(self._doorkeeper.socket, self._open_the_door)
+        if self._authenticator is None:
+            self._authenticator = ZapAuthenticator(self._context, self._keys)
+            self._loop.watch(self._authenticator.socket, self._open_the_door)
 
     def _open_the_door(self) -> None:
-        assert self._doorkeeper is not None
-        before = self._doorkeeper.refused
-        self._doorkeeper.answer()
-        if self._doorkeeper.refused > before:
+        assert self._authenticator is not None
+        before = self._authenticator.refused
+        self._authenticator.answer()
+        if self._authenticator.refused > before:
             self._on_refused("key", "its key is none of those that may come in here")
 
     def _watch_connection(

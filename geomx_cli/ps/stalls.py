@@ -8,9 +8,9 @@ workers' windows are full of what waits at another root.
 import time
 from collections.abc import Callable, Iterator
 
-from geomx_cli.ps.book import Book, Pace
-from geomx_cli.ps.ledger import Ledger
 from geomx_cli.ps.link import Link
+from geomx_cli.ps.slice_state import Cohort, SliceState
+from geomx_cli.ps.slice_table import SliceTable
 
 __all__ = ["STALL", "Stalls"]
 
@@ -21,7 +21,7 @@ LONGEST_LOOK = 0.5
 MAX_ASKED = 16
 MAX_WANTED = 65_536
 
-_Where = tuple[int, int, int, int]  # key, slice, number of the pace, round
+_Where = tuple[int, int, int, int]  # key, slice, number of the cohort, round
 
 
 class Stalls:
@@ -30,9 +30,9 @@ class Stalls:
     """
 
     def __init__(
-        self, ledger: Ledger, links_of: Callable[[int], list[Link]], tell_roots: Callable[[], None] | None = None
+        self, table: SliceTable, links_of: Callable[[int], list[Link]], tell_roots: Callable[[], None] | None = None
     ) -> None:
-        self._ledger = ledger
+        self._table = table
         self._links_of = links_of
         self._tell_roots = tell_roots
         self._elsewhere: dict[int, int] = {}  # members stuck by what waits at other roots, and what they had sent here
@@ -50,7 +50,7 @@ class Stalls:
         To be called every STALL seconds. It costs nothing while contributions come, nor when nothing has changed since
         it has found nothing to ask for, however many slices are open.
         """
-        now, changed, self._moves = time.monotonic(), self._ledger.moves != self._moves, self._ledger.moves
+        now, changed, self._moves = time.monotonic(), self._table.moves != self._moves, self._table.moves
         self._pending = self._pending or changed
         if not self._pending or (changed and now - self._looked < LONGEST_LOOK):
             return
@@ -65,7 +65,7 @@ class Stalls:
 
     def stuck_elsewhere(self, rank: int) -> None:
         """This member is stuck by what waits at other roots; that holds until it sends something."""
-        self._elsewhere[rank] = self._ledger.came[rank]
+        self._elsewhere[rank] = self._table.came[rank]
         self._pending = True
 
     def connected_anew(self, rank: int) -> None:
@@ -80,17 +80,17 @@ class Stalls:
 
     def _ask(self, now: float) -> bool:
         """Ask for some slices; False where there are none, nor any that may become so."""
-        stuck = {rank for rank, came in self._elsewhere.items() if came == self._ledger.came[rank]}
-        stuck.update(*(round_.gathering.without_credit() for _, _, round_ in self._ledger.open_rounds()))
+        stuck = {rank for rank, came in self._elsewhere.items() if came == self._table.came[rank]}
+        stuck.update(*(round_.accumulator.without_credit() for _, _, round_ in self._table.open_rounds()))
         known, self._asked = self._asked, {}
         count, young = 0, False
-        for key, index, pace in self._waiting() if stuck else ():
+        for key, index, cohort in self._waiting() if stuck else ():
             # A later round cannot be complete before this one.
-            number = pace.closed + 1
-            round_ = pace.rounds.get(number)
-            where = (key, index, pace.member, number)
+            number = cohort.closed + 1
+            round_ = cohort.rounds.get(number)
+            where = (key, index, cohort.member, number)
             asked = self._asked[where] = known.get(where, set())
-            missing = set(self._ledger.members(pace)) if round_ is None else self._ledger.missing(pace, round_)
+            missing = set(self._table.members(cohort)) if round_ is None else self._table.missing(cohort, round_)
             if not missing <= stuck or count >= MAX_ASKED:
                 continue
             if round_ is not None and now - round_.started < STALL:
@@ -101,23 +101,23 @@ class Stalls:
                 asked.add(rank)
                 for link in self._links_of(rank):
                     link.ask_for(key, index, number)
-        if stuck and not count and not young and self._tell_roots is not None and self._told != self._ledger.moves:
-            self._told = self._ledger.moves
+        if stuck and not count and not young and self._tell_roots is not None and self._told != self._table.moves:
+            self._told = self._table.moves
             self._tell_roots()
         return count > 0 or young
 
-    def _waiting(self) -> Iterator[tuple[int, int, Pace]]:
+    def _waiting(self) -> Iterator[tuple[int, int, Cohort]]:
         """Slices whose next round waits for members: some have sent it or a later one, or a root wants it."""
-        found = {(book.slot.id, pace.member): (book, pace) for book, pace, _ in self._ledger.open_rounds()}
-        books: dict[tuple[int, int], Book] = self._ledger.books
+        found = {(entry.slot.id, cohort.member): (entry, cohort) for entry, cohort, _ in self._table.open_rounds()}
+        entries: dict[tuple[int, int], SliceState] = self._table.entries
         for where, number in list(self._wanted.items()):
-            book = books.get(where)
-            if book is not None and book.forwarded >= number:
+            entry = entries.get(where)
+            if entry is not None and entry.forwarded >= number:
                 del self._wanted[where]
-            elif book is None:
-                yield *where, Pace(0)
+            elif entry is None:
+                yield *where, Cohort(0)
             else:
-                found.setdefault((where, 0), (book, book.pace(0)))
-        for (where, _), (_, pace) in found.items():
-            if pace.closed == pace.finished:
-                yield *where, pace
+                found.setdefault((where, 0), (entry, entry.cohort(0)))
+        for (where, _), (_, cohort) in found.items():
+            if cohort.closed == cohort.finished:
+                yield *where, cohort

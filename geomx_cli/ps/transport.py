@@ -16,10 +16,10 @@ import msgspec
 import zmq
 
 from geomx_cli.events import EventLog
-from geomx_cli.ps.heap import keep_freed_memory
 from geomx_cli.ps.link import LANES, MAX_FUSED, Lane, Link
 from geomx_cli.ps.liveness import take_beat
 from geomx_cli.ps.loop import Loop
+from geomx_cli.ps.malloc import keep_freed_memory
 from geomx_cli.ps.security import KeyRing
 from geomx_cli.ps.shaping import Shaper
 from geomx_cli.ps.sharing import Sharing

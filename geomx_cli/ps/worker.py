@@ -12,7 +12,6 @@ import numpy as np
 from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.events import EventLog
 from geomx_cli.ps.config import NodeSettings
-from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.link import Link
 from geomx_cli.ps.liveness import NEWS, newest
 from geomx_cli.ps.members import CENTRAL
@@ -20,18 +19,19 @@ from geomx_cli.ps.membership import Membership
 from geomx_cli.ps.node import Node
 from geomx_cli.ps.partition import Placement, Slice
 from geomx_cli.ps.payload import Array, Content, as_payload, dtype_code, form_of, numbers_payload
+from geomx_cli.ps.pending_exchange import PendingExchange
 from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.talk import Request
-from geomx_cli.ps.uplink import Delivery, Uplink
+from geomx_cli.ps.rpc import Request
+from geomx_cli.ps.upstream import Delivery, UpstreamClient
 from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, Reply
 
-__all__ = ["Errand", "Standing", "Worker"]
+__all__ = ["Operation", "WorkerInfo", "Worker"]
 
 Body = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WorkerInfo:
     """Where a worker stands in the job. `contributor` is the rank under which its servers know it.
 
     `at_root`: its servers are the roots. `flat`: there is no other plane. `master_trains`: whether the job's master
@@ -50,7 +50,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
+class Operation:
     """What the servers are to do with a tensor: a PUSH, PULL or EXCHANGE of `src` (1-D, contiguous, or rows).
 
     round: of an EXCHANGE; of a PULL the last one that this worker has begun. reply: see wire.Reply. numbers: of a PULL
@@ -92,13 +92,13 @@ class Worker:
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: Delivery) -> None:
         if settings.local is None:
             raise InvalidSettings("a worker needs a plane", "set DMLC_PS_ROOT_URI")
-        self.ready: Future[Standing] = Future()
+        self.ready: Future[WorkerInfo] = Future()
         self.error: GeomxError | None = None
         self.asynchronous = False
-        self.uplink = Uplink(delivery)
-        self.open: set[Exchange] = set()
+        self.upstream = UpstreamClient(delivery)
+        self.open: set[PendingExchange] = set()
         self.node = Node(
-            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_reconnect=self.uplink.repeat,
+            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_reconnect=self.upstream.repeat,
             on_asked=self._on_asked,
         )  # fmt: skip
         self._settings = settings
@@ -107,7 +107,7 @@ class Worker:
         self._voice: tuple[int, ...] = ()
         self._done: dict[int, int] = {}  # the last round of each key whose result is here
         self._missing: dict[int, list[int]] = {}  # of each key the rounds under way, ascending
-        self._later: dict[int, deque[tuple[Exchange, Errand]]] = {}  # of each key those that wait for others, in order
+        self._later: dict[int, deque[tuple[PendingExchange, Operation]]] = {}  # of each key what waits, in order
         self._pulls: dict[int, int] = {}  # how many pulls of each key the next round waits for
 
     def run(self) -> None:
@@ -126,62 +126,62 @@ class Worker:
             self._give_up(error)
             self.node.close()
 
-    def start(self, exchange: Exchange, errand: Errand) -> None:
+    def start(self, exchange: PendingExchange, operation: Operation) -> None:
         """Queue all slices of a tensor; those of a round that is far ahead of the results wait for these."""
         if self.error is not None:
             exchange.fail(self.error)
             return
         self.open.add(exchange)
-        if errand.kind == Kind.EXCHANGE or errand.in_turn:
-            self._later.setdefault(errand.placement.key, deque()).append((exchange, errand))
-            self._go_on(errand.placement.key)
+        if operation.kind == Kind.EXCHANGE or operation.in_turn:
+            self._later.setdefault(operation.placement.key, deque()).append((exchange, operation))
+            self._go_on(operation.placement.key)
         else:
-            self._send(exchange, errand)
+            self._send(exchange, operation)
 
     def _go_on(self, key: int) -> None:
         """Send what has waited for results of this key and need not wait any more."""
         later, done = self._later[key], self._done.get(key, 0)
         while later:
-            exchange, errand = later[0]
-            if errand.in_turn:
-                if errand.round > done:
+            exchange, operation = later[0]
+            if operation.in_turn:
+                if operation.round > done:
                     return
                 self._pulls[key] = self._pulls.get(key, 0) + 1
             else:
                 # As servers count: from the oldest result that is missing, for cut connections bring later ones first.
                 missing = self._missing.setdefault(key, [])
-                if self._pulls.get(key) or errand.round >= (missing or [errand.round])[0] + MAX_ROUNDS_AHEAD:
+                if self._pulls.get(key) or operation.round >= (missing or [operation.round])[0] + MAX_ROUNDS_AHEAD:
                     return
-                missing.append(errand.round)
+                missing.append(operation.round)
             later.popleft()
-            self._send(exchange, errand)
+            self._send(exchange, operation)
 
-    def _send(self, exchange: Exchange, errand: Errand) -> None:
-        placement, place = errand.placement, 0
+    def _send(self, exchange: PendingExchange, operation: Operation) -> None:
+        placement, place = operation.placement, 0
         dtype = dtype_code(np.dtype(placement.tensor.dtype))
-        voice = self._voice if errand.kind == Kind.EXCHANGE else ()
+        voice = self._voice if operation.kind == Kind.EXCHANGE else ()
         # A local server has what rounds have led to; where it does not have all of it, the roots have to be asked.
-        round_ = 0 if errand.in_turn and not self.asynchronous else errand.round
-        for index, piece, rows in errand.pieces():
+        round_ = 0 if operation.in_turn and not self.asynchronous else operation.round
+        for index, piece, rows in operation.pieces():
             header = Header(
-                kind=errand.kind, key=placement.key, slice=index, root=piece.root, offset=piece.offset,
+                kind=operation.kind, key=placement.key, slice=index, root=piece.root, offset=piece.offset,
                 length=piece.length, dtype=dtype, row=placement.row or 1, round=round_, contributors=voice,
-                weight=errand.weight, priority=errand.priority, hyper=errand.hyper, reply=errand.reply,
+                weight=operation.weight, priority=operation.priority, hyper=operation.hyper, reply=operation.reply,
                 **({} if rows is None else form_of(rows)),
             )  # fmt: skip
-            if errand.numbers is not None and rows is not None:
+            if operation.numbers is not None and rows is not None:
                 payload: memoryview | None = numbers_payload(rows.numbers)
                 offset, place = place, place + len(rows) * placement.row
             else:
-                payload, offset = _payload(errand.src, piece, rows, dtype), piece.offset
-            self.uplink.send(piece.server, header, payload, self._taker(exchange, errand, offset))
+                payload, offset = _payload(operation.src, piece, rows, dtype), piece.offset
+            self.upstream.send(piece.server, header, payload, self._taker(exchange, operation, offset))
 
     def ask(self, future: "Future[Body]", topic: str, body: Body, server: int, limit: float) -> None:
         """Make a request of one server; the answer goes to `future`. Whoever is at a barrier waits for others."""
         if self.error is not None:
             future.set_exception(self.error)
         else:
-            link = self.uplink.links[server]
+            link = self.upstream.links[server]
             self.node.talk.ask(
                 link, topic, body, future.set_result, future.set_exception, limit,
                 "idle" if topic == "barrier" else "alive",
@@ -190,7 +190,7 @@ class Worker:
     def farewell(self) -> None:
         """Say that this worker is done, and all is well; `run` returns when everybody knows."""
         if self.error is None:
-            self.node.farewell(self.uplink.links)
+            self.node.farewell(self.upstream.links)
 
     def _give_up(self, error: GeomxError) -> None:
         self.error = error
@@ -201,8 +201,8 @@ class Worker:
         if not self.ready.done():
             self.ready.set_exception(error)
 
-    def _taker(self, exchange: Exchange, errand: Errand, offset: int) -> Callable[[Header, Content], None]:
-        key = errand.placement.key
+    def _taker(self, exchange: PendingExchange, operation: Operation, offset: int) -> Callable[[Header, Content], None]:
+        key = operation.placement.key
 
         def take(header: Header, found: Content) -> None:
             exchange.contributors, exchange.weight = header.contributors, header.weight
@@ -211,12 +211,12 @@ class Worker:
             exchange.take(offset, array, header.value)
             if exchange.missing == 0:
                 self.open.discard(exchange)
-                if errand.kind == Kind.EXCHANGE:
-                    self.node.telemetry["round"] = max(errand.round, self.node.telemetry["round"])
-                    self._done[key] = max(errand.round, self._done.get(key, 0))
-                    self._missing[key].remove(errand.round)
+                if operation.kind == Kind.EXCHANGE:
+                    self.node.telemetry["round"] = max(operation.round, self.node.telemetry["round"])
+                    self._done[key] = max(operation.round, self._done.get(key, 0))
+                    self._missing[key].remove(operation.round)
                     self._go_on(key)
-                elif errand.in_turn:
+                elif operation.in_turn:
                     self._pulls[key] -= 1
                     self._go_on(key)
 
@@ -229,10 +229,10 @@ class Worker:
                 member.endpoint_for(self._settings.host, self._settings.party), member.process,
                 wide_area=member.party != self._settings.party, plane="local", rank=self._rank,
             )  # fmt: skip
-            self.uplink.links.append(link)
+            self.upstream.links.append(link)
             self.node.liveness.watch(link)
         asked = {"rank_scope": self._settings.text("rank_scope")}
-        self.node.talk.ask(self.uplink.links[0], "cluster", asked, self._on_cluster, self.node.fail)
+        self.node.talk.ask(self.upstream.links[0], "cluster", asked, self._on_cluster, self.node.fail)
 
     def _on_cluster(self, body: Body) -> None:
         flat, at_root, trains = bool(body["flat"]), bool(body["root"]), bool(body["trains"])
@@ -252,7 +252,7 @@ class Worker:
         self._voice = (contributor,)
         self.node.telemetry["state"] = "training"
         self.ready.set_result(
-            Standing(
+            WorkerInfo(
                 rank=self._rank,
                 global_rank=before + self._rank if trains else -1,
                 party_index=party_index,
@@ -267,7 +267,7 @@ class Worker:
 
     def _check_patience(self) -> None:
         """Fail when nothing has moved for longer than anybody should wait for a round."""
-        limit, idle = self._settings.number("patience"), time.monotonic() - newest(self.uplink.links)
+        limit, idle = self._settings.number("patience"), time.monotonic() - newest(self.upstream.links)
         if any(min(item.age(), idle) > limit + NEWS for item in self.open):
             message = f"waited {limit:g} s for the result of a round"
             self.node.fail(TimedOut(message, "is a worker stuck, or out of step?"))
@@ -275,11 +275,11 @@ class Worker:
     def _on_tensor(self, link: Link, header: Header, payload: memoryview | None) -> None:
         if header.kind != Kind.RESULT:
             raise BadMessage(f"a {header.kind.name} for a worker")
-        self.uplink.on_result(link, header, payload)
+        self.upstream.on_result(link, header, payload)
 
     def _on_asked(self, link: Link, header: Header) -> None:
         if header.topic == "again":
-            self.uplink.again(link, header.request)
+            self.upstream.again(link, header.request)
 
     def _on_request(self, request: Request) -> None:
         raise BadMessage(f"unknown topic {request.topic!r} for a worker")

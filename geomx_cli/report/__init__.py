@@ -12,6 +12,6 @@
 """
 
 from geomx_cli.report.summary import Summary
-from geomx_cli.report.trial import MODES, Trial
+from geomx_cli.report.trial import MODES, RunRecords
 
-__all__ = ["MODES", "Summary", "Trial"]
+__all__ = ["MODES", "Summary", "RunRecords"]

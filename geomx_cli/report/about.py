@@ -10,7 +10,7 @@ import numpy as np
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.report.process_log import ProcessLog
 
-__all__ = ["ABOUT", "About"]
+__all__ = ["ABOUT", "Metadata"]
 
 ABOUT = "job.json"
 """Its file, beside the folders of the trial's hosts."""
@@ -18,7 +18,7 @@ STEP = 0.5
 MOST = 2000
 
 
-class About(msgspec.Struct):
+class Metadata(msgspec.Struct):
     """traffic: bytes from each party to each other one. seconds, wan_bytes: how many bytes had gone between parties so
     many seconds after training began, the first weights among them. starts: how many seconds after the first each
     worker (HOST/DEVICE) began. evaluation_on_clock: whether the workers' times have that of evaluations in them.
@@ -38,7 +38,7 @@ class About(msgspec.Struct):
     schema_version: int = 1
 
     @classmethod
-    def read(cls, folder: Path) -> "About | None":
+    def read(cls, folder: Path) -> "Metadata | None":
         """What lies beside a trial's records; None where nothing does. Raises InvalidSettings where it is damaged."""
         path = folder / ABOUT
         try:

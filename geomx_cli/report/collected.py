@@ -19,10 +19,10 @@ import msgspec
 
 from geomx_cli.control.collect import collect as collect_logs
 from geomx_cli.errors import CheckFailed, InvalidSettings
-from geomx_cli.job.known import KnownJob
-from geomx_cli.report.about import About
+from geomx_cli.job.registry import KnownJob
+from geomx_cli.report.about import Metadata
 from geomx_cli.report.job_trial import JobTrial, mode_of, network_of
-from geomx_cli.report.trial import Trial
+from geomx_cli.report.trial import RunRecords
 
 __all__ = ["collect", "fetched"]
 
@@ -67,7 +67,7 @@ def _alone(base: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def fetched(job: KnownJob) -> Trial:
+def fetched(job: KnownJob) -> RunRecords:
     """A job's trial, of what its hosts have written by now; nothing is kept. What a host could not give is among the
     problems. Raises as control.collect does.
     """
@@ -80,7 +80,7 @@ def fetched(job: KnownJob) -> Trial:
 
 def _check(place: Path, job: str) -> None:
     try:
-        about = About.read(place)
+        about = Metadata.read(place)
         if about is None and (not place.exists() or not any(place.iterdir())):
             return
         whose = f"job {about.job}" if about is not None else "somebody else"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from geomx_cli.report.record import Record, Worker, read_record
 from geomx_cli.report.summary import Summary
-from geomx_cli.report.trial import MODES, NON_IID, Trial
+from geomx_cli.report.trial import MODES, NON_IID, RunRecords
 
 __all__ = ["Bars", "Curves", "Figure", "Matrix", "Span", "Timeline", "of"]
 
@@ -75,7 +75,7 @@ class Matrix:
 Figure = Curves | Bars | Timeline | Matrix
 
 
-def of(network: str, trials: Sequence[Trial], target: float) -> Iterator[Figure]:
+def of(network: str, trials: Sequence[RunRecords], target: float) -> Iterator[Figure]:
     """All figures that these trials of a network have data for."""
     ordered = sorted(trials, key=lambda trial: _place(trial.mode))
     alike = [trial for trial in ordered if not trial.mode.endswith(NON_IID)]
@@ -111,7 +111,7 @@ def _place(mode: str) -> tuple[int, bool]:
 
 
 def _curves(
-    trials: Sequence[Trial], x: Callable[..., float]
+    trials: Sequence[RunRecords], x: Callable[..., float]
 ) -> dict[str, Sequence[tuple[float, float]]]:
     return {
         trial.mode: [(x(trial, seconds), accuracy) for seconds, accuracy in trial.judge.accuracies]
@@ -120,17 +120,17 @@ def _curves(
     }
 
 
-def _longest(trials: Sequence[Trial]) -> float:
+def _longest(trials: Sequence[RunRecords]) -> float:
     return max((trial.judge.seconds for trial in trials), default=0.0)
 
 
-def _megabytes(trial: Trial, seconds: float) -> float:
+def _megabytes(trial: RunRecords, seconds: float) -> float:
     """Between parties, by then."""
     sent = trial.about.bytes_by(seconds) if trial.about is not None else None
     return (sent or 0) / 1e6
 
 
-def _standalone(trials: Sequence[Trial]) -> float | None:
+def _standalone(trials: Sequence[RunRecords]) -> float | None:
     """What one worker by itself came to, where that was tried too."""
     for trial in trials:
         if trial.mode.removesuffix(NON_IID) == STANDALONE and trial.judge.accuracies:
@@ -142,16 +142,16 @@ def _bars(name: str, title: str, y: str, summaries: Mapping[str, Summary], field
     return Bars(name, title, y, {mode: [("", getattr(summary, field))] for mode, summary in summaries.items()})
 
 
-def _names(trial: Trial) -> list[str]:
+def _names(trial: RunRecords) -> list[str]:
     return [f"{host}/{device}" for host, devices in trial.workers.items() for device in devices]
 
 
-def _busy(trial: Trial, name: str) -> float:
+def _busy(trial: RunRecords, name: str) -> float:
     worker = _worker(trial, name)
     return worker.compute / worker.seconds if worker.seconds else 0.0
 
 
-def _round(trial: Trial) -> Iterator[tuple[str, Sequence[Span]]]:
+def _round(trial: RunRecords) -> Iterator[tuple[str, Sequence[Span]]]:
     """What each worker did while the one with the fewest rounds did one, in the middle of the trial: where all have the
     same rounds, that one.
     """
@@ -176,12 +176,12 @@ def _round(trial: Trial) -> Iterator[tuple[str, Sequence[Span]]]:
             yield name, spans
 
 
-def _worker(trial: Trial, name: str) -> Worker:
+def _worker(trial: RunRecords, name: str) -> Worker:
     host, device = name.split("/", 1)
     return trial.workers[host][device]
 
 
-def _end(trial: Trial, name: str, rounds: int) -> float:
+def _end(trial: RunRecords, name: str, rounds: int) -> float:
     """When a worker had done so many rounds, by its own count of seconds."""
     return _worker(trial, name).elapsed[rounds - 1] if rounds else 0.0
 
@@ -207,7 +207,7 @@ def _spans(begin: float, record: Record, start: float) -> Iterator[Span]:
             yield Span(start + first, start + last, phase)
 
 
-def _matrix(network: str, trial: Trial) -> Matrix:
+def _matrix(network: str, trial: RunRecords) -> Matrix:
     assert trial.about is not None
     traffic = trial.about.traffic
     parties = list(traffic)

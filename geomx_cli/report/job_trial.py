@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.names import file_name
 from geomx_cli.plan import Plan, Process
+from geomx_cli.process_name import file_name
 from geomx_cli.report import about
-from geomx_cli.report.about import About
+from geomx_cli.report.about import Metadata
 from geomx_cli.report.process_log import ProcessLog
 from geomx_cli.report.record import Worker
-from geomx_cli.report.trial import NON_IID, Trial
+from geomx_cli.report.trial import NON_IID, RunRecords
 from geomx_cli.runtime.training.catalog import is_iid
 
 __all__ = ["JobTrial", "mode_of", "network_of"]
@@ -62,23 +62,23 @@ class JobTrial:
         return found
 
     @property
-    def about(self) -> About:
+    def about(self) -> Metadata:
         """What is known beside the records."""
         parties = {process.name: process.party for process in self.plan.processes}
         seconds, counts = about.wan_bytes(list(self.logs.values()))
-        return About(
+        return Metadata(
             job=self.plan.job, topology=self.plan.topology, options=dict(self.plan.spec.options),
             traffic=about.traffic(parties, self.logs), seconds=seconds, wan_bytes=counts, starts=self._starts(),
             evaluation_on_clock=None if self.plan.spec.script else True,
             epsilon=max((log.epsilon for log in self.logs.values() if log.epsilon is not None), default=None),
         )  # fmt: skip
 
-    def trial(self, folder: Path) -> Trial:
+    def trial(self, folder: Path) -> RunRecords:
         """As if its records were read from `folder`."""
         found: dict[str, dict[str, Worker]] = {}
         for name, (host, device) in sorted(self.places.items(), key=lambda item: item[1]):
             found.setdefault(host, {})[device] = self.logs[name].worker()
-        return Trial(folder, network_of(self.plan), mode_of(self.plan.spec.options), found, self.about)
+        return RunRecords(folder, network_of(self.plan), mode_of(self.plan.spec.options), found, self.about)
 
     def _starts(self) -> dict[str, float]:
         begun = {"/".join(place): self.logs[name].training for name, place in self.places.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from geomx_cli.errors import CheckFailed
 from geomx_cli.report.record import Worker
-from geomx_cli.report.trial import Trial, title
+from geomx_cli.report.trial import RunRecords, title
 
 __all__ = ["SUMMARY_VERSION", "Reached", "Summary", "original", "write"]
 
@@ -56,7 +56,7 @@ class Summary:
     parity: bool
 
     @classmethod
-    def of(cls, trial: Trial, target: float, *, parity: bool) -> "Summary":
+    def of(cls, trial: RunRecords, target: float, *, parity: bool) -> "Summary":
         """Of what could be read. Times are those of raw points: nothing is smoothed."""
         workers = list(trial.each())
         seconds = max(worker.seconds for worker in workers)
@@ -79,7 +79,7 @@ class Summary:
             else Reached(*first, trial.bytes_by(first[0]), _wan_bytes(trial, first[0])),
         )  # fmt: skip
 
-    def to_json(self, trial: Trial) -> dict[str, Any]:
+    def to_json(self, trial: RunRecords) -> dict[str, Any]:
         """With each worker's own figures."""
         fields = asdict(self)
         return {
@@ -99,7 +99,7 @@ class Summary:
         }
 
 
-def original(trial: Trial) -> dict[str, Any]:
+def original(trial: RunRecords) -> dict[str, Any]:
     """What ESync's summary.py writes of the same records."""
     return {
         host: {
@@ -116,7 +116,7 @@ def original(trial: Trial) -> dict[str, Any]:
     }
 
 
-def write(trial: Trial, summary: Summary) -> list[Path]:
+def write(trial: RunRecords, summary: Summary) -> list[Path]:
     """Write both beside the hosts' folders; their paths. Raises CheckFailed where that cannot be done."""
     contents = {f"{title(trial.mode)}.json": original(trial), "summary.json": summary.to_json(trial)}
     paths = []
@@ -148,7 +148,7 @@ def _per(count: float, seconds: float) -> float:
     return count / seconds if seconds else 0.0
 
 
-def _wan_bytes(trial: Trial, seconds: float) -> int | None:
+def _wan_bytes(trial: RunRecords, seconds: float) -> int | None:
     return trial.about.bytes_by(seconds) if trial.about is not None else None
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geomx_cli.errors import InvalidSettings
-from geomx_cli.report.about import About
+from geomx_cli.report.about import Metadata
 from geomx_cli.report.record import Worker
 
-__all__ = ["MODES", "NON_IID", "Trial", "modes_in", "title"]
+__all__ = ["MODES", "NON_IID", "RunRecords", "modes_in", "title"]
 
 MODES: Mapping[str, str] = {
     "esync": "ESync", "sync": "Sync", "async": "Async", "dcasgd": "DCASGD", "fsa": "FSA", "mixed": "MixedSync",
@@ -24,7 +24,7 @@ MANY = 8
 
 
 @dataclass(frozen=True)
-class Trial:
+class RunRecords:
     """`workers` by host and device, sorted. `about`: what is known beside their records; None for ESync's own.
 
     unread: why records of some hosts are not there.
@@ -34,11 +34,13 @@ class Trial:
     network: str
     mode: str
     workers: Mapping[str, Mapping[str, Worker]]
-    about: About | None = None
+    about: Metadata | None = None
     unread: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, base: Path, network: str, mode: str, told: Callable[[int, int], None] = lambda *_: None) -> "Trial":
+    def read(
+        cls, base: Path, network: str, mode: str, told: Callable[[int, int], None] = lambda *_: None
+    ) -> "RunRecords":
         """Read all records; `told` hears how many workers of how many are read. Raises InvalidSettings where there are
         none.
         """
@@ -52,7 +54,7 @@ class Trial:
             for done, (place, worker) in enumerate(zip(places, mapping(Worker.read, places), strict=True), 1):
                 workers.setdefault(place.parent.name, {})[place.name] = worker
                 told(done, len(places))
-        return cls(folder, network, mode, workers, About.read(folder))
+        return cls(folder, network, mode, workers, Metadata.read(folder))
 
     @property
     def problems(self) -> list[str]:

@@ -14,7 +14,7 @@ from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TrainingFailed
 from geomx_cli.events import EventLog
 from geomx_cli.runtime import settings as variables
-from geomx_cli.runtime.parts import event_log, part, warn_of_variables
+from geomx_cli.runtime.plugin_factory import event_log, part, warn_of_variables
 from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.signals import Signals, interrupted
 
@@ -50,12 +50,12 @@ def main(argv: list[str]) -> int:
 
 
 def _begin_alone(script: str) -> None:
-    from geomx_cli.runtime import alone
+    from geomx_cli.runtime import standalone
 
     text = f"there are no DMLC_* variables: {script} runs alone, as the only worker"
     hint = f"to train on several: geomx launch -- python {script}, or set DMLC_* variables (--help)"
     print(f"{text}\n  {hint}", file=sys.stderr, flush=True)
-    alone.begin()
+    standalone.begin()
 
 
 def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:

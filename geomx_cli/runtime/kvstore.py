@@ -14,9 +14,9 @@ import numpy as np
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.options import Value
-from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.partition import Tensor
 from geomx_cli.ps.payload import Array, Content
+from geomx_cli.ps.pending_exchange import PendingExchange
 from geomx_cli.ps.wire import DTYPE_NAMES
 from geomx_cli.runtime import state_file, state_transfer
 from geomx_cli.runtime.keys import Key, pairs, plain
@@ -24,7 +24,7 @@ from geomx_cli.runtime.pushed_hyper import Hyper, Params, PushedHyper
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
-    from geomx_cli.runtime.algorithms._esync_pacer import Pacer
+    from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 
 __all__ = ["Hyper", "Params", "Store", "row_of"]
 
@@ -45,7 +45,7 @@ class Store:
         self._kind = kind
         self._key_type: type | None = None
         self._tensors: dict[str, Tensor] = {}
-        self._sources: dict[str, tuple[Array, Exchange]] = {}
+        self._sources: dict[str, tuple[Array, PendingExchange]] = {}
         self._hyper = PushedHyper()
         self._begun = self._has_optimizer = False
 
@@ -160,7 +160,7 @@ class Store:
 
     def push(
         self, keys: Key | Sequence[Key], values: Array | Sequence[Array] | Sequence[Sequence[Array]], priority: int = 0
-    ) -> list[Exchange]:
+    ) -> list[PendingExchange]:
         """Contribute to the next round of each key the sum of its values, which may change as soon as this returns.
 
         See `begin_training`.
@@ -215,7 +215,7 @@ class Store:
     def _check(self, key: Key, arrays: Sequence[Array]) -> str:
         return {self.lookup(key, array.size, str(array.dtype)) for array in arrays}.pop()
 
-    def send(self, name: str, arrays: Sequence[Array], priority: int, hyper: Hyper) -> Exchange:
+    def send(self, name: str, arrays: Sequence[Array], priority: int, hyper: Hyper) -> PendingExchange:
         """Begin the next round of one key with the sum of `arrays`, which are copied; fp16 is summed in fp32."""
         tensor = self._tensors[name]
         buffer, last = self._sources.get(name, (None, None))
@@ -232,14 +232,14 @@ class Store:
 
     def start(
         self, name: str, source: Content, out: Array | None, priority: int, hyper: Hyper, weight: float = 1.0
-    ) -> Exchange:
+    ) -> PendingExchange:
         """Begin the next round of one key with `source` (1-D, or rows), which must not change before the exchange's
         `sent`. The result goes to `out`, which may be `source`, or is kept for `fetch`; that of rows stays at the
         servers.
         """
         return self._client.exchange(name, source, out, priority=priority, weight=weight, hyper=hyper)
 
-    def abstain(self, name: str, out: Array | None, priority: int) -> Exchange:
+    def abstain(self, name: str, out: Array | None, priority: int) -> PendingExchange:
         """Take part in the next round of one key with nothing: it counts for nothing. The result goes to `out`, or is
         kept for `fetch`.
         """
@@ -320,14 +320,14 @@ class Store:
         """See Client.versions."""
         return self._client.versions(self._name(key))
 
-    def pacer(self) -> "Pacer":
+    def pacer(self) -> "EsyncClient":
         """Asks ESync's state server for this worker. Raises InvalidSettings in a job of another algorithm."""
-        from geomx_cli.runtime.algorithms._esync_pacer import Pacer
+        from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 
         algorithm = self._client.settings.text("algo")
         if algorithm != "esync":
             raise InvalidSettings(f"there is no state server in a job of {algorithm}", "launch it with --algo esync")
-        return Pacer(self._client)
+        return EsyncClient(self._client)
 
     def barrier(self, scope: Literal["party", "all"] | None = None) -> None:
         """Wait until all workers of the party, or of the job, have come here; without `scope`, those that `num_workers`

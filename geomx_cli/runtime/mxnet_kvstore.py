@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeVar, cast
 
 from geomx_cli import plugins
 from geomx_cli.errors import GeomxError, InvalidSettings
-from geomx_cli.ps.exchange import Exchange
 from geomx_cli.ps.payload import Array
+from geomx_cli.ps.pending_exchange import PendingExchange
 from geomx_cli.runtime.engine import Completion, Engine
 from geomx_cli.runtime.keys import Key, pairs, plain
 from geomx_cli.runtime.kvstore import Hyper, Store
@@ -79,7 +79,7 @@ class MxnetStore(MxnetStanding):
         self._arrays = Arrays(mx, native)
         self._script_optimizer = ScriptOptimizer(mx, store)
         self._pushes: dict[str, _Push] = {}
-        self._rounds: dict[str, Exchange] = {}  # of each key the last one; only in operations that have the key's order
+        self._rounds: dict[str, PendingExchange] = {}  # of each key the last; only in operations in the key's order
         self.handle = None
         self.calls = 0
 
@@ -224,7 +224,7 @@ class MxnetStore(MxnetStanding):
         self._exchange(name, lambda: abstain(name, view(buffer), priority), priority, push, writes=[buffer.array])
 
     def _exchange(
-        self, name: str, begin: Callable[[], Exchange], priority: int, push: _Push,
+        self, name: str, begin: Callable[[], PendingExchange], priority: int, push: _Push,
         *, reads: Sequence[Any] = (), writes: Sequence[Any] = (),
     ) -> None:  # fmt: skip
         """Queue a round of one key, which has one under way: the next value waits for it in the script's own arrays."""

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.algorithms._esync_pacer import Pacer
+    from geomx_cli.runtime.algorithms._esync_client import EsyncClient
     from geomx_cli.runtime.keys import Key
     from geomx_cli.runtime.kvstore import Store
 
@@ -55,6 +55,6 @@ class MxnetStanding:
         """Lowest and highest version of the weights at the global servers that the latest pull of the key has got."""
         return self._store.versions(key)
 
-    def pacer(self) -> "Pacer":
+    def pacer(self) -> "EsyncClient":
         """What asks ESync's state server for this worker; for a job with `--algo esync`."""
         return self._store.pacer()

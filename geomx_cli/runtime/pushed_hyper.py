@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from geomx_cli.ps.gather import SERIAL
+from geomx_cli.ps.accumulator import SERIAL
 from geomx_cli.ps.optimizer_history import Hyper
 
 __all__ = ["Hyper", "Params", "PushedHyper"]

@@ -125,7 +125,7 @@ class Session:
     def _connect(self) -> "Client":
         from geomx_cli import plugins
         from geomx_cli.ps.client import Client
-        from geomx_cli.runtime.parts import part, warn_of_variables
+        from geomx_cli.runtime.plugin_factory import part, warn_of_variables
         from geomx_cli.runtime.settings import Settings
 
         settings = Settings.from_environment(plugins.table())
@@ -136,7 +136,7 @@ class Session:
 
     def _log(self) -> "EventLog":
         from geomx_cli import plugins
-        from geomx_cli.runtime.parts import event_log
+        from geomx_cli.runtime.plugin_factory import event_log
         from geomx_cli.runtime.settings import Settings
 
         if self._events is None:

@@ -4,8 +4,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.errors import InvalidSettings, TimedOut
-from geomx_cli.ps.packed import Packed, digest, unpack
 from geomx_cli.ps.payload import Array
+from geomx_cli.ps.tensor_archive import TensorArchive, digest, unpack
 from geomx_cli.runtime.state_file import Cut, SavedState
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def restore(client: "Client", state: SavedState) -> None:
         for index, piece in enumerate(placement.slices if name in state.slices else ()):
             kept = state.cut(name, (piece.offset, piece.length))
             parts[piece.root] |= {f"{placement.key}/{index}/{what}": array for what, array in kept.items()}
-    packed = {root: Packed(named) for root, named in parts.items()}
+    packed = {root: TensorArchive(named) for root, named in parts.items()}
     whole = digest("".join(part.digest() for part in packed.values()).encode())
     for root, part in packed.items():
         _write(client, root, {"optimizer": state.optimizer, "whole": whole}, part)
@@ -92,7 +92,7 @@ def _read(client: "Client", root: int, size: int) -> dict[str, Array]:
     return unpack(run)
 
 
-def _write(client: "Client", root: int, about: Body, packed: Packed) -> None:
+def _write(client: "Client", root: int, about: Body, packed: TensorArchive) -> None:
     patience = client.settings.number("patience")
     limit = time.monotonic() + patience
     body = {**about, "by": client.process, "digest": packed.digest(), "size": packed.size}

@@ -16,8 +16,8 @@ from geomx_cli.runtime.kvstore import Store
 from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.training.model import ModelAdapter, flat_views
 from geomx_cli.runtime.training.network import Network, Parameter
-from geomx_cli.runtime.training.recipe import Recipe
 from geomx_cli.runtime.training.stopwatch import Stopwatch
+from geomx_cli.runtime.training.train_config import TrainConfig
 
 SIZES = (6, 3, 4)
 
@@ -57,7 +57,7 @@ class Vectors(ModelAdapter):
 def main():
     settings = Settings.from_environment(plugins.table())
     client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
-    model, recipe = Vectors(), Recipe.from_options(settings.options)
+    model, recipe = Vectors(), TrainConfig.from_options(settings.options)
     if client.is_master:
         client.set_optimizer(*diloco.server_optimizer(recipe))
     Store(client).init(list(model.names), [np.ones(size, np.float32) for size in SIZES])

@@ -13,7 +13,7 @@ import numpy as np
 from geomx_cli import plugins
 from geomx_cli.events import EventLog
 from geomx_cli.ps.client import Client
-from geomx_cli.runtime import alone, mxnet_store, training
+from geomx_cli.runtime import mxnet_store, standalone, training
 from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.training import data, networks
 from geomx_cli.runtime.training.checkpoint import Checkpoint
@@ -38,7 +38,7 @@ def by_mxnet(mx, folder):
 def by_geomx(folder, variables):
     before = dict(os.environ)
     os.environ |= variables
-    alone.begin()
+    standalone.begin()
     settings = Settings.from_environment(plugins.table())
     client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
     training.main(client)

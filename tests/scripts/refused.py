@@ -7,11 +7,11 @@ from geomx_cli import plugins
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.events import EventLog
 from geomx_cli.ps.client import Client
-from geomx_cli.runtime.algorithms._esync_pacer import Pacer
+from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 from geomx_cli.runtime.settings import Settings
 
 client = Client(Settings.from_environment(plugins.table()), EventLog(None), plugins.deliveries()["direct"].worker())
-pacer = Pacer(client)
+pacer = EsyncClient(client)
 if client.global_rank == 0:
     for _ in range(3):
         pacer.begin()

@@ -15,20 +15,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from geomx_cli.options import Option
-from geomx_cli.runtime.algorithms._differences import Differences
+from geomx_cli.runtime.algorithms._pseudo_gradient import PseudoGradient
 from geomx_cli.runtime.algorithms.fsa import FsaServer
-from geomx_cli.runtime.training.part import WorkerPart
+from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.plugins import Spec
-    from geomx_cli.ps.algorithm import ServerPart, Slot, Total
+    from geomx_cli.ps.algorithm import Aggregate, ServerAlgorithm, SliceView
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.config import NodeSettings
     from geomx_cli.ps.optimizers import Optimizer
     from geomx_cli.ps.payload import Array
     from geomx_cli.runtime.training.model import ModelAdapter
-    from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.stopwatch import Stopwatch
+    from geomx_cli.runtime.training.train_config import TrainConfig
 
 name = "diloco"
 options = (
@@ -76,7 +76,7 @@ def refuses(spec: "Spec") -> str | None:
     return None
 
 
-def server(settings: "NodeSettings") -> "ServerPart":
+def server(settings: "NodeSettings") -> "ServerAlgorithm":
     """The part in a server."""
     return MeanServer()
 
@@ -90,7 +90,7 @@ class MeanServer(FsaServer):
     starts_from_value = True
     takes_rows = False
 
-    def at_root(self, slot: "Slot", total: "Total", optimizer: "Optimizer | None") -> "Array":
+    def aggregate_global(self, slot: "SliceView", total: "Aggregate", optimizer: "Optimizer | None") -> "Array":
         """New weights."""
         assert slot.value is not None
         if total.weight == 0:
@@ -102,24 +102,24 @@ class MeanServer(FsaServer):
 # The part in a worker of the bundled training job.
 
 
-def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
+def server_optimizer(recipe: "TrainConfig") -> tuple[str, dict[str, float]] | None:
     """The outer optimizer."""
     return "nag", {"learning_rate": recipe.number("outer_lr"), "momentum": recipe.number("outer_momentum")}
 
 
-def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "DilocoWorker":
+def worker(client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> "DilocoWorker":
     """The part in a worker."""
-    return DilocoWorker(Differences(client, model, recipe), recipe)
+    return DilocoWorker(PseudoGradient(client, model, recipe), recipe)
 
 
-class DilocoWorker(WorkerPart):
+class DilocoWorker(WorkerAlgorithm):
     """Inner steps, and every so many of them the exchange of a fragment; plain DiLoCo has a single one.
 
     `_wait`: steps until the result of the exchange under way is taken; -1 when there is none.
     """
 
-    def __init__(self, differences: Differences, recipe: "Recipe") -> None:
-        self.exchange_apart = True
+    def __init__(self, differences: PseudoGradient, recipe: "TrainConfig") -> None:
+        self.separate_comm_phase = True
         self._differences = differences
         self._fragments = int(recipe.number("fragments"))
         self._overlap = int(recipe.number("overlap"))

@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.options import Option
-from geomx_cli.runtime.algorithms._differences import Differences
-from geomx_cli.runtime.algorithms._esync_pacer import Pacer
+from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 from geomx_cli.runtime.algorithms._esync_state import StateServer
+from geomx_cli.runtime.algorithms._pseudo_gradient import PseudoGradient
 from geomx_cli.runtime.algorithms.diloco import MeanServer
-from geomx_cli.runtime.training.part import WorkerPart
+from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.plugins import Spec
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.config import NodeSettings
     from geomx_cli.runtime.training.model import ModelAdapter
-    from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.stopwatch import Stopwatch
+    from geomx_cli.runtime.training.train_config import TrainConfig
 
 name = "esync"
 options = (
@@ -134,7 +134,7 @@ class EsyncServer(MeanServer):
         self._http = serve(StateServer(), host.strip("[]"), int(port), guarded)
 
     def on_request(self, topic: str, body: dict[str, Any], is_root: bool) -> dict[str, Any] | None:
-        """What workers ask; see Pacer."""
+        """What workers ask; see EsyncClient."""
         if topic != "esync" or (self._scope == "global" and not is_root):
             return None
         return self._answer(time.monotonic(), int(body["r"]), body)
@@ -159,22 +159,22 @@ class EsyncServer(MeanServer):
 # The part in a worker of the bundled training job.
 
 
-def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
+def server_optimizer(recipe: "TrainConfig") -> tuple[str, dict[str, float]] | None:
     """The global update: the mean difference times the global learning rate."""
     return "sgd", {"learning_rate": recipe.number("global_lr")}
 
 
-def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "EsyncWorker":
+def worker(client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> "EsyncWorker":
     """The part in a worker."""
     from dataclasses import replace
 
     rate = recipe.number("local_lr")
     if rate:
         recipe = replace(recipe, optimizer_params={**recipe.optimizer_params, "learning_rate": rate})
-    return EsyncWorker(client, Differences(client, model, recipe))
+    return EsyncWorker(client, PseudoGradient(client, model, recipe))
 
 
-class EsyncWorker(WorkerPart):
+class EsyncWorker(WorkerAlgorithm):
     """Steps until the state server says that it is time; then a round.
 
     Fast workers have gone through their data long before the slowest has, and go on: if they left the last rounds to
@@ -184,9 +184,9 @@ class EsyncWorker(WorkerPart):
     steps_per_round = 10  # nobody knows before
     endless = True
 
-    def __init__(self, client: "Client", differences: Differences) -> None:
-        self.exchange_apart = True
-        self._pacer = Pacer(client)
+    def __init__(self, client: "Client", differences: PseudoGradient) -> None:
+        self.separate_comm_phase = True
+        self._pacer = EsyncClient(client)
         self._differences = differences
         self._tensors = differences.tensors
 

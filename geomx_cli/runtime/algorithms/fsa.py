@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.options import Option
-from geomx_cli.runtime.training.part import WorkerPart
+from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.algorithm import Forward, ServerPart, Slot, Total
+    from geomx_cli.ps.algorithm import Aggregate, PushUp, ServerAlgorithm, SliceView
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.config import NodeSettings
     from geomx_cli.ps.optimizers import Optimizer
     from geomx_cli.ps.payload import Array, Content
     from geomx_cli.ps.rows import Rows
     from geomx_cli.runtime.training.model import ModelAdapter
-    from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.stopwatch import Stopwatch
+    from geomx_cli.runtime.training.train_config import TrainConfig
 
 name = "fsa"
 options: tuple[Option, ...] = ()
@@ -32,7 +32,7 @@ def refuses(spec: object) -> str | None:
     return None
 
 
-def server(settings: "NodeSettings") -> "ServerPart":
+def server(settings: "NodeSettings") -> "ServerAlgorithm":
     """The part in a server; a script may make it asynchronous."""
     return FsaServer(max_staleness=int(settings.number("max_staleness")))
 
@@ -40,7 +40,7 @@ def server(settings: "NodeSettings") -> "ServerPart":
 class FsaServer:
     """Keeps nothing between rounds.
 
-    asynchronous: see ServerPart; then a root needs an optimizer, as the sum of one party's gradients is nobody's
+    asynchronous: see ServerAlgorithm; then a root needs an optimizer, as the sum of one party's gradients is nobody's
     result.
     """
 
@@ -51,17 +51,17 @@ class FsaServer:
         self.asynchronous = asynchronous
         self.max_staleness = max_staleness
 
-    def at_party(self, slot: "Slot", total: "Total") -> "Forward":
+    def aggregate_local(self, slot: "SliceView", total: "Aggregate") -> "PushUp":
         """The party's sum goes to the roots."""
-        from geomx_cli.ps.algorithm import Forward
+        from geomx_cli.ps.algorithm import PushUp
 
-        return Forward(total.array, total.weight)
+        return PushUp(total.array, total.weight)
 
-    def from_root(self, slot: "Slot", result: "Array") -> "Array":
+    def on_global(self, slot: "SliceView", result: "Array") -> "Array":
         """The root's result is the value."""
         return result
 
-    def at_root(self, slot: "Slot", total: "Total", optimizer: "Optimizer | None") -> "Array":
+    def aggregate_global(self, slot: "SliceView", total: "Aggregate", optimizer: "Optimizer | None") -> "Array":
         """New weights, or without an optimizer the sum itself. Where all abstain there is no update."""
         if slot.value is not None and total.weight == 0 and (optimizer is not None or self.asynchronous):
             return slot.value
@@ -72,9 +72,9 @@ class FsaServer:
         return total.array
 
     def rows_at_root(
-        self, slot: "Slot", total: "Rows", weight: float, member: int, optimizer: "Optimizer | None"
+        self, slot: "SliceView", total: "Rows", weight: float, member: int, optimizer: "Optimizer | None"
     ) -> "Content | None":
-        """As `at_root`; without an optimizer, rows of the sum before that are not in this one become zero."""
+        """As `aggregate_global`; without an optimizer, rows of the sum before that are not in this one become zero."""
         assert slot.value is not None
         if weight == 0 and (optimizer is not None or self.asynchronous):
             return None
@@ -99,12 +99,12 @@ class FsaServer:
 # The part in a worker of the bundled training job.
 
 
-def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
+def server_optimizer(recipe: "TrainConfig") -> tuple[str, dict[str, float]] | None:
     """What the roots are to run; None when every worker applies the summed gradient itself."""
     return (recipe.optimizer, recipe.optimizer_params) if recipe.optimizer_on == "server" else None
 
 
-def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "FsaWorker":
+def worker(client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> "FsaWorker":
     """The part in a worker."""
     optimizer = None
     if recipe.optimizer_on == "worker":
@@ -114,7 +114,7 @@ def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "FsaWor
     return FsaWorker(client, model, client.num_all_workers, optimizer=optimizer)
 
 
-class FsaWorker(WorkerPart):
+class FsaWorker(WorkerAlgorithm):
     """Every step is a round: push gradients, pull weights, or the sums for this worker's own optimizer.
 
     Gradients are divided by the number of workers that contribute to the round, so that the sum which it makes of them

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.errors import InvalidSettings
 from geomx_cli.options import Option
-from geomx_cli.runtime.training.part import WorkerPart
+from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.plugins import Spec
-    from geomx_cli.ps.algorithm import Answer, Forward, ServerPart, Slot, Total
+    from geomx_cli.ps.algorithm import Aggregate, PushUp, ReplyNow, ServerAlgorithm, SliceView
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.config import NodeSettings
-    from geomx_cli.ps.exchange import Exchange
     from geomx_cli.ps.optimizers import Optimizer
     from geomx_cli.ps.payload import Array
+    from geomx_cli.ps.pending_exchange import PendingExchange
     from geomx_cli.runtime.training.model import ModelAdapter
-    from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.stopwatch import Stopwatch
+    from geomx_cli.runtime.training.train_config import TrainConfig
 
 name = "hfa"
 options = (
@@ -49,7 +49,7 @@ options = (
         "Average the running means and variances of batch normalisation as well (hfa).", "synchronisation",
     ),
 )  # fmt: skip
-two_tiers = True
+needs_local_server = True
 ranks_by_party = True  # a script divides the weights that it pushes by `kv.num_workers`
 
 
@@ -62,7 +62,7 @@ def refuses(spec: "Spec") -> str | None:
     return None
 
 
-def server(settings: "NodeSettings") -> "ServerPart":
+def server(settings: "NodeSettings") -> "ServerAlgorithm":
     """The part in a server."""
     if settings.role == "global_server" and settings.central_workers:
         raise InvalidSettings(
@@ -91,14 +91,14 @@ class HfaServer:
         self._by_samples = by_samples
         self._is_flat = is_flat
 
-    def at_party(self, slot: "Slot", total: "Total") -> "Answer | Forward":
+    def aggregate_local(self, slot: "SliceView", total: "Aggregate") -> "ReplyNow | PushUp":
         """The party's mean; every K2-th goes on as its difference to the milestone.
 
         Who abstains does not count. Where a whole party has since the milestone, it has no difference to it.
         """
         import numpy as np
 
-        from geomx_cli.ps.algorithm import Answer, Forward
+        from geomx_cli.ps.algorithm import PushUp, ReplyNow
 
         assert slot.value is not None
         mean = self._mean(total) if total.weight else slot.value.astype(total.array.dtype, copy=False)
@@ -108,17 +108,17 @@ class HfaServer:
         count += 1
         given += total.weight
         if count[0] % self._k2:
-            return Answer(mean)
+            return ReplyNow(mean)
         weight = float(given[0]) if self._by_samples else float(given[0] > 0)
         given[0] = 0
-        return Forward((mean - milestone) * mean.dtype.type(weight), weight)
+        return PushUp((mean - milestone) * mean.dtype.type(weight), weight)
 
-    def from_root(self, slot: "Slot", result: "Array") -> "Array":
+    def on_global(self, slot: "SliceView", result: "Array") -> "Array":
         """The next milestone."""
         slot.kept["milestone"] = result.astype(slot.kept["milestone"].dtype)
         return result
 
-    def at_root(self, slot: "Slot", total: "Total", optimizer: "Optimizer | None") -> "Array":
+    def aggregate_global(self, slot: "SliceView", total: "Aggregate", optimizer: "Optimizer | None") -> "Array":
         """The milestone and the mean of the parties' differences."""
         assert slot.value is not None
         if total.weight == 0:
@@ -134,7 +134,7 @@ class HfaServer:
         """Has no topics."""
         return None
 
-    def _mean(self, total: "Total") -> "Array":
+    def _mean(self, total: "Aggregate") -> "Array":
         if total.weight == self._workers:
             return total.array
         mean: Array = total.array * total.array.dtype.type(self._workers / total.weight)
@@ -144,24 +144,24 @@ class HfaServer:
 # The part in a worker of the bundled training job.
 
 
-def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
+def server_optimizer(recipe: "TrainConfig") -> tuple[str, dict[str, float]] | None:
     """None: the roots average."""
     return None
 
 
-def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "HfaWorker":
+def worker(client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> "HfaWorker":
     """The part in a worker."""
     return HfaWorker(client, model, recipe)
 
 
-class HfaWorker(WorkerPart):
+class HfaWorker(WorkerAlgorithm):
     """Every K1 steps of its own: push weights, pull the party's mean or the next milestone."""
 
-    def __init__(self, client: "Client", model: "ModelAdapter", recipe: "Recipe") -> None:
+    def __init__(self, client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> None:
         from geomx_cli.runtime.training.local_steps import LocalSteps
         from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 
-        self.exchange_apart = True
+        self.separate_comm_phase = True
         self.steps_per_round = int(recipe.number("k1"))
         self._k2 = int(recipe.number("k2"))
         self._scale = 1.0 / client.num_workers
@@ -172,7 +172,7 @@ class HfaWorker(WorkerPart):
         self._steps = LocalSteps(model, recipe)
         self._rounds = TensorRounds(client, model)
         self._shares_statistics = bool(recipe.options["sync_stats"])
-        self._statistics: dict[str, tuple[Array, Exchange]] = {}
+        self._statistics: dict[str, tuple[Array, PendingExchange]] = {}
 
     @property
     def everywhere(self) -> bool:

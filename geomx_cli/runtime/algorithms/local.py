@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 from geomx_cli.runtime.algorithms.fsa import refuses, server
-from geomx_cli.runtime.training.part import WorkerPart
+from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime.training.model import ModelAdapter
-    from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.stopwatch import Stopwatch
+    from geomx_cli.runtime.training.train_config import TrainConfig
 
 __all__ = ["fixes", "name", "options", "refuses", "server", "server_optimizer", "worker"]
 
@@ -18,20 +18,20 @@ options = ()
 fixes = {"topology": "flat", "parties": 1, "workers": 1}
 
 
-def server_optimizer(recipe: "Recipe") -> tuple[str, dict[str, float]] | None:
+def server_optimizer(recipe: "TrainConfig") -> tuple[str, dict[str, float]] | None:
     """None: the servers have nothing to do but to give the initial weights."""
     return None
 
 
-def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "LocalWorker":
+def worker(client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> "LocalWorker":
     """The part in a worker."""
     return LocalWorker(client, model, recipe)
 
 
-class LocalWorker(WorkerPart):
+class LocalWorker(WorkerAlgorithm):
     """Steps of its own; a round is a step, in which nothing but the wish to stop is exchanged."""
 
-    def __init__(self, client: "Client", model: "ModelAdapter", recipe: "Recipe") -> None:
+    def __init__(self, client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> None:
         from geomx_cli.runtime.training.local_steps import LocalSteps
 
         self._client = client

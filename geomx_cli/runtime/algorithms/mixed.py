@@ -15,11 +15,11 @@ from geomx_cli.runtime.algorithms.fsa import FsaServer, FsaWorker, server_optimi
 
 if TYPE_CHECKING:
     from geomx_cli.plugins import Spec
-    from geomx_cli.ps.algorithm import ServerPart
+    from geomx_cli.ps.algorithm import ServerAlgorithm
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.config import NodeSettings
     from geomx_cli.runtime.training.model import ModelAdapter
-    from geomx_cli.runtime.training.recipe import Recipe
+    from geomx_cli.runtime.training.train_config import TrainConfig
 
 __all__ = ["name", "options", "refuses", "server", "server_optimizer", "worker"]
 
@@ -40,7 +40,7 @@ def refuses(spec: "Spec") -> str | None:
     return None
 
 
-def server(settings: "NodeSettings") -> "ServerPart":
+def server(settings: "NodeSettings") -> "ServerAlgorithm":
     """The part in a server: FSA's, with each party for itself."""
     return MixedServer(asynchronous=True, max_staleness=int(settings.number("max_staleness")))
 
@@ -60,7 +60,7 @@ class MixedServer(FsaServer):
 # The part in a worker of the bundled training job.
 
 
-def worker(client: "Client", model: "ModelAdapter", recipe: "Recipe") -> "MixedWorker":
+def worker(client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> "MixedWorker":
     """The part in a worker."""
     workers = 1 if client.flat else client.num_workers
     return MixedWorker(client, model, workers, workers / client.num_all_workers)

@@ -6,9 +6,9 @@ if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.payload import Array
     from geomx_cli.runtime.training.network import Network
-    from geomx_cli.runtime.training.part import Algorithm
-    from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.samples import Samples
+    from geomx_cli.runtime.training.train_config import TrainConfig
+    from geomx_cli.runtime.training.worker_algorithm import Algorithm
 
 __all__ = ["main"]
 
@@ -23,9 +23,9 @@ def main(client: "Client") -> None:
     Raises GeomxError when the job cannot start or fails.
     """
     from geomx_cli import plugins
-    from geomx_cli.runtime.training.recipe import Recipe
+    from geomx_cli.runtime.training.train_config import TrainConfig
 
-    recipe = Recipe.from_options(client.settings.options)
+    recipe = TrainConfig.from_options(client.settings.options)
     algorithm: Any = plugins.find("algorithm", recipe.algorithm)
     optimizer = algorithm.server_optimizer(recipe)
     # Before the initial weights, without which nobody can push.
@@ -39,7 +39,7 @@ def main(client: "Client") -> None:
         client.events.write("state", state="finished")
 
 
-def _network(recipe: "Recipe") -> "Network":
+def _network(recipe: "TrainConfig") -> "Network":
     """For the images of the data set."""
     from geomx_cli.runtime.training import data, networks
 
@@ -47,17 +47,17 @@ def _network(recipe: "Recipe") -> "Network":
     return networks.find(recipe.network, shape, classes)
 
 
-def _values(recipe: "Recipe", network: "Network") -> "dict[str, Array]":
+def _values(recipe: "TrainConfig", network: "Network") -> "dict[str, Array]":
     """The initial value of every key."""
     import numpy as np
 
-    from geomx_cli.runtime.training.agreement import STOP
+    from geomx_cli.runtime.training.stop_vote import STOP
 
     values = {**network.initial_weights(recipe.seed), STOP: np.zeros(1, np.float32)}
     return values | (network.initial_statistics() if recipe.options["sync_stats"] else {})
 
 
-def _initialise(client: "Client", recipe: "Recipe") -> None:
+def _initialise(client: "Client", recipe: "TrainConfig") -> None:
     from geomx_cli.ps.partition import Tensor
     from geomx_cli.runtime.kvstore import row_of
 
@@ -66,7 +66,7 @@ def _initialise(client: "Client", recipe: "Recipe") -> None:
     client.init({name: value.reshape(-1) for name, value in values.items()})
 
 
-def _train(client: "Client", recipe: "Recipe", algorithm: "Algorithm") -> None:
+def _train(client: "Client", recipe: "TrainConfig", algorithm: "Algorithm") -> None:
     shard, test = _data(client, recipe)
     network = _network(recipe)
     with network.session(client.settings.device, recipe.seed + client.global_rank):
@@ -74,7 +74,7 @@ def _train(client: "Client", recipe: "Recipe", algorithm: "Algorithm") -> None:
 
 
 def _run(
-    client: "Client", recipe: "Recipe", algorithm: "Algorithm", network: "Network", shard: "Samples",
+    client: "Client", recipe: "TrainConfig", algorithm: "Algorithm", network: "Network", shard: "Samples",
     test: "Samples | None",
 ) -> None:  # fmt: skip
     from geomx_cli.errors import InvalidSettings
@@ -108,7 +108,7 @@ def _run(
     client.report(state="finished", progress=1.0, left_s=0.0)
 
 
-def _data(client: "Client", recipe: "Recipe") -> "tuple[Samples, Samples | None]":
+def _data(client: "Client", recipe: "TrainConfig") -> "tuple[Samples, Samples | None]":
     """This worker's training data, and on global rank 0 the test data."""
     from geomx_cli.runtime.training import data
     from geomx_cli.runtime.training.shards import shard

@@ -16,8 +16,8 @@ from geomx_cli.errors import InvalidSettings
 from geomx_cli.runtime.training import catalog, sources
 from geomx_cli.runtime.training.catalog import CLASSES, DATA_SETS, Split
 from geomx_cli.runtime.training.idx import Bytes, damaged, read_bytes, read_idx
-from geomx_cli.runtime.training.own import call
 from geomx_cli.runtime.training.samples import Samples
+from geomx_cli.runtime.training.user_module import call
 
 __all__ = ["load", "shape_of"]
 

@@ -7,7 +7,7 @@ from geomx_cli.errors import InvalidSettings
 from geomx_cli.runtime.mxnet_store import load_mxnet
 from geomx_cli.runtime.training.gluon_model import Built, GluonModel, session
 from geomx_cli.runtime.training.network import Network, Parameter, Shape
-from geomx_cli.runtime.training.own import call
+from geomx_cli.runtime.training.user_module import call
 
 __all__ = ["of_a_person", "of_the_zoo"]
 

@@ -9,8 +9,8 @@ from geomx_cli.runtime.training.model import Floats, flat_views
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.training.model import ModelAdapter
-    from geomx_cli.runtime.training.recipe import Recipe
     from geomx_cli.runtime.training.stopwatch import Stopwatch
+    from geomx_cli.runtime.training.train_config import TrainConfig
 
 __all__ = ["LocalSteps"]
 
@@ -25,7 +25,7 @@ class LocalSteps:
     that servers run, so it gives the same numbers wherever it runs.
     """
 
-    def __init__(self, model: "ModelAdapter", recipe: "Recipe") -> None:
+    def __init__(self, model: "ModelAdapter", recipe: "TrainConfig") -> None:
         self.count = self.samples = 0
         self._model = model
         self._optimizer = optimizers.create(recipe.optimizer, recipe.optimizer_params)

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, SupportsFloat
 
 from geomx_cli.runtime.algorithms._completion import INTERVAL, CompletionClient
-from geomx_cli.runtime.training.agreement import Agreement
 from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
-from geomx_cli.runtime.training.doubt import doubt
+from geomx_cli.runtime.training.divergence import divergence_warning
 from geomx_cli.runtime.training.evaluation import Evaluation
 from geomx_cli.runtime.training.model import ModelAdapter
-from geomx_cli.runtime.training.part import WorkerPart
 from geomx_cli.runtime.training.prefetch import Prefetch
-from geomx_cli.runtime.training.recipe import Recipe
 from geomx_cli.runtime.training.record import Record
 from geomx_cli.runtime.training.samples import Batch, Samples
-from geomx_cli.runtime.training.slowness import Slowness, factor_of
+from geomx_cli.runtime.training.stop_vote import StopVote
 from geomx_cli.runtime.training.stopwatch import Stopwatch
+from geomx_cli.runtime.training.straggler_emulation import StragglerEmulation, factor_of
+from geomx_cli.runtime.training.train_config import TrainConfig
+from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -54,7 +54,7 @@ class Loop:
     """
 
     def __init__(
-        self, client: "Client", recipe: Recipe, *, model: ModelAdapter, part: WorkerPart, shard: Samples,
+        self, client: "Client", recipe: TrainConfig, *, model: ModelAdapter, part: WorkerAlgorithm, shard: Samples,
         evaluation: Evaluation | None,
     ) -> None:  # fmt: skip
         self._recipe = recipe
@@ -66,10 +66,10 @@ class Loop:
         is_last = self._rank == client.num_all_workers - 1
         process = client.settings.process
         factor = factor_of(recipe.text("factor"), process, client.settings.party, is_last)
-        self._slowness = Slowness(factor) if factor > 1 else None
+        self._slowness = StragglerEmulation(factor) if factor > 1 else None
         every = recipe.checkpoint_every if self._rank == 0 else 0
         self._checkpoints = Checkpoints(client.settings.job_dir, every) if every else None
-        self._agreement = Agreement(client, priority=-len(model.names))
+        self._agreement = StopVote(client, priority=-len(model.names))
         self._completion = CompletionClient(client) if part.asynchronous else None
         self._watch = Stopwatch()
         self._round = _Round()
@@ -163,11 +163,11 @@ class Loop:
         """Wait for the round's result and record the round."""
         self._evaluate()
         waiting = time.monotonic()
-        with self._watch("global update" if self._part.exchange_apart else "global aggregate"):
+        with self._watch("global update" if self._part.separate_comm_phase else "global aggregate"):
             self._part.synchronise()
             vote = self._agreement.result()
         now, current = time.monotonic(), self._round
-        current.add_exchange(self._watch.take(but="get_batch"), apart=self._part.exchange_apart)
+        current.add_exchange(self._watch.take(but="get_batch"), apart=self._part.separate_comm_phase)
         loss = None
         if current.losses:
             loss = self._loss = sum(float(loss) for loss in current.losses) / len(current.losses)
@@ -258,7 +258,8 @@ class Loop:
         """Warn, once, when training gets nowhere."""
         rate = self._recipe.optimizer_params["learning_rate"]
         split = self._recipe.split
-        before, self._doubt = self._doubt, doubt(self._loss, evaluation.accuracy, evaluation.test, rate, split)
+        before = self._doubt
+        self._doubt = divergence_warning(self._loss, evaluation.accuracy, evaluation.test, rate, split)
         if self._doubt and not before:
             self._record.warn(self._doubt)
 

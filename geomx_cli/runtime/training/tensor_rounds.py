@@ -9,7 +9,7 @@ from geomx_cli.runtime.training.model import flat_views
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.exchange import Exchange
+    from geomx_cli.ps.pending_exchange import PendingExchange
     from geomx_cli.runtime.training.model import ModelAdapter
 
 __all__ = ["TensorRounds"]
@@ -28,7 +28,7 @@ class TensorRounds:
         self.buffers = flat_views(self.vector, model.sizes)
         self._names = model.names
         self._client = client
-        self._begun: dict[int, Exchange] = {}
+        self._begun: dict[int, PendingExchange] = {}
 
     def pull(self) -> None:
         """Fill all buffers with the servers' values; blocks until there are any. In an asynchronous job they are the

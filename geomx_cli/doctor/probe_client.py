@@ -1,0 +1,112 @@
+"""Asks the checker on one host: our end of the channel to `python -m geomx_cli.probe`."""
+
+import itertools
+import json
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from geomx_cli.errors import CheckFailed, HostUnreachable, TimedOut
+from geomx_cli.hosts import Channel
+
+__all__ = ["ProbeClient"]
+
+_LINE_LIMIT = 4 << 20
+_RELEASE_LIMIT = 5.0
+
+Answer = dict[str, Any]
+
+
+class ProbeClient:
+    """Questions and answers over one channel. Any thread may ask; a thread of its own receives."""
+
+    def __init__(self, host: str, channel: Channel) -> None:
+        self._host, self._channel = host, channel
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, SimpleQueue[Answer | None]] = {}
+        self._ended = False
+        self._lock = threading.Lock()
+        self._reader = threading.Thread(target=self._read, name=f"answers of {host}", daemon=True)
+        self._reader.start()
+
+    def ask(self, what: str, fields: Mapping[str, Any], limit: float) -> Answer:
+        """The answer to one question.
+
+        Raises HostUnreachable when the checker has ended or the connection broke, TimedOut after `limit` seconds,
+        CheckFailed when the checker cannot answer.
+        """
+        box: SimpleQueue[Answer | None] = SimpleQueue()
+        with self._lock:
+            number = next(self._numbers)
+            self._waiting[number] = box
+            if self._ended:
+                box.put(None)
+        try:
+            self._channel.send(json.dumps({"id": number, "do": what, **fields}).encode() + b"\n")
+            answer = box.get(timeout=limit)
+        except Empty:
+            raise TimedOut(
+                f"host {self._host}: its checker did not answer within {limit:g} s ({what})",
+                "see whether the host is overloaded, and try again",
+            ) from None
+        except OSError:
+            answer = None
+        finally:
+            with self._lock:
+                del self._waiting[number]
+        if answer is None:
+            raise HostUnreachable(
+                f"host {self._host}: the connection ended while it was checked",
+                "see that the host runs, and try again",
+            )
+        if "error" in answer:
+            raise CheckFailed(
+                f"host {self._host}: its checker failed ({what}): {answer['error']}",
+                "install the same version of geomx on all hosts",
+            )
+        return answer
+
+    def errors(self) -> str:
+        """What the checker wrote on its standard error; complete once it has ended."""
+        return self._channel.errors()
+
+    def close(self, *, release: bool = True) -> None:
+        """End the checker; with `release` the ports that it listened on are free on return, if it still answers."""
+        if release:
+            with suppress(HostUnreachable, TimedOut, CheckFailed):
+                self.ask("release", {}, _RELEASE_LIMIT)
+        self._channel.close()
+        self._reader.join(_RELEASE_LIMIT)
+
+    def _read(self) -> None:
+        rest = b""
+        while data := self._receive():
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._deliver(line)
+            if len(rest) > _LINE_LIMIT:
+                break
+        with self._lock:
+            self._ended = True
+            for box in self._waiting.values():
+                box.put(None)
+
+    def _receive(self) -> bytes:
+        try:
+            return self._channel.receive()
+        except OSError:
+            return b""
+
+    def _deliver(self, line: bytes) -> None:
+        """Hand an answer to who waits for it. Anything else is what a start-up file of the host's shell prints."""
+        try:
+            answer = json.loads(line)
+            number = int(answer["id"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return
+        with self._lock:
+            box = self._waiting.get(number)
+        if box is not None:
+            box.put(answer)

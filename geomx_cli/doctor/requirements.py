@@ -1,0 +1,69 @@
+"""What a job needs of a host. Pure functions, but that the script is read."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from geomx_cli.inventory import Host, Inventory
+from geomx_cli.plan import JobSpec
+from geomx_cli.plan.topology import Node, build_topology
+from geomx_cli.runtime.training import catalog
+
+__all__ = ["DISTRIBUTIONS", "Requirements", "needs"]
+
+DISTRIBUTIONS = ("numpy", "mxnet")
+"""Whose versions matter."""
+# Bytes that a process takes at least.
+_ANY_PROCESS, _BUNDLED_WORKER = 25 << 20, 140 << 20
+_EVERYWHERE = ("zmq", "msgspec", "numpy")
+_IMPORT = r"^\s*(?:import|from)\s+{name}\b"
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """`processes` in all, workers that train (`training`), `memory` in bytes, and `modules` that must be importable."""
+
+    processes: int
+    training: int
+    memory: int
+    modules: tuple[str, ...]
+
+
+def needs(inventory: Inventory, spec: JobSpec) -> Mapping[str, Requirements]:
+    """What the job needs of each host."""
+    nodes, frameworks = build_topology(inventory), _frameworks(spec)
+    return {
+        host.name: _need(host, [node for node in nodes if node.host.name == host.name], spec, frameworks)
+        for host in inventory.hosts
+    }
+
+
+def _need(host: Host, nodes: list[Node], spec: JobSpec, frameworks: tuple[str, ...]) -> Requirements:
+    workers = sum(node.role == "worker" for node in nodes)
+    training = sum(node.global_rank is not None for node in nodes)
+    bundled = 0 if spec.script else workers
+    modules = (*_EVERYWHERE, *(("psutil",) if host.interface else ()), *(frameworks if workers else ()))
+    return Requirements(
+        processes=len(nodes),
+        training=training,
+        memory=len(nodes) * _ANY_PROCESS + bundled * (_BUNDLED_WORKER - _ANY_PROCESS),
+        modules=modules if nodes else (),
+    )
+
+
+def _frameworks(spec: JobSpec) -> tuple[str, ...]:
+    """What workers import: for the bundled job what its network needs, for a script what it imports itself, as far as
+    we see.
+    """
+    if not spec.script:
+        return catalog.frameworks(str(spec.options.get("network", "")))
+    text = "\n".join(_text(Path(word)) for word in spec.script if word.endswith(".py"))
+    return tuple(name for name in ("mxnet", "torch") if re.search(_IMPORT.format(name=name), text, re.MULTILINE))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""  # it lies on the hosts only

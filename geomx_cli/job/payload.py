@@ -1,0 +1,108 @@
+"""What a job takes along to hosts behind SSH: the person's script, and what --sync names."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from geomx_cli.errors import CheckFailed, InvalidSettings
+from geomx_cli.hosts import File
+from geomx_cli.units import format_bytes
+
+__all__ = ["Payload", "pack"]
+
+_LIMIT = 512 << 20
+_LEFT = frozenset({".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules"})
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Files by their path below the folder where a host keeps them, and the words of the script that name one."""
+
+    files: Mapping[str, File] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
+
+    def on(self, folder: str) -> dict[str, File]:
+        """The files by their path on a host that keeps them in `folder`."""
+        return {f"{folder}/{path}": file for path, file in self.files.items()}
+
+
+def pack(script: Sequence[str], paths: Sequence[Path]) -> Payload:
+    """The script, which is the first word of its command that is a file here, and `paths`: files, and folders with
+    all that is in them, but for what version control and Python keep beside.
+
+    Links are followed. What lies below the current folder keeps its place relative to it, so that a script finds it
+    there; anything else is put at the top under its own name. Raises InvalidSettings for a path that is not there, two
+    that would lie at one place, or a link that leads round in a circle, CheckFailed for what cannot be read, or when it
+    all comes to more than 512 MiB.
+    """
+    places: dict[str, Path] = {}
+    words: dict[str, str] = {}
+    named = next((word for word in script if _is_file(word)), None)
+    if named is not None:
+        words[named] = _place(Path(named))
+        places[words[named]] = Path(named).resolve()
+    for path in paths:
+        for place, source in _each(path):
+            if places.setdefault(place, source) != source:
+                hint = "rename one of them, or start from a folder that has both below it"
+                raise InvalidSettings(f"{places[place]} and {source} would both become {place}", hint)
+    size = sum(source.stat().st_size for source in places.values())
+    if size > _LIMIT:
+        raise CheckFailed(
+            f"the files to take along have {format_bytes(size)}, more than {format_bytes(_LIMIT)}",
+            "put large data on the hosts beforehand, and name fewer paths with --sync",
+        )
+    return Payload({place: _read(source) for place, source in sorted(places.items())}, words)
+
+
+def _is_file(word: str) -> bool:
+    """Whether a word of the command is a file of the person's: a program of the system is not."""
+    try:
+        return Path(word).is_file() and not Path(word).resolve().is_relative_to("/usr") and not _is_program(word)
+    except OSError:
+        return False
+
+
+def _is_program(word: str) -> bool:
+    """Whether it is an interpreter by its path, such as .venv/bin/python: it is another one on each host."""
+    return Path(word).name.startswith("python") and os.access(word, os.X_OK) and Path(word).suffix != ".py"
+
+
+def _each(path: Path) -> Iterator[tuple[str, Path]]:
+    if not path.exists():
+        raise InvalidSettings(f"--sync {path}: there is no such file or folder", "correct the path")
+    if path.is_file():
+        yield _place(path), path.resolve()
+        return
+    for source in _below(path, ()):
+        yield str(Path(_place(path), source.relative_to(path))), source.resolve()
+
+
+def _below(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    """All files; `above`: the folders that we came through, without links."""
+    real = folder.resolve()
+    if real in above:
+        raise InvalidSettings(f"--sync: {folder} is a link to a folder that it lies in", "remove it, or name less")
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise CheckFailed(f"cannot read {folder}: {error.strerror}", "make it readable, or name less") from None
+    for entry in entries:
+        if entry.is_file():
+            yield entry
+        elif entry.is_dir() and entry.name not in _LEFT:
+            yield from _below(entry, (*above, real))
+
+
+def _place(path: Path) -> str:
+    here = Path.cwd()
+    absolute = Path(os.path.normpath(here / path))  # a link keeps its own name
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else absolute.name
+
+
+def _read(source: Path) -> File:
+    try:
+        return File(source.read_bytes(), 0o700 if os.access(source, os.X_OK) else 0o600)
+    except OSError as error:
+        raise CheckFailed(f"cannot read {source}: {error.strerror}", "make it readable, or leave it out") from None

@@ -1,0 +1,163 @@
+"""How a job is laid out: what each of its processes is given. Pure functions."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from geomx_cli import plugins
+from geomx_cli.inventory import Host, RankScope, is_ip
+from geomx_cli.module_command import module_command
+from geomx_cli.plan.endpoints import Endpoint, lay_endpoints
+from geomx_cli.plan.job_spec import JobSpec
+from geomx_cli.plan.placeholders import fill, values_for
+from geomx_cli.plan.topology import Link, Node, Plane, links, planes
+from geomx_cli.process_name import file_name
+from geomx_cli.ps.addresses import is_loopback
+from geomx_cli.ps.config import PlaneSettings, Role
+from geomx_cli.runtime.settings import Settings
+
+__all__ = ["Layout", "Process"]
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process. `rank` counts the processes of its role (see topology.Node); `env` is exact."""
+
+    name: str
+    host: str
+    party: str
+    role: Role
+    rank: int
+    global_rank: int | None
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    endpoints: tuple[Endpoint, ...]
+
+    @property
+    def file_name(self) -> str:
+        """The stem of its log and event log: "A-worker-1"."""
+        return file_name(self.name)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What every process's settings are made from. `socket_dirs`: each host's folder for unix sockets. `carriers`: the
+    processes of each party that have a part of its emulated link.
+    """
+
+    spec: JobSpec
+    wires: tuple[Link, ...]
+    planes: Mapping[str, Plane]
+    endpoints: Mapping[str, Sequence[Endpoint]]
+    socket_dirs: Mapping[str, str]
+    carriers: Mapping[str, Collection[str]]
+    all_workers: int
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node], spec: JobSpec) -> "Layout":
+        """Raises InvalidSettings as lay_endpoints does."""
+        wires = links(nodes)
+        socket_dirs = {node.host.name: spec.socket_dir_on(node.host) for node in nodes}
+        return cls(
+            spec=spec,
+            wires=wires,
+            planes=planes(nodes),
+            endpoints=lay_endpoints(nodes, wires, socket_dirs),
+            socket_dirs=socket_dirs,
+            carriers=_carriers(wires),
+            all_workers=sum(node.global_rank is not None for node in nodes),
+        )
+
+    def process(self, node: Node) -> Process:
+        """What `node` is in the plan."""
+        spec = self.spec
+        python = node.host.python or spec.python
+        # Servers add arrays in one thread; a worker shares the cores with others unless its host says more.
+        threads = node.host.threads if node.role == "worker" else 1
+        env = {"OMP_NUM_THREADS": str(threads), **(spec.env if node.host.ssh is None else {})}
+        if node.device.startswith("gpu"):
+            env["CUDA_VISIBLE_DEVICES"] = node.device.removeprefix("gpu")
+        env |= node.host.env
+        argv: tuple[str, ...] = (*module_command(python, "geomx_cli.runtime"),)
+        if node.role == "worker" and spec.script:
+            scope: RankScope = "global" if spec.options["rank_scope"] == "global" else "party"
+            own = values_for(node, self.planes[node.local], self.all_workers, scope)
+            program, *arguments = fill(spec.command_on(node.host), own)
+            argv = (python if program in ("python", "python3") else program, *arguments)
+            hook = str(PurePosixPath(node.host.package or _PACKAGE, "runtime", "hook"))
+            env["PYTHONPATH"] = f"{hook}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else hook
+        env |= _settings(node, self).to_environment(plugins.table())
+        return Process(
+            name=node.name,
+            host=node.host.name,
+            party=node.party,
+            role=node.role,
+            rank=node.rank,
+            global_rank=node.global_rank,
+            argv=argv,
+            env=dict(sorted(env.items())),
+            endpoints=tuple(self.endpoints.get(node.name, ())),
+        )
+
+
+def _settings(node: Node, layout: "Layout") -> Settings:
+    spec, own = layout.spec, layout.endpoints.get(node.name, ())
+    carriers = layout.carriers.get(node.party, ())
+    return Settings(
+        role=node.role,
+        local=_plane(node.local, node, layout),
+        upper=_plane(node.upper, node, layout),
+        master=node.master,
+        central_workers=bool(node.local) and node.index is None and int(spec.options["central_workers"]) > 0,
+        num_all_workers=layout.all_workers,
+        interface=node.host.interface,
+        node_host=_node_host(node.host),
+        job=spec.job,
+        job_dir=spec.job_dir_on(node.host),
+        process=node.name,
+        party=node.party,
+        party_index=node.index,
+        host=node.host.name,
+        rank=node.rank,
+        global_rank=node.global_rank,
+        bind=tuple(endpoint.bind for endpoint in own),
+        advertise=tuple(dict.fromkeys(seen for end in own for seen in (end.near, end.advertised))),
+        key_file=spec.key_file_on(node.host, node.name),
+        wan_share=1 / len(carriers) if node.name in carriers else 1.0,
+        device=node.device if node.device.startswith("gpu") else "",
+        options=spec.options,
+    )
+
+
+def _node_host(host: Host) -> str:
+    """The host's own IP address, for a script that asks for it; "" where it is not known or means nothing elsewhere."""
+    address = host.near_address
+    return address if is_ip(address) and not is_loopback(address) else ""
+
+
+def _plane(name: str, node: Node, layout: "Layout") -> PlaneSettings | None:
+    if not name:
+        return None
+    plane = layout.planes[name]
+    leader, endpoints = plane.leader, layout.endpoints[plane.leader.name]
+    near = leader.host.name == node.host.name and leader is not node
+    sockets = [endpoint.bind for endpoint in endpoints if endpoint.protocol == "ipc"]
+    return PlaneSettings(
+        uri=leader.host.address_for(node.host),
+        port=endpoints[0].port,
+        servers=len(plane.servers),
+        workers=len(plane.clients),
+        scheduler=sockets[0] if near else "",
+    )
+
+
+def _carriers(wires: Sequence[Link]) -> dict[str, set[str]]:
+    """Of each party, the processes that carry slices over its emulated link."""
+    found: dict[str, set[str]] = {}
+    for wire in wires:
+        if wire.wide_area and not wire.listener.role.endswith("scheduler"):
+            for end in (wire.dialler, wire.listener):
+                found.setdefault(end.party, set()).add(end.name)
+    return found

@@ -1,0 +1,160 @@
+"""What a root tells of its optimizer's state, and takes up: in pieces, so that no message is long."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.ps.aggregator import Aggregator
+from geomx_cli.ps.optimizers import Optimizer
+from geomx_cli.ps.payload import Array
+from geomx_cli.ps.tensor_archive import PIECE, TensorArchive, digest, unpack
+
+__all__ = ["OptimizerStateService"]
+
+Body = dict[str, Any]
+
+MAX_READERS = 4096
+MAX_ARRAYS = 1024
+"""Arrays of state for each element of a weight: more than any optimizer has, even one for each party."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """A copy of the state as it was after so many updates of an optimizer, and after what was loaded last."""
+
+    packed: TensorArchive
+    optimizer: Optimizer
+    updates: int
+    loads: int
+
+
+@dataclass(slots=True)
+class _Upload:
+    """State that somebody is sending. `whole` tells this root's part and the other roots' from others' states.
+    `touched`: when its last piece came, in time.monotonic seconds.
+    """
+
+    by: str
+    whole: str
+    digest: str
+    size: int
+    touched: float
+    run: bytearray = field(default_factory=bytearray)
+
+
+class OptimizerStateService:
+    """Answers the topics of TOPICS at a root. Used by the loop's thread only.
+
+    A reader opens a snapshot, reads its pieces and closes it; readers between two updates share one. It is told which
+    state was taken up last, so that it sees when some roots have taken up another one and some not yet. One worker at a
+    time may write; the others wait, for they mostly bring the same: state that was taken up just now is not taken
+    again. A writer that has been silent for `silence` seconds is forgotten. Before the whole state has come and fits,
+    nothing changes.
+    """
+
+    TOPICS: ClassVar = ("state_open", "state_read", "state_close", "state_begin", "state_write")
+
+    def __init__(self, rounds: Aggregator, silence: float) -> None:
+        self._rounds = rounds
+        self._silence = silence
+        self._snapshots: dict[str, _Snapshot] = {}
+        self._upload: _Upload | None = None
+        self._taken: tuple[Optimizer, str, int] | None = None
+        self._loads, self._loaded = 0, ""
+
+    def serve(self, topic: str, body: Body) -> Body:
+        """The answer to a request. Raises InvalidSettings, and KeyError and the like for a malformed one."""
+        by = str(body["by"])
+        match topic:
+            case "state_open":
+                return self._open(by)
+            case "state_read":
+                return {"piece": self._opened(by).packed.piece(_natural(body["at"]))}
+            case "state_close":
+                self._snapshots.pop(by, None)
+                return {}
+            case "state_begin":
+                return self._begin(_upload(by, body), str(body["optimizer"]))
+        return self._write(by, _natural(body["at"]), memoryview(body["piece"]))
+
+    def _optimizer(self) -> Optimizer:
+        if self._rounds.optimizer is None:
+            raise InvalidSettings("there is no optimizer on the servers", "call set_optimizer first")
+        return self._rounds.optimizer
+
+    def _open(self, by: str) -> Body:
+        optimizer = self._optimizer()
+        now = (optimizer, optimizer.updates, self._loads)
+        shared = [item for item in self._snapshots.values() if (item.optimizer, item.updates, item.loads) == now]
+        if len(self._snapshots) >= MAX_READERS and by not in self._snapshots:
+            raise InvalidSettings(
+                f"more than {MAX_READERS} workers read the optimizer's state at once", "let one worker save it"
+            )
+        snapshot = shared[0] if shared else _Snapshot(TensorArchive(optimizer.export_state()), *now)
+        self._snapshots[by] = snapshot
+        told = {"optimizer": optimizer.name, "params": optimizer.params, "loaded": self._loaded}
+        return {"size": snapshot.packed.size, **told}
+
+    def _opened(self, by: str) -> _Snapshot:
+        if by not in self._snapshots:
+            raise InvalidSettings(f"{by} has not opened the optimizer's state")
+        return self._snapshots[by]
+
+    def _begin(self, new: _Upload, name: str) -> Body:
+        optimizer = self._optimizer()
+        if optimizer.name != name:
+            raise InvalidSettings(
+                f"the state is that of {name}, and the servers run {optimizer.name}", "set the optimizer that it is of"
+            )
+        most = 8 * MAX_ARRAYS * sum(self._rounds.table.lengths().values()) + 2**20
+        if new.size > most:
+            raise InvalidSettings(f"state of {new.size} bytes is too much: these keys have {most} at the most")
+        if self._taken == (optimizer, new.digest, optimizer.updates):
+            self._loaded = new.whole
+            return {"go": "known"}
+        other = self._upload is not None and self._upload.by != new.by
+        if other and self._upload is not None and new.touched - self._upload.touched < self._silence:
+            return {"go": "wait"}
+        self._upload = new
+        return {"go": "on"}
+
+    def _write(self, by: str, at: int, piece: memoryview) -> Body:
+        upload = self._upload
+        if upload is None or (upload.by, len(upload.run)) != (by, at) or not 0 < len(piece) <= PIECE:
+            raise InvalidSettings(f"a piece of state at {at} that nobody waits for")
+        upload.run += piece
+        upload.touched = time.monotonic()
+        if len(upload.run) >= upload.size:
+            self._upload = None
+            self._take(upload)
+        return {}
+
+    def _take(self, upload: _Upload) -> None:
+        if digest(upload.run) != upload.digest:
+            raise InvalidSettings("the state has changed on its way")
+        named, optimizer = unpack(upload.run), self._optimizer()
+        self._check(named)
+        optimizer.import_state(named)
+        self._loads, self._loaded = self._loads + 1, upload.whole
+        self._taken = (optimizer, upload.digest, optimizer.updates)
+
+    def _check(self, named: Mapping[str, Array]) -> None:
+        lengths = self._rounds.table.lengths()
+        for name, array in named.items():
+            key, index, what = (*name.split("/", 2), "", "")[:3]
+            if not (key.isdecimal() and index.isdecimal()) or (int(key), int(index)) not in lengths:
+                raise InvalidSettings(f"state {name!r} of a slice that this server does not have")
+            if what != "step" and array.size != lengths[int(key), int(index)]:
+                raise InvalidSettings(f"state {name!r} has {array.size} elements, its slice another number")
+
+
+def _upload(by: str, body: Body) -> _Upload:
+    return _Upload(by, str(body["whole"])[:64], str(body["digest"]), _natural(body["size"]), time.monotonic())
+
+
+def _natural(value: Any) -> int:
+    if not isinstance(value, int) or value < 0:
+        raise ValueError(f"{value!r} is no size")
+    return value

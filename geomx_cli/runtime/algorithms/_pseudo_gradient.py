@@ -1,0 +1,61 @@
+"""The exchange of what a worker's own steps have come to: DiLoCo's and ESync's half of it in a worker."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+    from geomx_cli.ps.payload import Array
+    from geomx_cli.runtime.training.model import ModelAdapter
+    from geomx_cli.runtime.training.train_config import TrainConfig
+
+__all__ = ["PseudoGradient"]
+
+
+class PseudoGradient:
+    """Pushes the differences of this worker's weights to the global ones that it last had, and takes new ones.
+
+    origin: the global weights that it last had, by tensor. Tensors are named by their index in the model. For the
+    training thread only.
+    """
+
+    def __init__(self, client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> None:
+        from geomx_cli.runtime.training.local_steps import LocalSteps
+        from geomx_cli.runtime.training.tensor_rounds import TensorRounds
+
+        self.steps = LocalSteps(model, recipe)
+        self.tensors = range(len(model.names))
+        self._rounds = TensorRounds(client, model)
+        self._model = model
+        self.origin: list[Array] = []
+
+    def start(self) -> None:
+        """Take the initial weights from the servers."""
+        self._rounds.pull()
+        self._model.write_weights(self._rounds.vector)
+        self.steps.begin()
+        self.origin = [weight.copy() for weight in self.steps.weights]
+
+    def push(self, tensors: Iterable[int], weight: float = 1.0) -> None:
+        """Begin a round of these tensors; the differences count with this weight in the mean."""
+        for index in tensors:
+            self._rounds.buffers[index][:] = (self.origin[index] - self.steps.weights[index]) * weight
+            self._rounds.push(index, weight)
+
+    def abstain(self, tensors: Iterable[int]) -> None:
+        """Begin a round of these tensors with nothing to contribute."""
+        for index in tensors:
+            self._rounds.abstain(index)
+
+    def end(self) -> None:
+        """Give up what is this worker's own for the global weights."""
+        for index, origin in enumerate(self.origin):
+            self.steps.put(index, origin)
+
+    def take(self, tensors: Iterable[int], mix: float = 0.0) -> None:
+        """Wait for the round's new weights and go on from them; `mix` is the part of this worker's own in that."""
+        for index in tensors:
+            self._rounds.wait([index])
+            origin, own = self.origin[index], self.steps.weights[index]
+            origin[:] = self._rounds.buffers[index]
+            self.steps.put(index, origin + mix * (own - origin))

@@ -1,0 +1,43 @@
+"""What every process is put together from: its event log, and its parts of the chosen plug-ins."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from geomx_cli import plugins
+from geomx_cli.env_names import without_effect
+from geomx_cli.errors import InvalidSettings
+from geomx_cli.events import EventLog
+from geomx_cli.process_name import file_name
+from geomx_cli.runtime.settings import Settings
+
+__all__ = ["event_log", "part", "warn_of_variables"]
+
+
+def event_log(settings: Settings) -> EventLog:
+    """This process's event log, in the job's directory; one that drops everything if there is none."""
+    name = file_name(settings.process)
+    path = Path(settings.job_dir, "events", f"{name}.jsonl") if settings.job_dir and name else None
+    rank = -1 if settings.rank is None else settings.rank
+    talk = None if settings.role == "worker" else sys.stderr
+    return EventLog(path, party=settings.party, role=settings.role, rank=rank, talk=talk)
+
+
+def warn_of_variables(events: EventLog, settings: Settings) -> None:
+    """Say on stderr and in the event log which variables that are set here have no effect."""
+    for sentence in without_effect(os.environ):
+        events.write("warning", message=sentence)
+        if settings.role == "worker":  # others say on stderr what they write
+            print(f"warning: {sentence}", file=sys.stderr, flush=True)
+
+
+def part(settings: Settings, option: Literal["algo", "delivery"], side: plugins.Side) -> Callable[..., Any]:
+    """The factory of the chosen plug-in's part. Raises InvalidSettings for one that has none."""
+    kind: plugins.Kind = "algorithm" if option == "algo" else "delivery"
+    name = settings.text(option)
+    factory = plugins.factory(plugins.find(kind, name), side)
+    if factory is None:
+        raise InvalidSettings(f"the {kind} {name!r} has no part in a {side}", "choose another")
+    return factory
