@@ -8,8 +8,8 @@ from cluster import ROOT
 
 PACKAGE = ROOT / "geomx_cli"
 BENEATH = {
-    "agent_words", "errors", "events", "failure", "host_words", "lines", "module_command", "names", "options",
-    "plugins", "private", "stdout", "units", "variables",
+    "agent_protocol", "env_names", "errors", "events", "jsonlines", "module_command", "options", "plugins", "private",
+    "process_name", "root_cause", "stdout", "units", "untrusted",
 }  # fmt: skip
 ABOVE = (
     "__main__", "cli", "commands", "dashboard", "exports", "report", "control", "status", "doctor", "job",
