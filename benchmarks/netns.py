@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from geomx_cli.errors import CheckFailed
+from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["Namespaces", "call", "sweep"]
 

@@ -27,9 +27,9 @@ from pushpull_job import Case, letters, mxnet_commands, our_commands
 from tensors import LISTS
 from wan import Wan
 
-from geomx_cli import plugins
-from geomx_cli.errors import GeomxError, TrainingFailed
-from geomx_cli.options import decode
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import GeomxError, TrainingFailed
+from geomx_cli.core.options import decode
 
 
 @dataclass

@@ -8,13 +8,13 @@ from typing import Any
 
 from wan import Wan
 
-from geomx_cli import plugins
+from geomx_cli.core import plugins
+from geomx_cli.core.options import Value, defaults
 from geomx_cli.inventory import Inventory
-from geomx_cli.options import Value, defaults
 from geomx_cli.plan import JobSpec, Plan, Process, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.ps import security
+from geomx_cli.ps.net import security
 
 __all__ = ["Case", "Command", "letters", "mxnet_cluster", "mxnet_commands", "our_commands", "planned"]
 

@@ -36,9 +36,9 @@ class Client:
     """The parameter server's client. Every worker gives ones, so that each result is the number of workers."""
 
     def __init__(self, sizes: list[int]) -> None:
-        from geomx_cli import plugins
+        from geomx_cli.core import plugins
         from geomx_cli.ps.client import Client as PsClient
-        from geomx_cli.ps.partition import Tensor
+        from geomx_cli.ps.cluster.partition import Tensor
         from geomx_cli.runtime.plugin_factory import event_log, part
         from geomx_cli.runtime.settings import Settings
 

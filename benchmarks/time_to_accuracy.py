@@ -31,10 +31,10 @@ from time_to_accuracy_job import Job, Judge, Mark
 from time_to_accuracy_settings import GRID, MXNET, ROWS, TASKS
 from wan import Wan
 
-from geomx_cli import plugins
-from geomx_cli.errors import CheckFailed, GeomxError, UsageError
-from geomx_cli.events import Event
-from geomx_cli.options import Value, decode
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import CheckFailed, GeomxError, UsageError
+from geomx_cli.core.events import Event
+from geomx_cli.core.options import Value, decode
 from geomx_cli.runtime.training.checkpoint import Checkpoint
 
 CHECKPOINT_EVERY = 5

@@ -15,11 +15,11 @@ import numpy as np
 from pushpull_job import Command, letters, mxnet_cluster, planned
 from wan import Wan
 
-from geomx_cli import plugins
-from geomx_cli.errors import TrainingFailed
-from geomx_cli.events import Event, read_events
-from geomx_cli.options import Value, defaults
-from geomx_cli.process_name import file_name
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.core.events import Event, read_events
+from geomx_cli.core.options import Value, defaults
+from geomx_cli.core.process_name import file_name
 from geomx_cli.runtime.training.checkpoint import Checkpoint
 
 __all__ = ["Job", "Judge", "Mark"]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from geomx_cli.options import Value
+from geomx_cli.core.options import Value
 
 __all__ = ["GRID", "MXNET", "ROWS", "TASKS", "Row", "Task"]
 

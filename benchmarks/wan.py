@@ -39,8 +39,8 @@ from netns import Namespaces, call, sweep
 from wan_router import ROUTER, Router
 from wan_selftest import SelfTest, measure
 
-from geomx_cli.errors import GeomxError, Interrupted, UsageError
-from geomx_cli.units import parse_duration, parse_rate
+from geomx_cli.core.errors import GeomxError, Interrupted, UsageError
+from geomx_cli.core.units import parse_duration, parse_rate
 
 __all__ = ["Wan"]
 
@@ -226,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: the command's own, or as in geomx_cli.errors."""
+    """The exit status: the command's own, or as in geomx_cli.core.errors."""
     options = _parser().parse_args(arguments)
     try:
         if options.command == "clean":

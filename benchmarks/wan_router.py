@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 from netns import Namespaces, call
 
-from geomx_cli.errors import CheckFailed
+from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["Router", "Shape"]
 

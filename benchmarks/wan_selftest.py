@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from geomx_cli.errors import CheckFailed
+from geomx_cli.core.errors import CheckFailed
 
 if TYPE_CHECKING:
     from wan import Wan

@@ -20,8 +20,8 @@ from typing import Any
 
 from pushpull_job import Command, mxnet_cluster, planned
 
-from geomx_cli.errors import TrainingFailed
-from geomx_cli.options import Value
+from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.core.options import Value
 
 HERE = Path(__file__).parent
 SYSTEMS = ("mxnet", "flat", "central")

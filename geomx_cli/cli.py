@@ -16,8 +16,8 @@ from typing import cast
 import click
 
 from geomx_cli import __version__
-from geomx_cli.errors import CheckFailed, GeomxError, Interrupted, UsageError
-from geomx_cli.stdout import Stdout, watched
+from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted, UsageError
+from geomx_cli.core.stdout import Stdout, watched
 
 __all__ = ["COMMANDS", "ERROR_VERSION", "geomx", "main"]
 
@@ -133,7 +133,7 @@ def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
 
 
 def _say(error: GeomxError) -> int:
-    from geomx_cli.untrusted import plain
+    from geomx_cli.core.untrusted import plain
 
     hint = f"\n  {error.hint}" if error.hint else ""
     print(f"error: {plain(error.message + hint)}", file=sys.stderr)

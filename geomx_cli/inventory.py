@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.options import Value
-from geomx_cli.ps.config import Role
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import Value
+from geomx_cli.ps.cluster.config import Role
 
 __all__ = [
     "CENTRAL", "DEVICE", "NAME", "Host", "Inventory", "Party", "RankScope", "Ssh", "Topology", "is_ip", "validated",

@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 MESSAGE = 1 << 17
 IMPORTED = (
-    "geomx_cli.ps.client", "geomx_cli.ps.scheduler", "geomx_cli.ps.server", "geomx_cli.ps.optimizers",
+    "geomx_cli.ps.client", "geomx_cli.ps.cluster.scheduler", "geomx_cli.ps.server", "geomx_cli.ps.optim.optimizers",
     "geomx_cli.runtime.kvstore", "geomx_cli.runtime.plugin_factory", "geomx_cli.runtime.script",
     "geomx_cli.runtime.signals", "geomx_cli.runtime.training",
 )  # fmt: skip

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from cluster import ROOT, Cluster, free_ports
 
-from geomx_cli import plugins
-from geomx_cli.options import Value, defaults
+from geomx_cli.core import plugins
+from geomx_cli.core.options import Value, defaults
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine

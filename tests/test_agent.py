@@ -22,7 +22,7 @@ from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import AgentState, Assignment, FileDigest, Task
 from geomx_cli.agent.processes import Identity
 from geomx_cli.agent.reaper import reap
-from geomx_cli.errors import TimedOut
+from geomx_cli.core.errors import TimedOut
 from geomx_cli.hosts import everywhere
 from geomx_cli.hosts.local import LocalHost
 

@@ -18,9 +18,9 @@ from cluster import ROOT, clean_environment
 from idx import write_data
 from test_faults import Job
 
-from geomx_cli import plugins
 from geomx_cli.cli import main
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.training.straggler_emulation import factor_of
 
 WAYS = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from geomx_cli.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.inventory import Host, Ssh
 from geomx_cli.job import payload
 from geomx_cli.plan import JobSpec

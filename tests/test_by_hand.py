@@ -13,8 +13,8 @@ import pytest
 from cluster import RUNTIME, Cluster, free_ports, until
 from idx import write_data
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.events import Event, read_events
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.events import Event, read_events
 from geomx_cli.runtime.training import networks
 from geomx_cli.runtime.training.checkpoint import Checkpoint
 

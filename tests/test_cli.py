@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from geomx_cli import cli, env_names, errors
+from geomx_cli import cli
 from geomx_cli.commands._json import print_json
-from geomx_cli.plugins import table
+from geomx_cli.core import env_names, errors
+from geomx_cli.core.plugins import table
 
 pytestmark = pytest.mark.processes
 

@@ -17,13 +17,13 @@ import pytest
 from cluster import ROOT, Cluster, free_ports, until
 from test_exact import assert_equal, expected
 
-from geomx_cli.errors import GeomxError
-from geomx_cli.events import EventLog
-from geomx_cli.options import defaults
-from geomx_cli.ps.config import NodeSettings
-from geomx_cli.ps.link import Link
-from geomx_cli.ps.node import Node
-from geomx_cli.ps.rpc import Request
+from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.events import EventLog
+from geomx_cli.core.options import defaults
+from geomx_cli.ps.cluster.config import NodeSettings
+from geomx_cli.ps.cluster.node import Node
+from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.net.link import Link
 
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 WORKERS = ("Aw0", "Aw1", "Bw0", "Bw1")

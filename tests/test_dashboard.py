@@ -18,10 +18,10 @@ from idx import write_data
 from test_job_trial import planned
 
 from geomx_cli.control.logs import LogReader
+from geomx_cli.core.errors import CheckFailed
 from geomx_cli.dashboard.curve import MOST, DownsampledSeries, Flow
 from geomx_cli.dashboard.live import JobModel
 from geomx_cli.dashboard.server import Server, remembered, started
-from geomx_cli.errors import CheckFailed
 from geomx_cli.job.registry import KnownJob
 
 BEGAN = 1000.0

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from geomx_cli.commands.data import data as command
-from geomx_cli.errors import HostUnreachable, InvalidSettings
+from geomx_cli.core.errors import HostUnreachable, InvalidSettings
 from geomx_cli.runtime.training import catalog, data, fetch, sources
 from geomx_cli.runtime.training.prefetch import Prefetch
 from geomx_cli.runtime.training.samples import Batch, Samples

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from geomx_cli import plugins
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.options import defaults
-from geomx_cli.ps.optimizers import Array, Optimizer, create
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import defaults
+from geomx_cli.ps.optim.optimizers import Array, Optimizer, create
 from geomx_cli.runtime.mxnet_store import load_mxnet
 from geomx_cli.runtime.training.train_config import USUAL_RATES, TrainConfig
 

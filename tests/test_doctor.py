@@ -17,8 +17,8 @@ from networks import Network, PrefixedHost, bare_python, star
 from sshd import Person, Sshd
 
 from geomx_cli import doctor
+from geomx_cli.core.errors import CheckFailed, HostUnreachable
 from geomx_cli.doctor import Check, survey
-from geomx_cli.errors import CheckFailed, HostUnreachable
 from geomx_cli.hosts import Host, SshOptions
 from geomx_cli.hosts.local import LocalHost
 from geomx_cli.inventory import Inventory

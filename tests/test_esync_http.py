@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from geomx_cli.errors import InvalidSettings, PeerLost
-from geomx_cli.ps.loop import Loop
+from geomx_cli.core.errors import InvalidSettings, PeerLost
+from geomx_cli.ps.net.loop import Loop
 from geomx_cli.runtime.algorithms import _esync_http
 from geomx_cli.runtime.algorithms._esync_http import Reply, serve
 from geomx_cli.runtime.algorithms._esync_state import StateServer

@@ -10,7 +10,7 @@ from cluster import ROOT, Cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.algorithms._esync_state import MAX_COUNT, MAX_SECONDS, MAX_WORKERS, Decision, StateServer
 
 # What the reference's state server answered, call after call.

@@ -8,7 +8,7 @@ import pytest
 from cluster import ROOT, Cluster
 from test_exact import assert_equal, expected, run
 
-from geomx_cli.events import EventLog, read_events
+from geomx_cli.core.events import EventLog, read_events
 
 FULL = Path("/dev/full")
 
@@ -41,7 +41,7 @@ def test_nothing_is_raised_when_that_cannot_be_told_either() -> None:
     script = """if True:
         import sys
         from pathlib import Path
-        from geomx_cli.events import EventLog
+        from geomx_cli.core.events import EventLog
         log = EventLog(Path("/dev/full"), talk=sys.stderr)
         for _ in range(3):
             log.write("warning", message="nobody hears it")

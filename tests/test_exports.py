@@ -19,7 +19,7 @@ from tensorboardX.proto.event_pb2 import Event as BoardEvent
 from test_job_trial import planned
 
 from geomx_cli.commands._exports import exporting
-from geomx_cli.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.errors import CheckFailed, InvalidSettings
 
 EVENTS: list[tuple[str, dict[str, Any]]] = [
     ("A/worker:0", {"time": 1000.0, "event": "telemetry", "round": 1, "loss": 2.5, "samples_per_s": 40.0,

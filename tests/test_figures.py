@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from records import esync_record, sync_record, write
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.report import RunRecords, figures
 from geomx_cli.report.about import Metadata
 from geomx_cli.report.figures import Bars, Curves, Matrix, Span, Timeline

@@ -13,12 +13,12 @@ import pytest
 from cluster import ROOT, RUNTIME, Cluster, clean_environment, free_ports
 from tree import Tree
 
-from geomx_cli.options import defaults
+from geomx_cli.core.options import defaults
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.ports import free_ports as ports_of_this_machine
 from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.ps.payload import Array
+from geomx_cli.ps.net.payload import Array
 from geomx_cli.runtime.algorithms.hfa import HfaServer
 
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/averages.py")]

@@ -15,12 +15,12 @@ import zmq
 from cluster import ROOT, Cluster, free_ports
 from test_exact import assert_equal, expected
 
-from geomx_cli.events import EventLog
-from geomx_cli.ps import security
-from geomx_cli.ps.loop import Loop
-from geomx_cli.ps.payload import view
-from geomx_cli.ps.transport import Transport
-from geomx_cli.ps.wire import BadMessage, Header, Kind, decode_header, encode_header, job_number
+from geomx_cli.core.events import EventLog
+from geomx_cli.ps.net import security
+from geomx_cli.ps.net.loop import Loop
+from geomx_cli.ps.net.payload import view
+from geomx_cli.ps.net.transport import Transport
+from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_header, encode_header, job_number
 
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL" + bytes(48)
@@ -122,7 +122,7 @@ def test_connections_that_do_not_say_who_they_are_cost_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twelve send what might be the largest message, one says nothing; those that are known stay."""
-    monkeypatch.setattr("geomx_cli.ps.unknown_peers.MAX_SECONDS", 3.0)
+    monkeypatch.setattr("geomx_cli.ps.net.unknown_peers.MAX_SECONDS", 3.0)
     ours = _rings(tmp_path, "job")
     loop = Loop()
     heard: list[str] = []

@@ -7,14 +7,13 @@ from pathlib import Path
 from cluster import ROOT
 
 PACKAGE = ROOT / "geomx_cli"
-BENEATH = {
-    "agent_protocol", "env_names", "errors", "events", "jsonlines", "module_command", "options", "plugins", "private",
-    "process_name", "root_cause", "stdout", "units", "untrusted",
-}  # fmt: skip
+BENEATH = {"core"}
 ABOVE = (
     "__main__", "cli", "commands", "dashboard", "exports", "report", "control", "status", "doctor", "job",
     "inventory_file", "plan", "runtime", "hosts", "inventory", "ps",
 )  # fmt: skip
+SERVER = ("", "aggregation", "optim", "cluster", "net")
+"""The packages of `ps`, from above; "" is what lies in `ps` itself, with `delivery`."""
 ELSEWHERE = {"agent", "probe"}  # they run on other machines; those here know their words
 
 
@@ -46,6 +45,18 @@ def test_imports_run_one_way() -> None:
         allowed = BENEATH if own in BENEATH | ELSEWHERE else BENEATH | ELSEWHERE | set(ABOVE[ABOVE.index(own) :])
         names = {unit(name) for name in imports(path)} & (BENEATH | ELSEWHERE | set(ABOVE))
         wrong += [f"{path.relative_to(ROOT)} imports {name}" for name in names - allowed - {own}]
+    assert not wrong
+
+
+def test_imports_run_one_way_in_the_parameter_server_too() -> None:
+    wrong = []
+    for path in (PACKAGE / "ps").rglob("*.py"):
+        folder = path.relative_to(PACKAGE / "ps").parts[0]
+        own = folder if folder in SERVER else ""
+        for name in imports(path):
+            parts = [*name.split("."), "", ""]
+            if (parts[1] == "ps" and parts[2] in SERVER[: SERVER.index(own)]) or (own and parts[1] == "ps" and parts[2] not in SERVER):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong
 
 

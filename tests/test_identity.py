@@ -10,11 +10,11 @@ from cluster import ROOT, Cluster
 from test_exact import assert_equal, expected
 from test_topologies import ROUNDS, SCRIPT, socket_dir, start
 
-from geomx_cli.options import Value, defaults
+from geomx_cli.core.options import Value, defaults
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.ps.security import Identity
+from geomx_cli.ps.net.security import Identity
 
 __all__ = ["socket_dir"]
 HOSTILE = str(ROOT / "tests/scripts/hostile.py")

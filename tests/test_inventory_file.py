@@ -11,7 +11,7 @@ import pytest
 
 from geomx_cli import inventory_file
 from geomx_cli.commands.inventory_reference import page
-from geomx_cli.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.inventory import Host, Inventory, Ssh
 from geomx_cli.inventory_file import InventoryFile, starter
 from geomx_cli.inventory_file.keys import HOST_KEYS, TOP_KEYS

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from desk import Desk
 
-from geomx_cli import plugins
-from geomx_cli.errors import CheckFailed, InvalidSettings
-from geomx_cli.options import defaults
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.options import defaults
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.report import RunRecords, Summary, collected

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.keys import pairs
 
 SCRIPT = Path(__file__).parent / "scripts" / "kv_numpy.py"

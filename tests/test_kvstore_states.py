@@ -8,9 +8,9 @@ import pytest
 from cluster import Cluster
 from test_mxnet_store import hooked
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps import optimizers
-from geomx_cli.ps.tensor_archive import PIECE, TensorArchive, digest, unpack
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.optim import optimizers
+from geomx_cli.ps.optim.tensor_archive import PIECE, TensorArchive, digest, unpack
 from geomx_cli.runtime import state_file
 from geomx_cli.runtime.state_file import SavedState
 

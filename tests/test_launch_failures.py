@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from geomx_cli.root_cause import Failure, first_cause
+from geomx_cli.core.root_cause import Failure, first_cause
 
 pytestmark = pytest.mark.processes
 

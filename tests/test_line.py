@@ -20,7 +20,7 @@ from geomx_cli.agent.assignment import AgentState, Assignment, Task
 from geomx_cli.control.agent_connection import AgentConnection, Inbox
 from geomx_cli.control.agent_pool import AgentPool
 from geomx_cli.control.interrupts import interrupts_to
-from geomx_cli.errors import CheckFailed, Interrupted, InvalidSettings, TimedOut
+from geomx_cli.core.errors import CheckFailed, Interrupted, InvalidSettings, TimedOut
 from geomx_cli.hosts import Channel, File, Host
 from geomx_cli.hosts.local import LocalHost
 from geomx_cli.hosts.ssh import SshHost

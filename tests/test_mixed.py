@@ -11,10 +11,10 @@ from cluster import ROOT, Cluster
 from test_rounds import Bench
 from tree import Tree, Who
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.payload import Array, view
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.payload import Array, view
+from geomx_cli.ps.net.wire import Kind
 from geomx_cli.ps.pending_exchange import PendingExchange
-from geomx_cli.ps.wire import Kind
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.mixed import MixedServer
 

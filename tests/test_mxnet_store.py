@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from cluster import ROOT, RUNTIME, Cluster
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps import optimizers
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.optim import optimizers
 from geomx_cli.runtime.mxnet_optimizer import from_mxnet, multipliers
 from geomx_cli.runtime.mxnet_store import load_mxnet
 
@@ -132,7 +132,8 @@ def run_hooked(code: str, role: str, *paths: Path) -> subprocess.CompletedProces
 @pytest.mark.processes
 def test_the_hook_changes_nothing_for_scripts_without_mxnet(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.chained = __file__")
-    code = "import sys; print(sys.chained, sorted({'numpy', 'zmq', 'mxnet', 'geomx_cli.plugins'} & set(sys.modules)))"
+    loaded = "sorted({'numpy', 'zmq', 'mxnet', 'geomx_cli.core.plugins'} & set(sys.modules))"
+    code = f"import sys; print(sys.chained, {loaded})"
     for role in ("worker", "scheduler"):
         done = run_hooked(code, role, tmp_path)
         assert (done.stdout, done.stderr) == (f"{tmp_path / 'sitecustomize.py'} []\n", ""), done

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.mxnet_store import load_mxnet
 from geomx_cli.runtime.training import networks
 

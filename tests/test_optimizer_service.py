@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from test_rounds import SIZE, Bench, KeptLink
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps import optimizers
-from geomx_cli.ps.config import NodeSettings, PlaneSettings
-from geomx_cli.ps.members import CENTRAL, Members
-from geomx_cli.ps.optimizer_history import SERIAL, OptimizerHistory, Successor
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.optimizer_history import SERIAL, OptimizerHistory, Successor
+from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
+from geomx_cli.ps.cluster.members import CENTRAL, Members
+from geomx_cli.ps.optim import optimizers
 from geomx_cli.ps.optimizer_service import OptimizerService
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 
 from geomx_cli.commands._options import GroupedCommand, add_options, values
 from geomx_cli.commands.reference import page
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.options import OPTIONS, Option, Value, check, decode, encode
-from geomx_cli.plugins import table
-from geomx_cli.units import parse_wan
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import OPTIONS, Option, Value, check, decode, encode
+from geomx_cli.core.plugins import table
+from geomx_cli.core.units import parse_wan
 
 EXAMPLES = (
     Option("eager", "bool", False, "GEOMX_TEST_EAGER", "Be eager.", "synchronisation"),

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps import shaping, window
-from geomx_cli.ps.accumulator import Accumulator, Contribution
-from geomx_cli.ps.barrier import Barrier
-from geomx_cli.ps.loop import Loop
-from geomx_cli.ps.partition import Partition, Tensor
-from geomx_cli.ps.rpc import MAX_OPEN, Request, Rpc
-from geomx_cli.ps.wire import BadMessage
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
+from geomx_cli.ps.cluster.barrier import Barrier
+from geomx_cli.ps.cluster.partition import Partition, Tensor
+from geomx_cli.ps.cluster.rpc import MAX_OPEN, Request, Rpc
+from geomx_cli.ps.net import shaping, window
+from geomx_cli.ps.net.loop import Loop
+from geomx_cli.ps.net.wire import BadMessage
 
 
 def ignore() -> None:

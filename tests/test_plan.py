@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import geomx_cli
-from geomx_cli import options
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core import options
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.plugins import table
 from geomx_cli.inventory import Host, Inventory, Party, Ssh, validated
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import choose, free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.plugins import table
-from geomx_cli.ps.membership import Member
+from geomx_cli.ps.cluster.membership import Member
 from geomx_cli.runtime.settings import Settings
 
 HOOK = str(Path(geomx_cli.__file__).parent / "runtime" / "hook")

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from geomx_cli import plugins
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.options import OPTIONS, Option
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import OPTIONS, Option
 
 PLUGIN = """
-from geomx_cli.options import Option
+from geomx_cli.core.options import Option
 
 name = {name!r}
 options = (Option("{option}", "int", 3, "{env}", "A number.", "synchronisation"),)

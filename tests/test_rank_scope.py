@@ -11,11 +11,11 @@ from test_inventory_file import geomx
 from test_master import assert_master_ended
 from test_mxnet_store import SCRIPTS, hooked
 
+from geomx_cli.core.options import defaults
+from geomx_cli.core.plugins import table
 from geomx_cli.job.rank_scope import Choice, choose
-from geomx_cli.options import defaults
 from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.plugins import table
 
 STOCK = SCRIPTS / "stock.py"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from records import PHASES, esync_record, sync_record, write
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.report import RunRecords, Summary
 from geomx_cli.report.trial import title
 

@@ -7,10 +7,10 @@ import pytest
 from test_rounds import SIZE, Bench, KeptDelivery, KeptLink, gradient
 from tree import Tree
 
-from geomx_cli.ps.accumulator import SERIAL, Accumulator, Contribution
-from geomx_cli.ps.payload import Array
-from geomx_cli.ps.upstream import UpstreamClient
-from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, decode_header, encode_header
+from geomx_cli.ps.aggregation.accumulator import SERIAL, Accumulator, Contribution
+from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, decode_header, encode_header
 from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.hfa import HfaServer

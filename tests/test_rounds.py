@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from geomx_cli.ps import optimizers
-from geomx_cli.ps.aggregator import Aggregator
-from geomx_cli.ps.payload import Array, view
-from geomx_cli.ps.slice_table import SliceTable
-from geomx_cli.ps.stalls import Stalls
-from geomx_cli.ps.upstream import UpstreamClient
-from geomx_cli.ps.wire import BadMessage, Header, Kind
+from geomx_cli.ps.aggregation.aggregator import Aggregator
+from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.stalls import Stalls
+from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.net.payload import Array, view
+from geomx_cli.ps.net.wire import BadMessage, Header, Kind
+from geomx_cli.ps.optim import optimizers
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 
 SIZE = 1000
@@ -180,7 +180,7 @@ def test_a_round_goes_on_without_who_has_left() -> None:
 def test_a_member_whose_window_is_filled_by_what_waits_is_asked_for_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("geomx_cli.ps.stalls.STALL", 0.0)
+    monkeypatch.setattr("geomx_cli.ps.aggregation.stalls.STALL", 0.0)
     bench, ones = Bench(), np.ones(SIZE, np.float32)
     bench.push(0, 1, ones, key=1)
     bench.stalls.look()
@@ -200,7 +200,7 @@ def test_a_member_whose_window_is_filled_by_what_waits_is_asked_for_what_is_miss
 def test_a_server_does_not_look_for_what_is_stuck_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, ones, looks = Bench(), np.ones(SIZE, np.float32), []
     ask = bench.stalls._ask
-    monkeypatch.setattr("geomx_cli.ps.stalls.STALL", 0.0)
+    monkeypatch.setattr("geomx_cli.ps.aggregation.stalls.STALL", 0.0)
     monkeypatch.setattr(bench.stalls, "_ask", lambda now: looks.append(now) or ask(now))
     for key in range(4000):
         bench.push(0, 1, ones, key=key)

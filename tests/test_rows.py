@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from tree import Tree
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.accumulator import Accumulator, Contribution
-from geomx_cli.ps.partition import Partition, Tensor
-from geomx_cli.ps.payload import Array, as_payload, content, row_numbers, sum_payload
-from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.wire import BadMessage, Form, Header, Kind, Reply, decode_header, encode_header
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
+from geomx_cli.ps.cluster.partition import Partition, Tensor
+from geomx_cli.ps.net.payload import Array, as_payload, content, row_numbers, sum_payload
+from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply, decode_header, encode_header
 from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.hfa import HfaServer

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from test_optimizers import mx, walk
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps import optimizers, schedules
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.optim import optimizers, schedules
 from geomx_cli.runtime.mxnet_optimizer import from_mxnet, schedule_of
 
 __all__ = ["mx"]

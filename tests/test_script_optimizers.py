@@ -8,7 +8,7 @@ from cluster import Cluster
 from test_mxnet_store import SCRIPTS, check_parameters, hooked
 from test_optimizers import mx
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.worker_updates import WorkerUpdates
 
 __all__ = ["mx"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from geomx_cli import plugins, units
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core import plugins, units
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.settings import PlaneSettings, Settings
 
 PLANE = {

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from cluster import ROOT, Cluster, free_ports
 
-from geomx_cli import plugins
-from geomx_cli.options import defaults
+from geomx_cli.core import plugins
+from geomx_cli.core.options import defaults
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.ps import shared_memory
-from geomx_cli.ps.shared_memory import FIRST, PLACE, SIZE, Arena, PeerArena
-from geomx_cli.ps.wire import BadMessage
+from geomx_cli.ps.net import shared_memory
+from geomx_cli.ps.net.shared_memory import FIRST, PLACE, SIZE, Arena, PeerArena
+from geomx_cli.ps.net.wire import BadMessage
 
 ANNE, BOB = "anne", "bob"
 WITHOUT = {

@@ -17,7 +17,7 @@ import pytest
 from sshd import Person, Sshd, make_key
 
 from geomx_cli.agent import processes
-from geomx_cli.errors import CheckFailed, GeomxError, HostUnreachable, InvalidSettings, TimedOut
+from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, InvalidSettings, TimedOut
 from geomx_cli.hosts import SshOptions, everywhere, open_host
 from geomx_cli.hosts.local import LocalHost
 from geomx_cli.hosts.ssh import SshHost

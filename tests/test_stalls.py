@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from test_rounds import SIZE, Bench, KeptDelivery, KeptLink
 
-from geomx_cli.ps.aggregator import Aggregator
-from geomx_cli.ps.slice_table import SliceTable
-from geomx_cli.ps.stalls import Stalls
-from geomx_cli.ps.upstream import UpstreamClient
-from geomx_cli.ps.wire import Header, Kind
+from geomx_cli.ps.aggregation.aggregator import Aggregator
+from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.stalls import Stalls
+from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.net.wire import Header, Kind
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 
 ONES = np.ones(SIZE, np.float32)
@@ -19,7 +19,7 @@ ONES = np.ones(SIZE, np.float32)
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is open counts as stalled at once."""
-    monkeypatch.setattr("geomx_cli.ps.stalls.STALL", 0.0)
+    monkeypatch.setattr("geomx_cli.ps.aggregation.stalls.STALL", 0.0)
 
 
 def test_the_round_before_those_that_are_here_is_asked_for() -> None:

@@ -13,7 +13,7 @@ from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli import plugins
-from geomx_cli.options import defaults
+from geomx_cli.core.options import defaults
 values = defaults(plugins.table())
 inventory = this_machine(values, free_ports(ports_needed(values)), one_host=True, python=sys.executable)
 plan(inventory, JobSpec(job="x", options=values, script=(), job_dir="/x", socket_dir="/x", python=sys.executable))
@@ -23,7 +23,7 @@ plan(inventory, JobSpec(job="x", options=values, script=(), job_dir="/x", socket
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "code",
-    ["import geomx_cli.runtime.__main__, geomx_cli.ps.scheduler", PLAN, "import geomx_cli.commands.data"],
+    ["import geomx_cli.runtime.__main__, geomx_cli.ps.cluster.scheduler", PLAN, "import geomx_cli.commands.data"],
     ids=("scheduler", "plan", "data"),
 )
 def test_it_does_without_numpy_and_frameworks(code: str) -> None:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from test_rounds import SIZE, Bench
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps import optimizers
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.optim import optimizers
+from geomx_cli.ps.optim.tensor_archive import PIECE, TensorArchive, unpack
 from geomx_cli.ps.optimizer_state_service import OptimizerStateService
-from geomx_cli.ps.payload import Array
-from geomx_cli.ps.tensor_archive import PIECE, TensorArchive, unpack
 
 MOMENTUM = {"0/0/step": np.array([5]), "0/0/momentum": np.arange(SIZE, dtype=np.float32)}
 

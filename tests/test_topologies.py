@@ -10,11 +10,11 @@ import pytest
 from cluster import ROOT, Cluster
 from test_exact import assert_equal, expected
 
-from geomx_cli.options import Value, defaults
+from geomx_cli.core.options import Value, defaults
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.ps import security
+from geomx_cli.ps.net import security
 
 SCRIPT = ("python", str(ROOT / "tests/scripts/rounds.py"))
 ROUNDS = 4

@@ -8,8 +8,8 @@ from cluster import RUNTIME, Cluster
 from test_inventory_file import geomx
 from test_mxnet_store import hooked
 
-from geomx_cli.env_names import without_effect
-from geomx_cli.events import read_events
+from geomx_cli.core.env_names import without_effect
+from geomx_cli.core.events import read_events
 
 OF_GEOMX = {
     "ENABLE_DGT": "2", "DMLC_K": "0.8", "ADAPTIVE_K_FLAG": "1", "DMLC_K_MIN": "0.2", "DGT_BLOCK_SIZE": "4096",

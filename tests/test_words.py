@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from geomx_cli.core.options import defaults
+from geomx_cli.core.root_cause import Failure, describe_status
 from geomx_cli.job import Job
-from geomx_cli.options import defaults
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.root_cause import Failure, describe_status
 from geomx_cli.status.explanation import explain
 from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.progress import Progress

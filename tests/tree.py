@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from geomx_cli.ps import optimizers
-from geomx_cli.ps.aggregator import Aggregator
-from geomx_cli.ps.algorithm import ServerAlgorithm
-from geomx_cli.ps.members import CENTRAL
-from geomx_cli.ps.payload import DTYPES, Array, Content, as_payload, content, dtype_code, form_of, numbers_payload
-from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.slice_table import SliceTable
-from geomx_cli.ps.upstream import UpstreamClient
-from geomx_cli.ps.wire import Form, Header, Kind, Reply
+from geomx_cli.ps.aggregation.aggregator import Aggregator
+from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
+from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.cluster.members import CENTRAL
+from geomx_cli.ps.net.payload import DTYPES, Array, Content, as_payload, content, dtype_code, form_of, numbers_payload
+from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.wire import Form, Header, Kind, Reply
+from geomx_cli.ps.optim import optimizers
 
 Who = tuple[int, int]
 """Party and rank in it; party -1 has the central workers, which push to the roots."""

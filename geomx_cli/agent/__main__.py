@@ -4,8 +4,8 @@ import importlib
 import sys
 from pathlib import Path
 
-from geomx_cli.errors import GeomxError
-from geomx_cli.private import require_private
+from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.private import require_private
 
 # verb -> its module and function(directory, further arguments) -> exit status; imported when it is used
 _VERBS = {

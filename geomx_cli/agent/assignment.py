@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from geomx_cli.agent.processes import Identity, boot_id
-from geomx_cli.errors import CheckFailed
-from geomx_cli.process_name import file_name
+from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.process_name import file_name
 
 __all__ = ["AgentState", "Assignment", "FileDigest", "Task"]
 

@@ -14,9 +14,9 @@ from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import Task
 from geomx_cli.agent.processes import Identity
 from geomx_cli.agent.safe_open import open_record
-from geomx_cli.errors import CheckFailed
-from geomx_cli.events import Event, read_events
-from geomx_cli.root_cause import Failure, describe_status, exception_line
+from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.events import Event, read_events
+from geomx_cli.core.root_cause import Failure, describe_status, exception_line
 
 __all__ = ["Child"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent.outbox import Outbox
-from geomx_cli.errors import CheckFailed
+from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["Control"]
 

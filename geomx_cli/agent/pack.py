@@ -15,7 +15,7 @@ from typing import IO, Any
 from geomx_cli.agent.assignment import Assignment
 from geomx_cli.agent.safe_open import open_record
 from geomx_cli.agent.status import FILE_NAME
-from geomx_cli.errors import CheckFailed
+from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["MANIFEST", "main"]
 

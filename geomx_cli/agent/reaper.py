@@ -6,7 +6,7 @@ from pathlib import Path
 from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import AgentState, Assignment
 from geomx_cli.agent.processes import Identity
-from geomx_cli.errors import CheckFailed
+from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["assignment_of", "main", "reap", "remains"]
 

@@ -82,7 +82,7 @@ def _become_agent(directory: Path, assignment: Assignment, ready: int) -> None:
         os.close(ready)
         status = supervisor.run()
     except BaseException as error:
-        from geomx_cli.errors import GeomxError
+        from geomx_cli.core.errors import GeomxError
 
         if not isinstance(error, OSError | GeomxError):
             sys.excepthook(type(error), error, error.__traceback__)

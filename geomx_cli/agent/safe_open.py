@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from geomx_cli.errors import CheckFailed
+from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["open_record"]
 

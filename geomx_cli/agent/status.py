@@ -14,8 +14,8 @@ from typing import Any
 from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import Assignment
 from geomx_cli.agent.child import Child
-from geomx_cli.events import Event
-from geomx_cli.root_cause import Failure
+from geomx_cli.core.events import Event
+from geomx_cli.core.root_cause import Failure
 
 __all__ = ["FILE_NAME", "STATUS_VERSION", "StatusFile"]
 

@@ -20,7 +20,7 @@ from geomx_cli.agent.oom_watcher import OomWatcher
 from geomx_cli.agent.partial_stop import PartialStop
 from geomx_cli.agent.processes import Identity
 from geomx_cli.agent.status import StatusFile
-from geomx_cli.root_cause import Failure
+from geomx_cli.core.root_cause import Failure
 
 __all__ = ["Supervisor"]
 

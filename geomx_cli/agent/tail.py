@@ -18,7 +18,7 @@ from typing import BinaryIO
 from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import AgentState, Assignment
 from geomx_cli.agent.safe_open import open_record
-from geomx_cli.errors import CheckFailed
+from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["main"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from geomx_cli.events import Event
+    from geomx_cli.core.events import Event
     from geomx_cli.plan import Plan
 
 __all__ = ["export_options", "exporting"]
@@ -41,7 +41,7 @@ def exporting(
     the folder or port cannot be used.
     """
     if metrics_token and not metrics_port:
-        from geomx_cli.errors import UsageError
+        from geomx_cli.core.errors import UsageError
 
         raise UsageError("--metrics-token without --metrics-port", "give both")
     takers: list[Callable[[str, Event], None]] = []
@@ -74,7 +74,7 @@ def exporting(
 
 def _token(path: str | None) -> str:
     """What is in the file; "" without one. Raises InvalidSettings where that cannot be a token."""
-    from geomx_cli.errors import InvalidSettings
+    from geomx_cli.core.errors import InvalidSettings
 
     text = Path(path).read_text(errors="replace").strip() if path else ""
     if path and not (text.isascii() and text.isprintable() and len(text) >= 16):

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from geomx_cli.errors import UsageError
-from geomx_cli.options import Value
-from geomx_cli.units import counted
+from geomx_cli.core.errors import UsageError
+from geomx_cli.core.options import Value
+from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
     from geomx_cli.hosts import SshOptions
@@ -89,7 +89,7 @@ def machines(
 
 def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:
     """The options of the cluster that the algorithm decides. Raises UsageError where the person wrote another."""
-    from geomx_cli import plugins
+    from geomx_cli.core import plugins
 
     fixed = plugins.fixes(str(values["algo"])) if "algo" in values else {}
     for name, value in fixed.items():
@@ -101,7 +101,7 @@ def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:
 
 def _shaped(inventory: "Inventory", values: Mapping[str, Value]) -> "Inventory":
     """With a local server for a central party that trains, where the algorithm needs one."""
-    from geomx_cli import plugins
+    from geomx_cli.core import plugins
 
     wanted = "algo" in values and plugins.in_two_tiers(str(values["algo"])) and inventory.topology == "central"
     return inventory.model_copy(update={"central_server": True}) if wanted else inventory

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.units import format_duration, parse_duration
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from geomx_cli.job.registry import KnownJob

@@ -6,8 +6,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from geomx_cli import plugins, units
-from geomx_cli.options import Option, Value, decode, encode
+from geomx_cli.core import plugins, units
+from geomx_cli.core.options import Option, Value, decode, encode
 
 __all__ = ["GroupedCommand", "add_options", "unused", "values"]
 

@@ -3,8 +3,8 @@
 import shlex
 from collections.abc import Iterator
 
+from geomx_cli.core.units import counted
 from geomx_cli.plan import Plan, Process
-from geomx_cli.units import counted
 
 __all__ = ["plan_text"]
 

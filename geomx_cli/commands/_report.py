@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from geomx_cli.errors import DoneInPart
-from geomx_cli.process_name import file_name
-from geomx_cli.units import counted
+from geomx_cli.core.errors import DoneInPart
+from geomx_cli.core.process_name import file_name
+from geomx_cli.core.units import counted
 
 __all__ = ["base_option", "network_option", "progress", "tell_problems"]
 

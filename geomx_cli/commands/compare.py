@@ -7,8 +7,8 @@ import click
 
 from geomx_cli.commands._json import print_json
 from geomx_cli.commands._report import tell_problems
-from geomx_cli.errors import InvalidSettings, UsageError
-from geomx_cli.units import format_bytes, format_duration
+from geomx_cli.core.errors import InvalidSettings, UsageError
+from geomx_cli.core.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from geomx_cli.report import RunRecords, Summary

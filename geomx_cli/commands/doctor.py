@@ -11,8 +11,8 @@ from geomx_cli.commands._inventory import inventory_options, machines, ssh_optio
 from geomx_cli.commands._json import print_json
 from geomx_cli.commands._options import add_options, values
 from geomx_cli.commands._script import ScriptCommand
-from geomx_cli.plugins import table
-from geomx_cli.units import counted
+from geomx_cli.core.plugins import table
+from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
     from geomx_cli.doctor import Check, Measured, Report

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from geomx_cli.commands._report import base_option, network_option, progress, tell_problems
-from geomx_cli.errors import InvalidSettings, UsageError
+from geomx_cli.core.errors import InvalidSettings, UsageError
 
 __all__ = ["draw"]
 

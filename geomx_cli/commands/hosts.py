@@ -8,7 +8,7 @@ import click
 
 from geomx_cli.commands._inventory import DEFAULT_FILE
 from geomx_cli.commands._json import print_json
-from geomx_cli.units import counted
+from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
     from geomx_cli.inventory_file import InventoryFile

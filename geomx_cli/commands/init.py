@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from geomx_cli.errors import UsageError
+from geomx_cli.core.errors import UsageError
 
 __all__ = ["init"]
 

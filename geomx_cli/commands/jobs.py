@@ -28,7 +28,7 @@ def jobs(json: bool) -> None:
       geomx status 2026       the job whose name begins so
       geomx stop              the newest job that runs
     """
-    from geomx_cli.errors import CheckFailed, InvalidSettings
+    from geomx_cli.core.errors import CheckFailed, InvalidSettings
     from geomx_cli.job.registry import all_jobs
 
     known, damaged = [], []

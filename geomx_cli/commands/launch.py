@@ -15,9 +15,9 @@ from geomx_cli.commands._job import Duration
 from geomx_cli.commands._json import print_json
 from geomx_cli.commands._options import add_options, unused, values
 from geomx_cli.commands._script import ScriptCommand
-from geomx_cli.env_names import strangers, without_effect
-from geomx_cli.errors import UsageError
-from geomx_cli.plugins import table
+from geomx_cli.core.env_names import strangers, without_effect
+from geomx_cli.core.errors import UsageError
+from geomx_cli.core.plugins import table
 
 if TYPE_CHECKING:
     from geomx_cli.inventory import Inventory

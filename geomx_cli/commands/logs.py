@@ -9,8 +9,8 @@ import click
 
 from geomx_cli.commands._job import chosen, job_argument
 from geomx_cli.commands._json import print_json
-from geomx_cli.errors import DoneInPart
-from geomx_cli.units import format_bytes
+from geomx_cli.core.errors import DoneInPart
+from geomx_cli.core.units import format_bytes
 
 __all__ = ["logs"]
 

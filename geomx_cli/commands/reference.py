@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 
 from geomx_cli.commands._options import default_text
-from geomx_cli.options import Option
-from geomx_cli.plugins import table
+from geomx_cli.core.options import Option
+from geomx_cli.core.plugins import table
 
 __all__ = ["page"]
 

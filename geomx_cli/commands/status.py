@@ -37,7 +37,7 @@ def status(name: str, watch: bool, json: bool) -> None:
     """
     if watch and json:
         raise click.UsageError("--watch shows a table; take either it or --json")
-    from geomx_cli.errors import DoneInPart
+    from geomx_cli.core.errors import DoneInPart
 
     job = chosen(name)
     overview = _watch(job) if watch else _look(job)
@@ -84,9 +84,9 @@ def _watch(job: "KnownJob") -> "JobView":
 def _print(overview: "JobView") -> None:
     from rich.console import Console
 
+    from geomx_cli.core.units import counted, format_duration
     from geomx_cli.status.explanation import explain
     from geomx_cli.status.table import ProcessTable
-    from geomx_cli.units import counted, format_duration
 
     job = overview.job
     since = format_duration(max(0.0, time.time() - job.started))

@@ -7,8 +7,8 @@ import click
 
 from geomx_cli.commands._json import print_json
 from geomx_cli.commands._report import base_option, network_option, progress, tell_problems
-from geomx_cli.errors import UsageError
-from geomx_cli.units import counted, format_bytes, format_duration
+from geomx_cli.core.errors import UsageError
+from geomx_cli.core.units import counted, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from geomx_cli.report import Summary

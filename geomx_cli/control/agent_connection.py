@@ -8,11 +8,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from geomx_cli.agent.assignment import Assignment
-from geomx_cli.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut, WrongHostKey
+from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut, WrongHostKey
+from geomx_cli.core.jsonlines import lines
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts import Channel, Host
-from geomx_cli.jsonlines import lines
-from geomx_cli.module_command import module_command
-from geomx_cli.untrusted import last_line
 
 __all__ = ["ANSWER_LIMIT", "Inbox", "AgentConnection", "Message"]
 

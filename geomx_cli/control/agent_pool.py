@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 from geomx_cli.agent.assignment import Assignment, FileDigest
 from geomx_cli.control.agent_connection import ANSWER_LIMIT, AgentConnection, Inbox, Message
-from geomx_cli.errors import CheckFailed, GeomxError, Interrupted
+from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted
 from geomx_cli.hosts import File, Host, everywhere
 from geomx_cli.job import Job
 

@@ -7,7 +7,7 @@ from geomx_cli.agent.assignment import Assignment
 from geomx_cli.control.agent_pool import AgentPool
 from geomx_cli.control.interrupts import interrupts_to, suspends_to
 from geomx_cli.control.watch import Watch
-from geomx_cli.errors import (
+from geomx_cli.core.errors import (
     CheckFailed,
     DoneInPart,
     HostUnreachable,

@@ -16,11 +16,11 @@ import msgspec
 
 from geomx_cli.agent.pack import MANIFEST
 from geomx_cli.agent.status import FILE_NAME
-from geomx_cli.errors import CheckFailed, GeomxError, InvalidSettings
+from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Channel, Host, closing, everywhere
 from geomx_cli.job.registry import KnownJob
-from geomx_cli.module_command import module_command
-from geomx_cli.untrusted import decode, first_line, last_line
 
 __all__ = ["MANIFEST_VERSION", "collect"]
 

@@ -12,7 +12,8 @@ from geomx_cli.control.agent_pool import AgentPool
 from geomx_cli.control.interrupts import interrupts_to, suspends_to
 from geomx_cli.control.port_lock import PortLock
 from geomx_cli.control.watch import Listener, Watch
-from geomx_cli.errors import Interrupted
+from geomx_cli.core.errors import Interrupted
+from geomx_cli.core.units import counted, format_duration
 from geomx_cli.hosts import File, Host, SshOptions
 from geomx_cli.hosts.local import python_path
 from geomx_cli.inventory import Inventory
@@ -27,7 +28,6 @@ from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.progress import Progress
 from geomx_cli.status.result import detached
 from geomx_cli.status.whereabouts import whereabouts
-from geomx_cli.units import counted, format_duration
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.training.fetch import Progress as Told

@@ -9,14 +9,14 @@ from queue import Queue
 
 import msgspec
 
-from geomx_cli.errors import CheckFailed, GeomxError, UsageError
+from geomx_cli.core.errors import CheckFailed, GeomxError, UsageError
+from geomx_cli.core.jsonlines import lines as whole_lines
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Channel, Host, everywhere
 from geomx_cli.job.registry import KnownJob
 from geomx_cli.job.state import JobState
-from geomx_cli.jsonlines import lines as whole_lines
-from geomx_cli.module_command import module_command
 from geomx_cli.plan import Plan, Process
-from geomx_cli.untrusted import decode, first_line, last_line
 
 __all__ = ["Line", "LogReader", "select"]
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.private import make_private
 from geomx_cli.job import jobs_folder
-from geomx_cli.private import make_private
 
 __all__ = ["PortLock"]
 

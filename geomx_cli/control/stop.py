@@ -10,15 +10,15 @@ import msgspec
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.processes import Identity
-from geomx_cli.errors import DoneInPart, GeomxError, UsageError
+from geomx_cli.core.errors import DoneInPart, GeomxError, UsageError
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Host, closing, everywhere
 from geomx_cli.job import state as job_state
 from geomx_cli.job.registry import KnownJob
-from geomx_cli.module_command import module_command
 from geomx_cli.status.end import End
 from geomx_cli.status.job_view import JobView
 from geomx_cli.status.outcome import Outcome
-from geomx_cli.untrusted import decode, first_line, last_line
 
 __all__ = ["HostStop", "StopReport", "end_launch", "stop"]
 

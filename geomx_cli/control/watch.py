@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from queue import Empty
 
-from geomx_cli.agent_protocol import (
+from geomx_cli.control.agent_pool import AgentPool, Message
+from geomx_cli.core.agent_protocol import (
     AgentStatus,
     Broken,
     Done,
@@ -28,11 +29,10 @@ from geomx_cli.agent_protocol import (
     failures_of,
     said,
 )
-from geomx_cli.control.agent_pool import AgentPool, Message
-from geomx_cli.env_names import NO_EFFECT
-from geomx_cli.events import Event
+from geomx_cli.core.env_names import NO_EFFECT
+from geomx_cli.core.events import Event
+from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.plan import Plan
-from geomx_cli.root_cause import Failure, first_cause
 from geomx_cli.status.follow import View
 from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.progress import Progress

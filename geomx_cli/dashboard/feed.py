@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from geomx_cli.control.logs import LogReader
-from geomx_cli.events import Event
+from geomx_cli.core.events import Event
 from geomx_cli.job.registry import KnownJob
 
 __all__ = ["EventStream"]

@@ -6,10 +6,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from geomx_cli.core.events import Event
+from geomx_cli.core.untrusted import plain
 from geomx_cli.dashboard.curve import DownsampledSeries, Flow
-from geomx_cli.events import Event
 from geomx_cli.plan import Plan, Process
-from geomx_cli.untrusted import plain
 
 __all__ = ["ENDS", "JobModel"]
 

@@ -15,7 +15,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import bottle
 
-from geomx_cli.errors import CheckFailed
+from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["Server", "remembered", "started", "write_private"]
 

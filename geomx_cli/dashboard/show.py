@@ -6,11 +6,11 @@ import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 
+from geomx_cli.core.events import Event
 from geomx_cli.dashboard.feed import EventStream
 from geomx_cli.dashboard.live import JobModel
 from geomx_cli.dashboard.server import remembered, started, write_private
 from geomx_cli.dashboard.view import view
-from geomx_cli.events import Event
 from geomx_cli.job.registry import KnownJob
 
 __all__ = ["show"]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from geomx_cli.errors import CheckFailed, HostUnreachable
+from geomx_cli.core.errors import CheckFailed, HostUnreachable
 
 __all__ = ["REACHABLE", "Check", "Level", "exit_code", "refuse", "together"]
 

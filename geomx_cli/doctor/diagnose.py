@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from geomx_cli.doctor.check import Check
 from geomx_cli.doctor.connect import Dialled
 from geomx_cli.doctor.survey import Facts
-from geomx_cli.ps.addresses import is_loopback
+from geomx_cli.ps.net.addresses import is_loopback
 
 __all__ = ["addresses_of", "link_checks"]
 

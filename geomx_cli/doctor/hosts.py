@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from geomx_cli import __version__
+from geomx_cli.core.units import format_bytes, format_duration
 from geomx_cli.doctor.check import Check
 from geomx_cli.doctor.requirements import Requirements
 from geomx_cli.doctor.settle import listening
 from geomx_cli.doctor.survey import OLDEST_PYTHON, Facts, Skew, old_python
 from geomx_cli.inventory import Host
 from geomx_cli.probe.facts import code_digest
-from geomx_cli.ps.addresses import is_loopback
-from geomx_cli.units import format_bytes, format_duration
+from geomx_cli.ps.net.addresses import is_loopback
 
 __all__ = ["check_clock", "check_host", "check_hardware", "check_memory"]
 

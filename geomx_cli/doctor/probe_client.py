@@ -8,7 +8,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from geomx_cli.errors import CheckFailed, HostUnreachable, TimedOut
+from geomx_cli.core.errors import CheckFailed, HostUnreachable, TimedOut
 from geomx_cli.hosts import Channel
 
 __all__ = ["ProbeClient"]

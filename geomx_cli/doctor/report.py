@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings, TimedOut
+from geomx_cli.core.units import counted
 from geomx_cli.doctor import hosts as checks_of_hosts
 from geomx_cli.doctor import links
 from geomx_cli.doctor.check import REACHABLE, Check, exit_code, together
@@ -16,13 +18,11 @@ from geomx_cli.doctor.requirements import DISTRIBUTIONS, needs
 from geomx_cli.doctor.settle import ALL, listening, settle
 from geomx_cli.doctor.survey import Facts, Survey
 from geomx_cli.doctor.wan import Measured, check_bandwidth, measure
-from geomx_cli.errors import GeomxError, HostUnreachable, InvalidSettings, TimedOut
 from geomx_cli.hosts import Host, SshOptions, closing, open_host
 from geomx_cli.inventory import Host as PlannedHost
 from geomx_cli.inventory import Inventory
 from geomx_cli.job import Job
 from geomx_cli.plan import JobSpec, plan
-from geomx_cli.units import counted
 
 __all__ = ["Report", "examine", "quick", "visit"]
 

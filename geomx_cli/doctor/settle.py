@@ -3,8 +3,8 @@
 import ipaddress
 from collections.abc import Mapping, Sequence
 
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.doctor.survey import Facts
-from geomx_cli.errors import InvalidSettings
 from geomx_cli.inventory import Host, Inventory, is_ip
 from geomx_cli.plan import ports
 

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut
+from geomx_cli.core.module_command import module_command
 from geomx_cli.doctor.probe_client import ProbeClient
-from geomx_cli.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut
 from geomx_cli.hosts import Host, everywhere
-from geomx_cli.module_command import module_command
 
 __all__ = ["OLDEST_PYTHON", "Facts", "Folder", "Skew", "Survey", "old_python"]
 

@@ -8,8 +8,8 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from geomx_cli.errors import CheckFailed, InvalidSettings
-from geomx_cli.events import Event
+from geomx_cli.core.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.events import Event
 from geomx_cli.plan import Plan
 
 __all__ = ["Metrics"]

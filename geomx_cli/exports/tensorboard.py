@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.errors import CheckFailed, InvalidSettings
-from geomx_cli.events import Event
+from geomx_cli.core.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.events import Event
 
 __all__ = ["Board"]
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from geomx_cli.errors import GeomxError
+from geomx_cli.core.errors import GeomxError
 from geomx_cli.hosts.credentials import Credentials
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 import paramiko
 
-from geomx_cli.errors import HostUnreachable
+from geomx_cli.core.errors import HostUnreachable
 from geomx_cli.hosts import SshOptions
 from geomx_cli.hosts.credentials import Credential
 from geomx_cli.hosts.host_keys import check_host_key, known_types

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.errors import HostUnreachable
+from geomx_cli.core.errors import HostUnreachable
 
 if TYPE_CHECKING:
     from geomx_cli.hosts.ssh_config import Hop

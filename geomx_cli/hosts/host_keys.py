@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.errors import HostUnreachable, WrongHostKey
+from geomx_cli.core.errors import HostUnreachable, WrongHostKey
 from geomx_cli.hosts import SshOptions
 from geomx_cli.hosts.ssh_config import Hop
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from geomx_cli.errors import TimedOut
+from geomx_cli.core.errors import TimedOut
 from geomx_cli.hosts import Channel, Completed
 
 __all__ = ["LocalHost", "python_path"]

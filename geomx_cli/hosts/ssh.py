@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import paramiko
 
-from geomx_cli.errors import CheckFailed, HostUnreachable, TimedOut
+from geomx_cli.core.errors import CheckFailed, HostUnreachable, TimedOut
 from geomx_cli.hosts import Channel, Completed, SshOptions
 from geomx_cli.hosts.connection import Connection
 from geomx_cli.hosts.ssh_config import hops

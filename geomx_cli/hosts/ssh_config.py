@@ -9,7 +9,7 @@ from typing import Any
 
 import paramiko
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.hosts import SshOptions
 from geomx_cli.inventory import Ssh
 

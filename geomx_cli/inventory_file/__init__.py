@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geomx_cli import plugins
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import Kind, Option, Value, check, decode
 from geomx_cli.inventory import Host, Inventory, is_ip
 from geomx_cli.inventory_file.checks import build, cross_check
 from geomx_cli.inventory_file.keys import HOST_KEYS, TOP_KEYS, Key
 from geomx_cli.inventory_file.lines import Lines
 from geomx_cli.inventory_file.mistakes import Mistakes, shortened
 from geomx_cli.inventory_file.values import kind_of, nearest
-from geomx_cli.options import Kind, Option, Value, check, decode
 
 __all__ = ["InventoryFile", "read"]
 

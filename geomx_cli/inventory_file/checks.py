@@ -9,7 +9,7 @@ from geomx_cli.inventory_file.keys import DEFAULT_PORTS, HOST_KEYS
 from geomx_cli.inventory_file.mistakes import Mistakes
 from geomx_cli.plan.placement import placement_errors
 from geomx_cli.plan.ports import shortage
-from geomx_cli.ps.addresses import is_loopback
+from geomx_cli.ps.net.addresses import is_loopback
 
 __all__ = ["build", "cross_check"]
 

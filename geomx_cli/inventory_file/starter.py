@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
-from geomx_cli.errors import CheckFailed, UsageError
+from geomx_cli.core.errors import CheckFailed, UsageError
 
 __all__ = ["FILES", "templates", "write", "write_template"]
 

@@ -9,9 +9,9 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, get_args
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.inventory import DEVICE, NAME
-from geomx_cli.ps.config import Role
+from geomx_cli.ps.cluster.config import Role
 
 __all__ = [
     "Parse", "absolute", "address", "devices", "env", "fingerprint", "flag", "interface", "jump", "kind_of", "listen",

@@ -20,18 +20,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from geomx_cli import plugins
 from geomx_cli.agent.assignment import Assignment, Task
-from geomx_cli.errors import CheckFailed, DoneInPart, GeomxError, InvalidSettings
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import CheckFailed, DoneInPart, GeomxError, InvalidSettings
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.private import make_private
+from geomx_cli.core.root_cause import describe_status
+from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts import File, Host
 from geomx_cli.inventory import Inventory
 from geomx_cli.job import state
-from geomx_cli.module_command import module_command
 from geomx_cli.plan import JobSpec, Plan
-from geomx_cli.private import make_private
-from geomx_cli.ps import security
-from geomx_cli.root_cause import describe_status
-from geomx_cli.untrusted import last_line
+from geomx_cli.ps.net import security
 
 __all__ = ["Job", "jobs_folder"]
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from geomx_cli.errors import CheckFailed
+from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.module_command import module_command
 from geomx_cli.hosts import Host, everywhere
-from geomx_cli.module_command import module_command
 from geomx_cli.plan import Plan
 from geomx_cli.runtime.training import catalog
 

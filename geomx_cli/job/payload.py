@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from geomx_cli.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.units import format_bytes
 from geomx_cli.hosts import File
-from geomx_cli.units import format_bytes
 
 __all__ = ["Payload", "pack"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geomx_cli import plugins
+from geomx_cli.core import plugins
 from geomx_cli.inventory import Inventory, RankScope
 from geomx_cli.job.script import python_file
 

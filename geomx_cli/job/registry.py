@@ -10,14 +10,14 @@ from typing import Any
 
 from geomx_cli import hosts as ways
 from geomx_cli.agent.processes import Identity
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.private import require_private
 from geomx_cli.hosts import Host, SshOptions
 from geomx_cli.inventory import Inventory, validated
 from geomx_cli.job import Job, jobs_folder
 from geomx_cli.job.state import JobState
 from geomx_cli.plan import JobSpec, Plan, Process
 from geomx_cli.plan.endpoints import Endpoint
-from geomx_cli.private import require_private
 
 __all__ = ["KnownJob", "all_jobs", "find", "prepared"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.processes import Identity
-from geomx_cli.errors import CheckFailed, GeomxError, Interrupted
+from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted
 
 __all__ = ["FILE_NAME", "STATE_VERSION", "JobState", "begin", "detach", "fail", "finish"]
 

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from geomx_cli import plugins
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import Value, check, defaults
 from geomx_cli.inventory import Inventory
-from geomx_cli.options import Value, check, defaults
 from geomx_cli.plan.callers import callers
 from geomx_cli.plan.endpoints import Endpoint
 from geomx_cli.plan.job_spec import JobSpec
 from geomx_cli.plan.processes import Layout, Process
 from geomx_cli.plan.topology import Node, build_topology
-from geomx_cli.ps.security import Identity
+from geomx_cli.ps.net.security import Identity
 from geomx_cli.runtime.training import catalog
 from geomx_cli.runtime.training.straggler_emulation import factors
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from geomx_cli.plan.topology import GLOBAL, Link
-from geomx_cli.ps.security import Identity
+from geomx_cli.ps.net.security import Identity
 
 __all__ = ["callers"]
 

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.process_name import file_name
 from geomx_cli.inventory import Host, is_ip
 from geomx_cli.plan.topology import Link, Node
-from geomx_cli.process_name import file_name
-from geomx_cli.ps.addresses import tcp
+from geomx_cli.ps.net.addresses import tcp
 
 __all__ = ["Endpoint", "dialled", "lay_endpoints", "takes_port"]
 

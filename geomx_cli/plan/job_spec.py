@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from geomx_cli.core.options import Value
+from geomx_cli.core.process_name import file_name
 from geomx_cli.inventory import Host
-from geomx_cli.options import Value
-from geomx_cli.process_name import file_name
 
 __all__ = ["JobSpec"]
 

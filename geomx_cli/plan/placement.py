@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from geomx_cli.inventory import Host, Inventory
-from geomx_cli.ps.config import Role
+from geomx_cli.ps.cluster.config import Role
 
 __all__ = ["PlacementError", "placement_errors", "roles", "hosts_for"]
 

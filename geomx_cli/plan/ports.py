@@ -5,9 +5,9 @@ import socket
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import Value
 from geomx_cli.inventory import Host, Inventory
-from geomx_cli.options import Value
 from geomx_cli.plan.endpoints import dialled, takes_port
 from geomx_cli.plan.placement import PlacementError
 from geomx_cli.plan.topology import build_topology, links

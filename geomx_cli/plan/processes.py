@@ -4,16 +4,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from geomx_cli import plugins
+from geomx_cli.core import plugins
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.process_name import file_name
 from geomx_cli.inventory import Host, RankScope, is_ip
-from geomx_cli.module_command import module_command
 from geomx_cli.plan.endpoints import Endpoint, lay_endpoints
 from geomx_cli.plan.job_spec import JobSpec
 from geomx_cli.plan.placeholders import fill, values_for
 from geomx_cli.plan.topology import Link, Node, Plane, links, planes
-from geomx_cli.process_name import file_name
-from geomx_cli.ps.addresses import is_loopback
-from geomx_cli.ps.config import PlaneSettings, Role
+from geomx_cli.ps.cluster.config import PlaneSettings, Role
+from geomx_cli.ps.net.addresses import is_loopback
 from geomx_cli.runtime.settings import Settings
 
 __all__ = ["Layout", "Process"]

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import Value
 from geomx_cli.inventory import CENTRAL, Inventory, validated
-from geomx_cli.options import Value
 from geomx_cli.plan.ports import ports_needed
 
 __all__ = ["this_machine"]

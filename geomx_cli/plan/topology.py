@@ -6,10 +6,10 @@ A plane has the name of the party whose scheduler leads it, or is "global".
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.inventory import Host, Inventory, Party
 from geomx_cli.plan.placement import hosts_for, placement_errors
-from geomx_cli.ps.config import Role
+from geomx_cli.ps.cluster.config import Role
 
 __all__ = ["GLOBAL", "Link", "Node", "Plane", "build_topology", "links", "planes"]
 

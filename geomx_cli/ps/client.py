@@ -15,17 +15,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from geomx_cli.errors import GeomxError, InvalidSettings, TimedOut
-from geomx_cli.events import EventLog
-from geomx_cli.ps.config import NodeSettings
-from geomx_cli.ps.liveness import NEWS, newest
-from geomx_cli.ps.partition import Placement, Slice, Tensor
-from geomx_cli.ps.payload import Array, Content
+from geomx_cli.core.errors import GeomxError, InvalidSettings, TimedOut
+from geomx_cli.core.events import EventLog
+from geomx_cli.ps.aggregation.upstream import Delivery
+from geomx_cli.ps.cluster.config import NodeSettings
+from geomx_cli.ps.cluster.liveness import NEWS, newest
+from geomx_cli.ps.cluster.partition import Placement, Slice, Tensor
+from geomx_cli.ps.net.payload import Array, Content
+from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.transport import Traffic
+from geomx_cli.ps.net.wire import MAX_HYPER, Kind, Reply
 from geomx_cli.ps.pending_exchange import PendingExchange
-from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.transport import Traffic
-from geomx_cli.ps.upstream import Delivery
-from geomx_cli.ps.wire import MAX_HYPER, Kind, Reply
 from geomx_cli.ps.worker import Operation, Worker, WorkerInfo
 
 __all__ = ["Client"]

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps import optimizers, schedules
-from geomx_cli.ps.aggregator import Aggregator
-from geomx_cli.ps.members import Members
-from geomx_cli.ps.optimizer import Value
-from geomx_cli.ps.optimizer_history import Hyper, Successor
-from geomx_cli.ps.optimizers import Optimizer
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.aggregator import Aggregator
+from geomx_cli.ps.aggregation.optimizer_history import Hyper, Successor
+from geomx_cli.ps.cluster.members import Members
+from geomx_cli.ps.optim import optimizers, schedules
+from geomx_cli.ps.optim.optimizer import Value
+from geomx_cli.ps.optim.optimizers import Optimizer
 
 __all__ = ["OptimizerService"]
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.aggregator import Aggregator
-from geomx_cli.ps.optimizers import Optimizer
-from geomx_cli.ps.payload import Array
-from geomx_cli.ps.tensor_archive import PIECE, TensorArchive, digest, unpack
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.aggregator import Aggregator
+from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.optim.optimizers import Optimizer
+from geomx_cli.ps.optim.tensor_archive import PIECE, TensorArchive, digest, unpack
 
 __all__ = ["OptimizerStateService"]
 

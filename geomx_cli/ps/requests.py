@@ -4,17 +4,17 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from geomx_cli.errors import GeomxError, InvalidSettings
-from geomx_cli.ps.aggregator import Aggregator
-from geomx_cli.ps.barrier import Barrier
-from geomx_cli.ps.members import Members
-from geomx_cli.ps.node import Node
+from geomx_cli.core.errors import GeomxError, InvalidSettings
+from geomx_cli.ps.aggregation.aggregator import Aggregator
+from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.cluster.barrier import Barrier
+from geomx_cli.ps.cluster.members import Members
+from geomx_cli.ps.cluster.node import Node
+from geomx_cli.ps.cluster.partition import NEAR, Partition, Placement, Slice, Tensor
+from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.net.wire import Header
 from geomx_cli.ps.optimizer_service import OptimizerService
 from geomx_cli.ps.optimizer_state_service import OptimizerStateService
-from geomx_cli.ps.partition import NEAR, Partition, Placement, Slice, Tensor
-from geomx_cli.ps.rpc import Request
-from geomx_cli.ps.upstream import UpstreamClient
-from geomx_cli.ps.wire import Header
 
 __all__ = ["Requests"]
 

@@ -10,24 +10,24 @@ One loop handles one message at a time. A server ends when all members have said
 
 from collections.abc import Iterator
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.events import EventLog
-from geomx_cli.ps.aggregator import Aggregator
-from geomx_cli.ps.algorithm import ServerAlgorithm
-from geomx_cli.ps.config import NodeSettings
-from geomx_cli.ps.link import Lane, Link
-from geomx_cli.ps.malloc import share_one_heap
-from geomx_cli.ps.members import Members
-from geomx_cli.ps.membership import Membership
-from geomx_cli.ps.node import Node
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.events import EventLog
+from geomx_cli.core.units import counted
+from geomx_cli.ps.aggregation.aggregator import Aggregator
+from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
+from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.stalls import STALL, Stalls
+from geomx_cli.ps.aggregation.stragglers import StalledWait, StragglerMonitor
+from geomx_cli.ps.aggregation.upstream import Delivery, UpstreamClient
+from geomx_cli.ps.cluster.config import NodeSettings
+from geomx_cli.ps.cluster.members import Members
+from geomx_cli.ps.cluster.membership import Membership
+from geomx_cli.ps.cluster.node import Node
+from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.net.link import Lane, Link
+from geomx_cli.ps.net.malloc import share_one_heap
+from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 from geomx_cli.ps.requests import Requests
-from geomx_cli.ps.rpc import Request
-from geomx_cli.ps.slice_table import SliceTable
-from geomx_cli.ps.stalls import STALL, Stalls
-from geomx_cli.ps.stragglers import StalledWait, StragglerMonitor
-from geomx_cli.ps.upstream import Delivery, UpstreamClient
-from geomx_cli.ps.wire import BadMessage, Header, Kind
-from geomx_cli.units import counted
 
 __all__ = ["Server"]
 

@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
-from geomx_cli.events import EventLog
-from geomx_cli.ps.config import NodeSettings
-from geomx_cli.ps.link import Link
-from geomx_cli.ps.liveness import NEWS, newest
-from geomx_cli.ps.members import CENTRAL
-from geomx_cli.ps.membership import Membership
-from geomx_cli.ps.node import Node
-from geomx_cli.ps.partition import Placement, Slice
-from geomx_cli.ps.payload import Array, Content, as_payload, dtype_code, form_of, numbers_payload
+from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
+from geomx_cli.core.events import EventLog
+from geomx_cli.ps.aggregation.upstream import Delivery, UpstreamClient
+from geomx_cli.ps.cluster.config import NodeSettings
+from geomx_cli.ps.cluster.liveness import NEWS, newest
+from geomx_cli.ps.cluster.members import CENTRAL
+from geomx_cli.ps.cluster.membership import Membership
+from geomx_cli.ps.cluster.node import Node
+from geomx_cli.ps.cluster.partition import Placement, Slice
+from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.payload import Array, Content, as_payload, dtype_code, form_of, numbers_payload
+from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, Reply
 from geomx_cli.ps.pending_exchange import PendingExchange
-from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.rpc import Request
-from geomx_cli.ps.upstream import Delivery, UpstreamClient
-from geomx_cli.ps.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, Reply
 
 __all__ = ["Operation", "WorkerInfo", "Worker"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.report.process_log import ProcessLog
 
 __all__ = ["ABOUT", "Metadata"]

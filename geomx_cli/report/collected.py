@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from geomx_cli.control.collect import collect as collect_logs
-from geomx_cli.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.job.registry import KnownJob
 from geomx_cli.report.about import Metadata
 from geomx_cli.report.job_trial import JobTrial, mode_of, network_of

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from geomx_cli.core.process_name import file_name
 from geomx_cli.plan import Plan, Process
-from geomx_cli.process_name import file_name
 from geomx_cli.report import about
 from geomx_cli.report.about import Metadata
 from geomx_cli.report.process_log import ProcessLog

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.report.figures import Bars, Curves, Figure, Matrix, Timeline
 from geomx_cli.report.styles import PHASES, style
 from geomx_cli.report.trial import title

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from geomx_cli.events import Event, read_events
+from geomx_cli.core.events import Event, read_events
 from geomx_cli.report.record import MAX_SECONDS, MOST_COUNTED, Record, Worker, check
 
 __all__ = ["ProcessLog"]

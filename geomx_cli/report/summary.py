@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.errors import CheckFailed
+from geomx_cli.core.errors import CheckFailed
 from geomx_cli.report.record import Worker
 from geomx_cli.report.trial import RunRecords, title
 

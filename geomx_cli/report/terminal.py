@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.report.figures import PHASES, Bars, Curves, Figure, Matrix, Timeline
 from geomx_cli.report.trial import title
 

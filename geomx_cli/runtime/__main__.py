@@ -10,9 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from geomx_cli import plugins
-from geomx_cli.errors import GeomxError, InvalidSettings, PeerLost, TrainingFailed
-from geomx_cli.events import EventLog
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TrainingFailed
+from geomx_cli.core.events import EventLog
 from geomx_cli.runtime import settings as variables
 from geomx_cli.runtime.plugin_factory import event_log, part, warn_of_variables
 from geomx_cli.runtime.settings import Settings
@@ -95,7 +95,7 @@ def _serve(settings: Settings, events: EventLog) -> None:
     if not settings.job:
         Signals()
     if settings.role.endswith("scheduler"):
-        from geomx_cli.ps.scheduler import Scheduler
+        from geomx_cli.ps.cluster.scheduler import Scheduler
 
         plane = settings.upper if settings.role == "global_scheduler" else settings.local
         assert plane is not None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import TypeVar
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 
 __all__ = ["Key", "pairs", "plain"]
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.options import Value
-from geomx_cli.ps.partition import Tensor
-from geomx_cli.ps.payload import Array, Content
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import Value
+from geomx_cli.ps.cluster.partition import Tensor
+from geomx_cli.ps.net.payload import Array, Content
+from geomx_cli.ps.net.wire import DTYPE_NAMES
 from geomx_cli.ps.pending_exchange import PendingExchange
-from geomx_cli.ps.wire import DTYPE_NAMES
 from geomx_cli.runtime import state_file, state_transfer
 from geomx_cli.runtime.keys import Key, pairs, plain
 from geomx_cli.runtime.pushed_hyper import Hyper, Params, PushedHyper

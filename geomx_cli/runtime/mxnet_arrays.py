@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.payload import Array
-from geomx_cli.ps.rows import Rows
-from geomx_cli.ps.wire import DTYPE_NAMES
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.wire import DTYPE_NAMES
 from geomx_cli.runtime.kvstore import row_of
 from geomx_cli.runtime.native import ArrayInfo, Native
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar, cast
 
-from geomx_cli import plugins
-from geomx_cli.errors import GeomxError, InvalidSettings
-from geomx_cli.ps.payload import Array
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import GeomxError, InvalidSettings
+from geomx_cli.ps.net.payload import Array
 from geomx_cli.ps.pending_exchange import PendingExchange
 from geomx_cli.runtime.engine import Completion, Engine
 from geomx_cli.runtime.keys import Key, pairs, plain

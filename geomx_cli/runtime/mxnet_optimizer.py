@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps import optimizers, schedules
-from geomx_cli.ps.optimizer import MULTIPLIERS
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.optim import optimizers, schedules
+from geomx_cli.ps.optim.optimizer import MULTIPLIERS
 from geomx_cli.runtime.keys import Key
 
 __all__ = ["can_travel", "from_mxnet", "index_of", "multipliers", "params_of", "schedule_of", "take_up"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from geomx_cli.errors import GeomxError, InvalidSettings
+from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.runtime.kvstore import Store
 from geomx_cli.runtime.mxnet_kvstore import MxnetStore
 from geomx_cli.runtime.mxnet_optimizer import from_mxnet

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from geomx_cli import plugins
-from geomx_cli.env_names import without_effect
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.events import EventLog
-from geomx_cli.process_name import file_name
+from geomx_cli.core import plugins
+from geomx_cli.core.env_names import without_effect
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.events import EventLog
+from geomx_cli.core.process_name import file_name
 from geomx_cli.runtime.settings import Settings
 
 __all__ = ["event_log", "part", "warn_of_variables"]

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from geomx_cli.errors import GeomxError, Interrupted, InvalidSettings, PeerLost, TrainingFailed
+from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost, TrainingFailed
 
 if TYPE_CHECKING:
-    from geomx_cli.events import EventLog
+    from geomx_cli.core.events import EventLog
     from geomx_cli.ps.client import Client
     from geomx_cli.runtime.signals import Signals
 
@@ -123,7 +123,7 @@ class Session:
             _die(1)
 
     def _connect(self) -> "Client":
-        from geomx_cli import plugins
+        from geomx_cli.core import plugins
         from geomx_cli.ps.client import Client
         from geomx_cli.runtime.plugin_factory import part, warn_of_variables
         from geomx_cli.runtime.settings import Settings
@@ -135,7 +135,7 @@ class Session:
         return self._client
 
     def _log(self) -> "EventLog":
-        from geomx_cli import plugins
+        from geomx_cli.core import plugins
         from geomx_cli.runtime.plugin_factory import event_log
         from geomx_cli.runtime.settings import Settings
 
@@ -207,7 +207,7 @@ def run(argv: list[str], signals: "Signals | None") -> None:
 
 
 def _check_ranks(algorithm: str, rank_scope: str) -> None:
-    from geomx_cli import plugins
+    from geomx_cli.core import plugins
 
     if rank_scope == "global" and plugins.ranks_by_party(algorithm):
         what = f"a script divides its weights by the workers of its party in {algorithm}, and GEOMX_RANK_SCOPE=global"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps import optimizers
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.optim import optimizers
 from geomx_cli.runtime.keys import Key
 from geomx_cli.runtime.kvstore import Hyper, Store
 from geomx_cli.runtime.mxnet_optimizer import (

@@ -37,9 +37,9 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.options import Option, decode, encode
-from geomx_cli.ps.config import NodeSettings, PlaneSettings, Role
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import Option, decode, encode
+from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings, Role
 
 __all__ = ["PlaneSettings", "Role", "Settings", "none_are_set"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-from geomx_cli.errors import Interrupted
+from geomx_cli.core.errors import Interrupted
 
 __all__ = ["Signals", "interrupted"]
 

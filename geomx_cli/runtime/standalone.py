@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from geomx_cli import plugins
-from geomx_cli.errors import GeomxError
-from geomx_cli.events import EventLog
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.events import EventLog
 from geomx_cli.runtime.settings import Settings
 
 __all__ = ["begin"]
@@ -18,7 +18,7 @@ __all__ = ["begin"]
 
 def begin() -> None:
     """Start a scheduler and a server, each in a thread, and set the variables of their only worker: this process."""
-    from geomx_cli.ps.scheduler import Scheduler
+    from geomx_cli.ps.cluster.scheduler import Scheduler
     from geomx_cli.ps.server import Server
     from geomx_cli.runtime.plugin_factory import part
 

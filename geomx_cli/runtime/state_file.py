@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.payload import Array
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.payload import Array
 
 __all__ = ["Cut", "SavedState", "read", "write"]
 

@@ -3,9 +3,9 @@
 import time
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.errors import InvalidSettings, TimedOut
-from geomx_cli.ps.payload import Array
-from geomx_cli.ps.tensor_archive import TensorArchive, digest, unpack
+from geomx_cli.core.errors import InvalidSettings, TimedOut
+from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.optim.tensor_archive import TensorArchive, digest, unpack
 from geomx_cli.runtime.state_file import Cut, SavedState
 
 if TYPE_CHECKING:

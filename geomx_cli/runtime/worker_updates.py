@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.ps.payload import Array
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.payload import Array
 from geomx_cli.runtime import state_file
 from geomx_cli.runtime.keys import Key
 from geomx_cli.runtime.state_file import SavedState

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from geomx_cli.errors import DoneInPart, GeomxError, Interrupted
+from geomx_cli.core.errors import DoneInPart, GeomxError, Interrupted
 from geomx_cli.job import Job
 from geomx_cli.plan import Plan
 from geomx_cli.status.explanation import explain

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from geomx_cli.errors import TrainingFailed
+from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.core.root_cause import Failure
 from geomx_cli.job import Job
 from geomx_cli.plan import Plan
-from geomx_cli.root_cause import Failure
 from geomx_cli.status.whereabouts import of_host
 
 __all__ = ["explain", "failure_fields"]

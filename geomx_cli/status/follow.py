@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, TextIO
 
+from geomx_cli.core.untrusted import plain
 from geomx_cli.status.progress import Progress
 from geomx_cli.status.table import ProcessTable, sentence
-from geomx_cli.untrusted import plain
 
 __all__ = ["PlainView", "TableView", "View", "view_for"]
 

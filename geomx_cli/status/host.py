@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from geomx_cli.agent.status import FILE_NAME
-from geomx_cli.agent_protocol import AgentStatus
-from geomx_cli.errors import GeomxError
+from geomx_cli.core.agent_protocol import AgentStatus
+from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.untrusted import decode, first_line
 from geomx_cli.hosts import Host, everywhere
 from geomx_cli.job.registry import KnownJob
-from geomx_cli.untrusted import decode, first_line
 
 __all__ = ["HostStatus", "read_all"]
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from geomx_cli.agent_protocol import failures_of
+from geomx_cli.core.agent_protocol import failures_of
+from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.hosts import Host
 from geomx_cli.job import state as job_state
 from geomx_cli.job.registry import KnownJob
 from geomx_cli.job.state import JobState
-from geomx_cli.root_cause import Failure, first_cause
 from geomx_cli.status.end import End
 from geomx_cli.status.explanation import failure_fields
 from geomx_cli.status.host import HostStatus, read_all

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from geomx_cli.root_cause import Failure
+from geomx_cli.core.root_cause import Failure
 
 __all__ = ["Outcome"]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from geomx_cli.agent_protocol import AgentStatus
-from geomx_cli.events import Event
+from geomx_cli.core.agent_protocol import AgentStatus
+from geomx_cli.core.events import Event
 from geomx_cli.plan import Plan, Process
 
 __all__ = ["Progress", "Row", "Totals"]

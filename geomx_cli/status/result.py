@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from geomx_cli.errors import DoneInPart, GeomxError, Interrupted, TrainingFailed
+from geomx_cli.core.errors import DoneInPart, GeomxError, Interrupted, TrainingFailed
+from geomx_cli.core.units import format_bytes, format_duration
 from geomx_cli.job import Job
 from geomx_cli.plan import Plan
 from geomx_cli.status.explanation import failure_fields
 from geomx_cli.status.outcome import Outcome
 from geomx_cli.status.progress import Totals
 from geomx_cli.status.whereabouts import is_here, on_hosts
-from geomx_cli.units import format_bytes, format_duration
 
 __all__ = ["RESULT_VERSION", "detached", "in_words", "result"]
 

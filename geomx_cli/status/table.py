@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from geomx_cli.core.units import format_bytes, format_duration
 from geomx_cli.status.progress import Progress, Row
-from geomx_cli.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType

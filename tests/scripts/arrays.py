@@ -4,12 +4,12 @@ from functools import partial
 
 import numpy as np
 
-from geomx_cli import plugins
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.events import EventLog
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.events import EventLog
 from geomx_cli.ps.client import MAX_OPEN, Client
-from geomx_cli.ps.partition import Tensor
-from geomx_cli.ps.rows import Rows
+from geomx_cli.ps.cluster.partition import Tensor
+from geomx_cli.ps.net.rows import Rows
 from geomx_cli.runtime.settings import Settings
 
 

@@ -4,10 +4,10 @@ for its result and pushes `b`; rank 1 pushes `b`, which fills its window, and th
 
 import numpy as np
 
-from geomx_cli import plugins
-from geomx_cli.events import EventLog
+from geomx_cli.core import plugins
+from geomx_cli.core.events import EventLog
 from geomx_cli.ps.client import Client
-from geomx_cli.ps.partition import Tensor
+from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.runtime.settings import Settings
 
 client = Client(Settings.from_environment(plugins.table()), EventLog(None), plugins.deliveries()["direct"].worker())

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from geomx_cli import events, plugins
-from geomx_cli.events import EventLog
-from geomx_cli.ps import client, security
-from geomx_cli.ps.loop import Loop
-from geomx_cli.ps.shared_memory import PLACE
-from geomx_cli.ps.transport import Transport
-from geomx_cli.ps.wire import Form, Header, Kind, Place, encode_header, job_number
+from geomx_cli.core import events, plugins
+from geomx_cli.core.events import EventLog
+from geomx_cli.ps import client
+from geomx_cli.ps.net import security
+from geomx_cli.ps.net.loop import Loop
+from geomx_cli.ps.net.shared_memory import PLACE
+from geomx_cli.ps.net.transport import Transport
+from geomx_cli.ps.net.wire import Form, Header, Kind, Place, encode_header, job_number
 from geomx_cli.runtime.settings import Settings
 
 settings = Settings.from_environment(plugins.table())

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from geomx_cli import plugins
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.events import EventLog
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.events import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.runtime.kvstore import Store
 from geomx_cli.runtime.settings import Settings

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from geomx_cli import plugins
-from geomx_cli.events import EventLog
+from geomx_cli.core import plugins
+from geomx_cli.core.events import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.runtime import mxnet_store, standalone, training
 from geomx_cli.runtime.settings import Settings

@@ -3,9 +3,9 @@
 Rank 0 begins three rounds before.
 """
 
-from geomx_cli import plugins
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.events import EventLog
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.events import EventLog
 from geomx_cli.ps.client import Client
 from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 from geomx_cli.runtime.settings import Settings

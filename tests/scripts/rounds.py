@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from geomx_cli import plugins
-from geomx_cli.errors import TrainingFailed
-from geomx_cli.events import EventLog
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.core.events import EventLog
 from geomx_cli.ps.client import Client
-from geomx_cli.ps.partition import Tensor
+from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.runtime.settings import Settings
 
 

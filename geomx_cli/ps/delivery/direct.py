@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from geomx_cli.options import Option
+from geomx_cli.core.options import Option
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.link import Link
-    from geomx_cli.ps.wire import Header
+    from geomx_cli.ps.net.link import Link
+    from geomx_cli.ps.net.wire import Header
 
 name = "direct"
 options: tuple[Option, ...] = ()

@@ -9,7 +9,7 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client

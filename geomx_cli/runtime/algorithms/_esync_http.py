@@ -23,7 +23,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, TypeVar, cast
 from urllib.parse import parse_qsl
 
-from geomx_cli.errors import GeomxError, InvalidSettings
+from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.runtime.algorithms._esync_state import MAX_SECONDS, StateServer
 
 __all__ = ["Call", "HttpServer", "Reply", "serve"]

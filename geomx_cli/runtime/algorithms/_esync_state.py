@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 
 __all__ = ["MAX_COUNT", "MAX_SECONDS", "MAX_WORKERS", "Decision", "StateServer"]
 

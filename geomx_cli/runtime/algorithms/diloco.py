@@ -14,18 +14,18 @@ communication", 2025, arXiv 2501.18512. Training ends with the global weights.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from geomx_cli.options import Option
+from geomx_cli.core.options import Option
 from geomx_cli.runtime.algorithms._pseudo_gradient import PseudoGradient
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
 
 if TYPE_CHECKING:
-    from geomx_cli.plugins import Spec
-    from geomx_cli.ps.algorithm import Aggregate, ServerAlgorithm, SliceView
+    from geomx_cli.core.plugins import Spec
+    from geomx_cli.ps.aggregation.algorithm import Aggregate, ServerAlgorithm, SliceView
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.config import NodeSettings
-    from geomx_cli.ps.optimizers import Optimizer
-    from geomx_cli.ps.payload import Array
+    from geomx_cli.ps.cluster.config import NodeSettings
+    from geomx_cli.ps.net.payload import Array
+    from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig

@@ -17,8 +17,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.options import Option
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import Option
 from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 from geomx_cli.runtime.algorithms._esync_state import StateServer
 from geomx_cli.runtime.algorithms._pseudo_gradient import PseudoGradient
@@ -26,9 +26,9 @@ from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
 
 if TYPE_CHECKING:
-    from geomx_cli.plugins import Spec
+    from geomx_cli.core.plugins import Spec
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.config import NodeSettings
+    from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
@@ -118,7 +118,7 @@ class EsyncServer(MeanServer):
 
         Raises InvalidSettings where that cannot be listened on, and beyond loopback unless `insecure`.
         """
-        from geomx_cli.ps.addresses import is_private
+        from geomx_cli.ps.net.addresses import is_private
         from geomx_cli.runtime.algorithms._esync_http import Call, serve
 
         if not insecure and not is_private(f"tcp://{place}"):

@@ -7,17 +7,17 @@ round trip a round.
 
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.options import Option
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import Option
 from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.algorithm import Aggregate, PushUp, ServerAlgorithm, SliceView
+    from geomx_cli.ps.aggregation.algorithm import Aggregate, PushUp, ServerAlgorithm, SliceView
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.config import NodeSettings
-    from geomx_cli.ps.optimizers import Optimizer
-    from geomx_cli.ps.payload import Array, Content
-    from geomx_cli.ps.rows import Rows
+    from geomx_cli.ps.cluster.config import NodeSettings
+    from geomx_cli.ps.net.payload import Array, Content
+    from geomx_cli.ps.net.rows import Rows
+    from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
@@ -53,7 +53,7 @@ class FsaServer:
 
     def aggregate_local(self, slot: "SliceView", total: "Aggregate") -> "PushUp":
         """The party's sum goes to the roots."""
-        from geomx_cli.ps.algorithm import PushUp
+        from geomx_cli.ps.aggregation.algorithm import PushUp
 
         return PushUp(total.array, total.weight)
 
@@ -108,7 +108,7 @@ def worker(client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> "F
     """The part in a worker."""
     optimizer = None
     if recipe.optimizer_on == "worker":
-        from geomx_cli.ps import optimizers
+        from geomx_cli.ps.optim import optimizers
 
         optimizer = optimizers.create(recipe.optimizer, recipe.optimizer_params)
     return FsaWorker(client, model, client.num_all_workers, optimizer=optimizer)

@@ -13,17 +13,17 @@ a step (see diloco.py).
 
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.errors import InvalidSettings
-from geomx_cli.options import Option
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import Option
 from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
 
 if TYPE_CHECKING:
-    from geomx_cli.plugins import Spec
-    from geomx_cli.ps.algorithm import Aggregate, PushUp, ReplyNow, ServerAlgorithm, SliceView
+    from geomx_cli.core.plugins import Spec
+    from geomx_cli.ps.aggregation.algorithm import Aggregate, PushUp, ReplyNow, ServerAlgorithm, SliceView
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.config import NodeSettings
-    from geomx_cli.ps.optimizers import Optimizer
-    from geomx_cli.ps.payload import Array
+    from geomx_cli.ps.cluster.config import NodeSettings
+    from geomx_cli.ps.net.payload import Array
+    from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.ps.pending_exchange import PendingExchange
     from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.stopwatch import Stopwatch
@@ -98,7 +98,7 @@ class HfaServer:
         """
         import numpy as np
 
-        from geomx_cli.ps.algorithm import PushUp, ReplyNow
+        from geomx_cli.ps.aggregation.algorithm import PushUp, ReplyNow
 
         assert slot.value is not None
         mean = self._mean(total) if total.weight else slot.value.astype(total.array.dtype, copy=False)

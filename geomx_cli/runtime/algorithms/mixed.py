@@ -9,15 +9,15 @@ Parallel Parameter Server", NIPS 2013). The optimizers called dcasgd compensate 
 
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.options import Option
+from geomx_cli.core.options import Option
 from geomx_cli.runtime.algorithms._completion import TOPIC, CompletionServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer, FsaWorker, server_optimizer
 
 if TYPE_CHECKING:
-    from geomx_cli.plugins import Spec
-    from geomx_cli.ps.algorithm import ServerAlgorithm
+    from geomx_cli.core.plugins import Spec
+    from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.config import NodeSettings
+    from geomx_cli.ps.cluster.config import NodeSettings
     from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.train_config import TrainConfig
 

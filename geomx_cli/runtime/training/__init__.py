@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.payload import Array
+    from geomx_cli.ps.net.payload import Array
     from geomx_cli.runtime.training.network import Network
     from geomx_cli.runtime.training.samples import Samples
     from geomx_cli.runtime.training.train_config import TrainConfig
@@ -22,7 +22,7 @@ def main(client: "Client") -> None:
     their test accuracy.
     Raises GeomxError when the job cannot start or fails.
     """
-    from geomx_cli import plugins
+    from geomx_cli.core import plugins
     from geomx_cli.runtime.training.train_config import TrainConfig
 
     recipe = TrainConfig.from_options(client.settings.options)
@@ -58,7 +58,7 @@ def _values(recipe: "TrainConfig", network: "Network") -> "dict[str, Array]":
 
 
 def _initialise(client: "Client", recipe: "TrainConfig") -> None:
-    from geomx_cli.ps.partition import Tensor
+    from geomx_cli.ps.cluster.partition import Tensor
     from geomx_cli.runtime.kvstore import row_of
 
     values = _values(recipe, _network(recipe))
@@ -77,7 +77,7 @@ def _run(
     client: "Client", recipe: "TrainConfig", algorithm: "Algorithm", network: "Network", shard: "Samples",
     test: "Samples | None",
 ) -> None:  # fmt: skip
-    from geomx_cli.errors import InvalidSettings
+    from geomx_cli.core.errors import InvalidSettings
     from geomx_cli.runtime.kvstore import Store
     from geomx_cli.runtime.training.evaluation import Evaluation
     from geomx_cli.runtime.training.loop import Loop

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 
 __all__ = [
     "BY_CLASS", "BY_PARTY", "CLASSES", "DATA_SETS", "DIRICHLET", "IID", "NETWORKS", "DataSet", "Split", "check_data",

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from geomx_cli.errors import InvalidSettings, TrainingFailed
+from geomx_cli.core.errors import InvalidSettings, TrainingFailed
 
 __all__ = ["Checkpoint", "Checkpoints"]
 

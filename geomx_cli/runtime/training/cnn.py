@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.training.network import Network, Parameter, Shape
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.training import catalog, sources
 from geomx_cli.runtime.training.catalog import CLASSES, DATA_SETS, Split
 from geomx_cli.runtime.training.idx import Bytes, damaged, read_bytes, read_idx

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 
 __all__ = ["pick"]
 

@@ -6,7 +6,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
-from geomx_cli.errors import HostUnreachable, InvalidSettings
+from geomx_cli.core.errors import HostUnreachable, InvalidSettings
 from geomx_cli.runtime.training import catalog, sources
 from geomx_cli.runtime.training.sources import SOURCES, Progress, SourceError
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.mxnet_store import load_mxnet
 from geomx_cli.runtime.training.gluon_model import Built, GluonModel, session
 from geomx_cli.runtime.training.network import Network, Parameter, Shape

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.training.model import Floats, ModelAdapter, flat_views
 from geomx_cli.runtime.training.network import Network, Parameter, Shape
 from geomx_cli.runtime.training.samples import Batch

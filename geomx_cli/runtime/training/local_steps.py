@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.ps import optimizers
+from geomx_cli.ps.optim import optimizers
 from geomx_cli.runtime.training.model import Floats, flat_views
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.training.catalog import BY_CLASS, BY_PARTY, DIRICHLET, IID, check_split
 from geomx_cli.runtime.training.samples import Samples
 

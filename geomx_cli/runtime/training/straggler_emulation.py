@@ -3,7 +3,7 @@
 import time
 from collections import deque
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 
 __all__ = ["StragglerEmulation", "factor_of", "factors"]
 

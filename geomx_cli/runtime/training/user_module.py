@@ -6,7 +6,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from geomx_cli.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.mxnet_store import prepare_import
 
 __all__ = ["call"]

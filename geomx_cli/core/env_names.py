@@ -1,0 +1,77 @@
+"""Variables that have no effect: GEOMX_... that nothing reads, likely mistyped, and MXNet's and GeoMX's that geomx does
+not honour.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from geomx_cli.core.plugins import table
+
+__all__ = ["NO_EFFECT", "OWN", "strangers", "without_effect"]
+
+NO_EFFECT = " has no effect"
+OWN = frozenset(
+    f"GEOMX_{name}"
+    for name in (
+        "ADVERTISE", "BIND", "DEVICE", "GLOBAL_RANK", "GLOBAL_SCHEDULER", "HOST", "HOSTS", "INSECURE", "JOB",
+        "JOB_DIR", "KEY_FILE", "PARTY", "PARTY_INDEX", "PROCESS", "RANK", "SCHEDULER", "SCRIPT_PROCESS", "WAN_SHARE",
+    )
+)  # fmt: skip
+"""Those that are read beside the options' own."""
+
+
+def strangers(environment: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each variable GEOMX_... that nothing reads."""
+    known = OWN | {option.env for option in table()}
+    for name in sorted(environment):
+        if name.startswith("GEOMX_") and name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            yield f"{name} means nothing to geomx" + (f"; did you mean {close[0]}?" if close else "")
+
+
+_DGT = "geomx has no DGT: every slice is delivered, over TCP"
+_TSENGINE = "geomx has no TSEngine; --topology spread shares the load of the links among the parties"
+_RESENDS = "geomx always sends again what was lost with a connection"
+_OWN_SUM = "geomx adds the arrays of a worker's devices in its own way"
+_WITHOUT_EFFECT: Mapping[str, str] = {
+    **dict.fromkeys(
+        (
+            "ENABLE_DGT", "DMLC_K", "DMLC_K_MIN", "ADAPTIVE_K_FLAG", "DGT_BLOCK_SIZE", "DGT_CONTRIBUTION_ALPHA",
+            "DGT_INFO", "DMLC_UDP_CHANNEL_NUM",
+        ),
+        _DGT,
+    ),
+    **dict.fromkeys(("ENABLE_INTER_TS", "ENABLE_INTRA_TS", "MAX_GREED_RATE_TS"), _TSENGINE),
+    "ENABLE_P3": "geomx always sends slices by priority, on all links",
+    "MXNET_KVSTORE_SIZE_LOWER_BOUND": "geomx has no Bi-Sparse compression, to which it belongs",
+    **dict.fromkeys(("PS_RESEND", "PS_RESEND_TIMEOUT"), _RESENDS),
+    "PS_DROP_MSG": "geomx drops no messages; tc netem emulates a link that does",
+    "PS_HEARTBEAT_INTERVAL": "set GEOMX_HEARTBEAT (--heartbeat), with a unit",
+    "PS_HEARTBEAT_TIMEOUT": "set GEOMX_SILENCE (--silence), with a unit",
+    "PS_VERBOSE": "a process's event log says what it does",
+    "DMLC_LOCAL": "geomx launch has the processes of a host use unix sockets; by hand, give 127.0.0.1 as the address",
+    "DMLC_USE_KUBERNETES": "set DMLC_NODE_HOST to the address that others dial; in the inventory, address and listen",
+    **dict.fromkeys(
+        ("MXNET_KVSTORE_USETREE", "MXNET_KVSTORE_SERIAL_PUSH", "MXNET_KVSTORE_REDUCTION_NTHREADS"), _OWN_SUM
+    ),
+    "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE": "a process's event log says what it does",
+}  # fmt: skip
+"""What to know, or to set instead, for each variable that MXNet or GeoMX reads and geomx does not."""
+_LAUNCH_SETS = "geomx launch gives each process its own; addresses and interfaces of hosts are in the inventory"
+_OFF = frozenset(("", "0", "0.0", "no", "false", "off"))
+
+
+def without_effect(environment: Mapping[str, str], *, launching: bool = False) -> Iterator[str]:
+    """A sentence for each variable of MXNet's and GeoMX's that is set, not to "off", and has no effect.
+
+    `launching`: to the environment of `geomx launch`, where those that processes started by hand read have none either.
+    """
+    for name in sorted(environment):
+        if environment[name].strip().lower() in _OFF:
+            continue
+        if name in _WITHOUT_EFFECT:
+            yield f"{name}{NO_EFFECT}: {_WITHOUT_EFFECT[name]}"
+        elif launching and name == "MXNET_KVSTORE_USE_HFA":
+            yield f"{name}{NO_EFFECT} on geomx launch: write --algo hfa"
+        elif launching and name.startswith("DMLC_"):
+            yield f"{name}{NO_EFFECT} on geomx launch: {_LAUNCH_SETS}"

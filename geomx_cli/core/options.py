@@ -1,0 +1,275 @@
+"""The table of options: each is written once, here or in the plug-in that it belongs to.
+
+The command line, the environment of the processes, validation, `--dry-run` and the reference page are made from this
+table. An option's value is a plain bool, int, float or str; durations are seconds, sizes are bytes and rates bits a
+second, parsed from text with a unit.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from geomx_cli.core import units
+from geomx_cli.core.errors import InvalidSettings
+
+__all__ = ["OPTIONS", "Kind", "Option", "Value", "decode", "defaults", "encode"]
+
+Value = bool | int | float | str
+Kind = Literal["bool", "int", "float", "text", "duration", "size", "wan"]
+Group = Literal["cluster", "synchronisation", "transport", "training"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. `env` is the variable that carries it to a process; `minimum` and `maximum` bound a number other
+    than the default, which may stand for "choose for me", and it is less than `below`."""
+
+    name: str
+    kind: Kind
+    default: Value
+    env: str
+    help: str
+    group: Group
+    choices: tuple[str, ...] = ()
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    below: float = math.inf
+
+    @property
+    def flag(self) -> str:
+        """As on the command line: `--batch-size`."""
+        return "--" + self.name.replace("_", "-")
+
+    def allows(self, number: float) -> bool:
+        """Whether a number is the default or within the bounds."""
+        return number == self.default or (self.minimum <= number <= self.maximum and number < self.below)
+
+    @property
+    def span(self) -> str:
+        """The bounds of a number in words: "from 1 to 1024", "from 0", "from 0 and below 1"; "" where it has none."""
+        words = (("from ", self.minimum), ("to ", self.maximum), ("and below ", self.below))
+        return " ".join(word + self._plain(bound) for word, bound in words if abs(bound) != math.inf)
+
+    @property
+    def stands_apart(self) -> str:
+        """The default, where it is a number that the bounds would not allow; else ""."""
+        value = self.default
+        if isinstance(value, str) or (self.minimum <= value <= self.maximum and value < self.below):
+            return ""
+        return self._plain(value)
+
+    def _plain(self, number: float) -> str:
+        return f"{number:.10g}" + ("s" if self.kind == "duration" and number else "")
+
+
+def _option(group: Group) -> Callable[..., Option]:
+    def make(name: str, kind: Kind, default: Value, env: str, text: str, **rest: object) -> Option:
+        return Option(name, kind, default, env, text, group, **rest)  # type: ignore[arg-type]
+
+    return make
+
+
+_cluster, _sync, _net, _train = (
+    _option("cluster"),
+    _option("synchronisation"),
+    _option("transport"),
+    _option("training"),
+)
+
+OPTIONS: tuple[Option, ...] = (
+    _cluster("parties", "int", 2, "GEOMX_PARTIES", "Participating parties (data centres).", minimum=1, maximum=1024),
+    _cluster("workers", "int", 2, "GEOMX_WORKERS", "Workers in each participating party.", minimum=1, maximum=1024),
+    _cluster(
+        "central_workers", "int", 0, "GEOMX_CENTRAL_WORKERS",
+        "Workers of the central party that train beside the master worker.", minimum=0, maximum=1024,
+    ),
+    _cluster(
+        "topology", "text", "central", "GEOMX_TOPOLOGY",
+        "Where the global servers stand: in the central party, spread over the parties, or one flat plane"
+        " without local servers.", choices=("central", "spread", "flat"),
+    ),
+    _cluster(
+        "global_servers", "int", 1, "GEOMX_GLOBAL_SERVERS",
+        "Global servers that share the model (with --topology spread: in each party).", minimum=1, maximum=256,
+    ),
+    _cluster(
+        "local_servers", "int", 1, "GEOMX_LOCAL_SERVERS",
+        "Local servers in each party that share the model.", minimum=1, maximum=64,
+    ),
+    _sync("algo", "text", "fsa", "GEOMX_ALGO", "Synchronisation algorithm."),
+    _sync(
+        "rank_scope", "text", "auto", "GEOMX_RANK_SCOPE",
+        "What a script's kv.rank and kv.num_workers count: global, the workers of all parties, of which rank 0 is the"
+        " master; or party, those of its own, beside a master worker. auto: party for a script that uses GeoMX's names"
+        " (kv.num_all_workers, ...) and for HFA, else global.",
+        choices=("auto", "global", "party"),
+    ),
+    _sync("delivery", "text", "direct", "GEOMX_DELIVERY", "How slices travel."),
+    _net(
+        "slice_elements", "int", 0, "MXNET_KVSTORE_BIGARRAY_BOUND",
+        "Elements in a slice, the unit of sending; a larger tensor is cut. 0 chooses by how many global"
+        " servers there are, and whether they are across the WAN.",
+        minimum=1024, maximum=8_388_608,
+    ),
+    _net(
+        "window", "size", 0, "GEOMX_WINDOW",
+        "Bytes under way on one link before the sender waits for credit; 0 measures what the link needs.",
+        minimum=0, maximum=2**30,
+    ),
+    _net(
+        "wan", "wan", "", "GEOMX_WAN",
+        "Shape the links between parties on one machine: rate of a party's link, round trip, or both, as 100mbit,30ms."
+        " The central party's link has that rate too, for all parties together.",
+    ),
+    _net("heartbeat", "duration", 1.0, "GEOMX_HEARTBEAT", "Time between heartbeats.", minimum=0.05, maximum=60),
+    _net(
+        "silence", "duration", 300.0, "GEOMX_SILENCE",
+        "How long a link may be cut, or a process stopped, before the job ends; one of which the connection is closed,"
+        " not cut, has 10 seconds to come back.", minimum=0.5, maximum=86400,
+    ),
+    _net(
+        "timeout", "duration", 60.0, "GEOMX_TIMEOUT",
+        "Longest wait for the other processes to start, or for an answer outside a round; while a link is cut it does"
+        " not pass.", minimum=1, maximum=86400,
+    ),
+    _net(
+        "patience", "duration", 600.0, "GEOMX_PATIENCE",
+        "Longest wait for a round or a barrier in which nothing moves while every link works.",
+        minimum=1, maximum=86400 * 7,
+    ),
+    _train(
+        "network", "text", "cnn", "GEOMX_NETWORK",
+        "Network to train: linear (needs no MXNet), cnn, cnn-bn, alexnet, resnet18-v1, resnet50-v1, resnet50-v2,"
+        " mobilenet-v1, mobilenet-v2, inception-v3, or MODULE:FUNCTION, which is called with the number of classes and"
+        " returns a gluon HybridBlock.",
+    ),
+    _train(
+        "data", "text", "fashion-mnist", "GEOMX_DATA",
+        "Data set: fashion-mnist, mnist, cifar10, or MODULE:FUNCTION, which is called with train or test and with"
+        " --data-dir and returns images and labels, as numpy arrays.",
+    ),
+    _train("data_dir", "text", "", "GEOMX_DATA_DIR", "Where the data set lies; searched for when not given."),
+    _train(
+        "split", "text", "iid", "GEOMX_SPLIT",
+        "How the training data are divided among the workers: iid, by-class (each worker has one class or a few),"
+        " by-party (each party has classes of its own, mixed among its workers), or dirichlet:ALPHA (the smaller ALPHA,"
+        " the more uneven the classes and the sizes).",
+    ),
+    _train("batch_size", "int", 64, "GEOMX_BATCH_SIZE", "Samples in one worker's batch.", minimum=1, maximum=65536),
+    _train(
+        "epochs", "int", 4, "GEOMX_EPOCHS",
+        "Passes over the training data; with esync those of the slowest worker, and the others take more.",
+        minimum=1, maximum=100_000,
+    ),
+    _train("time_limit", "duration", 0.0, "GEOMX_TIME_LIMIT", "Stop training after this long; 0 is never.", minimum=0),
+    _train(
+        "optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer.",
+        choices=("sgd", "nag", "adam", "adagrad", "rmsprop", "adamw", "dcasgd", "dcasgd-a", "dcasgd-mxnet"),
+    ),
+    _train(
+        "optimizer_on", "text", "server", "GEOMX_OPTIMIZER_ON",
+        "Where the optimizer runs: global servers answer with weights, or with summed gradients for the workers.",
+        choices=("server", "worker"),
+    ),
+    _train(
+        "lr", "float", 0.0, "GEOMX_LR",
+        "Learning rate; 0 is the optimizer's usual one: 0.05 for sgd, nag and dcasgd of any kind, 0.01 for adagrad,"
+        " 0.001 for the others.",
+        minimum=0, maximum=1e6,
+    ),
+    _train(
+        "momentum", "float", 0.9, "GEOMX_MOMENTUM", "Momentum of sgd, nag and dcasgd of any kind.", minimum=0, below=1
+    ),
+    _train(
+        "dc_lambda", "float", 0.0, "GEOMX_DC_LAMBDA",
+        "How strongly dcasgd of any kind compensates for delay; 0 is the optimizer's usual: 2 for dcasgd-a, 0.04 for"
+        " the others.", minimum=0, maximum=1e6,
+    ),
+    _train(
+        "dc_decay", "float", 0.95, "GEOMX_DC_DECAY",
+        "Decay of the mean square of gradients by which dcasgd-a divides.", minimum=0, below=1,
+    ),
+    _train(
+        "factor", "text", "", "GEOMX_FACTOR",
+        "Slow workers down, for trials: WHO=N, where WHO is a worker or party, multiplies the time of its steps by N;"
+        " N alone is for the last worker. Several are separated by commas.",
+    ),
+    _train("seed", "int", 1, "GEOMX_SEED", "Seed of initial weights and of the order of samples.", minimum=0),
+    _train(
+        "eval_every", "int", 100, "GEOMX_EVAL_EVERY",
+        "Steps of a worker between two evaluations of the global model; 0: only at the end.", minimum=0,
+    ),
+    _train(
+        "checkpoint_every", "int", 0, "GEOMX_CHECKPOINT_EVERY",
+        "Steps between two files of weights that global rank 0 writes at a round's end, and one at the end, to"
+        " checkpoints/ in the job's directory; 0 is never.", minimum=0,
+    ),
+    _train(
+        "target_accuracy", "float", 0.0, "GEOMX_TARGET_ACCURACY",
+        "Stop when the test accuracy reaches this; 0 is never.", minimum=0, maximum=1,
+    ),
+)  # fmt: skip
+
+
+def defaults(table: Iterable[Option] = OPTIONS) -> dict[str, Value]:
+    """The value of every option where nobody says otherwise."""
+    return {option.name: option.default for option in table}
+
+
+def decode(option: Option, text: str) -> Value:
+    """The value that `text` stands for. Raises InvalidSettings with what to write instead."""
+    try:
+        value = _PARSERS[option.kind](text.strip())
+    except InvalidSettings as error:
+        raise InvalidSettings(f"{option.flag} ({option.env}): {error.message}", error.hint) from None
+    except ValueError:
+        what, hint = _WORDS[option.kind], f"write {_EXAMPLES[option.kind]}"
+        raise InvalidSettings(f"{option.flag} ({option.env}): {text!r} is not {what}", hint) from None
+    return check(option, value)
+
+
+def check(option: Option, value: Value) -> Value:
+    """`value` again, if the option allows it. Raises InvalidSettings otherwise."""
+    if option.choices and value not in option.choices:
+        raise InvalidSettings(
+            f"{option.flag} ({option.env}): there is no {value!r}", f"choose one of {', '.join(option.choices)}"
+        )
+    if not isinstance(value, str) and not option.allows(value):
+        apart = f"{option.stands_apart}, or " if option.stands_apart else ""
+        raise InvalidSettings(
+            f"{option.flag} ({option.env}): {value} is out of range", f"write {apart}a number {option.span}".rstrip()
+        )
+    return value
+
+
+def encode(option: Option, value: Value) -> str:
+    """`value` as text that `decode` reads back."""
+    if option.kind == "bool":
+        return "1" if value else "0"
+    return str(value)
+
+
+def _parse_bool(text: str) -> bool:
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in known:
+        raise ValueError(text)
+    return known[text.lower()]
+
+
+def _parse_wan_text(text: str) -> str:
+    units.parse_wan(text)
+    return text
+
+
+_PARSERS: Mapping[Kind, Callable[[str], Value]] = {
+    "bool": _parse_bool,
+    "int": int,
+    "float": float,
+    "text": str,
+    "duration": units.parse_duration,
+    "size": units.parse_size,
+    "wan": _parse_wan_text,
+}
+_WORDS: Mapping[Kind, str] = {"bool": "yes or no", "int": "a whole number", "float": "a number"}
+_EXAMPLES: Mapping[Kind, str] = {"bool": "1 or 0", "int": "digits, as in 4", "float": "digits, as in 0.05"}

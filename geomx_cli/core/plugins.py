@@ -1,0 +1,168 @@
+"""Plug-ins: synchronisation algorithms, codecs and ways of delivery, found by scanning their packages.
+
+A plug-in is a module with a `name`, its `options` and `refuses`. It may have the factories `worker`, `server`
+and `scheduler`, one for each side that it has a part in; what is heavy to import is imported inside them, so
+that a scan is cheap. A new plug-in is one new file. A module whose name starts with "_" is none.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, Literal, Protocol, cast
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import OPTIONS, Option, Value
+
+__all__ = [
+    "Kind",
+    "Plugin",
+    "Side",
+    "Spec",
+    "algorithms",
+    "codecs",
+    "deliveries",
+    "factory",
+    "find",
+    "fixes",
+    "in_two_tiers",
+    "merge",
+    "ranks_by_party",
+    "scan",
+    "table",
+    "users",
+]
+
+Kind = Literal["algorithm", "codec", "delivery"]
+Side = Literal["worker", "server", "scheduler"]
+
+_PACKAGES: Mapping[Kind, str] = {
+    "algorithm": "geomx_cli.runtime.algorithms",
+    "codec": "geomx_cli.ps.codecs",
+    "delivery": "geomx_cli.ps.delivery",
+}
+
+
+class Spec(Protocol):
+    """What a plug-in sees of a job: every option's value, and the script with its arguments (() for none)."""
+
+    @property
+    def options(self) -> Mapping[str, Value]: ...
+
+    @property
+    def script(self) -> tuple[str, ...]: ...
+
+
+class Plugin(Protocol):
+    """What every plug-in's module has."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it, as in `--algo fsa`."""
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Its own options, which join the table of options."""
+
+    def refuses(self, spec: Spec) -> str | None:
+        """Why the job cannot work with this plug-in, as one sentence without a full stop; None if it can."""
+
+
+def scan(package: str) -> dict[str, Plugin]:
+    """The plug-ins of `package` by name, sorted.
+
+    Raises TypeError for a module that is none and for a name taken twice: these are mistakes in a plug-in.
+    """
+    found: dict[str, Plugin] = {}
+    for item in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
+        if item.name.rpartition(".")[2].startswith("_"):
+            continue
+        module = importlib.import_module(item.name)
+        missing = [part for part in ("name", "options", "refuses") if not hasattr(module, part)]
+        if missing:
+            raise TypeError(f"{item.name} is no plug-in: it has no {', '.join(missing)}")
+        plugin = cast(Plugin, module)
+        if plugin.name in found:
+            raise TypeError(f"{item.name}: there is a plug-in named {plugin.name!r} already")
+        found[plugin.name] = plugin
+    return dict(sorted(found.items()))
+
+
+@cache
+def _all(kind: Kind) -> Mapping[str, Plugin]:
+    return scan(_PACKAGES[kind])
+
+
+def algorithms() -> Mapping[str, Plugin]:
+    """The synchronisation algorithms by name."""
+    return _all("algorithm")
+
+
+def codecs() -> Mapping[str, Plugin]:
+    """The codecs by name."""
+    return _all("codec")
+
+
+def deliveries() -> Mapping[str, Plugin]:
+    """The ways of delivery by name."""
+    return _all("delivery")
+
+
+def find(kind: Kind, name: str) -> Plugin:
+    """The plug-in called `name`. Raises InvalidSettings, which names those there are."""
+    known = _all(kind)
+    if name not in known:
+        raise InvalidSettings(f"there is no {kind} {name!r}", f"choose one of {', '.join(known)}")
+    return known[name]
+
+
+def factory(plugin: Plugin, side: Side) -> Callable[..., Any] | None:
+    """What makes the plug-in's part in a worker, server or scheduler; None if it has no part there."""
+    return getattr(plugin, side, None)
+
+
+def fixes(algorithm: str) -> Mapping[str, Value]:
+    """Options of the cluster that hold with this algorithm, whatever else is said: its module's `fixes`."""
+    return dict(getattr(find("algorithm", algorithm), "fixes", {}))
+
+
+def in_two_tiers(algorithm: str) -> bool:
+    """Whether every worker needs a local server above it, the central party's too (`needs_local_server`)."""
+    return bool(getattr(find("algorithm", algorithm), "needs_local_server", False))
+
+
+def ranks_by_party(algorithm: str) -> bool:
+    """Whether scripts that are written for it count ranks within their party: its module's `ranks_by_party`."""
+    return bool(getattr(find("algorithm", algorithm), "ranks_by_party", False))
+
+
+def users(option: str) -> list[str]:
+    """The algorithms that have a use for an option of one of them: it is theirs, or among their module's `shares`.
+    Empty for an option that is no algorithm's.
+    """
+    return [
+        name
+        for name, plugin in algorithms().items()
+        if option in getattr(plugin, "shares", ()) or any(option == own.name for own in plugin.options)
+    ]
+
+
+def merge(base: Iterable[Option], plugins: Iterable[Plugin]) -> tuple[Option, ...]:
+    """`base` and the options of `plugins`. Raises TypeError where two have one name, flag or variable."""
+    merged = [*base, *(option for plugin in plugins for option in plugin.options)]
+    taken: dict[str, str] = {}
+    for option in merged:
+        for key in (option.flag, f"--no-{option.flag.removeprefix('--')}", option.env):
+            if key in taken:
+                raise TypeError(f"the options {taken[key]!r} and {option.name!r} both claim {key}")
+            taken[key] = option.name
+    return tuple(merged)
+
+
+@cache
+def table() -> tuple[Option, ...]:
+    """The table of options of the whole program, with the choices of those that name a plug-in."""
+    choices = {"algo": tuple(algorithms()), "delivery": tuple(deliveries())}
+    base = (replace(option, choices=choices.get(option.name, option.choices)) for option in OPTIONS)
+    return merge(base, [*algorithms().values(), *codecs().values(), *deliveries().values()])

@@ -1,0 +1,115 @@
+"""Durations, sizes, rates and links as people write them: "30ms", "1MiB", "100mbit", "100mbit,30ms". Parsed once, at
+the edge.
+"""
+
+import re
+
+from geomx_cli.core.errors import InvalidSettings
+
+__all__ = [
+    "counted",
+    "format_bytes",
+    "format_duration",
+    "parse_duration",
+    "parse_rate",
+    "parse_size",
+    "parse_wan",
+]
+
+_DURATIONS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZES = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9}
+_SIZES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
+_RATES = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_LONGEST_TRIP = 60.0
+_EXAMPLE_WAN = (
+    "write a rate (kbit, mbit or gbit), a round trip (us, ms or s), or both with a comma between: 100mbit,30ms"
+)
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def _parse(text: str, scale: dict[str, float] | dict[str, int], kind: str, example: str) -> float:
+    match = _NUMBER.fullmatch(text)
+    unit = match.group(2).lower() if match else ""
+    if match is None or unit not in scale:
+        units = ", ".join(name for name in scale if name)
+        raise InvalidSettings(f"{text!r} is not a {kind}", f"write a number and one of {units}, as in {example}")
+    return float(match.group(1)) * scale[unit]
+
+
+def parse_duration(text: str) -> float:
+    """Seconds, from "5s", "300ms", "2m", "1.5h" or a bare number of seconds."""
+    return _parse(text, _DURATIONS, "duration", '"30ms"')
+
+
+def parse_size(text: str) -> int:
+    """Bytes, from "1MiB", "64k", "2GB" or a bare number of bytes."""
+    return int(_parse(text, _SIZES, "size", '"1MiB"'))
+
+
+def parse_rate(text: str) -> float:
+    """Bits per second, from "100mbit", "1gbit" or "512kbit"; the unit is required."""
+    return _parse(text, _RATES, "rate", '"100mbit"')
+
+
+def parse_wan(text: str) -> tuple[float, float]:
+    """(bits per second, seconds of round trip) of a link, from "100mbit,30ms"; either part may be left out, and is 0
+    then; "" is (0, 0).
+
+    Raises InvalidSettings, which names the part that is wrong: one without a unit of a rate or of a time, two of one
+    kind, a rate of 0 and a round trip of more than a minute.
+    """
+    rate = trip = None
+    for part in (part.strip() for part in text.split(",") if text.strip()):
+        match = _NUMBER.fullmatch(part)
+        unit = match.group(2).lower() if match else ""
+        if unit in _RATES and rate is None:
+            rate = parse_rate(part)
+        elif unit in _DURATIONS and unit and trip is None:
+            trip = parse_duration(part)
+        else:
+            raise _wrong_part(part, match.group(2) if match else None)
+    if rate == 0:
+        raise InvalidSettings("a link of 0 bit/s carries nothing", "leave out --wan for links that are not shaped")
+    if trip is not None and trip > _LONGEST_TRIP:
+        raise InvalidSettings(f"a round trip of {format_duration(trip)} is more than a minute", _EXAMPLE_WAN)
+    return rate or 0.0, trip or 0.0
+
+
+def _wrong_part(part: str, unit: str | None) -> InvalidSettings:
+    """What is wrong with one part of a link; `unit` is what stands behind its number, None where it is no number."""
+    if unit is None:
+        several = len(part.split()) > 1
+        what = "has no comma between its parts" if several else "is neither a rate nor a round trip"
+    elif unit.lower() in _RATES:
+        what = "is a second rate"
+    elif not unit:
+        what = "has no unit"
+    elif unit.lower() in _DURATIONS:
+        what = "is a second round trip"
+    else:
+        what = f"has the unit {unit!r}, which is neither one of a rate nor of a time"
+    return InvalidSettings(f"{part!r} {what}", _EXAMPLE_WAN)
+
+
+def counted(count: int, noun: str) -> str:
+    """ "1 host", "2 hosts"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def format_duration(seconds: float) -> str:
+    """Short and readable: "850 ms", "4.2 s", "3 min 05 s", "1 h 02 min"."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+
+
+def format_bytes(count: float) -> str:
+    """Decimal, as network people count: "715 kB", "46.8 MB"."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"

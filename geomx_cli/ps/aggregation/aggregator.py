@@ -1,0 +1,433 @@
+"""The rounds of all slices at one server: gather, decide, answer.
+
+One slice's rounds complete strictly in order, each after the result of the one before. In a synchronous job all members
+go through them together; a root of an asynchronous one takes each member's by itself.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+
+from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution, merge_hyper
+from geomx_cli.ps.aggregation.algorithm import Aggregate, PushUp, RowAlgorithm
+from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
+from geomx_cli.ps.aggregation.slice_state import Cohort, Result, SliceState, Waiter
+from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.state import export_state, import_state
+from geomx_cli.ps.aggregation.upstream import Delivery, UpstreamClient
+from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.payload import (
+    DTYPES,
+    Array,
+    Content,
+    as_payload,
+    cast,
+    content,
+    form_of,
+    numbers_payload,
+    row_numbers,
+    sum_payload,
+    view,
+)
+from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.wire import MAX_HYPER, MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, Reply
+from geomx_cli.ps.optim.optimizers import Optimizer
+
+__all__ = ["Aggregator"]
+
+
+class Aggregator:
+    """`upstream` is None at a root, `table` has all slices; `warn` gets what the user should know of. `asynchronous`:
+    whether the roots take each party's contributions by themselves; a local server knows by their results.
+
+    Used by the loop's thread only.
+    """
+
+    def __init__(
+        self,
+        *,
+        delivery: Delivery,
+        upstream: UpstreamClient | None,
+        own_rank: Callable[[], int],
+        table: SliceTable,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.history = OptimizerHistory()
+        self.asynchronous = table.algorithm.asynchronous
+        self.last_round = 0
+        self.versions: dict[int, int] = {}
+        self._delivery = delivery
+        self._upstream = upstream
+        self._own_rank = own_rank
+        self._warn = warn
+        self._warned: set[str] = set()
+        self.table = table
+        self._takes_rows = isinstance(table.algorithm, RowAlgorithm) and table.algorithm.takes_rows
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The one that was set last."""
+        return self.history.newest
+
+    def closed(self) -> dict[int, int]:
+        """The last round of each key that is decided in any of its slices."""
+        found: dict[int, int] = {}
+        for (key, _), entry in self.table.entries.items():
+            found[key] = max(found.get(key, 0), *(cohort.closed for cohort in entry.cohorts.values()), 0)
+        return {key: round_ for key, round_ in found.items() if round_}
+
+    # What comes from below.
+
+    def on_push(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        """An initial value. The first one counts; at a local server it goes on to the root."""
+        entry, array = self.table.entry(header), view(header, payload)
+        waiter = Waiter(link, header.request, header.priority)
+        if self._upstream is not None:
+            up = Header(
+                kind=Kind.PUSH, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
+                length=entry.length, dtype=entry.dtype, row=entry.row, priority=header.priority,
+            )  # fmt: skip
+            self._upstream.send(entry.root, up, payload, lambda _, __: self._acknowledge(entry, waiter))
+        else:
+            if entry.slot.value is None:
+                entry.slot.value = array.copy()
+                entry.hyper.update(header.hyper)
+                self._answer_pulls(entry)
+                self._advance(entry)
+            self._acknowledge(entry, waiter)
+        link.consumed(array.nbytes)
+
+    def on_pull(self, link: Link, header: Header, rank: int, payload: memoryview | None = None) -> None:
+        """Answer with the current value, or some rows of it; wait for it, or fetch it from the root, if there is none.
+
+        Who pulls after it has begun to push asks, in an asynchronous job, for the newest value: that of the root.
+        """
+        entry, numbers = self.table.entry(header), row_numbers(header, payload)
+        waiter = Waiter(link, header.request, header.priority, rank, numbers=numbers)
+        link.consumed(0 if payload is None else len(payload))
+        if any(known.link is link and known.request == header.request for known in entry.pulls):
+            return
+        if self._upstream is not None and header.round:
+            self._pull_above(entry, header, partial(self._answer_newest, entry, waiter), numbers)
+        elif entry.slot.value is not None:
+            self._answer_pull(entry, waiter)
+        else:
+            entry.pulls.append(waiter)
+            if self._upstream is not None and not entry.fetching:
+                self._fetch(entry, header.priority)
+
+    def on_exchange(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        """A contribution; whoever makes it has been checked to be among its contributors. One that is there already
+        is answered as before. One of weight 0 has no payload: its sender only takes the round's result. Any other one
+        without a payload asks whether that contribution is here, and is told if not.
+        """
+        entry, rank = self.table.entry(header), header.contributors[0]
+        asks = header.weight > 0 and payload is None
+        given = content(header, payload) if header.weight and not asks else None
+        size = 0 if payload is None else len(payload)
+        if given is None and size:
+            raise BadMessage("a contribution of weight 0 with a payload")
+        cohort = entry.cohort(self.table.member(rank))
+        if not 0 < header.round <= cohort.finished + MAX_ROUNDS_AHEAD:
+            raise BadMessage(f"round {header.round} while round {cohort.finished + 1} is open")
+        # So a server never keeps the results of more rounds than may be under way.
+        if not header.round - 1 - MAX_ROUNDS_AHEAD <= header.acked < header.round:
+            raise BadMessage(f"a contribution to round {header.round} from one that has {header.acked} results")
+        cohort.acknowledge(rank, header.acked)
+        waiter = Waiter(link, header.request, header.priority, reply=header.reply)
+        if header.round <= cohort.finished:
+            result = cohort.results.get(header.round)
+            if result is not None:  # else this repeat came late: the sender has acknowledged the result since
+                self._answer(entry, waiter, header.round, result)
+            link.consumed(size)
+            return
+        if asks:
+            known = cohort.rounds.get(header.round)
+            if known is None or rank not in known.waiters:
+                link.ask_again(header.request)
+            return
+        round_ = self.table.round(entry, cohort, header.round, header.priority, rank)
+        if len(round_.accumulator.hyper_names() | header.hyper.keys()) > MAX_HYPER:
+            raise BadMessage(f"more than {MAX_HYPER} hyper-parameters in one round")
+        round_.waiters[rank] = waiter
+        done = partial(link.consumed, size)
+        contribution = Contribution(header.contributors, given, header.weight, header.hyper, done)
+        if header.round <= cohort.closed or not round_.accumulator.offer(contribution):
+            link.consumed(size)
+        self._advance(entry)
+
+    def use(self, optimizer: Optimizer, by_key: Mapping[int, Hyper] | None = None) -> None:
+        """Update values with this optimizer from now on; what was tuned of another one is forgotten.
+
+        by_key: hyper-parameters of single keys.
+        """
+        self.history.use(optimizer, by_key or {})
+        for entry in self.table.entries.values():
+            entry.hyper = {}
+
+    def go_alone(self) -> bool:
+        """See SliceTable.go_alone."""
+        if not self.table.go_alone(late=self.last_round > 0):
+            return False
+        self.asynchronous = True
+        self.members_changed()
+        return True
+
+    def left(self, rank: int) -> None:
+        """This rank owes nothing more, and has all results that it was owed."""
+        for entry in self.table.entries.values():
+            cohort = entry.cohort(self.table.member(rank))
+            cohort.acknowledge(rank, cohort.finished)
+        self.members_changed()
+
+    def members_changed(self) -> None:
+        """Somebody has come or left: close what is now complete."""
+        self.table.changed()
+        for entry in self.table.entries.values():
+            self._advance(entry)
+
+    # State.
+
+    def export_state(self) -> dict[str, Array]:
+        """See state.py."""
+        return export_state(self.table.entries, self.optimizer)
+
+    def import_state(self, state: dict[str, Array]) -> None:
+        """See state.py."""
+        import_state(state, self.table.entries, self.optimizer)
+
+    # Inside.
+
+    def _advance(self, entry: SliceState) -> None:
+        """Close the rounds of this slice that are complete, in order, and answer those that have waited for others."""
+        while self.table.owing() is not None and any(self._go_on(entry, item) for item in list(entry.cohorts.values())):
+            pass
+
+    def _go_on(self, entry: SliceState, cohort: Cohort) -> bool:
+        if cohort.held is None:
+            return self._close_next(entry, cohort)
+        if self.table.too_far_behind(entry, cohort):
+            return False
+        accumulator, cohort.held = cohort.held, None
+        self._finish(entry, cohort, accumulator)
+        return True
+
+    def _close_next(self, entry: SliceState, cohort: Cohort) -> bool:
+        round_ = cohort.rounds.get(cohort.closed + 1)
+        if round_ is None or cohort.closed > cohort.finished or self._lacks_value(entry):
+            return False
+        accumulator = round_.accumulator
+        if not accumulator.merge(self.table.members(cohort)) or not accumulator.ranks:
+            return False
+        cohort.closed += 1
+        total, accumulator.total = accumulator.total, None
+        if total is None:  # all abstain
+            total = Rows.none(entry.row, np.promote_types(DTYPES[entry.dtype], np.float32))
+        if isinstance(total, Rows) and not (self._takes_rows and (self._upstream or entry.slot.value is not None)):
+            total = total.dense(entry.length)
+        self._close(entry, cohort, accumulator, total)
+        return True
+
+    def _lacks_value(self, entry: SliceState) -> bool:
+        """Whether the initial value is needed and not there; at a local server that is when it is fetched."""
+        if entry.slot.value is not None:
+            return False
+        if self._upstream is None:
+            return self.optimizer is not None or self.table.algorithm.starts_from_value
+        if self.table.algorithm.starts_from_value and not entry.fetching:
+            self._fetch(entry, 0)
+        return self.table.algorithm.starts_from_value
+
+    def _close(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content) -> None:
+        self._report_conflicts(entry, accumulator)
+        if self._upstream is None:
+            before = entry.slot.version
+            self._update(entry, cohort, accumulator, total)
+            if entry.slot.version != before:  # where all abstain, others' rounds may have made it newer than this one's
+                cohort.version = entry.slot.version
+            cohort.held = accumulator
+        elif isinstance(total, Rows):
+            self._forward(entry, cohort, accumulator, total, accumulator.weight)
+        else:
+            aggregate = Aggregate(total, accumulator.weight, cohort.member)
+            decision = self.table.algorithm.aggregate_local(entry.slot, aggregate)
+            if isinstance(decision, PushUp):
+                self._forward(entry, cohort, accumulator, decision.array, decision.weight)
+            else:
+                entry.slot.value = cast(decision.array, entry.dtype)
+                merge_hyper(entry.hyper, accumulator.hyper)
+                self._finish(entry, cohort, accumulator)
+
+    def _update(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content) -> None:
+        """A root makes the new value, or the rows of it that change."""
+        slot, algorithm, new = entry.slot, self.table.algorithm, None
+        optimizer = self.history.choose(slot.id, entry.hyper, cohort.closed, accumulator.hyper)
+        if isinstance(total, Rows):
+            assert isinstance(algorithm, RowAlgorithm)
+            new = algorithm.rows_at_root(slot, total, accumulator.weight, cohort.member, optimizer)
+            # Where parties go through rounds by themselves, others have changed other rows meanwhile.
+            if new is None or (isinstance(new, Rows) and algorithm.asynchronous):
+                cohort.changed = Rows.none(entry.row, DTYPES[entry.dtype])
+        else:
+            new = algorithm.aggregate_global(slot, Aggregate(total, accumulator.weight, cohort.member), optimizer)
+        if isinstance(new, Rows):
+            entry.write(new)
+            if cohort.changed is None:
+                cohort.changed = Rows(new.numbers, cast(new.values, entry.dtype))
+            slot.version += 1
+        elif new is not None and new is not slot.value:
+            slot.value = cast(new, entry.dtype)
+            slot.version += 1
+
+    def _forward(
+        self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content, weight: float
+    ) -> None:
+        """A local server exchanges its party's sum with the root."""
+        assert self._upstream is not None
+        self.table.waits_no_more(entry, cohort)
+        entry.forwarded += 1
+        hyper = merge_hyper(entry.hyper, accumulator.hyper)  # with what rounds that did not go up have changed
+        entry.hyper = {}
+        payload, wide = sum_payload(total, entry.dtype) if weight else (None, False)
+        header = Header(
+            kind=Kind.EXCHANGE, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
+            length=entry.length, dtype=entry.dtype, row=entry.row, round=entry.forwarded,
+            contributors=(self._own_rank(),), weight=weight, wide=wide, reply=self._reply(entry, cohort),
+            base=entry.slot.version, priority=accumulator.priority, hyper=hyper,
+            **(form_of(total) if weight else {}),
+        )  # fmt: skip
+
+        def on_result(result: Header, found: Content) -> None:
+            self.asynchronous = result.asynchronous
+            accumulator.ranks = set(result.contributors)
+            accumulator.weight = result.weight
+            entry.slot.version = result.value
+            self._take(entry, cohort, found)
+            self._finish(entry, cohort, accumulator)
+            self._advance(entry)
+
+        self._upstream.send(entry.root, header, payload, on_result)
+
+    def _reply(self, entry: SliceState, cohort: Cohort) -> Reply:
+        """What is needed of a round's result to keep the value complete, and to answer the round's members."""
+        replies = {waiter.reply for waiter in cohort.rounds[cohort.closed].waiters.values()}
+        if not self._takes_rows or (Reply.FULL in replies and (self.asynchronous or not self.last_round)):
+            return Reply.FULL
+        if self.asynchronous:
+            return Reply.NONE
+        return Reply.FULL if entry.slot.value is None else Reply.CHANGED
+
+    def _take(self, entry: SliceState, cohort: Cohort, found: Content) -> None:
+        """The root's result of a round: the value, or what has changed in it."""
+        if not isinstance(found, Rows):
+            entry.slot.value = cast(self.table.algorithm.on_global(entry.slot, found), entry.dtype)
+            return
+        cohort.changed = found
+        if self.asynchronous:
+            entry.slot.value = None  # only the root has the rows that others have changed
+        elif entry.slot.value is not None:
+            entry.write(found)
+
+    def _report_conflicts(self, entry: SliceState, accumulator: Accumulator) -> None:
+        """Workers that set a hyper-parameter to different values in one round: say so, once for each name."""
+        for name in accumulator.conflicts.keys() - self._warned:
+            self._warned.add(name)
+            self._warn(
+                f"workers set {name} to {accumulator.hyper[name]:g} and to {accumulator.conflicts[name]:g} in one round"
+                f" of key {entry.slot.key}: that of the lower rank holds; let all workers set the same"
+            )
+
+    def _finish(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator) -> None:
+        """The value is the result of a round, or newer: answer all who wait for it."""
+        cohort.finished = cohort.closed
+        self.table.waits_no_more(entry, cohort)
+        self.table.changed()
+        self.last_round = max(self.last_round, cohort.finished)
+        self.versions[cohort.member] = max(self.versions.get(cohort.member, 0), cohort.finished)
+        waiters = cohort.rounds.pop(cohort.finished).waiters
+        ranks = tuple(sorted(accumulator.ranks))[:4096]
+        changed, cohort.changed = cohort.changed, None
+        enough = (Reply.NONE,) if changed is None else (Reply.NONE, Reply.CHANGED)
+        array = None if all(waiter.reply in enough for waiter in waiters.values()) else entry.give()
+        if array is not None and cohort.version != entry.slot.version:  # others' rounds are in the value as well
+            self._given(entry, cohort.member)
+            cohort.version = entry.slot.version
+        result = Result(array, entry.slot.version, ranks, accumulator.weight, set(waiters), changed)
+        cohort.results[cohort.finished] = result
+        for waiter in waiters.values():
+            self._answer(entry, waiter, cohort.finished, result)
+        if entry.slot.value is not None:
+            self._answer_pulls(entry)
+
+    def _given(self, entry: SliceState, member: int, numbers: Array | None = None) -> None:
+        """A member is about to get the root's newest value, from which its next gradient will be computed, or these
+        rows of it.
+        """
+        optimizer = self.history.present(entry.hyper)
+        if self._upstream is None and self.table.algorithm.asynchronous and optimizer is not None:
+            assert entry.slot.value is not None
+            rows = None if numbers is None else (entry.row, numbers)
+            optimizer.given(entry.slot.id, member, entry.slot.value, rows)
+
+    def _fetch(self, entry: SliceState, priority: int) -> None:
+        """Get the value from the root, which has it or will have it."""
+        entry.fetching = True
+        self._pull_above(entry, Header(priority=priority), partial(self._fetched, entry))
+
+    def _pull_above(
+        self, entry: SliceState, asked: Header, on_result: Callable[[Header, Content], None],
+        numbers: Array | None = None,
+    ) -> None:  # fmt: skip
+        assert self._upstream is not None
+        header = Header(
+            kind=Kind.PULL, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
+            length=entry.length, dtype=entry.dtype, row=entry.row, round=asked.round, priority=asked.priority,
+            form=asked.form, rows=asked.rows,
+        )  # fmt: skip
+        self._upstream.send(entry.root, header, None if numbers is None else numbers_payload(numbers), on_result)
+
+    def _fetched(self, entry: SliceState, result: Header, found: Content) -> None:
+        entry.fetching, self.asynchronous = False, result.asynchronous
+        if entry.slot.value is None and not isinstance(found, Rows):
+            entry.slot.value, entry.slot.version = found, result.value
+        self._answer_pulls(entry)
+        self._advance(entry)
+
+    def _answer_pulls(self, entry: SliceState) -> None:
+        for waiter in entry.pulls:
+            self._answer_pull(entry, waiter)
+        entry.pulls.clear()
+
+    def _answer_pull(self, entry: SliceState, waiter: Waiter) -> None:
+        self._given(entry, self.table.member(waiter.rank), waiter.numbers)
+        if waiter.numbers is None:
+            found: Content = entry.give()
+        else:
+            assert entry.slot.value is not None
+            found = Rows.of(entry.slot.value, entry.row, waiter.numbers)
+        self._send_down(entry, waiter, 0, Result(None, entry.slot.version), found)
+
+    def _answer_newest(self, entry: SliceState, waiter: Waiter, above: Header, found: Content) -> None:
+        """The root's value for one who asks; what this server has stays as its rounds left it."""
+        self._send_down(entry, waiter, 0, Result(None, above.value), found)
+
+    def _answer(self, entry: SliceState, waiter: Waiter, round_: int, result: Result) -> None:
+        found = result.content(waiter.reply, entry.row)
+        if found is None:
+            raise BadMessage(f"a repeat of round {round_} that asks for more than before")
+        self._send_down(entry, waiter, round_, result, found)
+
+    def _send_down(self, entry: SliceState, waiter: Waiter, round_: int, result: Result, found: Content) -> None:
+        header = Header(
+            kind=Kind.RESULT, request=waiter.request, key=entry.slot.key, slice=entry.slot.index, offset=entry.offset,
+            length=entry.length, dtype=entry.dtype, row=entry.row, round=round_, value=result.version,
+            contributors=result.contributors, weight=result.weight, asynchronous=self.asynchronous,
+            priority=waiter.priority, **form_of(found),
+        )  # fmt: skip
+        self._delivery.down(waiter.link, header, as_payload(found, entry.dtype))
+
+    def _acknowledge(self, entry: SliceState, waiter: Waiter) -> None:
+        header = Header(kind=Kind.RESULT, request=waiter.request, key=entry.slot.key, slice=entry.slot.index)
+        self._delivery.down(waiter.link, header, None)
+

@@ -1,0 +1,118 @@
+"""Which optimizer a root runs on a slice in a round: the first one, or one that was set after rounds had begun.
+
+Workers are not all in the same round when one of them sets another optimizer, and neither are the slices. So a later
+optimizer is only registered when it is set; in each slice it takes over with the first round in which a contribution
+names its serial number, or at a round that a master which does not train has found out. Both are the same at all roots.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.accumulator import SERIAL
+from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD
+from geomx_cli.ps.optim.optimizers import Optimizer, Slot
+
+__all__ = ["Hyper", "OptimizerHistory", "Successor"]
+
+Hyper = dict[str, float]
+
+_KEPT = MAX_ROUNDS_AHEAD + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Successor:
+    """An optimizer with hyper-parameters of single keys. With `by_round`, the first round of each key that it updates;
+    keys that are not in it are updated from their first one. Without, contributions say.
+    """
+
+    optimizer: Optimizer | None
+    by_key: Mapping[int, Hyper] = field(default_factory=dict)
+    by_round: Mapping[int, int] | None = None
+
+    def begins(self, key: int, round_: int) -> bool:
+        """Whether it updates the key in this round, whatever contributions say."""
+        return self.by_round is not None and round_ >= self.by_round.get(key, 1)
+
+
+class OptimizerHistory:
+    """A slice's own hyper-parameters lie with the slice, the serial number of its optimizer among them.
+
+    on_workers: class of an optimizer that runs on the workers instead, from the serial number `since` on; then a root
+    runs none, and only sees to it that all of them do; else "". Used by the loop's thread only.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, Successor] = {0: Successor(None)}
+        self.on_workers = ""
+        self.since = 0
+        self._expected = 0
+        self._workers: set[str] = set()
+
+    @property
+    def newest(self) -> Optimizer | None:
+        """The optimizer that was set last."""
+        return self._known[max(self._known)].optimizer
+
+    def use(self, optimizer: Optimizer | None, by_key: Mapping[int, Hyper]) -> None:
+        """Run this one on all slices from now on; whatever was set before is forgotten."""
+        self._known = {0: Successor(optimizer, by_key)}
+
+    def add(self, serial: int, successor: Successor) -> None:
+        """Register one that takes over slice by slice. Those that no contribution under way can ask for are dropped."""
+        self._known[serial] = successor
+        for old in sorted(self._known)[:-_KEPT]:
+            del self._known[old]
+
+    def leave_to_workers(self, kind: str, worker: str, of: int, serial: int) -> None:
+        """This worker runs an optimizer of this class itself, and all `of` training workers are to do so; "" for a
+        master that asks for it and does not train.
+        """
+        if serial != self.since:
+            self._workers.clear()
+        self.on_workers, self.since, self._expected = kind, serial, of
+        self._known.setdefault(serial, Successor(None))
+        if worker:
+            self._workers.add(worker)
+
+    def choose(self, slot: Slot, hyper: Hyper, round_: int, news: Mapping[str, float]) -> Optimizer | None:
+        """The optimizer for this round of a slice, tuned to its hyper-parameters, which `news` has changed.
+
+        hyper: those of the slice; changed. Raises InvalidSettings for what cannot be.
+        """
+        now = int(hyper.get(SERIAL, 0))
+        following = [serial for serial, item in self._known.items() if serial and item.begins(slot[0], round_)]
+        asked = max(int(news.get(SERIAL, 0)), *following, now)
+        if self.on_workers and asked >= self.since:
+            self._check_workers()
+        if asked > now:
+            if asked not in self._known:
+                raise InvalidSettings(f"a contribution asks for optimizer {asked}, which nobody has set")
+            former = self.present(hyper)
+            if former is not None:
+                former.forget(slot)
+            hyper.clear()
+            hyper[SERIAL] = asked
+        if int(news.get(SERIAL, 0)) >= now:  # else they are meant for an optimizer that is no more
+            hyper.update({name: value for name, value in news.items() if name != SERIAL})
+        chosen = self.present(hyper)
+        if chosen is not None:
+            own = self._at(hyper).by_key.get(slot[0], {}) | hyper
+            own.pop(SERIAL, None)
+            chosen.tune(own)
+        return chosen
+
+    def present(self, hyper: Hyper) -> Optimizer | None:
+        """The one of a slice that has these hyper-parameters."""
+        return self._at(hyper).optimizer
+
+    def _at(self, hyper: Hyper) -> Successor:
+        return self._known.get(int(hyper.get(SERIAL, 0))) or self._known[min(self._known)]
+
+    def _check_workers(self) -> None:
+        if len(self._workers) < self._expected:
+            count = f"{len(self._workers)} of {self._expected}"
+            raise InvalidSettings(
+                f"the optimizer {self.on_workers} cannot run on the servers, and only {count} workers have set it",
+                "call kv.set_optimizer in every worker, or use one that the servers can run",
+            )

@@ -1,0 +1,110 @@
+"""A server's patience: it names who keeps the others waiting, before the others' own patience ends.
+
+Workers only see that a result does not come. The server above them knows whose contribution is missing; a root knows
+of which party nothing has come, and asks that party's server who it is.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from geomx_cli.core.errors import GeomxError, PeerLost
+from geomx_cli.ps.cluster.liveness import newest
+from geomx_cli.ps.cluster.members import Members
+from geomx_cli.ps.cluster.node import Node
+from geomx_cli.ps.net.link import Link
+
+__all__ = ["StragglerMonitor", "StalledWait"]
+
+WARN, GIVE_UP, GIVE_UP_PARTY = 0.5, 0.9, 0.95
+"""Parts of the option `patience`. A party's own server sees more than a root, so it goes first."""
+ANSWER = 1.0
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StalledWait:
+    """Since `began` (time.monotonic seconds) others wait for members of these ranks, which have not done `what`."""
+
+    what: str
+    began: float
+    ranks: frozenset[int]
+    why: str = "while others have"
+
+
+class StragglerMonitor:
+    """At half of the patience it warns, near its end it fails the job with PeerLost. Used by the loop's thread only.
+
+    It begins anew with whatever moves on a link to those waited for, or behind it: a slow link ends no job. While one
+    of those is silent it does not pass: for that there is the option `silence`.
+
+    `waits` gives what is waited for now, with members that live: the death of one is noticed elsewhere. A server of
+    which all members have contributed waits for the roots, and blames nobody.
+    """
+
+    def __init__(self, node: Node, members: Members, waits: Callable[[], Iterable[StalledWait]]) -> None:
+        self._node = node
+        self._members = members
+        self._waits = waits
+        self._limit = node.settings.number("patience")
+        self._warned: set[StalledWait] = set()
+
+    def begin(self) -> None:
+        """Look regularly from now on."""
+        self._node.loop.every(min(1.0, self._limit / 40), self._look)
+
+    def behind(self) -> list[str]:
+        """The processes that others wait for here; all that train where nobody has come to wait."""
+        for wait in self._waits():
+            return self._members.names(wait.ranks)
+        return self._members.names(self._members.training())
+
+    def _look(self) -> None:
+        waits = set(self._waits())
+        self._warned &= waits
+        for wait in waits:
+            moved = newest(link for rank in wait.ranks for link in self._members.links(rank))
+            part = (time.monotonic() - max(wait.began, moved)) / self._limit
+            parties = all(self._members.is_party(rank) for rank in wait.ranks)
+            if part >= (GIVE_UP_PARTY if parties else GIVE_UP):
+                self._find(wait, self._give_up)
+            elif part >= WARN and wait not in self._warned:
+                self._warned.add(wait)
+                self._find(wait, self._warn)
+
+    def _find(self, wait: StalledWait, say: Callable[[Sequence[str], str], None]) -> None:
+        """Call `say` with the names of those waited for and what is the matter, once the parties' servers answer.
+
+        One that does not, or says that it is none of its workers, is named itself.
+        """
+        found: dict[Link, list[str]] = {}
+        links = [(rank, self._members.links(rank)[0]) for rank in sorted(wait.ranks)]
+
+        def heard(link: Link, answer: Body | GeomxError) -> None:
+            processes = answer.get("processes") if isinstance(answer, dict) else None
+            found[link] = [str(name) for name in processes or [link.name]]
+            if len(found) == len(links):
+                names = [name for _, link in links for name in found[link]]
+                since = time.monotonic() - wait.began
+                say(names, f"{_have(names)} not {wait.what} for {since:.0f} s, {wait.why}")
+
+        for rank, link in links:
+            if self._members.is_party(rank):
+                self._node.talk.ask(link, "behind", {}, partial(heard, link), partial(heard, link), ANSWER)
+            else:
+                heard(link, {})
+
+    def _warn(self, names: Sequence[str], message: str) -> None:
+        self._node.events.write("warning", message=message)
+
+    def _give_up(self, names: Sequence[str], message: str) -> None:
+        hint = f"is it stuck, or out of step with the others? --patience ({self._limit:g}s) is what a round may take"
+        self._node.fail(PeerLost(message, hint, peer=names[0]))
+
+
+def _have(names: Sequence[str]) -> str:
+    """As in "A/worker:0 has" and "A/worker:0, A/worker:1 and B/worker:0 have"."""
+    return f"{', '.join(names[:-1])} and {names[-1]} have" if len(names) > 1 else f"{names[0]} has"

@@ -1,0 +1,134 @@
+"""The lower side of an exchange: contributions go up to the servers that own the slices, results come down.
+
+A contribution is kept until its result has come, so that it can be sent again. Where a connection was cut, the server
+is asked first: it may have the contribution, or even its result, and then only that travels. Servers use it towards the
+roots, workers towards their servers.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from geomx_cli.ps.net.link import Lane, Link
+from geomx_cli.ps.net.payload import Content, content, row_numbers
+from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
+
+__all__ = ["Delivery", "UpstreamClient"]
+
+OnResult = Callable[[Header, Content], None]
+
+
+class Delivery(Protocol):
+    """How slices travel between two planes' processes; `payload` must not change until the result is there."""
+
+    def up(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        """Send a contribution."""
+
+    def down(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        """Send a result."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """`asked`: the server has been asked whether it has this contribution, and has not said."""
+
+    server: int
+    header: Header
+    payload: memoryview | None
+    on_result: OnResult
+    asked: bool = False
+
+
+class UpstreamClient:
+    """Links to the servers above, by rank, and what they still owe. Used by the loop's thread only."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.links: list[Link] = []
+        self._delivery = delivery
+        self._serial = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._rounds: dict[tuple[int, int], list[int]] = {}  # of each slice those without a result, ascending
+
+    def send(self, server: int, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
+        """Send an EXCHANGE, PUSH or PULL; `on_result` gets the RESULT with its payload, valid as long as it is held."""
+        header.request = next(self._serial)
+        pending = self._pending[header.request] = _Pending(server, header, payload, on_result)
+        if header.kind == Kind.EXCHANGE:
+            self._rounds.setdefault((header.key, header.slice), []).append(header.round)
+        self._send(pending)
+
+    def on_result(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        """Handle a RESULT. One that was answered before is dropped; one of another slice or round is refused."""
+        if link not in self.links:
+            raise BadMessage("a result from a process that is no server of this one")
+        found = content(header, payload if payload is not None else memoryview(b""))
+        pending = self._pending.get(header.request)
+        if pending is not None:
+            _check(pending.header, header)
+            if isinstance(found, Rows) and pending.header.kind == Kind.PULL:
+                _check_numbers(pending, found)
+            del self._pending[header.request]
+            if pending.header.kind == Kind.EXCHANGE:
+                self._rounds[header.key, header.slice].remove(header.round)
+        link.consumed(0 if payload is None else len(payload))
+        if pending is not None:
+            pending.on_result(header, found)
+
+    def repeat(self, link: Link, lane: Lane) -> None:
+        """Get again what has no result yet from this server, and may have been lost on this lane.
+
+        A contribution with a payload and its result are both tensors, unless the sender wants no value. So where the
+        talk lane is replaced alone, as happens on a path that is slow and full, only the questions for them are asked
+        anew.
+        """
+        for pending in list(self._pending.values()):
+            if self.links[pending.server] is not link or link.queues(pending.header):
+                continue
+            if pending.header.kind == Kind.EXCHANGE and pending.payload is not None:
+                pending.asked = pending.asked or lane == "tensors" or pending.header.reply != Reply.FULL
+                if pending.asked:
+                    self._send(pending)
+            else:
+                self._send(pending)
+
+    def again(self, link: Link, request: int) -> None:
+        """The server has not got this contribution."""
+        pending = self._pending.get(request)
+        if pending is not None and pending.asked and self.links[pending.server] is link:
+            pending.asked = False
+            self._send(pending)
+
+    def _send(self, pending: _Pending) -> None:
+        header = pending.header
+        if header.kind == Kind.EXCHANGE:
+            header.acked = self._rounds[header.key, header.slice][0] - 1
+        self._delivery.up(self.links[pending.server], header, None if pending.asked else pending.payload)
+
+    @property
+    def waiting(self) -> int:
+        """How many results are outstanding."""
+        return len(self._pending)
+
+
+def _check(asked: Header, result: Header) -> None:
+    """Raise BadMessage for a result that is not what was asked for."""
+    round_ = asked.round if asked.kind == Kind.EXCHANGE else 0
+    length = 0 if asked.kind == Kind.PUSH else asked.length
+    wanted = (asked.key, asked.slice, round_, length)
+    found = (result.key, result.slice, result.round, result.length)
+    if found != wanted or (length and (result.dtype != asked.dtype or result.row != asked.row or result.wide)):
+        raise BadMessage(f"a result of (key, slice, round, length) {found} where {wanted} was asked for")
+    of_rows = asked.form == Form.ROWS if asked.kind == Kind.PULL else asked.reply != Reply.FULL
+    if result.form != Form.FULL and not of_rows:
+        raise BadMessage("a result of rows where all elements were asked for")
+
+
+def _check_numbers(asked: _Pending, found: Rows) -> None:
+    """Raise BadMessage for other rows than those that were pulled."""
+    wanted = row_numbers(asked.header, asked.payload)
+    if wanted is None or not np.array_equal(found.numbers, wanted):
+        raise BadMessage(f"{len(found)} rows where others were asked for")

@@ -1,0 +1,87 @@
+"""What a process of the parameter server is told about itself and its planes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from geomx_cli.core.options import Value
+from geomx_cli.ps.net import addresses
+
+__all__ = ["NodeSettings", "PlaneSettings", "Role"]
+
+Role = Literal["global_scheduler", "global_server", "scheduler", "server", "worker"]
+
+
+@dataclass(frozen=True)
+class PlaneSettings:
+    """One plane that a process belongs to: where its scheduler is, and how many members it has.
+
+    `uri` is the scheduler's address, or a name that every process of the plane can look up.
+    """
+
+    uri: str
+    port: int
+    servers: int
+    workers: int
+    scheduler: str = ""
+
+    @property
+    def endpoint(self) -> str:
+        """Where the scheduler is, as the process was told."""
+        return self.scheduler or addresses.tcp(self.uri, self.port)
+
+    def to_dial(self) -> str:
+        """Where to dial. Raises InvalidSettings for a name that cannot be looked up."""
+        return self.scheduler or addresses.tcp(addresses.resolve(self.uri)[0], self.port)
+
+    def to_listen(self) -> tuple[str, ...]:
+        """Where the scheduler listens: a name may stand for several addresses, and others may dial any of them.
+
+        Raises InvalidSettings if none of them is of this machine.
+        """
+        return tuple(addresses.tcp(address, self.port) for address in addresses.own(self.uri))
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """Everything that a process is told. `local` is the plane of its party, `upper` the global plane.
+
+    A server with both planes is a local server, or a root (`global_server`); a root without `local` has no members in
+    the central party's plane; a server without `upper` is the root of a flat cluster. `party_index`, `rank` and
+    `global_rank` are None where the scheduler is to choose.
+    `wan_share` is this process's part of its party's emulated link. `device` is what a worker of the bundled job trains
+    on: "" for the processor, or "gpuN". `options` holds the table of options by name.
+    """
+
+    role: Role = "worker"
+    local: PlaneSettings | None = None
+    upper: PlaneSettings | None = None
+    master: bool = False
+    central_workers: bool = False
+    num_all_workers: int = 0
+    interface: str = ""
+    node_host: str = ""
+    port: int = 0
+    job: str = ""
+    job_dir: str = ""
+    process: str = ""
+    party: str = ""
+    party_index: int | None = None
+    host: str = ""
+    rank: int | None = None
+    global_rank: int | None = None
+    bind: tuple[str, ...] = ()
+    advertise: tuple[str, ...] = ()
+    key_file: str = ""
+    insecure: bool = False
+    wan_share: float = 1.0
+    device: str = ""
+    options: Mapping[str, Value] = field(default_factory=dict)
+
+    def number(self, option: str) -> float:
+        """The value of a numeric option."""
+        return float(self.options[option])
+
+    def text(self, option: str) -> str:
+        """The value of a text option."""
+        return str(self.options[option])

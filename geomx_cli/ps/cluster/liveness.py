@@ -1,0 +1,148 @@
+"""Which peers are heard, on each link of one process: a beat each second from both ends, a warning, and a limit.
+
+A beat has the sender's clock, and echoes the newest that came from the other end: so each knows until when the link has
+surely worked both ways, however long a message was under way. And it says when something has last moved behind the
+sender: a tensor, or credit for one. So whoever waits for a round knows that it is under way on a slow link elsewhere.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+from geomx_cli.core.errors import PeerLost
+from geomx_cli.core.events import EventLog
+from geomx_cli.ps.net.link import QUIET, Link
+from geomx_cli.ps.net.loop import Loop
+from geomx_cli.ps.net.sockets import UNANSWERED
+
+__all__ = ["NEWS", "Liveness", "newest"]
+
+BEAT = 1.0
+RETURN, LEAVE = 10.0, 3.0
+"""Seconds for a peer that closed its connection to come back, and for one that may leave."""
+WAS_HEARD, UNSTEADY, CALM = 0.9 * UNANSWERED, 2.5, 10.0
+"""Seconds: a connection is given up UNANSWERED seconds after what it last got through. So one that ends sooner after a
+beat of which the peer has heard was closed by the peer. But a kernel counts from the first loss, and does not begin
+anew where a link that was cut works for a moment: nothing is known unless all beats were answered within UNSTEADY for
+CALM seconds before."""
+REST = 1.0
+"""Seconds in which messages of a connection that has ended may still be read."""
+NEWS = 3.0
+"""Seconds that it may take until a worker hears, beat by beat, that something has moved elsewhere."""
+LATE = 2.0
+"""Seconds that a beat of our own may be late before we have been stopped ourselves, or had no processor."""
+
+
+class Liveness:
+    """Watches links from `watch` to `forget`. Used by the loop's thread only.
+
+    `on_lost` is called once for a link on which nothing was heard for `silence` seconds, or whose peer closed it and
+    has not come back; the link is forgotten then. `interval`: seconds between beats, BEAT at most.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        process: str,
+        events: EventLog,
+        *,
+        silence: float,
+        interval: float,
+        on_lost: Callable[[Link, PeerLost], None],
+    ) -> None:
+        self._loop = loop
+        self._process = process
+        self._events = events
+        self._silence = silence
+        self._interval = min(BEAT, interval)
+        self._on_lost = on_lost
+        self._links: dict[Link, float] = {}  # since when it is silent (monotonic), where that was told; else 0
+        self._leaving: set[Link] = set()
+        self._last = 0.0
+
+    def begin(self) -> None:
+        """Send beats, and look, from now on."""
+        self._last = time.monotonic()
+        self._loop.every(self._interval, self._tick)
+
+    def watch(self, link: Link) -> None:
+        """Expect to hear this peer, from now on."""
+        link.expect()
+        self._links[link] = 0.0
+
+    def closed(self, link: Link) -> None:
+        """The connection that carries this link's beats has ended."""
+        now = time.monotonic()
+        if now - link.was_heard < WAS_HEARD and now - link.unsteady > CALM:
+            link.closed = link.closed or now
+
+    def release(self, link: Link) -> None:
+        """This peer may end: where it closes its connection it is lost soon."""
+        self._leaving.add(link)
+
+    def forget(self, link: Link) -> None:
+        """This peer has said its last word."""
+        self._links.pop(link, None)
+        self._leaving.discard(link)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        pause, self._last = now - self._last - self._interval, now
+        if pause > LATE:
+            for link in self._links:
+                link.excuse(pause)
+        self._send_beats(now)
+        for link in list(self._links):
+            self._look(link, now)
+
+    def _send_beats(self, now: float) -> None:
+        """Tell those below what has moved anywhere here or above, and those above what has moved below."""
+        below = newest(link for link in self._links if not link.dialled)
+        anywhere = newest(self._links)
+        for link in self._links:
+            moved = below if link.dialled else anywhere
+            age = {"moved": max(0.0, now - moved)} if moved else {}
+            link.control("alive", {"clock": now, "echo": link.clock, **age})
+
+    def _look(self, link: Link, now: float) -> None:
+        if link.was_heard and now - link.was_heard > UNSTEADY:
+            link.unsteady = now
+        silent = now - link.heard
+        if self._links[link]:
+            if silent < QUIET:
+                gap = link.heard - self._links[link]
+                self._links[link] = 0.0
+                self._warn(f"{link.name} is heard again on the link {self._process} - {link.name}, after {gap:.0f} s")
+        elif silent >= min(QUIET, self._silence / 2):
+            self._links[link] = link.heard
+            since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent))
+            self._warn(
+                f"no word from {link.name} on the link {self._process} - {link.name} since {since} ({silent:.0f} s);"
+                f" reconnecting, for {self._silence:g} s at most (--silence)"
+            )
+        error = self._verdict(link, now)
+        if error is not None:
+            self.forget(link)
+            self._on_lost(link, error)
+
+    def _verdict(self, link: Link, now: float) -> PeerLost | None:
+        """Why this peer counts as lost, if it does."""
+        name, silent = link.name, now - link.heard
+        where = f"on the link {self._process} - {name}"
+        if silent > self._silence:
+            hint = "see its log, whether its machine runs, and the link; a link that is cut for longer needs a longer"
+            return PeerLost(f"{name} has been silent for {silent:.0f} s {where}", f"{hint} --silence", peer=name)
+        if link.heard > link.closed + REST:
+            # The end of an older connection: the system gives its descriptor to the next one, perhaps before it tells.
+            link.closed = 0.0
+        if link.closed and now - link.closed > (LEAVE if link in self._leaving else RETURN):
+            what = f"{name} has been gone for {now - link.closed:.0f} s {where}: its end closed the connection"
+            return PeerLost(what, "it has died, or was ended; see its log", peer=name)
+        return None
+
+    def _warn(self, message: str) -> None:
+        self._events.write("warning", message=message)
+
+
+def newest(links: Iterable[Link]) -> float:
+    """When something has last moved on any of these links, or behind one (time.monotonic seconds); 0 for never."""
+    return max((link.progress() for link in links), default=0.0)

@@ -1,0 +1,158 @@
+"""One node's membership of one plane: join, roster, telemetry, failure, farewell. Its scheduler is the other side."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
+from geomx_cli.core.units import counted
+from geomx_cli.ps.cluster.config import PlaneSettings
+from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.net.wire import BadMessage
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.cluster.node import Node
+
+__all__ = ["Member", "Membership"]
+
+QUIET, UNREACHED = 0.1, 0.9
+"""Parts of the option `timeout` after which a node says that its scheduler has said nothing at all, and gives it up:
+before that one misses the node, for the node knows which link it is."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process of a plane, as the roster has it. `endpoints` are what others dial (empty for workers): of those of
+    TCP the first is for its own party, and the last for the other parties.
+    """
+
+    process: str
+    party: str
+    host: str
+    role: str
+    rank: int
+    endpoints: tuple[str, ...] = ()
+
+    def endpoint_for(self, host: str, party: str) -> str:
+        """Where a process of `party` on planned host `host` dials: a unix socket on the same planned host, else TCP."""
+        near = host != "" and host == self.host
+        fitting = [item for item in self.endpoints if item.startswith("ipc:") == near] or list(self.endpoints)
+        return fitting[0 if party == self.party else -1]
+
+
+class Membership:
+    """Created by Node.join. `rank` and `members` are there once the roster has come.
+
+    `over`: nothing more is to be said, for the scheduler is gone, or ends itself.
+    """
+
+    def __init__(
+        self,
+        node: "Node",
+        plane: PlaneSettings,
+        role: str,
+        facts: dict[str, Any],
+        on_roster: Callable[["Membership"], None],
+    ) -> None:
+        self.rank = -1
+        self.members: list[Member] = []
+        self.over = False
+        self._node = node
+        self._on_roster = on_roster
+        self._plane = plane
+        self._missing = "the others"
+        self._heard, self._began = False, time.monotonic()
+        settings = node.settings
+        self.link = node.transport.dial(
+            plane.to_dial(), f"the scheduler at {plane.endpoint}", wide_area=facts.pop("wide_area", False)
+        )
+        body = {
+            "role": role,
+            "process": node.process,
+            "party": settings.party,
+            "host": settings.host,
+            "servers": plane.servers,
+            "workers": plane.workers,
+            **facts,
+        }
+        self._deadline = node.loop.call_later(node.timeout, self._expire)
+        node.loop.call_later(QUIET * node.timeout, self._warn)
+        node.loop.call_later(UNREACHED * node.timeout, self._give_up)
+        node.talk.ask(self.link, "join", body, self._joined, self._refused, limit=node.timeout + 5)
+
+    def servers(self) -> list[Member]:
+        """The servers of the plane, by rank."""
+        return sorted((item for item in self.members if item.role == "server"), key=lambda item: item.rank)
+
+    def has(self, process: str, role: str, rank: int) -> bool:
+        """Whether the roster has this process as the "worker" of this rank, or as a local server of the "party" of this
+        index.
+        """
+        workers = [member for member in self.members if member.role == "worker"]
+        ranks = [member.rank for member in workers if member.process == process]
+        if role == "worker":
+            return rank in ranks
+        # Each party has as many local servers, but nobody tells a root how many.
+        sizes = [size for size in range(1, len(workers) + 1) if len(workers) % size == 0]
+        return any(own // size == rank for own in ranks for size in sizes)
+
+    def beat(self, telemetry: dict[str, Any]) -> None:
+        """Tell the scheduler how this node does."""
+        if self.members and not self.over:
+            self.link.control("beat", telemetry)
+
+    def on_request(self, request: Request) -> None:
+        """Handle what the scheduler says beside answers."""
+        topic, body = request.topic, request.body
+        self._hear()
+        if topic == "pending":
+            self._missing = str(body.get("missing"))
+            self._node.telemetry["state"] = "waiting"
+            self._node.events.write("state", state="waiting", message=f"waiting for {self._missing}")
+        elif topic == "fail":
+            self.over = True
+            request.answer()
+            process = str(body.get("process"))
+            self._node.fail(PeerLost(str(body.get("message")), str(body.get("hint", "")), peer=process))
+        else:
+            raise BadMessage(f"unknown topic {topic!r} from a scheduler")
+
+    def _joined(self, body: dict[str, Any]) -> None:
+        self._deadline.cancel()
+        self._hear()
+        self.rank = int(body["rank"])
+        self.link.name = str(body["scheduler"])
+        self._node.liveness.watch(self.link)
+        self.members = [Member(**{**item, "endpoints": tuple(item["endpoints"])}) for item in body["members"]]
+        self._on_roster(self)
+
+    def _refused(self, error: GeomxError) -> None:
+        self._deadline.cancel()
+        self._hear()
+        self.over = True
+        self._node.fail(InvalidSettings(f"{self.link.name} refused this process: {error.message}", error.hint))
+
+    def _hear(self) -> None:
+        self._heard = True
+
+    def _warn(self) -> None:
+        if not self._heard:
+            message = f"its scheduler at {self._plane.endpoint} has not answered for {QUIET * self._node.timeout:g} s"
+            self._node.events.write("warning", message=message)
+
+    def _give_up(self) -> None:
+        if not self._heard:
+            hint = "has it been started, with the same address and port, and does a firewall let them through?"
+            self._fail(f"an answer of its scheduler at {self._plane.endpoint}", hint)
+
+    def _expire(self) -> None:
+        plane = self._plane
+        self._fail(
+            self._missing,
+            f"check that {counted(plane.servers, 'server')} and {counted(plane.workers, 'worker')} of this plane"
+            f" have been started, that all were told the same counts, and that {plane.endpoint} can be reached",
+        )
+
+    def _fail(self, missing: str, hint: str) -> None:
+        self._node.fail(TimedOut(f"waited {time.monotonic() - self._began:.0f} s for {missing}", hint))

@@ -1,0 +1,307 @@
+"""A process of the parameter server: its loop, its transport, its membership of one or two planes, its requests.
+
+A node that fails tells its schedulers why, and so everybody; a node that hears of a failure, or no longer hears a peer,
+raises PeerLost in `run`. Nothing here waits without a limit.
+
+The end takes two requests: who is done says "bye", is answered, and says "gone". An answer may be lost with its
+connection, so whoever has answered stays until it hears "gone"; who has said that stays until it is answered, or some
+seconds, for if only that answer is lost the peer has ended.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, ParamSpec
+
+from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost
+from geomx_cli.core.events import EventLog
+from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
+from geomx_cli.ps.cluster.liveness import Liveness
+from geomx_cli.ps.cluster.membership import Membership
+from geomx_cli.ps.cluster.partition import NEAR
+from geomx_cli.ps.cluster.rpc import Request, Rpc
+from geomx_cli.ps.net import addresses, security
+from geomx_cli.ps.net.link import Lane, Link
+from geomx_cli.ps.net.loop import Loop
+from geomx_cli.ps.net.shaping import Shaper
+from geomx_cli.ps.net.transport import Transport
+from geomx_cli.ps.net.wire import MAX_CONTROL, Header, Kind, decode_body, job_number
+
+__all__ = ["Node"]
+
+Body = dict[str, Any]
+_Given = ParamSpec("_Given")
+
+MAX_BEAT = 65_536
+"""Bytes of what a process tells its scheduler of itself, which keeps it."""
+MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
+"""What reading a body raises that is not as it should be."""
+PARTING = 10.0
+"""Seconds that a node stays for the answer to "gone": a peer that does not hear it waits for the option `silence`."""
+LAST_WORDS, INTERRUPTED = 5.0, 1.0
+"""Seconds that a node that fails waits for its schedulers to know why, as their connections may be cut just then; and
+one that is interrupted, as the others probably are. Agents give all that fail two."""
+
+
+class Node:
+    """Everything that scheduler, server and client have in common. Used by the loop's thread only.
+
+    `on_tensor` gets PUSH, PULL, EXCHANGE and RESULT messages; `on_request` gets control requests; `on_link` is told of
+    peers that dial; `on_reconnect` of lanes on which what was under way may be lost; `on_lost`, before the node fails,
+    of a peer that is no longer heard; `on_asked`: see Transport. `members`: a scheduler's, told when it fails.
+    `leaving` are peers that have said bye, whose last word is still to come.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        events: EventLog,
+        *,
+        on_tensor: Callable[[Link, Header, memoryview | None], None],
+        on_request: Callable[[Request], None],
+        on_link: Callable[[Link], None] = lambda _: None,
+        on_reconnect: Callable[[Link, Lane], None] = lambda _, __: None,
+        on_lost: Callable[[Link], None] = lambda _: None,
+        on_asked: Callable[[Link, Header], None] = lambda _, __: None,
+        members: Callable[[], Iterable[Link]] = tuple,
+    ) -> None:
+        self.settings = settings
+        self.events = events
+        self.loop = Loop()
+        self.timeout = settings.number("timeout")
+        self.talk = Rpc(self.loop, self.timeout)
+        self.telemetry: Body = {"state": "starting", "round": 0}
+        self.memberships: list[Membership] = []
+        self.error: GeomxError | None = None
+        self._on_tensor = on_tensor
+        self._on_request = on_request
+        self._on_reconnect = on_reconnect
+        if settings.interface and not settings.node_host:
+            addresses.of_interface(settings.interface)  # also where it is not needed: it is wrong in all roles
+        self._on_lost = on_lost
+        self._members = members
+        self._last_word = ""
+        self._answering: set[Link] = set()  # those that have not answered our last word
+        self.leaving: set[Link] = set()
+        self._done = False
+        self.process = settings.process or f"{settings.role}@{socket.gethostname()}:{os.getpid()}"
+        self.keys = security.load(settings.key_file)
+        self.liveness = Liveness(
+            self.loop, self.process, events,
+            silence=settings.number("silence"), interval=settings.number("heartbeat"), on_lost=self._lose,
+        )  # fmt: skip
+        self.transport = Transport(
+            self.loop,
+            job=job_number(settings.job),
+            who={
+                "process": self.process,
+                "party": settings.party,
+                "role": settings.role,
+                "host": settings.host,
+            },
+            keys=self.keys,
+            on_message=self._failing(self._on_message),
+            on_link=self._failing(on_link),
+            on_reconnect=self._repeat,
+            on_closed=self.liveness.closed,
+            on_asked=on_asked,
+            events=events,
+            slice_bytes=4 * int(settings.number("slice_elements") or NEAR),
+            window_bytes=int(settings.number("window")),
+            shaper=Shaper(settings.text("wan"), settings.wan_share),
+        )
+
+    def listen(self, fallback: PlaneSettings | None) -> tuple[str, ...]:
+        """Bind the planned endpoints, or one on the own address of a process started by hand; returns what others dial.
+
+        Raises InvalidSettings when the address is not loopback and there are no keys, or when there is no address.
+        """
+        planned = self.settings.bind
+        endpoints = planned or (addresses.tcp(self.own_address(fallback), self.settings.port or "*"),)
+        self.guard(endpoints)
+        bound = self.transport.listen(endpoints)
+        return (self.settings.advertise or bound) if planned else bound
+
+    def guard(self, endpoints: tuple[str, ...]) -> None:
+        """Refuse to listen beyond this machine without keys."""
+        for endpoint in endpoints:
+            if self.keys is None and not self.settings.insecure and not addresses.is_private(endpoint):
+                raise InvalidSettings(
+                    f"refusing to listen on {endpoint} without keys",
+                    "start the job with geomx launch, which makes keys, or set GEOMX_INSECURE=1 in a network you trust",
+                )
+
+    def own_address(self, plane: PlaneSettings | None) -> str:
+        """DMLC_NODE_HOST, the address of DMLC_INTERFACE, or the one that faces the scheduler; else InvalidSettings."""
+        if self.settings.node_host:
+            return addresses.own(self.settings.node_host)[0]
+        if self.settings.interface:
+            return addresses.of_interface(self.settings.interface)
+        return addresses.facing(plane.uri, plane.port) if plane is not None else "127.0.0.1"
+
+    def join(
+        self, plane: PlaneSettings, role: str, on_roster: Callable[[Membership], None], **facts: Any
+    ) -> Membership:
+        """Register with a plane's scheduler; `on_roster` is called when all members have."""
+        membership = Membership(self, plane, role, facts, on_roster)
+        self.memberships.append(membership)
+        return membership
+
+    def farewell(self, servers: Iterable[Link] = ()) -> None:
+        """All is well and this process is done: tell `servers` and every scheduler, and end `run` when they know, and
+        all who said so to this process have gone.
+        """
+        if self.error is not None:  # the last word is said
+            return
+        links = [*servers, *(membership.link for membership in self.memberships)]
+        self._end("bye", {}, links, self.settings.number("silence"))
+
+    def answer_bye(self, request: Request) -> None:
+        """Let a peer go; this process stays until it has heard the answer."""
+        self.leaving.add(request.link)
+        self.liveness.release(request.link)
+        request.answer()
+
+    def fail(self, error: GeomxError) -> None:
+        """Remember why this process fails, tell every scheduler, or a scheduler its members, and end `run`."""
+        if self.error is not None:
+            return
+        self.error = error
+        origin = error.peer if isinstance(error, PeerLost) and error.peer else self.process
+        body = {"process": origin, "message": error.message, "hint": error.hint}
+        links = [*self._members(), *(membership.link for membership in self.memberships if not membership.over)]
+        limit = INTERRUPTED if isinstance(error, Interrupted) else LAST_WORDS
+        self._end("fail", body, [link for link in links if link.name != origin], limit)
+
+    def run(self) -> None:
+        """Run the loop until stopped. Raises what made the node fail.
+
+        A KeyboardInterrupt is raised again once the schedulers, or a scheduler's members, have been told.
+        """
+        self.loop.every(self.settings.number("heartbeat"), self._tick)
+        self.liveness.begin()
+        try:
+            self.loop.run()
+        except KeyboardInterrupt as told:
+            self.fail(Interrupted(f"{self.process} was ended by {told}"))
+            self.loop.run()
+            raise
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """Say the last words, close the sockets, and write down what it came to."""
+        self.transport.close()
+        self.loop.close()
+        self._report()
+
+    def _tick(self) -> None:
+        self._report()
+        told = {name: value for name, value in self.telemetry.items() if name != "bytes"}  # nobody reads them there
+        for membership in self.memberships:
+            membership.beat(told)
+
+    def _report(self) -> None:
+        counters = self.transport.counters
+        refused = {name: count for name, count in counters.items() if " from " not in name}
+        self.telemetry["bytes"] = self.transport.traffic()
+        if refused:
+            self.telemetry["refused"] = refused
+        self.events.write("telemetry", **self.telemetry)
+
+    def _end(self, topic: str, body: Body, links: Iterable[Link], limit: float) -> None:
+        """End `run` when all `links` have answered the last thing that is said to them, or after `limit` seconds."""
+        self._answering, self._last_word = set(links), topic
+        for link in list(self._answering):
+            answered = partial(self._answered, link, topic)
+            self.talk.ask(link, topic, body, answered, answered, limit, "always")
+        self._stop_when_over()
+
+    def _answered(self, link: Link, topic: str, answer: Body | GeomxError) -> None:
+        if topic != self._last_word:
+            return
+        if topic == "bye" and not isinstance(answer, GeomxError):
+            # Beats go on: they show the peer that a connection which ends then was closed, not cut.
+            over = partial(self._parted, link)
+            self.talk.ask(link, "gone", {}, over, over, PARTING, "always")
+        else:
+            self._parted(link, answer)
+
+    def _parted(self, link: Link, _: Body | GeomxError) -> None:
+        self._answering.discard(link)
+        self._stop_when_over()
+
+    def _stop_when_over(self) -> None:
+        """Stop when nobody has to answer; without a failure, when nobody may have missed an answer of ours either."""
+        if self._answering:
+            return
+        if self.error is not None or not self.leaving:
+            self.loop.stop()
+        elif not self._done:
+            self._done = True
+            self.loop.call_later(self.settings.number("silence"), self.loop.stop)
+
+    def _gone(self, link: Link) -> None:
+        """This peer needs nothing more of this process. It may say so twice, and one that has not said bye in vain."""
+        if link not in self.leaving:
+            return
+        self.leaving.discard(link)
+        self.liveness.forget(link)
+        self.transport.sharing.forget(link)
+        if self._done:
+            self._stop_when_over()
+
+    def _lose(self, link: Link, error: PeerLost) -> None:
+        """This peer is no longer heard: the job ends, unless one of both has said its last word."""
+        if link in self.leaving:
+            self._gone(link)
+        elif self._last_word:
+            self._answered(link, self._last_word, error)
+        else:
+            for membership in self.memberships:
+                membership.over = membership.over or membership.link is link
+            self._on_lost(link)
+            self.fail(error)
+
+    def _failing(self, handle: Callable[_Given, None]) -> Callable[_Given, None]:
+        """`handle`, whose errors make the node fail, in order: everybody hears why."""
+
+        def handled(*given: _Given.args, **named: _Given.kwargs) -> None:
+            try:
+                handle(*given, **named)
+            except GeomxError as error:
+                self.fail(error)
+
+        return handled
+
+    def _repeat(self, link: Link, lane: Lane) -> None:
+        if lane == "talk":
+            self.talk.repeat(link)
+        self._on_reconnect(link, lane)
+
+    def _on_message(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        if header.kind != Kind.CONTROL:
+            self._on_tensor(link, header, payload)
+            return
+        limit = MAX_BEAT if header.topic == "beat" else MAX_CONTROL
+        body = decode_body(payload, limit) if payload is not None else {}
+        if header.topic == "answer":
+            try:
+                self.talk.answered(link, header.request, body)
+            except MALFORMED as error:
+                what = f"{link.name} gave a malformed answer: {error!r}"
+                self.fail(PeerLost(what, "do all processes have the same version of geomx?", peer=link.name))
+            return
+        request = self.talk.receive(link, header.request, header.acked, header.topic, body)
+        if request is None:
+            return
+        if request.topic == "gone":
+            request.answer()
+            self._gone(link)
+            return
+        for membership in self.memberships:
+            if membership.link is link:
+                membership.on_request(request)
+                return
+        self._on_request(request)

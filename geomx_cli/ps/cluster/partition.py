@@ -1,0 +1,139 @@
+"""Tensors are cut into slices of near equal size, and the slices are spread over the servers by bytes.
+
+The rank-0 root decides for the roots, the rank-0 local server for its party; everybody else learns the placement when
+the tensor is declared. The key's name plays no part, so no pattern of names can overload one server.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.wire import DTYPE_NAMES, ITEM_SIZES, MAX_ELEMENTS
+
+__all__ = ["NEAR", "Partition", "Placement", "Slice", "Tensor"]
+
+MAX_KEYS = 1_000_000
+MAX_SLICES, MAX_SLICES_OF_ALL = 100_000, 1_000_000
+NEAR = 524_288
+"""Elements in a slice where all members share the roots' host: a slice costs each process time, whatever its size."""
+FAR, FAR_MIN = 262_144, 16_384
+"""Elements in a slice elsewhere, at most and at least: the shorter, the sooner a slow link is busy both ways."""
+SLICES_PER_ROOT = 8
+"""Slices of a tensor that each root should have elsewhere, within these limits: so they are loaded alike."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor by name: `size` elements of `dtype` ("float32", "float64" or "float16"), in rows of `row` elements."""
+
+    name: str
+    size: int
+    dtype: str
+    row: int = 1
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Elements [offset, offset + length) of a tensor; `root` owns it, `server` of one's own plane handles it."""
+
+    offset: int
+    length: int
+    root: int
+    server: int
+
+    @property
+    def end(self) -> int:
+        """The element after its last one."""
+        return self.offset + self.length
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a declared tensor lies."""
+
+    key: int
+    tensor: Tensor
+    slices: tuple[Slice, ...]
+
+    @cached_property
+    def row(self) -> int:
+        """Elements in a row, where every slice has whole rows; else 0, and all elements have to travel together."""
+        row = self.tensor.row
+        return 0 if any(item.offset % row or item.length % row for item in self.slices) else row
+
+    def shapes(self) -> dict[tuple[int, int], tuple[int, int, int]]:
+        """For each slice, by key and index: its elements, its dtype's code and the elements in a row."""
+        dtype, row = DTYPE_NAMES.index(self.tensor.dtype), self.row or 1
+        return {(self.key, index): (item.length, dtype, row) for index, item in enumerate(self.slices)}
+
+
+class Partition:
+    """Cuts and places each tensor when it is first declared. Declaring it again changes nothing.
+
+    slice_elements: those of a slice, at most; 0 chooses for servers that are far away.
+    """
+
+    def __init__(self, slice_elements: int, servers: int) -> None:
+        self._slice_elements = min(slice_elements, MAX_ELEMENTS)
+        self._servers = servers
+        self._load = [0] * servers
+        self._placed: dict[str, Placement] = {}
+        self._slices = 0
+
+    def declare(self, tensor: Tensor) -> Placement:
+        """The placement of `tensor` over the roots. Raises InvalidSettings if its size or dtype was another before."""
+        known = self._placed.get(tensor.name)
+        if known is None:
+            known = self._place(tensor)
+            self._placed[tensor.name] = known
+        if known.tensor != tensor:
+            was = known.tensor
+            raise InvalidSettings(
+                f"key {tensor.name!r} has {tensor.size} elements of {tensor.dtype} in rows of {tensor.row} here,"
+                f" but {was.size} of {was.dtype} in rows of {was.row} where it was first declared",
+                "every worker initialises the same keys with the same shapes and dtypes",
+            )
+        return known
+
+    def assign(self, sizes: Sequence[int]) -> list[int]:
+        """The least loaded server for each size in turn (lowest rank among equals)."""
+        chosen = []
+        for size in sizes:
+            server = self._load.index(min(self._load))
+            self._load[server] += size
+            chosen.append(server)
+        return chosen
+
+    def _place(self, tensor: Tensor) -> Placement:
+        if tensor.dtype not in DTYPE_NAMES:
+            raise InvalidSettings(f"key {tensor.name!r} is {tensor.dtype}", f"the store holds {', '.join(DTYPE_NAMES)}")
+        if not 0 < tensor.row <= max(1, tensor.size) or tensor.size % tensor.row:
+            raise InvalidSettings(
+                f"key {tensor.name!r} has {tensor.size} elements in rows of {tensor.row}", "all rows are equally long"
+            )
+        share = -(-tensor.size // (SLICES_PER_ROOT * self._servers))
+        most = self._slice_elements or min(FAR, max(FAR_MIN, tensor.row, share))  # whole rows, or rows cannot travel
+        if not 0 < tensor.size <= MAX_SLICES * most or len(self._placed) >= MAX_KEYS:
+            raise InvalidSettings(
+                f"key {tensor.name!r} has {tensor.size} elements",
+                f"it must have at least one and at most {MAX_SLICES} slices; there may be {MAX_KEYS} keys",
+            )
+        lengths = _cut(tensor, most)
+        self._slices += len(lengths)
+        if self._slices > MAX_SLICES_OF_ALL:
+            raise InvalidSettings(f"key {tensor.name!r} would make {self._slices} slices", "set a larger slice size")
+        itemsize = ITEM_SIZES[tensor.dtype]
+        roots = self.assign([length * itemsize for length in lengths])
+        offsets = itertools.accumulate(lengths, initial=0)
+        slices = tuple(Slice(o, n, root, root) for o, n, root in zip(offsets, lengths, roots, strict=False))
+        return Placement(len(self._placed), tensor, slices)
+
+
+def _cut(tensor: Tensor, most: int) -> list[int]:
+    """Slices of whole rows, unless a row is longer than a slice may be."""
+    unit = tensor.row if tensor.row <= most else 1
+    units = tensor.size // unit
+    count = -(-units // (most // unit))
+    return [unit * (units // count + (index < units % count)) for index in range(count)]

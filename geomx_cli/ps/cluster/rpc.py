@@ -1,0 +1,189 @@
+"""What two processes ask of each other. A request is done once and answered once, though connections may be cut.
+
+Whoever asks repeats what has no answer yet, under its number, when a connection is back. Whoever is asked knows the
+numbers that it has heard, and answers a repeat as it answered before; it keeps an answer until a later request says
+that it has come.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from geomx_cli.core.errors import GeomxError, InvalidSettings, TimedOut
+from geomx_cli.ps.cluster.liveness import NEWS
+from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.loop import Loop, Timer
+from geomx_cli.ps.net.wire import BadMessage, encode_body
+
+__all__ = ["Request", "Rpc"]
+
+Body = dict[str, Any]
+Answer = Callable[[Body], None]
+Failed = Callable[[GeomxError], None]
+Counts = Literal["alive", "idle", "always"]
+
+UNNUMBERED = ("beat", "pending", "stuck")
+"""What is only said: nobody waits for an answer."""
+MAX_OPEN = 4096
+"""Requests of one peer that are worked on, or whose answers it may not have."""
+
+
+class Request:
+    """What a peer asks, to be answered once, now or later. What it only says is a request whose answer goes nowhere."""
+
+    __slots__ = ("_reply", "body", "link", "topic")
+
+    def __init__(self, link: Link, topic: str, body: Body, reply: Callable[[Body, bool], None]) -> None:
+        self.link = link
+        self.topic = topic
+        self.body = body
+        self._reply = reply
+
+    def answer(self, body: Body | None = None, *, keep: bool = True) -> None:
+        """Send the answer. One that is long and may be made again is not kept: a repeat then asks for it anew."""
+        self._reply(body or {}, keep)
+
+    def refuse(self, error: GeomxError) -> None:
+        """Answer with an error, which is raised where the request was made."""
+        self._reply({"error": error.message, "hint": error.hint}, True)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request of ours that has no answer yet. `began`: in time.monotonic seconds."""
+
+    link: Link
+    topic: str
+    body: Body
+    answer: Answer
+    failed: Failed
+    timer: Timer
+    began: float = field(default_factory=time.monotonic)
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What one peer has asked, by number: what is being worked on, and answers, encoded. It has those up to `acked`."""
+
+    acked: int = 0
+    open: set[int] = field(default_factory=set)
+    answers: dict[int, bytes] = field(default_factory=dict)
+
+
+class Rpc:
+    """The requests of one process, made and received. `timeout` is in seconds. Used by the loop's thread only."""
+
+    def __init__(self, loop: Loop, timeout: float) -> None:
+        self._loop = loop
+        self._timeout = timeout
+        self._number = 0
+        self._asked: dict[int, _Asked] = {}
+        self._open: dict[Link, dict[int, None]] = {}  # of each link the numbers without an answer, ascending
+        self._heard: dict[Link, _Heard] = {}
+
+    def ask(
+        self,
+        link: Link,
+        topic: str,
+        body: Body,
+        answer: Answer,
+        failed: Failed,
+        limit: float = 0.0,
+        counts: Counts = "alive",
+    ) -> None:
+        """Ask `link`; exactly one of `answer` and `failed` is called later. `limit` is in seconds; 0: the timeout.
+
+        It `counts` while the peer is heard ("alive"): silence has a limit of its own; or, where others are waited for,
+        from when something has last moved, here or elsewhere ("idle"); or by the clock ("always").
+        """
+        self._number += 1
+        number, limit = self._number, limit or self._timeout
+
+        def expire() -> None:
+            asked = self._asked[number]
+            since = {"always": 0.0, "alive": link.whole_since(), "idle": link.progress()}[counts]
+            rest = max(asked.began, since) + limit + NEWS * (counts == "idle") - time.monotonic()
+            if counts != "always" and rest > 0:
+                asked.timer = self._loop.call_later(rest, expire)
+                return
+            self._close(number)
+            hint = "see its log; where it only takes longer, give a longer --timeout"
+            failed(TimedOut(f"no answer from {link.name} to {topic!r} within {limit:g} s", hint))
+
+        self._asked[number] = _Asked(link, topic, body, answer, failed, self._loop.call_later(limit, expire))
+        self._open.setdefault(link, {})[number] = None
+        self._send(number)
+
+    def repeat(self, link: Link) -> None:
+        """Ask again what `link` has not answered: its connection is a new one."""
+        for number in self._open.get(link, ()):
+            self._send(number)
+
+    def receive(self, link: Link, number: int, acked: int, topic: str, body: Body) -> Request | None:
+        """The request to be worked on; None for a repeat. The peer has the answers to all its requests up to `acked`.
+
+        Raises BadMessage when it asks too much at once.
+        """
+        if not number:
+            if topic not in UNNUMBERED:
+                raise BadMessage(f"a request {topic!r} without a number")
+            return Request(link, topic, body, _nowhere)
+        if acked >= number:
+            raise BadMessage(f"request {number} of a peer that has its answer")
+        heard = self._heard.setdefault(link, _Heard())
+        heard.acked = max(heard.acked, acked)
+        for done in [done for done in heard.answers if done <= acked]:
+            del heard.answers[done]
+        if number in heard.answers:
+            link.control("answer", heard.answers[number], number)
+            return None
+        if number in heard.open or number <= heard.acked:
+            return None
+        if len(heard.open) >= MAX_OPEN:
+            raise BadMessage(f"more than {MAX_OPEN} requests at once")
+        heard.open.add(number)
+        return Request(link, topic, body, partial(self._reply, link, heard, number))
+
+    def answered(self, link: Link, number: int, body: Body) -> None:
+        """Handle an answer; one to a repeat may come twice."""
+        asked = self._asked.get(number)
+        if not 0 < number <= self._number or (asked is not None and asked.link is not link):
+            raise BadMessage("an answer to no request")
+        if asked is None:
+            return
+        self._close(number)
+        asked.timer.cancel()
+        if "error" in body:
+            asked.failed(InvalidSettings(str(body["error"]), str(body.get("hint", ""))))
+        else:
+            asked.answer(body)
+
+    def give_up(self, error: GeomxError) -> None:
+        """Tell whoever waits for an answer that none will come."""
+        given_up, self._asked = self._asked, {}
+        self._open.clear()
+        for asked in given_up.values():
+            asked.timer.cancel()
+            asked.failed(error)
+
+    def _send(self, number: int) -> None:
+        asked = self._asked[number]
+        asked.link.control(asked.topic, asked.body, number, next(iter(self._open[asked.link])) - 1)
+
+    def _close(self, number: int) -> None:
+        del self._open[self._asked.pop(number).link][number]
+
+    def _reply(self, link: Link, heard: _Heard, number: int, body: Body, keep: bool) -> None:
+        heard.open.discard(number)
+        answer = encode_body(body)
+        if keep:
+            heard.answers[number] = answer
+        if len(heard.answers) > MAX_OPEN:  # a long wait keeps `acked` back; no more than that are under way at once
+            del heard.answers[next(iter(heard.answers))]
+        link.control("answer", answer, number)
+
+
+def _nowhere(_body: Body, _keep: bool) -> None:
+    """Where answers go that nobody asked for."""

@@ -1,0 +1,197 @@
+"""The scheduler of one plane: who its members are, their ranks, whether they live, and what they last said.
+
+It hands out the roster once all members have joined, notices who is lost, tells everybody of a failure, and ends when
+all members have said farewell. Training does not pass through it.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from geomx_cli.core.errors import InvalidSettings, PeerLost, TimedOut
+from geomx_cli.core.events import EventLog
+from geomx_cli.core.units import counted
+from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
+from geomx_cli.ps.cluster.membership import Member
+from geomx_cli.ps.cluster.node import Node
+from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.security import Identity
+from geomx_cli.ps.net.wire import BadMessage, Header
+
+__all__ = ["Scheduler"]
+
+PENDING_INTERVAL = 2.0
+MAX_RANK = 65_535
+MAX_ENDPOINTS = 64
+ENDPOINT = re.compile(r"tcp://[^\s/]{1,255}:[1-9]\d{0,4}|ipc://[^\0]{1,107}")
+
+
+@dataclass
+class _Entry:
+    """One member: how it joined, and what it last said."""
+
+    member: Member
+    request: Request
+    group: str
+    wanted: int | None
+    telemetry: dict[str, Any] = field(default_factory=dict)
+    gone: bool = False
+
+
+class Scheduler:
+    """`run` returns when all members have ended well; it raises PeerLost when one failed or fell silent, and TimedOut
+    when not all have joined in time."""
+
+    def __init__(self, settings: NodeSettings, plane: PlaneSettings, events: EventLog) -> None:
+        self._plane = plane
+        self._entries: dict[Link, _Entry] = {}
+        self._complete = False
+        self.node = Node(
+            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_lost=self._lose,
+            members=self._present,
+        )  # fmt: skip
+        endpoints = settings.bind or plane.to_listen()
+        self.node.guard(endpoints)
+        self.node.transport.listen(endpoints)
+        self.node.loop.call_later(self.node.timeout, self._expire)
+        self.node.loop.every(PENDING_INTERVAL, self._tell_pending)
+
+    def run(self) -> None:
+        """Serve until the plane has ended."""
+        self.node.telemetry["state"] = "waiting"
+        try:
+            self.node.run()
+        finally:
+            self.node.close()
+
+    def _on_tensor(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        raise BadMessage("a tensor for a scheduler")
+
+    def _on_request(self, request: Request) -> None:
+        entry = self._entries.get(request.link)
+        if request.topic == "join":
+            self._join(request)
+            return
+        if entry is None:
+            raise BadMessage(f"{request.topic!r} from a process that has not joined")
+        match request.topic:
+            case "beat":
+                entry.telemetry = request.body
+            case "bye":
+                entry.gone = True
+                self.node.answer_bye(request)
+                if self._complete and all(item.gone for item in self._entries.values()):
+                    self.node.farewell()
+            case "fail":
+                entry.gone = True
+                request.answer()
+                origin = str(request.body.get("process"))
+                message, hint = str(request.body.get("message")), str(request.body.get("hint", ""))
+                self.node.fail(PeerLost(message, hint, peer=origin))
+            case "status":
+                request.answer({"members": [self._status(item) for item in self._entries.values()]})
+            case topic:
+                raise BadMessage(f"unknown topic {topic!r}")
+
+    def _join(self, request: Request) -> None:
+        try:
+            entry = self._entry(request)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise BadMessage(f"a join without a proper {error}") from None
+        except InvalidSettings as error:
+            request.refuse(error)
+            return
+        self._entries[request.link] = entry
+        if not self._missing():
+            self._announce()
+
+    def _entry(self, request: Request) -> _Entry:
+        body, plane = request.body, self._plane
+        theirs = (int(body["servers"]), int(body["workers"]))
+        if theirs != (plane.servers, plane.workers):
+            raise InvalidSettings(
+                f"{body['process']} was told {counted(theirs[0], 'server')} and {counted(theirs[1], 'worker')},"
+                f" its scheduler {plane.servers} and {plane.workers}",
+                "give every process of the plane the same DMLC_NUM_* variables",
+            )
+        role = str(body["role"])
+        if role not in ("server", "worker") or request.link in self._entries:
+            raise BadMessage(f"a join as {role!r}, or a second one")
+        wanted = None if body.get("rank") is None else int(body["rank"])
+        self._check_identity(request.link, str(body["process"]), role, wanted)
+        limit = plane.servers if role == "server" else plane.workers
+        joined = [item for item in self._entries.values() if item.member.role == role]
+        if self._complete or len(joined) >= limit:
+            message = f"all {limit} {role}s of this plane have joined already"
+            raise InvalidSettings(message, "is an old process still running?")
+        if wanted is not None and (
+            not 0 <= wanted < min(limit, MAX_RANK) or any(item.wanted == wanted for item in joined)
+        ):
+            raise InvalidSettings(f"{role} rank {wanted} is taken or beyond {limit - 1}", "each rank is given once")
+        endpoints = tuple(str(item) for item in body.get("endpoints", ()))
+        if len(endpoints) > MAX_ENDPOINTS or not all(ENDPOINT.fullmatch(item) for item in endpoints):
+            raise InvalidSettings(f"{body['process']} listens on {endpoints}, which cannot be dialled", "correct it")
+        member = Member(str(body["process"]), str(body["party"]), str(body["host"]), role, -1, endpoints)
+        return _Entry(member, request, str(body.get("group", "")), wanted)
+
+    def _check_identity(self, link: Link, process: str, role: str, rank: int | None) -> None:
+        """Raises InvalidSettings for one that joins as another than it is by its key, or than it has said before."""
+        keys, own = self.node.keys, Identity(process, role, -1 if rank is None else rank)
+        if process != link.name:
+            raise InvalidSettings(f"{link.name} joins as {process}", "start it anew")
+        if keys is not None and keys.identity(process) != own:
+            what = f"{process} joins as {role} {rank}, for which its key was not made"
+            raise InvalidSettings(what, "give each process the key file and the variables that were made for it")
+
+    def _missing(self) -> str:
+        present = [item.member.role for item in self._entries.values()]
+        parts = []
+        for role, count in (("server", self._plane.servers), ("worker", self._plane.workers)):
+            if present.count(role) < count:
+                parts.append(f"{count - present.count(role)} of {count} {role}s")
+        return " and ".join(parts)
+
+    def _announce(self) -> None:
+        """Give ranks to those who have none (members of one group in a row), and everybody the roster."""
+        self._complete = True
+        members = []
+        for role in ("server", "worker"):
+            entries = [item for item in self._entries.values() if item.member.role == role]
+            taken = {item.wanted for item in entries}
+            groups = list(dict.fromkeys(item.group for item in entries))
+            free = iter(rank for rank in range(len(entries)) if rank not in taken)
+            for item in sorted(entries, key=lambda item: groups.index(item.group)):
+                rank = item.wanted if item.wanted is not None else next(free)
+                item.member = Member(**{**vars(item.member), "rank": rank})
+                members.append(item.member)
+        roster = [vars(member) for member in members]
+        for link, item in self._entries.items():
+            self.node.liveness.watch(link)
+            item.request.answer({"rank": item.member.rank, "members": roster, "scheduler": self.node.process})
+        self.node.telemetry["state"] = "serving"
+        names = ", ".join(member.process for member in members)
+        self.node.events.write("roster", members=roster, message=f"all members have joined: {names}")
+
+    def _tell_pending(self) -> None:
+        if not self._complete:
+            for link in self._entries:
+                link.control("pending", {"missing": self._missing()})
+
+    def _expire(self) -> None:
+        if not self._complete:
+            self.node.fail(
+                TimedOut(
+                    f"waited {self.node.timeout:g} s for {self._missing()}",
+                    "check that they have been started and were told this scheduler's address and the same counts",
+                )
+            )
+
+    def _lose(self, link: Link) -> None:
+        self._entries[link].gone = True
+
+    def _present(self) -> list[Link]:
+        return [link for link, item in self._entries.items() if not item.gone or link in self.node.leaving]
+
+    def _status(self, item: _Entry) -> dict[str, Any]:
+        return {"process": item.member.process, "gone": item.gone, **item.telemetry}

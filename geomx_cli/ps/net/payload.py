@@ -1,0 +1,114 @@
+"""What a message carries, in the slice's dtype: bytes of arrays and rows, and the fields of the header about them."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.wire import DTYPE_NAMES, BadMessage, Form, Header
+
+__all__ = [
+    "DTYPES", "Array", "Content", "as_payload", "cast", "content", "dtype_code", "form_of", "numbers_payload",
+    "row_numbers", "sum_payload", "view",
+]  # fmt: skip
+
+Array = npt.NDArray[Any]
+Content = Array | Rows
+
+DTYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(name) for name in DTYPE_NAMES)
+"""The dtypes of slices, in the order of their codes."""
+_ROW_NUMBER = np.dtype("uint32")
+_WIDE = {np.dtype("float16"): np.dtype("float32")}
+
+
+def cast(array: Array, dtype: int) -> Array:
+    """`array` in the slice's dtype; what is too large for fp16 becomes infinite, and the training code's to handle."""
+    with np.errstate(over="ignore"):
+        return array.astype(DTYPES[dtype], copy=False)
+
+
+def form_of(content: Content) -> dict[str, Any]:
+    """The fields of a header that tell what its payload is."""
+    return {"form": Form.ROWS, "rows": len(content)} if isinstance(content, Rows) else {}
+
+
+def as_payload(content: Content, dtype: int) -> memoryview:
+    """The bytes in the slice's dtype; without a copy of an array that has that dtype already."""
+    if isinstance(content, Rows):
+        return _packed(Rows(content.numbers, cast(content.values, dtype)))
+    return memoryview(cast(content, dtype).data).cast("B")
+
+
+def numbers_payload(numbers: Array) -> memoryview:
+    """The bytes of row numbers."""
+    return memoryview(numbers.astype(_ROW_NUMBER).tobytes())
+
+
+def sum_payload(content: Content, dtype: int) -> tuple[memoryview, bool]:
+    """The bytes of a party's sum, and whether they are wider than the slice's dtype.
+
+    A sum of fp16 crosses in fp32 unless fp16 holds it exactly: it may be too large where the sum over all parties is
+    not, and rounding it would make two levels differ from one.
+    """
+    array = content.values if isinstance(content, Rows) else content
+    narrow = cast(array, dtype)
+    wide = narrow.dtype == np.float16 and not np.array_equal(narrow, array)
+    chosen = array if wide else narrow
+    if isinstance(content, Rows):
+        return _packed(Rows(content.numbers, chosen)), wide
+    return memoryview(chosen.data).cast("B"), wide
+
+
+def _packed(rows: Rows) -> memoryview:
+    return memoryview(rows.values.tobytes() + rows.numbers.astype(_ROW_NUMBER).tobytes())
+
+
+def view(header: Header, payload: memoryview | None) -> Array:
+    """The payload as a read-only 1-D array of `length` elements. Raises BadMessage if the sizes disagree."""
+    dtype = _dtype(header)
+    if header.form != Form.FULL:
+        raise BadMessage(f"a payload of form {header.form.name} where all elements are needed")
+    if payload is None or len(payload) != header.length * dtype.itemsize:
+        size = 0 if payload is None else len(payload)
+        raise BadMessage(f"{size} bytes of payload for {header.length} elements of {dtype}")
+    return np.frombuffer(payload, dtype)
+
+
+def content(header: Header, payload: memoryview | None) -> Content:
+    """The payload as `view` gives it, or as read-only rows. Raises BadMessage if sizes or row numbers are wrong."""
+    if header.form != Form.ROWS:
+        return view(header, payload)
+    dtype, count = _dtype(header), header.rows * header.row
+    size = 0 if payload is None else len(payload)
+    if size != count * dtype.itemsize + header.rows * _ROW_NUMBER.itemsize:
+        raise BadMessage(f"{size} bytes of payload for {header.rows} rows of {header.row} elements of {dtype}")
+    if payload is None:
+        return Rows.none(header.row, dtype)
+    values = np.frombuffer(payload, dtype, count).reshape(header.rows, header.row)
+    return Rows(_numbers(header, payload[count * dtype.itemsize :]), values)
+
+
+def row_numbers(header: Header, payload: memoryview | None) -> Array | None:
+    """The row numbers of a PULL of rows; None for one of all elements. Raises BadMessage if they are wrong."""
+    size = 0 if payload is None else len(payload)
+    if size != header.rows * _ROW_NUMBER.itemsize:
+        raise BadMessage(f"{size} bytes of payload for a PULL of {header.rows} rows")
+    return _numbers(header, payload or memoryview(b"")) if header.form == Form.ROWS else None
+
+
+def _numbers(header: Header, data: memoryview) -> Array:
+    numbers = np.frombuffer(data, _ROW_NUMBER)
+    if len(numbers) and (numbers[-1] >= header.length // header.row or not (numbers[1:] > numbers[:-1]).all()):
+        raise BadMessage(f"row numbers that do not increase, or are not below {header.length // header.row}")
+    return numbers
+
+
+def _dtype(header: Header) -> np.dtype[Any]:
+    dtype = DTYPES[header.dtype]
+    return _WIDE.get(dtype, dtype) if header.wide else dtype
+
+
+def dtype_code(dtype: np.dtype[Any]) -> int:
+    """Index in DTYPES; ValueError for any other dtype."""
+    return DTYPES.index(dtype)

@@ -1,0 +1,109 @@
+"""Keys of a job: who may speak, and that nobody else can listen (CurveZMQ, RFC 26 and 27).
+
+`geomx launch` makes the keys, one file of mode 0600 for each process. All who listen share the job's server key;
+everybody has a client key of their own. Those who listen hold the client keys of the processes that dial them, each
+with what that process is: nothing else is believed of who comes with it.
+The job secret is what keys of datagrams are derived from.
+"""
+
+import json
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+import zmq.utils.z85
+
+from geomx_cli.core.errors import InvalidSettings
+
+__all__ = ["ZapAuthenticator", "Identity", "KeyRing", "generate", "load"]
+
+
+class Identity(NamedTuple):
+    """What a process is to another one that it dials: see plan/callers.py."""
+
+    process: str
+    role: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class KeyRing:
+    """The keys of one process, as Z85 text. `server_secret` and `allowed` only where it listens; `allowed` has who
+    comes with each client key that is let in.
+    """
+
+    job: str
+    secret: str = field(repr=False)
+    public: str
+    private: str = field(repr=False)
+    server_public: str
+    server_secret: str = field(default="", repr=False)
+    allowed: Mapping[str, Identity] = field(default_factory=dict)
+
+    def identity(self, process: str) -> Identity | None:
+        """What the process of this name is to the one that listens; None if it is not to dial that one."""
+        return next((known for known in self.allowed.values() if known.process == process), None)
+
+
+def generate(job: str, processes: Mapping[str, Mapping[str, Identity] | None]) -> dict[str, bytes]:
+    """The content of each process's key file. `processes`: by name, who dials it, or None where it does not listen."""
+    server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
+    pairs = {name: tuple(key.decode() for key in zmq.curve_keypair()) for name in processes}
+    secret = secrets.token_hex(32)
+    return {
+        name: json.dumps(
+            {
+                "job": job,
+                "secret": secret,
+                "public": pairs[name][0],
+                "private": pairs[name][1],
+                "server_public": server_public,
+                "server_secret": "" if callers is None else server_secret,
+                "allowed": {pairs[caller][0]: identity for caller, identity in (callers or {}).items()},
+            }
+        ).encode()
+        for name, callers in processes.items()
+    }
+
+
+def load(path: str) -> KeyRing | None:
+    """The key ring in `path`; None for "". Raises InvalidSettings if it is no key file, or one that others can read."""
+    if not path:
+        return None
+    try:
+        mode = stat.S_IMODE(Path(path).stat().st_mode)
+        if mode & 0o077:
+            raise InvalidSettings(f"{path}: others can read the keys (mode {mode:o})", f"chmod 600 {path}")
+        fields = json.loads(Path(path).read_bytes())
+        allowed = {key: Identity(*identity) for key, identity in fields["allowed"].items()}
+        return KeyRing(**{**fields, "allowed": allowed})
+    except OSError as error:
+        raise InvalidSettings(f"GEOMX_KEY_FILE={path}: {error.strerror}", "start the job with geomx launch") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise InvalidSettings(f"{path} is no key file", "start the job with geomx launch") from None
+
+
+class ZapAuthenticator:
+    """Answers libzmq's question "may this key come in?" (ZAP, RFC 27) in the loop's own thread. Counts the refused.
+
+    Messages of those who may come in carry the name of the process that the key was made for, as "User-Id".
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: KeyRing) -> None:
+        self._allowed = {zmq.utils.z85.decode(key): known.process.encode() for key, known in keys.allowed.items()}
+        self.socket = context.socket(zmq.REP)
+        self.socket.bind("inproc://zeromq.zap.01")
+        self.refused = 0
+
+    def answer(self) -> None:
+        """Handle one question; the loop calls this when the socket can be read."""
+        version, request, _domain, _address, _identity, mechanism, *credentials = self.socket.recv_multipart()
+        welcome = mechanism == b"CURVE" and bool(credentials) and credentials[0] in self._allowed
+        self.refused += not welcome
+        status = (b"200", b"OK") if welcome else (b"400", b"this key may not come in here")
+        name = self._allowed[credentials[0]] if welcome else b""
+        self.socket.send_multipart([version, request, *status, name, b""])

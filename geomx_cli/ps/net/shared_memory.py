@@ -1,0 +1,220 @@
+"""Large payloads between processes of one host lie in memory that both have mapped; only their place is sent.
+
+Each process has one arena, which nobody else writes to: a file without a name, that can neither grow nor shrink. It
+offers the arena to each peer that it has a unix socket with, and who has mapped it is sent places. A block is free
+again when all who were sent its place have said so; they do when nothing of theirs refers to the payload any more.
+Where something is in the way (another account, another namespace, no room left) payloads travel through the socket.
+
+numpy is loaded with the first payload: schedulers, which get none, start sooner without it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import secrets
+import struct
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from geomx_cli.ps.net.wire import BadMessage
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.net.payload import Array
+
+__all__ = ["PLACE", "Arena", "PeerArena"]
+
+SIZE = 2**30  # of address space; memory is taken as blocks are used
+TOKEN = 16
+STEP = 2**16  # the smallest block
+FIRST = STEP  # before it there is the token
+PLACE = struct.Struct("<QQ")
+"""Offset and size of a payload in its sender's arena."""
+MOST_FREED = 65_536
+
+F_ADD_SEALS, F_GET_SEALS, SEALS = 1033, 1034, 0x0001 | 0x0002 | 0x0004  # of fcntl.h: no more seals, shrinking, growing
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """`source`: the id of what was copied there, if that never changes; so that others may be sent the same block."""
+
+    size: int
+    source: int | None
+    holders: dict[object, int] = field(default_factory=dict)
+
+
+class Arena:
+    """This process's memory for payloads. For the loop's thread. Raises OSError where the system has none.
+
+    `peer` stands for whoever is sent a place: any object.
+    """
+
+    def __init__(self) -> None:
+        create = getattr(os, "memfd_create", None)
+        if create is None:
+            raise OSError(errno.ENOSYS, "this system has no files in memory")
+        self._file: int = create("geomx", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self._file, SIZE)
+            fcntl.fcntl(self._file, F_ADD_SEALS, SEALS)
+            self._memory = mmap.mmap(self._file, SIZE)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._token = secrets.token_bytes(TOKEN)
+        self._memory[:TOKEN] = self._token
+        self._next = FIRST
+        self._free: dict[int, list[int]] = {}
+        self._blocks: dict[int, _Block] = {}
+        self._known: dict[int, tuple[int, weakref.ref[Any]]] = {}  # by id of a source, its block
+
+    def offer(self) -> dict[str, Any]:
+        """What a peer needs to map it."""
+        return {"pid": os.getpid(), "file": self._file, "token": self._token}
+
+    def put(self, peer: object, payload: memoryview, *, lasting: bool) -> bytes | None:
+        """Have a copy of the payload in a block, and lend it to the peer: its PLACE; None where there is no room.
+
+        lasting: the array that the payload is a view of never changes, so it is copied only once.
+        """
+        import numpy as np
+
+        source = payload.obj if lasting and isinstance(payload.obj, np.ndarray) else None
+        offset, known = self._known.get(id(source), (None, None))
+        if offset is None or known is None or known() is not source:
+            offset = self._allocate(len(payload), source)
+            if offset is None:
+                return None
+            np.copyto(self._bytes[offset : offset + len(payload)], np.frombuffer(payload, np.uint8))
+        holders = self._blocks[offset].holders
+        holders[peer] = holders.get(peer, 0) + 1
+        return PLACE.pack(offset, len(payload))
+
+    def freed(self, peer: object, offsets: Any) -> None:
+        """The peer needs these blocks no more. Raises BadMessage for others than it was lent."""
+        if not isinstance(offsets, list):
+            raise BadMessage("freed blocks that are no list")
+        for offset in offsets:
+            block = self._blocks.get(offset) if isinstance(offset, int) else None
+            if block is None or peer not in block.holders:
+                raise BadMessage("a block freed by one who does not have it")
+            block.holders[peer] -= 1
+            if not block.holders[peer]:
+                del block.holders[peer]
+            if not block.holders:
+                self._release(offset, block)
+
+    def forget(self, peer: object) -> None:
+        """The peer is gone, with all that it was lent."""
+        for offset, block in list(self._blocks.items()):
+            if block.holders.pop(peer, 0) and not block.holders:
+                self._release(offset, block)
+
+    @cached_property
+    def _bytes(self) -> "Array":
+        import numpy as np
+
+        return np.frombuffer(self._memory, np.uint8)
+
+    @property
+    def used(self) -> int:
+        """Bytes of blocks that somebody has."""
+        return sum(block.size for block in self._blocks.values())
+
+    def _allocate(self, size: int, source: "Array | None") -> int | None:
+        size = max(STEP, 1 << (size - 1).bit_length())  # few sizes, so that free blocks fit; unused pages are none
+        free = self._free.get(size)
+        if free:
+            offset = free.pop()
+        elif self._next + size <= SIZE:
+            offset, self._next = self._next, self._next + size
+        else:
+            return None
+        self._blocks[offset] = _Block(size, None if source is None else id(source))
+        if source is not None:
+            self._known[id(source)] = offset, weakref.ref(source)
+        return offset
+
+    def _release(self, offset: int, block: _Block) -> None:
+        del self._blocks[offset]
+        if block.source is not None and self._known.get(block.source, (None,))[0] == offset:
+            del self._known[block.source]
+        self._free.setdefault(block.size, []).append(offset)
+
+
+class PeerArena:
+    """A peer's arena, mapped to be read. Raises OSError or BadMessage for an offer that this process cannot take.
+
+    `on_free` is called, in any thread, when there is something for `freed` again.
+    """
+
+    def __init__(self, offer: dict[str, Any], on_free: Callable[[], None]) -> None:
+        pid, number, token = offer.get("pid"), offer.get("file"), offer.get("token")
+        if not (isinstance(pid, int) and isinstance(number, int) and pid > 0 and number >= 0):
+            raise BadMessage("an offer of memory that names no file")
+        file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            facts = os.fstat(file)
+            seals = fcntl.fcntl(file, F_GET_SEALS)  # fails for anything but such a file
+            if facts.st_uid != os.geteuid() or facts.st_size != SIZE or seals & SEALS != SEALS:
+                raise BadMessage("an offer of memory that is no sealed arena of this account")
+            self._memory = mmap.mmap(file, SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(file)
+        if self._memory[:TOKEN] != token:
+            raise BadMessage("an offer of memory with another token: from another namespace of processes?")
+        self._freed: deque[int] = deque()
+        self._on_free = on_free
+        self._process = os.getpid()
+
+    def view(self, place: memoryview | bytes) -> memoryview:
+        """The payload at a PLACE, read-only; `freed` has it once nobody refers to it. Raises BadMessage."""
+        if len(place) != PLACE.size:
+            raise BadMessage(f"a place of {len(place)} bytes")
+        offset, size = PLACE.unpack(place)
+        if not (size > 0 and offset >= FIRST and offset + size <= SIZE):
+            raise BadMessage(f"a payload of {size} bytes at {offset} of an arena")
+        import numpy as np
+
+        payload: Array = np.asarray(_Lent(self, self._address + offset, size, offset))
+        return payload.data
+
+    @cached_property
+    def _address(self) -> int:
+        import numpy as np
+
+        return np.frombuffer(self._memory, np.uint8).ctypes.data
+
+    def drop(self, offset: int) -> None:
+        """Nobody refers to a payload any more. Any thread; in a forked child it is not for us to say so."""
+        if os.getpid() != self._process:
+            return
+        was_empty = not self._freed
+        self._freed.append(offset)
+        if was_empty or len(self._freed) == 1:
+            self._on_free()
+
+    def freed(self) -> list[int]:
+        """Blocks that nobody here refers to any more, since the last call."""
+        found: list[int] = []
+        with contextlib.suppress(IndexError):
+            while len(found) < MOST_FREED:
+                found.append(self._freed.popleft())
+        return found
+
+
+class _Lent:
+    """What all views of one payload refer to."""
+
+    def __init__(self, arena: PeerArena, address: int, size: int, offset: int) -> None:
+        self._arena, self._offset = arena, offset
+        self.__array_interface__ = {"data": (address, True), "shape": (size,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        self._arena.drop(self._offset)

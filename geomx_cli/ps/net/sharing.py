@@ -1,0 +1,72 @@
+"""Which links of a process use shared memory: offers to their peers, and what is lent to each."""
+
+from typing import TYPE_CHECKING, Any
+
+from geomx_cli.core.events import EventLog
+from geomx_cli.ps.net.shared_memory import Arena
+from geomx_cli.ps.net.wire import BadMessage
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.net.link import Link
+
+__all__ = ["Sharing"]
+
+
+class Sharing:
+    """Who dials a unix socket offers its memory; who can map that is on the same host, and does the same.
+
+    Used by the loop's thread only.
+    """
+
+    def __init__(self, events: EventLog) -> None:
+        self._events = events
+        self._arena: Arena | None = None
+        self._has_no_arena = self._was_full = False
+        self._allowed: set[Link] = set()
+        self._offered: set[Link] = set()
+
+    def allow(self, link: "Link") -> None:
+        """This link goes over a unix socket, and no emulated one."""
+        self._allowed.add(link)
+
+    def offer(self, link: "Link") -> None:
+        """Offer this process's memory once, if the link allows it."""
+        if link not in self._allowed or link in self._offered:
+            return
+        if self._arena is None and not self._has_no_arena:
+            try:
+                self._arena = Arena()
+            except OSError:
+                self._has_no_arena = True
+        if self._arena is not None:
+            self._offered.add(link)
+            link.control("memory", self._arena.offer())
+
+    def receive(self, link: "Link", topic: str, body: dict[str, Any]) -> None:
+        """Handle "memory" (an offer), "mapped" (ours was taken) or "freed" (blocks). Raises BadMessage."""
+        if link not in self._allowed:
+            raise BadMessage("an offer of memory from another host")
+        if topic == "memory":
+            if link.map(body):
+                link.control("mapped")
+                self.offer(link)
+        elif topic == "mapped":
+            if link in self._offered:
+                link.share()
+        elif self._arena is not None:
+            self._arena.freed(link, body.get("blocks"))
+
+    def lend(self, link: "Link", payload: memoryview, *, lasting: bool) -> bytes | None:
+        """The place of a copy of the payload in shared memory; None where there is no room. See Arena.put."""
+        assert self._arena is not None
+        place = self._arena.put(link, payload, lasting=lasting)
+        if place is None and not self._was_full:
+            self._was_full = True
+            message = "the memory that is shared with processes of this host is full; sockets take its place"
+            self._events.write("warning", message=message)
+        return place
+
+    def forget(self, link: "Link") -> None:
+        """The peer is gone."""
+        if self._arena is not None:
+            self._arena.forget(link)

@@ -1,0 +1,244 @@
+"""The sockets of one process: how they are made and secured, and what becomes of their connections.
+
+Those who listen have one ROUTER, those who dial a DEALER for each lane of a link (see link.py). No socket has a
+high-water mark, and none blocks in a send. What was handed to a connection may be lost with it, on either side.
+
+A TCP connection over which nothing arrives is closed and dialled anew: the kernel probes an idle one and gives it up
+after DEAD seconds, and on a busy one who dials looks what is acknowledged. That needs nothing of the process at the
+other end, which may be stopped (its kernel answers), and any acknowledgement counts, so however slowly a tensor
+trickles in.
+"""
+
+import contextlib
+import resource
+import socket
+import struct
+from collections.abc import Callable
+from functools import partial
+
+import zmq
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.loop import Loop
+from geomx_cli.ps.net.security import KeyRing, ZapAuthenticator
+from geomx_cli.ps.net.tcp import Connection
+from geomx_cli.ps.net.unknown_peers import MAX_SECONDS, UnknownPeers
+
+__all__ = ["UNANSWERED", "Socket", "Sockets"]
+
+Socket = zmq.Socket[bytes]
+
+MAX_SOCKETS = 65_000
+LOCAL_BUFFER = 2 * 2**20
+RECONNECT_FIRST, RECONNECT_MOST = 50, 1000  # milliseconds
+DEAD = 4  # seconds
+UNANSWERED = 3.5
+"""Seconds after which a connection is given up on which something waits to be acknowledged, and nothing is."""
+LOOK = 0.5  # seconds between looks at what is acknowledged
+PROBE = 1  # seconds between probes of an idle connection
+CONNECT_LIMIT = 8  # seconds; the kernel repeats a lost SYN within them, and a slow path may take some
+
+
+class Sockets:
+    """Makes sockets, with keys on TCP if there are any, has them watched, and closes them all.
+
+    `on_refused` gets a reason and a text for each connection that is turned away. `read` is called with a socket that
+    has messages. max_message: bytes of the largest message that is read from others. Used by the loop's thread only.
+    """
+
+    def __init__(
+        self, loop: Loop, keys: KeyRing | None, on_refused: Callable[[str, str], None], max_message: int
+    ) -> None:
+        self._loop = loop
+        self._keys = keys
+        self._on_refused = on_refused
+        self._max_message = max_message
+        self._unknown = UnknownPeers(loop, partial(on_refused, "handshake"))
+        _raise_descriptor_limit()
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        self._made: list[Socket] = []
+        self._authenticator: ZapAuthenticator | None = None
+        self._report_accepted: Callable[[], None] = lambda: None
+        self._dialled: dict[Socket, Connection] = {}
+        loop.every(LOOK, self._look)
+
+    def listen(
+        self, endpoints: tuple[str, ...], read: Callable[[Socket], None], on_closed: Callable[[int], None]
+    ) -> tuple[str, ...]:
+        """Bind one ROUTER to all `endpoints`; returns where each is bound.
+
+        `on_closed` gets the file descriptor of each connection that has ended, as its frames had it (SRCFD).
+        Raises InvalidSettings naming the endpoint if one cannot be bound.
+        """
+        router = self._make(zmq.ROUTER, read)
+        router.set(zmq.ROUTER_MANDATORY, 1)
+        router.set(zmq.ROUTER_HANDOVER, 1)
+        router.set(zmq.HANDSHAKE_IVL, int(1000 * MAX_SECONDS))
+        self._watch_accepted(router, on_closed)
+        bound = []
+        for endpoint in endpoints:
+            self._secure_listener(router, endpoint)
+            _widen(router, endpoint)
+            try:
+                router.bind(endpoint)
+            except zmq.ZMQError as error:
+                raise InvalidSettings(
+                    f"cannot listen on {endpoint}: {error.strerror.lower()}",
+                    "another process holds the port, or this machine lacks the address; choose another",
+                ) from None
+            bound.append(bytes(router.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
+        return tuple(bound)
+
+    def dial(
+        self,
+        endpoint: str,
+        identity: bytes,
+        read: Callable[[Socket], None],
+        on_connected: Callable[[], None],
+        on_closed: Callable[[bool], None],
+    ) -> Socket:
+        """A DEALER that connects to `endpoint`, again and again; its peer may come up later.
+
+        `on_connected` is called for each new connection, `on_closed` when one has ended, with whether it was given up
+        here.
+        """
+        dealer = self._make(zmq.DEALER, read)
+        # Not IMMEDIATE: libzmq (4.3.5) then aborts when a connection ends between two frames that are read. So what is
+        # sent before the end of a connection is known goes first on the next one.
+        dealer.set(zmq.CONNECT_TIMEOUT, 1000 * CONNECT_LIMIT)
+        dealer.set(zmq.ROUTING_ID, identity)
+        if self._keys is not None and endpoint.startswith("tcp:"):
+            dealer.set(zmq.CURVE_SERVERKEY, self._keys.server_public.encode())
+            dealer.set(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
+            dealer.set(zmq.CURVE_SECRETKEY, self._keys.private.encode())
+        _widen(dealer, endpoint)
+        self._watch_connection(dealer, endpoint.startswith("tcp:"), on_connected, on_closed)
+        dealer.connect(endpoint)
+        return dealer
+
+    def known(self, descriptor: int) -> None:
+        """Who is at the other end of this accepted connection has said a hello that was accepted."""
+        self._report_accepted()  # that the connection has come, which may be reported later than its first message
+        self._unknown.known(descriptor)
+
+    def close(self, linger: float) -> None:
+        """Close all; what was handed to them may leave within `linger` seconds."""
+        for made in self._made:
+            self._loop.unwatch(made)
+            made.close(int(linger * 1e3))
+        if self._authenticator is not None:
+            self._loop.unwatch(self._authenticator.socket)
+            self._authenticator.socket.close(0)
+        self._context.term()
+
+    def _make(self, kind: int, read: Callable[[Socket], None]) -> Socket:
+        made = self._context.socket(kind)
+        made.set(zmq.SNDHWM, 0)
+        made.set(zmq.RCVHWM, 0)
+        made.set(zmq.LINGER, 1000)
+        made.set(zmq.IPV6, 1)
+        made.set(zmq.TCP_KEEPALIVE, 1)
+        made.set(zmq.TCP_KEEPALIVE_IDLE, PROBE)
+        made.set(zmq.TCP_KEEPALIVE_INTVL, PROBE)
+        made.set(zmq.TCP_KEEPALIVE_CNT, DEAD // PROBE)
+        made.set(zmq.TCP_MAXRT, 1000 * DEAD)  # TCP_USER_TIMEOUT: holds for unanswered probes and data
+        made.set(zmq.RECONNECT_IVL, RECONNECT_FIRST)
+        made.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MOST)
+        made.set(zmq.MAXMSGSIZE, self._max_message)
+        self._keep(made, partial(read, made))
+        return made
+
+    def _keep(self, socket: Socket, handler: Callable[[], None]) -> None:
+        self._made.append(socket)
+        self._loop.watch(socket, handler)
+
+    def _secure_listener(self, router: Socket, endpoint: str) -> None:
+        tcp = endpoint.startswith("tcp:")
+        router.set(zmq.CURVE_SERVER, int(tcp and self._keys is not None))
+        if not tcp or self._keys is None:
+            return
+        if not self._keys.server_secret:
+            what = f"the key file has no server key, yet this process listens on {endpoint}"
+            raise InvalidSettings(what, "give it the key file that was made for this process")
+        router.set(zmq.CURVE_SECRETKEY, self._keys.server_secret.encode())
+        if self._authenticator is None:
+            self._authenticator = ZapAuthenticator(self._context, self._keys)
+            self._loop.watch(self._authenticator.socket, self._open_the_door)
+
+    def _open_the_door(self) -> None:
+        assert self._authenticator is not None
+        before = self._authenticator.refused
+        self._authenticator.answer()
+        if self._authenticator.refused > before:
+            self._on_refused("key", "its key is none of those that may come in here")
+
+    def _watch_connection(
+        self, dealer: Socket, tcp: bool, on_connected: Callable[[], None], on_closed: Callable[[bool], None]
+    ) -> None:
+        events = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        monitor = dealer.get_monitor_socket(events)
+
+        def changed() -> None:
+            event, value = _event(monitor)
+            if event == zmq.EVENT_CONNECTED:
+                if tcp and hasattr(socket, "TCP_INFO"):
+                    self._dialled[dealer] = Connection(value)
+            elif event == zmq.EVENT_DISCONNECTED:
+                connection = self._dialled.pop(dealer, None)
+                on_closed(connection is not None and connection.ended)
+            else:
+                on_connected()
+
+        self._keep(monitor, changed)
+
+    def _look(self) -> None:
+        """Give up the connections on which nothing is acknowledged."""
+        ages = {connection: connection.unanswered() for connection in self._dialled.values()}
+        dead = {connection.peer for connection, age in ages.items() if age > UNANSWERED}
+        for connection, age in ages.items():
+            # Others to the same place are probably dead too, but nothing shows it while they have nothing to send.
+            if age > UNANSWERED or (connection.peer in dead and connection.quiet() > UNANSWERED):
+                connection.end()
+
+    def _watch_accepted(self, router: Socket, on_closed: Callable[[int], None]) -> None:
+        failures = (
+            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        )
+        monitor = router.get_monitor_socket(failures | zmq.EVENT_DISCONNECTED | zmq.EVENT_ACCEPTED)
+
+        def report() -> None:
+            while int(monitor.get(zmq.EVENTS)) & zmq.POLLIN:
+                event, value = _event(monitor)
+                if event == zmq.EVENT_ACCEPTED:
+                    self._unknown.accepted(value)
+                elif event == zmq.EVENT_DISCONNECTED:
+                    self._unknown.known(value)
+                    on_closed(value)
+                else:
+                    self._on_refused("handshake", "it does not speak this protocol, or has no key of this job")
+
+        self._report_accepted = report
+        self._keep(monitor, report)
+
+
+def _event(monitor: Socket) -> tuple[int, int]:
+    """The next event and its value: as by zmq.utils.monitor, which loads asyncio, a tenth of our start."""
+    event, value = struct.unpack_from("=HI", monitor.recv_multipart()[0])
+    return event, value
+
+
+def _widen(socket: Socket, endpoint: str) -> None:
+    """A unix socket's buffer is small, and a slice would take many turns; TCP sizes its own."""
+    size = LOCAL_BUFFER if endpoint.startswith("ipc:") else -1
+    socket.set(zmq.SNDBUF, size)
+    socket.set(zmq.RCVBUF, size)
+
+
+def _raise_descriptor_limit() -> None:
+    """As many descriptors as this user may have: where there is none left, libzmq would try again without a pause."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,1 @@
+"""The optimizers that global servers run on a slice."""

@@ -1,0 +1,386 @@
+"""What all optimizers of a root server share: checked hyper-parameters, state by slot, the walk over a slice.
+
+The rules themselves (SGD, Adam, ...) are in `optimizers.py` and `compensated.py`. This module knows no framework.
+"""
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from numbers import Real
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.rows import Rows
+
+__all__ = ["MULTIPLIERS", "Array", "Call", "Field", "Optimizer", "Rates", "Slot", "Value", "fields_of", "rate_field"]
+
+Array = npt.NDArray[Any]
+Slot = tuple[int, int]
+Value = float | int | bool
+
+# A block of each operand and of the scratch stays in the level 2 cache: 1.5 times faster than whole slices.
+_BLOCK = 32768
+_WORK = {np.dtype(t): np.dtype(w) for t, w in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}
+_STATE_NAME = re.compile(r"([0-9]+)/([0-9]+)/([a-z]+(?:\.(?:0|[1-9][0-9]*))?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One hyper-parameter: its default (which gives the type) and its range, low <= value < high."""
+
+    default: float | bool
+    low: float = -math.inf
+    high: float = math.inf
+    optional: bool = False
+
+    def check(self, name: str, value: Value | None) -> float | bool:
+        """The value as float or bool. Raises InvalidSettings, about `name`, for another type or range."""
+        if isinstance(self.default, bool):
+            if isinstance(value, bool):
+                return value
+            raise InvalidSettings(f"{name} must be true or false, not {value!r}")
+        if value is None and self.optional:
+            return 0.0
+        if not isinstance(value, Real) or isinstance(value, bool):
+            raise InvalidSettings(f"{name} must be a number, not {value!r}")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not (math.isfinite(number) and self.low <= number < self.high):
+            least = f" of {self.low:g} or more" if self.low > -math.inf else ""
+            below = f", below {self.high:g}" if self.high < math.inf else ""
+            raise InvalidSettings(f"{name} must be a finite number{least}{below}, not {number!r}")
+        return number
+
+
+def fields_of(learning_rate: float, wd: float = 0.0, **own: Field) -> Mapping[str, Field]:
+    """The hyper-parameters that every optimizer has, with these defaults, and an optimizer's own."""
+    common = {
+        "learning_rate": Field(learning_rate),
+        "wd": Field(wd, low=0.0),
+        "rescale_grad": Field(1.0),
+        "clip_gradient": Field(0.0, optional=True),
+    }
+    return MappingProxyType(common | own)
+
+
+def rate_field(default: float) -> Field:
+    """A momentum or the decay rate of a moving average."""
+    return Field(default, low=0.0, high=1.0)
+
+
+MULTIPLIERS: Mapping[str, Field] = MappingProxyType({"lr_mult": Field(1.0), "wd_mult": Field(1.0)})
+"""What a tensor may have of its own: factors of the learning rate and of the weight decay."""
+
+
+class Rates(Protocol):
+    """A schedule of the learning rate."""
+
+    def rate(self, update: int) -> float:
+        """The learning rate of a slot's update number `update`, from 1 on."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What one slot keeps: flat arrays of the working dtype, and for fp16 weights an fp32 master.
+
+    An array that is one member's own is called `what.member`, as in "backup.1".
+    """
+
+    step: int = 0
+    master: Array | None = None
+    arrays: dict[str, Array] = field(default_factory=dict)
+
+    def named(self) -> dict[str, Array]:
+        return self.arrays if self.master is None else {"master": self.master, **self.arrays}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What holds for all blocks of one update."""
+
+    step: int
+    lr: float
+    wd: float
+    clip: float
+
+
+class Optimizer(ABC):
+    """Updates slices. Keeps per slot the moments, the number of updates and, for fp16 weights, an fp32 copy.
+
+    Of the arrays, a slot always has the `required` ones, `occasional` ones while the hyper-parameters have a use
+    for them, and those in `by_member` once for each member that has contributed; `seen` are those of these that hold
+    the weight which the member was given last.
+
+    Arithmetic is fp32 for fp16 and fp32 weights, fp64 for fp64, element by element: how a tensor is cut into
+    slices changes no bit. Infinite and not-a-number gradients go through silently. For one thread at a time.
+    A call that raises InvalidSettings has changed nothing.
+    """
+
+    name: ClassVar[str]
+    fields: ClassVar[Mapping[str, Field]]
+    required: ClassVar[tuple[str, ...]] = ()
+    occasional: ClassVar[tuple[str, ...]] = ()
+    by_member: ClassVar[tuple[str, ...]] = ()
+    seen: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, params: Mapping[str, Value | None], schedule: Rates | None = None) -> None:
+        self._set: dict[str, float | bool] = {name: field.default for name, field in self.fields.items()}
+        self._params = self._set
+        self._multipliers = (1.0, 1.0)
+        self._schedule = self._followed = schedule
+        self._states: dict[Slot, _State] = {}
+        self._scratch: dict[np.dtype[Any], tuple[Array, Array]] = {}
+        self.set(**params)
+
+    @property
+    def params(self) -> dict[str, Value]:
+        """All hyper-parameters as the latest update had them, defaults too; `create(name, params)` makes an optimizer
+        that has them. Where a schedule gives the learning rate, that is the one that was set.
+        """
+        return dict(self._params)
+
+    def set(self, /, **params: Value | None) -> None:
+        """Change hyper-parameters from the next update on; all are checked before the first one changes.
+
+        State stays, except arrays that the new hyper-parameters have no use for (`momentum=0`): a slot's next
+        update drops those, and starts newly needed ones at zero.
+        """
+        checked = self._checked(params, self.fields)
+        self._set.update(checked)
+        self._params = self._set
+
+    def tune(self, hyper: Mapping[str, Value]) -> None:
+        """The next updates are with these hyper-parameters over those that were set, up to the next `tune` or `set`.
+
+        Among them may be the tensor's own `lr_mult` and `wd_mult`, otherwise 1; a `learning_rate` goes before the
+        schedule. Raises InvalidSettings for what `set` would not take.
+        """
+        checked = self._checked(hyper, {**self.fields, **MULTIPLIERS})
+        self._multipliers = (float(checked.pop("lr_mult", 1.0)), float(checked.pop("wd_mult", 1.0)))
+        self._followed = None if "learning_rate" in checked else self._schedule
+        self._params = {**self._set, **checked} if checked else self._set
+
+    def _checked(self, params: Mapping[str, Value | None], fields: Mapping[str, Field]) -> dict[str, float | bool]:
+        checked = {}
+        for name, value in params.items():
+            if name not in fields:
+                known = ", ".join(fields)
+                raise InvalidSettings(f"{self.name} has no hyper-parameter {name!r}", f"it has {known}")
+            checked[name] = fields[name].check(f"{name} of {self.name}", value)
+        return checked
+
+    def update(
+        self,
+        slot: Slot,
+        weight: Array,
+        grad: Array,
+        *,
+        member: int = 0,
+        lr_mult: float = 1.0,
+        wd_mult: float = 1.0,
+    ) -> Array:
+        """The new weight: a new array of the weight's shape and dtype (fp16, fp32 or fp64).
+
+        `grad` has the weight's shape and any of the three dtypes. Neither is written to. An fp16 slot goes on
+        from its fp32 copy, not from `weight`: after setting a weight by other means, `forget` the slot first.
+        `member` is the rank of the party (in a flat plane: worker) whose contribution alone `grad` is, and 0 where
+        it is the sum of all.
+        """
+        if grad.shape != weight.shape:
+            what = f"a gradient of {grad.dtype}{grad.shape} and a weight of {weight.dtype}{weight.shape}"
+            raise InvalidSettings(f"{self.name} cannot take {what}", "it takes equal shapes of floats")
+        call, state, arrays = self._begin(slot, weight, grad, member, lr_mult, wd_mult)
+        result = np.empty(weight.shape, weight.dtype)
+        self._run(self._step, call, state.master, arrays, weight, grad, result)
+        return result
+
+    def update_rows(
+        self,
+        slot: Slot,
+        weight: Array,
+        grad: Rows,
+        *,
+        member: int = 0,
+        lr_mult: float = 1.0,
+        wd_mult: float = 1.0,
+    ) -> "Rows | Array":
+        """As `update` with a gradient that is zero but for some rows. `weight` is 1-D, of whole rows.
+
+        A lazy rule changes only those rows, in the weight and in the slot's arrays, and returns them as they are now;
+        every other rule changes all elements and returns the new weight.
+        """
+        call, state, arrays = self._begin(slot, weight, grad.values, member, lr_mult, wd_mult)
+        if not self._lazy:
+            result = np.empty_like(weight)
+            self._run(self._step_of_rows, call, state.master, arrays, weight, grad.dense(weight.size), result)
+            return result
+        return self._run_rows(call, state.master, arrays, weight, grad)
+
+    def _run_rows(self, call: Call, master: Array | None, arrays: list[Array], weight: Array, grad: Rows) -> Rows:
+        """As `_run`, for some rows of everything."""
+        touched = [Rows.of(array, grad.row, grad.numbers) for array in arrays]
+        exact = None if master is None else Rows.of(master, grad.row, grad.numbers)
+        old = Rows.of(weight, grad.row, grad.numbers).values
+        result, flat = np.empty_like(old), [rows.values.reshape(-1) for rows in touched]
+        flat_master = None if exact is None else exact.values.reshape(-1)
+        self._run(self._step_of_rows, call, flat_master, flat, old, grad.values, result)
+        for array, rows in zip(arrays, touched, strict=True):
+            rows.write_to(array)
+        if master is not None and exact is not None:
+            exact.write_to(master)
+        return Rows(grad.numbers, result)
+
+    def _begin(
+        self, slot: Slot, weight: Array, grad: Array, member: int, lr_mult: float, wd_mult: float
+    ) -> "tuple[Call, _State, list[Array]]":
+        """Count an update of the slot, whose state is ready for it."""
+        work = _WORK.get(weight.dtype)
+        if work is None or grad.dtype not in _WORK:
+            what = f"a gradient of {grad.dtype} and a weight of {weight.dtype}"
+            raise InvalidSettings(f"{self.name} cannot take {what}", "it takes floats")
+        state, arrays = self._ready_state(slot, weight, work, member)
+        params, state.step = self._params, state.step + 1
+        rate = params["learning_rate"] if self._followed is None else self._followed.rate(state.step)
+        lr, wd = rate * (self._multipliers[0] * lr_mult), params["wd"] * (self._multipliers[1] * wd_mult)
+        return Call(state.step, lr, wd, params["clip_gradient"]), state, arrays
+
+    @property
+    def _lazy(self) -> bool:
+        """Whether a gradient of rows changes only those rows, as in MXNet."""
+        return bool(self._params.get("lazy_update", False))
+
+    def given(self, slot: Slot, member: int, weight: Array, rows: tuple[int, Array] | None = None) -> None:
+        """This member was given the slot's present weight, which is newer than the one after its own last update; or it
+        has pulled before its first update. rows: the elements in a row and the numbers of those that it was given, if
+        these are not all.
+        """
+        state = self._states.get(slot)
+        if state is None or not self.seen:  # before the slot's first update there is only one weight
+            return
+        now = weight.reshape(-1) if state.master is None else state.master
+        for what in self.by_member:
+            name = f"{what}.{member}"
+            if name not in state.arrays:
+                state.arrays[name] = self._fresh(what, now, state.arrays)
+            if what in self.seen and rows is None:
+                np.copyto(state.arrays[name], now)
+            elif what in self.seen and rows is not None:
+                Rows.of(now, *rows).write_to(state.arrays[name])
+
+    def _run(
+        self,
+        step: Callable[..., None],
+        call: Call,
+        master: Array | None,
+        arrays: list[Array],
+        weight: Array,
+        grad: Array,
+        result: Array,
+    ) -> None:
+        source, out, scale = grad.reshape(-1), result.reshape(-1), self._params["rescale_grad"]
+        old = weight.reshape(-1) if master is None else master
+        new = out if master is None else master
+        if old.dtype not in self._scratch:
+            self._scratch[old.dtype] = (np.empty(_BLOCK, old.dtype), np.empty(_BLOCK, old.dtype))
+        scratch = self._scratch[old.dtype]
+        with np.errstate(all="ignore"):
+            for start in range(0, out.size, _BLOCK):
+                part = slice(start, min(start + _BLOCK, out.size))
+                g, temp = (buffer[: part.stop - start] for buffer in scratch)
+                np.multiply(source[part], scale, out=g, dtype=g.dtype, casting="same_kind")
+                step(call, old[part], g, temp, new[part], *(array[part] for array in arrays))
+                if master is not None:
+                    np.copyto(out[part], new[part], casting="same_kind")
+
+    @abstractmethod
+    def _step(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
+        """Write a block of the new weight to `new`, which may be `old` itself; `g` and `temp` are scratch."""
+
+    def _step_of_rows(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
+        """As `_step` where the gradient is row-sparse, lazily or not: MXNet's operators for that round otherwise."""
+        self._step(call, old, g, temp, new, *arrays)
+
+    def _wanted(self) -> tuple[str, ...]:
+        """The slot's arrays that the present hyper-parameters need, as `_step` gets them before the member's own."""
+        return self.required
+
+    def _fresh(self, what: str, weight: Array, arrays: Mapping[str, Array]) -> Array:
+        """How an array begins, in the dtype of `weight`, which is flat; `arrays` are those of the slot so far."""
+        return np.zeros_like(weight)
+
+    def _ready_state(self, slot: Slot, weight: Array, work: np.dtype[Any], member: int) -> tuple[_State, list[Array]]:
+        """The slot's state, and of its arrays those that this update needs."""
+        state, halved = self._states.get(slot), weight.dtype != work
+        if state is None:
+            state = self._states[slot] = _State(master=weight.astype(work).reshape(-1) if halved else None)
+        fits = (state.master is not None) == halved
+        if not fits or any(a.size != weight.size or a.dtype != work for a in state.named().values()):
+            what = f"weight of {weight.dtype}{weight.shape}"
+            raise InvalidSettings(f"the {self.name} state of slot {slot[0]}/{slot[1]} does not fit a {what}")
+        held, wanted = state.arrays, self._wanted()
+        for name in [name for name in held if "." not in name and name not in wanted]:
+            del held[name]
+        now = weight.reshape(-1) if state.master is None else state.master
+        names = (*wanted, *(f"{what}.{member}" for what in self.by_member))
+        for name in names:
+            if name not in held:
+                held[name] = self._fresh(name.partition(".")[0], now, held)
+        return state, [held[name] for name in names]
+
+    @property
+    def updates(self) -> int:
+        """How many updates the slots have had, all together."""
+        return sum(state.step for state in self._states.values())
+
+    def forget(self, slot: Slot) -> None:
+        """Drop the slot's state, if any; its next update starts afresh."""
+        self._states.pop(slot, None)
+
+    def export_state(self) -> dict[str, Array]:
+        """Copies of all state, named "key/slice/what": `step` (int64, shape (1,)), `master`, flat moments.
+
+        What is one member's own ends in its rank, as in "3/0/backup.1".
+        """
+        named: dict[str, Array] = {}
+        for (key, index), state in sorted(self._states.items()):
+            named[f"{key}/{index}/step"] = np.array([state.step], np.int64)
+            named |= {f"{key}/{index}/{what}": array.copy() for what, array in state.named().items()}
+        return named
+
+    def import_state(self, named: Mapping[str, Array]) -> None:
+        """Replace all state by a copy of what `export_state` gave.
+
+        Raises InvalidSettings if this is not the whole state of such an optimizer; the old state then stays.
+        """
+        slots: dict[Slot, dict[str, Array]] = {}
+        for name, array in named.items():
+            match = _STATE_NAME.fullmatch(name)
+            if match is None:
+                raise InvalidSettings(f"{name!r} does not name optimizer state", 'as in "3/0/step"')
+            slots.setdefault((int(match[1]), int(match[2])), {})[match[3]] = array
+        self._states = {slot: self._import_slot(slot, arrays) for slot, arrays in slots.items()}
+
+    def _import_slot(self, slot: Slot, named: dict[str, Array]) -> _State:
+        known = {"master", *self.required, *self.occasional}
+        arrays = {what: array.copy() for what, array in named.items() if what != "step"}
+        step = named.get("step")
+        good = step is not None and step.shape == (1,) and step.dtype.kind == "i" and step[0] >= 0
+        own = {what for what in arrays if "." in what}
+        members = {what.partition(".")[2] for what in own}
+        whole = set(self.required) <= arrays.keys() - own <= known
+        whole = whole and own == {f"{what}.{member}" for what in self.by_member for member in members}
+        alike = len({(array.dtype, array.shape) for array in arrays.values()}) <= 1
+        alike = alike and all(array.ndim == 1 and array.dtype in _WORK.values() for array in arrays.values())
+        if step is None or not (good and whole and alike):
+            found, need = ", ".join(sorted(named)), ", ".join(("step", *self.required))
+            message = f"slot {slot[0]}/{slot[1]} has no state of {self.name} in ({found})"
+            raise InvalidSettings(message, f"it needs {need}, of one size and dtype")
+        return _State(int(step[0]), arrays.pop("master", None), arrays)

@@ -1,0 +1,164 @@
+"""Learning-rate schedules that a root follows by the number of updates: those of `mxnet.lr_scheduler` 1.9.1.
+
+A schedule travels as its name and numbers, never as code: MXNet's attributes under MXNet's names, with the values that
+they have when it is sent. MXNet's schedulers change their own state from call to call; here the rate is a function of
+the number of updates alone, since slices may be at different numbers. It has the same bits where updates are counted up
+from 1.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.optim.optimizer import Field
+
+__all__ = ["SCHEDULES", "Schedule", "create"]
+
+MAX_STEPS = 4096
+"""Steps that a `multifactor` may have."""
+_MAX_REDUCTIONS = 2**20
+
+
+def _fields(**own: Field) -> Mapping[str, Field]:
+    common = {
+        "base_lr": Field(0.01),
+        "warmup_steps": Field(0.0, low=0.0),
+        "warmup_begin_lr": Field(0.0),
+        "warmup_final_lr": Field(0.01),
+        "warmup_constant": Field(False),
+    }
+    return MappingProxyType(common | own)
+
+
+class Schedule(ABC):
+    """The learning rate of each update; raises InvalidSettings for a number that is missing, wrong or out of range."""
+
+    name: ClassVar[str]
+    fields: ClassVar[Mapping[str, Field]]
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        what = f"the schedule {self.name}"
+        if params.keys() != self.fields.keys():
+            wrong = ", ".join(sorted(map(str, params.keys() ^ self.fields.keys())))
+            raise InvalidSettings(f"{what} has unknown or missing numbers: {wrong}", f"it has {', '.join(self.fields)}")
+        self._params = {key: field.check(f"{key} of {what}", params[key]) for key, field in self.fields.items()}
+
+    def rate(self, update: int) -> float:
+        """The learning rate of a slice's update number `update`, from 1 on."""
+        p = self._params
+        if update >= p["warmup_steps"]:
+            return self._after_warmup(update)
+        if p["warmup_constant"]:
+            return p["warmup_begin_lr"]
+        rise = (p["warmup_final_lr"] - p["warmup_begin_lr"]) * float(update) / p["warmup_steps"]
+        return p["warmup_begin_lr"] + rise
+
+    @abstractmethod
+    def _after_warmup(self, update: int) -> float:
+        """The rate once the warm-up is over."""
+
+
+class Factor(Schedule):
+    """After every `step` updates beyond `count` the rate is multiplied by `factor`, down to `stop_factor_lr`."""
+
+    name = "factor"
+    fields = _fields(
+        step=Field(1.0, low=1.0),
+        factor=Field(1.0, high=math.nextafter(1.0, 2.0)),
+        stop_factor_lr=Field(1e-8),
+        count=Field(0.0, low=0.0),
+    )
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        super().__init__(params)
+        self._ends = [self._params["count"] + self._params["step"]]
+        self._rates = [float(self._params["base_lr"])]
+
+    def _after_warmup(self, update: int) -> float:
+        while update > self._ends[-1] and len(self._rates) < _MAX_REDUCTIONS:
+            # Multiplied again and again, as MXNet does: a power would round differently.
+            reduced = max(self._rates[-1] * self._params["factor"], self._params["stop_factor_lr"])
+            if reduced == self._rates[-1]:
+                return reduced
+            self._rates.append(reduced)
+            self._ends.append(self._ends[-1] + self._params["step"])
+        return self._rates[min(bisect_left(self._ends, update), len(self._rates) - 1)]
+
+
+class MultiFactor(Schedule):
+    """The rate is multiplied by `factor` after each of the numbers of updates in `steps`, which rise."""
+
+    name = "multifactor"
+    fields = _fields(factor=Factor.fields["factor"])
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        super().__init__({key: value for key, value in params.items() if key != "steps"})
+        steps = params.get("steps")
+        if not isinstance(steps, (list, tuple)) or len(steps) > MAX_STEPS:
+            raise InvalidSettings(f"steps of the schedule {self.name} must be a list of at most {MAX_STEPS} numbers")
+        self._steps = [Field(1.0, low=1.0).check(f"steps of the schedule {self.name}", step) for step in steps]
+        if any(late <= early for early, late in zip(self._steps, self._steps[1:], strict=False)):
+            raise InvalidSettings(f"steps of the schedule {self.name} must rise")
+        self._rates = [float(self._params["base_lr"])]
+        for _ in self._steps:
+            self._rates.append(self._rates[-1] * self._params["factor"])
+
+    def _after_warmup(self, update: int) -> float:
+        return self._rates[bisect_left(self._steps, update)]
+
+
+class _Falling(Schedule):
+    """From `base_lr_orig` at the end of the warm-up to `final_lr` at `max_update`, and `final_lr` afterwards."""
+
+    fields = _fields(max_update=Field(1.0, low=1.0), base_lr_orig=Field(0.01), final_lr=Field(0.0))
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        super().__init__(params)
+        if self._params["max_update"] == self._params["warmup_steps"]:
+            raise InvalidSettings(f"max_update of the schedule {self.name} must differ from its warmup_steps")
+
+    def _after_warmup(self, update: int) -> float:
+        p = self._params
+        if p["max_update"] < p["warmup_steps"]:
+            return p["base_lr"]
+        steps, done = p["max_update"] - p["warmup_steps"], min(float(update), p["max_update"]) - p["warmup_steps"]
+        return p["final_lr"] + (p["base_lr_orig"] - p["final_lr"]) * self._left(done, steps)
+
+    @abstractmethod
+    def _left(self, done: float, steps: float) -> float:
+        """What is left of the fall after `done` of `steps` updates: from 1 to 0."""
+
+
+class Poly(_Falling):
+    """A polynomial of degree `power`."""
+
+    name = "poly"
+    fields = MappingProxyType({**_Falling.fields, "power": Field(2.0, low=0.0)})
+
+    def _left(self, done: float, steps: float) -> float:
+        return float(pow(1 - done / steps, self._params["power"]))
+
+
+class Cosine(_Falling):
+    """Half a period of a cosine."""
+
+    name = "cosine"
+
+    def _left(self, done: float, steps: float) -> float:
+        return (1 + math.cos(math.pi * done / steps)) / 2
+
+
+SCHEDULES: Mapping[str, type[Schedule]] = MappingProxyType(
+    {kind.name: kind for kind in (Factor, MultiFactor, Poly, Cosine)}
+)
+
+
+def create(name: str, params: Mapping[str, Any]) -> Schedule:
+    """The schedule called `name`. Raises InvalidSettings for an unknown one and for wrong numbers."""
+    if name not in SCHEDULES:
+        raise InvalidSettings(f"no learning-rate schedule is called {name!r}", f"there are {', '.join(SCHEDULES)}")
+    return SCHEDULES[name](params)
