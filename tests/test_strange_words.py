@@ -26,11 +26,12 @@ from geomx_cli.core.jsonlines import lines
 from geomx_cli.core.options import defaults
 from geomx_cli.core.untrusted import decode, plain
 from geomx_cli.hosts.local import LocalHost
-from geomx_cli.job import Job, jobs_folder
+from geomx_cli.job import Job
 from geomx_cli.job import state as job_state
 from geomx_cli.job.registry import KnownJob, all_jobs
 from geomx_cli.job.state import JobState
 from geomx_cli.plan import JobSpec, plan
+from geomx_cli.plan.job_paths import jobs_folder
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.status.explanation import explain

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.private import make_private
-from geomx_cli.job import jobs_folder
+from geomx_cli.plan.job_paths import jobs_folder
 
 __all__ = ["PortLock"]
 

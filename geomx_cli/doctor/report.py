@@ -21,8 +21,8 @@ from geomx_cli.doctor.wan import Measured, check_bandwidth, measure
 from geomx_cli.hosts import Host, SshOptions, closing, open_host
 from geomx_cli.inventory import Host as PlannedHost
 from geomx_cli.inventory import Inventory
-from geomx_cli.job import Job
 from geomx_cli.plan import JobSpec, plan
+from geomx_cli.plan.job_paths import complete
 
 __all__ = ["Report", "examine", "quick", "visit"]
 
@@ -78,7 +78,7 @@ def examine(
 ) -> Report:
     """The same as `quick`, and if `full` also GPUs, cores, and the bandwidth of each link between parties, which takes
     four seconds for each that shares a machine with another. `say` is told what happens."""
-    job = spec if spec.job_dir and spec.socket_dir else Job.of(spec).complete(spec)
+    job = spec if spec.job_dir and spec.socket_dir else complete(spec)
     say(f"asking {counted(len(hosts), 'host')}")
     with Survey(hosts) as survey:
         return _Visit(survey, inventory, job, full, say).report()

@@ -12,9 +12,6 @@ Unix sockets have a folder of their own, because their paths must be short; it i
 
 import json
 import os
-import secrets
-import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -31,17 +28,12 @@ from geomx_cli.hosts import File, Host
 from geomx_cli.inventory import Inventory
 from geomx_cli.job import state
 from geomx_cli.plan import JobSpec, Plan
+from geomx_cli.plan.job_paths import complete, jobs_folder
 from geomx_cli.ps.net import security
 
-__all__ = ["Job", "jobs_folder"]
+__all__ = ["Job"]
 
 _REAP_LIMIT = 8.0
-
-
-def jobs_folder() -> Path:
-    """Where jobs lie: $XDG_STATE_HOME/geomx/jobs, or ~/.local/state/geomx/jobs."""
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser().absolute() / "geomx" / "jobs"
 
 
 @dataclass(frozen=True)
@@ -55,12 +47,9 @@ class Job:
 
     @classmethod
     def of(cls, spec: JobSpec) -> "Job":
-        """What `spec` says; where it says nothing an id that sorts by time, and the usual places."""
-        token = secrets.token_hex(4)
-        job = spec.job or f"{time.strftime('%Y%m%d-%H%M%S')}-{token}"
-        directory = Path(spec.job_dir) if spec.job_dir else jobs_folder() / job
-        sockets = Path(spec.socket_dir or Path(tempfile.gettempdir(), f"gx-{os.getuid()}-{token}"))
-        return cls(job, directory, sockets, Path(spec.key_dir) if spec.key_dir else directory / "keys")
+        """What `spec` says; where it says nothing, as `plan.job_paths` completes it."""
+        whole = complete(spec)
+        return cls(whole.job, Path(whole.job_dir), Path(whole.socket_dir), Path(whole.key_dir))
 
     @property
     def logs(self) -> Path:

@@ -14,10 +14,11 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.private import require_private
 from geomx_cli.hosts import Host, SshOptions
 from geomx_cli.inventory import Inventory, validated
-from geomx_cli.job import Job, jobs_folder
+from geomx_cli.job import Job
 from geomx_cli.job.state import JobState
 from geomx_cli.plan import JobSpec, Plan, Process
 from geomx_cli.plan.endpoints import Endpoint
+from geomx_cli.plan.job_paths import jobs_folder
 
 __all__ = ["KnownJob", "all_jobs", "find", "prepared"]
 

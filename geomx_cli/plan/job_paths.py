@@ -1,0 +1,28 @@
+"""Where a job lies when nobody says."""
+
+import os
+import secrets
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from geomx_cli.plan.job_spec import JobSpec
+
+__all__ = ["complete", "jobs_folder"]
+
+
+def jobs_folder() -> Path:
+    """Where jobs lie: $XDG_STATE_HOME/geomx/jobs, or ~/.local/state/geomx/jobs."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser().absolute() / "geomx" / "jobs"
+
+
+def complete(spec: JobSpec) -> JobSpec:
+    """`spec` with an id that sorts by time, and the usual paths, where it has none."""
+    token = secrets.token_hex(4)
+    job = spec.job or f"{time.strftime('%Y%m%d-%H%M%S')}-{token}"
+    directory = spec.job_dir or str(jobs_folder() / job)
+    sockets = spec.socket_dir or str(Path(tempfile.gettempdir(), f"gx-{os.getuid()}-{token}"))
+    key_dir = spec.key_dir or str(Path(directory, "keys"))
+    return replace(spec, job=job, job_dir=directory, socket_dir=sockets, key_dir=key_dir)
