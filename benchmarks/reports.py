@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from geomx_cli.report.record import Record
+from geomx_cli.observe.report.record import Record
 
 GEOMX = [sys.executable, "-m", "geomx_cli"]
 WATCHED = 20.0

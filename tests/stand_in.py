@@ -102,9 +102,9 @@ def serve() -> None:
 def start(directory: Path, story: str) -> int:
     """Launch; errors become text and an exit status as the command line does it."""
     from geomx_cli.commands._end import tell
-    from geomx_cli.control.launch import LaunchOptions, launch
     from geomx_cli.core.errors import GeomxError
     from geomx_cli.core.options import defaults
+    from geomx_cli.jobs.actions.launch import LaunchOptions, launch
     from geomx_cli.plan import JobSpec
     from geomx_cli.plan.ports import free_ports, ports_needed
     from geomx_cli.plan.this_machine import this_machine

@@ -8,7 +8,7 @@ import pytest
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.inventory import Host, Ssh
-from geomx_cli.job import payload
+from geomx_cli.jobs.store import payload
 from geomx_cli.plan import JobSpec
 
 

@@ -10,13 +10,13 @@ from networks import star
 
 from geomx_cli import __version__
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, InvalidSettings
-from geomx_cli.doctor import Check, exit_code, hosts, refuse
-from geomx_cli.doctor.check import together
-from geomx_cli.doctor.requirements import Requirements, needs
-from geomx_cli.doctor.settle import settle
-from geomx_cli.doctor.survey import Facts, Folder, Skew
 from geomx_cli.inventory import Host, Ssh
 from geomx_cli.plan import JobSpec, plan
+from geomx_cli.preflight import Check, exit_code, hosts, refuse
+from geomx_cli.preflight.check import together
+from geomx_cli.preflight.requirements import Requirements, needs
+from geomx_cli.preflight.settle import settle
+from geomx_cli.preflight.survey import Facts, Folder, Skew
 from geomx_cli.probe.facts import code_digest
 
 GIB = 1 << 30

@@ -14,8 +14,8 @@ import pytest
 from desk import Desk, Launch
 from sshd import Person, Sshd
 
-from geomx_cli.control.collect import collect
-from geomx_cli.job.registry import KnownJob
+from geomx_cli.jobs.actions.collect import collect
+from geomx_cli.jobs.store.registry import KnownJob
 
 FILES = 8 * 2 + 2 * 2  # a log and an event log for each process; agent.log and status.json for each host
 

@@ -16,13 +16,13 @@ from cluster import ROOT, free_ports
 from networks import Network, PrefixedHost, bare_python, star
 from sshd import Person, Sshd
 
-from geomx_cli import doctor
+from geomx_cli import preflight
 from geomx_cli.core.errors import CheckFailed, HostUnreachable
-from geomx_cli.doctor import Check, survey
 from geomx_cli.hosts import Host, SshOptions
 from geomx_cli.hosts.local import LocalHost
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan import JobSpec
+from geomx_cli.preflight import Check, survey
 
 SPEC = JobSpec(python=sys.executable, script=("python", "train.py"))
 NAMES = ("hub", "alpha", "beta")
@@ -39,19 +39,19 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture
-def check(network: Network) -> Callable[..., doctor.Report]:
+def check(network: Network) -> Callable[..., preflight.Report]:
     """Checks the star of three sites."""
 
-    def visit(**changes: Mapping[str, object]) -> doctor.Report:
+    def visit(**changes: Mapping[str, object]) -> preflight.Report:
         inventory = star({name: network.address(name) for name in NAMES}, range(9000, 9008), **changes)
         return examine({name: network.host(name, sys.executable) for name in NAMES}, inventory)
 
     return visit
 
 
-def examine(reached: Mapping[str, Host], inventory: Inventory, *, full: bool = False) -> doctor.Report:
+def examine(reached: Mapping[str, Host], inventory: Inventory, *, full: bool = False) -> preflight.Report:
     try:
-        return doctor.examine(reached, inventory, SPEC, full=full)
+        return preflight.examine(reached, inventory, SPEC, full=full)
     finally:
         for host in reached.values():
             host.close()
@@ -61,11 +61,11 @@ def local(name: str) -> LocalHost:
     return LocalHost(name, sys.executable)
 
 
-def wrong(report: doctor.Report) -> list[Check]:
+def wrong(report: preflight.Report) -> list[Check]:
     return [found for found in report.checks if found.level != "ok"]
 
 
-def only(report: doctor.Report) -> Check:
+def only(report: preflight.Report) -> Check:
     """The one thing that is wrong."""
     [found] = wrong(report)
     return found
@@ -74,9 +74,9 @@ def only(report: doctor.Report) -> Check:
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_all_is_well_and_the_ports_are_free_afterwards(address: str) -> None:
     reached = {name: local(name) for name in NAMES}
-    settled, checks = doctor.quick(reached, star(dict.fromkeys(NAMES, address), free_ports(8)), SPEC)
+    settled, checks = preflight.quick(reached, star(dict.fromkeys(NAMES, address), free_ports(8)), SPEC)
     assert [found for found in checks if found.level != "ok"] == []
-    doctor.refuse(checks)
+    preflight.refuse(checks)
     subjects = {found.subject for found in checks if found.name == "link"}
     assert subjects == {"alpha -> hub", "beta -> hub"}
     for host in settled.hosts:
@@ -110,14 +110,14 @@ def test_a_port_that_is_taken_at_the_last_moment() -> None:
     assert f"(pid {os.getpid()})" in result["holder"]
 
 
-def test_sites_that_reach_each_other(check: Callable[..., doctor.Report]) -> None:
+def test_sites_that_reach_each_other(check: Callable[..., preflight.Report]) -> None:
     report = check(hub={"address": "", "interface": "net0"})
     assert wrong(report) == []
     assert report.exit_code == 0
     assert report.inventory.host("hub").address == "10.99.0.1"
 
 
-def test_a_firewall_that_drops_one_port(network: Network, check: Callable[..., doctor.Report]) -> None:
+def test_a_firewall_that_drops_one_port(network: Network, check: Callable[..., preflight.Report]) -> None:
     with network.filtered("hub", f"ip saddr {network.address('alpha')} tcp dport 9001 drop"):
         report = check()
     found = only(report)
@@ -127,7 +127,7 @@ def test_a_firewall_that_drops_one_port(network: Network, check: Callable[..., d
     assert found.fix == "let alpha reach TCP port 9001 of hub"
     assert report.exit_code == 5
     with pytest.raises(CheckFailed, match=r"^alpha -> hub: 10\.99\.0\.1 port 9001 cannot be reached"):
-        doctor.refuse(report.checks)
+        preflight.refuse(report.checks)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_firewall_that_drops_one_port(network: Network, check: Callable[..., d
     ],
 )
 def test_what_a_firewall_does_to_all(
-    network: Network, check: Callable[..., doctor.Report], rule: str, ports: str, looks: str
+    network: Network, check: Callable[..., preflight.Report], rule: str, ports: str, looks: str
 ) -> None:
     with network.filtered("hub", rule):
         found = only(check())
@@ -157,7 +157,7 @@ def test_what_a_firewall_does_to_all(
         ("no-such-name.invalid", "the name is not known there"),
     ],
 )
-def test_a_wrong_address(check: Callable[..., doctor.Report], address: str, looks: str) -> None:
+def test_a_wrong_address(check: Callable[..., preflight.Report], address: str, looks: str) -> None:
     found = only(check(hub={"address": address, "listen": "0.0.0.0"}))
     assert found.subject == "alpha, beta -> hub"
     assert looks in found.what
@@ -165,7 +165,7 @@ def test_a_wrong_address(check: Callable[..., doctor.Report], address: str, look
 
 
 def test_an_address_of_its_own_at_which_it_does_not_listen(
-    network: Network, check: Callable[..., doctor.Report]
+    network: Network, check: Callable[..., preflight.Report]
 ) -> None:
     with network.address_beside("hub", "10.99.0.201"):
         found = only(check(hub={"wan_address": "10.99.0.201", "listen": "10.99.0.1"}))
@@ -173,19 +173,19 @@ def test_an_address_of_its_own_at_which_it_does_not_listen(
     assert 'set listen = "0.0.0.0" for hub' in found.fix
 
 
-def test_an_address_that_is_not_the_hosts_own_cannot_be_listened_at(check: Callable[..., doctor.Report]) -> None:
+def test_an_address_that_is_not_the_hosts_own_cannot_be_listened_at(check: Callable[..., preflight.Report]) -> None:
     found = only(check(hub={"address": "10.99.0.77"}))
     assert (found.subject, found.name) == ("hub", "address")
     assert found.what == "nothing can listen at 10.99.0.77: the address is none of this host's"
 
 
-def test_an_interface_that_is_not_there(check: Callable[..., doctor.Report]) -> None:
+def test_an_interface_that_is_not_there(check: Callable[..., preflight.Report]) -> None:
     found = only(check(alpha={"address": "", "interface": "eth7"}))
     assert "host alpha has no network interface eth7" in found.what
     assert "net0 (10.99.0.2)" in found.fix
 
 
-def test_another_program_that_answers(network: Network, check: Callable[..., doctor.Report]) -> None:
+def test_another_program_that_answers(network: Network, check: Callable[..., preflight.Report]) -> None:
     """A gateway that sends a port to another machine, where something else listens."""
     elsewhere = network.spaces.command("control", [sys.executable, "-u", "-m", "http.server", "9001"])
     with subprocess.Popen(elsewhere, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
@@ -220,10 +220,10 @@ def test_a_host_that_cannot_be_reached_beside_two_good_ones(tmp_path: Path) -> N
     assert [check.subject for check in report.checks if check.name == "link"] == ["alpha -> hub"] * 2
     assert {check.subject for check in report.checks if check.name == "geomx"} == {"hub", "alpha"}
     with pytest.raises(HostUnreachable, match=r"^beta: "):
-        doctor.refuse(report.checks)
+        preflight.refuse(report.checks)
 
 
-def with_alpha(python: str, *env: str) -> doctor.Report:
+def with_alpha(python: str, *env: str) -> preflight.Report:
     """The star, where alpha has another Python and environment."""
     alpha = PrefixedHost("alpha", python, ["env", "-C", "/", *env])
     return examine({"hub": local("hub"), "alpha": alpha, "beta": local("beta")}, star(HERE, free_ports(8)))
@@ -353,7 +353,7 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
 
 def test_connections_are_made_and_closed_for_a_visit() -> None:
     said: list[str] = []
-    report = doctor.visit(star(HERE, free_ports(8)), SPEC, SshOptions(), full=False, say=said.append)
+    report = preflight.visit(star(HERE, free_ports(8)), SPEC, SshOptions(), full=False, say=said.append)
     assert report.exit_code == 0
     assert said == ["asking 3 hosts", "binding ports and dialling links"]
 
@@ -361,7 +361,7 @@ def test_connections_are_made_and_closed_for_a_visit() -> None:
 def test_checks_of_one_machine_are_told_once() -> None:
     spec = replace(SPEC, job_dir="/proc/none/job", socket_dir="/tmp/gx-doctor-test")
     reached = {name: local(name) for name in NAMES}
-    _, checks = doctor.quick(reached, star(HERE, free_ports(8)), spec)
+    _, checks = preflight.quick(reached, star(HERE, free_ports(8)), spec)
     [found] = [check for check in checks if check.level != "ok"]
     assert (found.subject, found.name) == ("hub, alpha, beta", "disk")
     assert "/proc/none" in found.what

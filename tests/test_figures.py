@@ -9,13 +9,13 @@ import pytest
 from records import esync_record, sync_record, write
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.report import RunRecords, figures
-from geomx_cli.report.about import Metadata
-from geomx_cli.report.figures import Bars, Curves, Matrix, Span, Timeline
-from geomx_cli.report.plots import draw
-from geomx_cli.report.styles import style
-from geomx_cli.report.terminal import painted
-from geomx_cli.report.trial import MODES, modes_in
+from geomx_cli.observe.report import RunRecords, figures
+from geomx_cli.observe.report.about import Metadata
+from geomx_cli.observe.report.figures import Bars, Curves, Matrix, Span, Timeline
+from geomx_cli.observe.report.plots import draw
+from geomx_cli.observe.report.styles import style
+from geomx_cli.observe.report.terminal import painted
+from geomx_cli.observe.report.trial import MODES, modes_in
 
 STARTS = {"A/cpu0": 0.0, "A/cpu1": 0.5}
 TIMES = {"compute": 3.0, "communicate": 1.0, "wait": 0.25}

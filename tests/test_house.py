@@ -9,8 +9,8 @@ from cluster import ROOT
 PACKAGE = ROOT / "geomx_cli"
 BENEATH = {"core"}
 ABOVE = (
-    "__main__", "cli", "commands", "dashboard", "exports", "report", "control", "status", "doctor", "job",
-    "inventory_file", "plan", "runtime", "hosts", "inventory", "ps",
+    "__main__", "cli", "commands", "observe", "jobs", "preflight", "inventory_file", "plan", "runtime", "hosts",
+    "inventory", "ps",
 )  # fmt: skip
 SERVER = ("", "aggregation", "optim", "cluster", "net")
 """The packages of `ps`, from above; "" is what lies in `ps` itself, with `delivery`."""

@@ -12,12 +12,12 @@ from desk import Desk
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.core.options import defaults
+from geomx_cli.observe.report import RunRecords, Summary, collected
+from geomx_cli.observe.report.about import Metadata
+from geomx_cli.observe.report.job_trial import JobTrial, mode_of, network_of
+from geomx_cli.observe.report.record import read_record
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.report import RunRecords, Summary, collected
-from geomx_cli.report.about import Metadata
-from geomx_cli.report.job_trial import JobTrial, mode_of, network_of
-from geomx_cli.report.record import read_record
 
 BEGAN = 1000.0
 PEERS = {"A/server:0": "central/global_server:0", "B/server:0": "central/global_server:0"}

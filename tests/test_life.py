@@ -16,8 +16,8 @@ from desk import Desk, Launch
 from sshd import Person, Sshd
 
 from geomx_cli.agent import processes
-from geomx_cli.job.registry import KnownJob
-from geomx_cli.status.job_view import JobView
+from geomx_cli.jobs.store.registry import KnownJob
+from geomx_cli.jobs.view.job_view import JobView
 
 NAMES = [
     "central/global_scheduler:0", "central/global_server:0", "central/scheduler:0", "central/worker:0",

@@ -17,14 +17,14 @@ from sshd import Person, Sshd, make_key
 from benchmarks.netns import Namespaces, call
 from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import AgentState, Assignment, Task
-from geomx_cli.control.agent_connection import AgentConnection, Inbox
-from geomx_cli.control.agent_pool import AgentPool
-from geomx_cli.control.interrupts import interrupts_to
 from geomx_cli.core.errors import CheckFailed, Interrupted, InvalidSettings, TimedOut
 from geomx_cli.hosts import Channel, File, Host
 from geomx_cli.hosts.local import LocalHost
 from geomx_cli.hosts.ssh import SshHost
-from geomx_cli.job import Job
+from geomx_cli.jobs.actions.agent_connection import AgentConnection, Inbox
+from geomx_cli.jobs.actions.agent_pool import AgentPool
+from geomx_cli.jobs.actions.interrupts import interrupts_to
+from geomx_cli.jobs.store import Job
 from geomx_cli.plan import JobSpec
 
 SLEEP = "import signal; signal.pause()"
@@ -304,8 +304,8 @@ def test_agent_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_agent_that_says_nothing_is_waited_for_aloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("geomx_cli.control.agent_connection.ANSWER_LIMIT", 1.0)
-    monkeypatch.setattr("geomx_cli.control.agent_pool._PATIENCE", 0.2)
+    monkeypatch.setattr("geomx_cli.jobs.actions.agent_connection.ANSWER_LIMIT", 1.0)
+    monkeypatch.setattr("geomx_cli.jobs.actions.agent_pool._PATIENCE", 0.2)
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\ncase "$*" in *reap*) exit 0;; esac; exec sleep 100\n')
     python.chmod(0o700)

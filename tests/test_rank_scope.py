@@ -13,7 +13,7 @@ from test_mxnet_store import SCRIPTS, hooked
 
 from geomx_cli.core.options import defaults
 from geomx_cli.core.plugins import table
-from geomx_cli.job.rank_scope import Choice, choose
+from geomx_cli.jobs.store.rank_scope import Choice, choose
 from geomx_cli.plan.ports import ports_needed
 from geomx_cli.plan.this_machine import this_machine
 

@@ -9,8 +9,8 @@ import pytest
 from records import PHASES, esync_record, sync_record, write
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.report import RunRecords, Summary
-from geomx_cli.report.trial import title
+from geomx_cli.observe.report import RunRecords, Summary
+from geomx_cli.observe.report.trial import title
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,7 @@ import sys
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli import plugins
+from geomx_cli.core import plugins
 from geomx_cli.core.options import defaults
 values = defaults(plugins.table())
 inventory = this_machine(values, free_ports(ports_needed(values)), one_host=True, python=sys.executable)

@@ -15,30 +15,30 @@ import pytest
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.oom_watcher import OomWatcher
-from geomx_cli.control.agent_pool import AgentPool
-from geomx_cli.control.attach import attach
-from geomx_cli.control.logs import LogReader, select
-from geomx_cli.control.stop import stop
-from geomx_cli.control.watch import Watch
 from geomx_cli.core.agent_protocol import said
 from geomx_cli.core.errors import CheckFailed, TrainingFailed
 from geomx_cli.core.jsonlines import lines
 from geomx_cli.core.options import defaults
 from geomx_cli.core.untrusted import decode, plain
 from geomx_cli.hosts.local import LocalHost
-from geomx_cli.job import Job
-from geomx_cli.job import state as job_state
-from geomx_cli.job.registry import KnownJob, all_jobs
-from geomx_cli.job.state import JobState
+from geomx_cli.jobs.actions.agent_pool import AgentPool
+from geomx_cli.jobs.actions.attach import attach
+from geomx_cli.jobs.actions.logs import LogReader, select
+from geomx_cli.jobs.actions.stop import stop
+from geomx_cli.jobs.actions.watch import Watch
+from geomx_cli.jobs.store import Job
+from geomx_cli.jobs.store import state as job_state
+from geomx_cli.jobs.store.registry import KnownJob, all_jobs
+from geomx_cli.jobs.store.state import JobState
+from geomx_cli.jobs.view.explanation import explain
+from geomx_cli.jobs.view.follow import PlainView
+from geomx_cli.jobs.view.job_view import JobView
+from geomx_cli.jobs.view.outcome import Outcome
+from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.job_paths import jobs_folder
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.status.explanation import explain
-from geomx_cli.status.follow import PlainView
-from geomx_cli.status.job_view import JobView
-from geomx_cli.status.outcome import Outcome
-from geomx_cli.status.progress import Progress
 
 NASTY = "\x1b]0;title\x07red \x1b[31;1mtext\x1b[0m\x9b2J\x08\r\u202eend"
 

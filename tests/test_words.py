@@ -10,16 +10,16 @@ from rich.console import Console
 
 from geomx_cli.core.options import defaults
 from geomx_cli.core.root_cause import Failure, describe_status
-from geomx_cli.job import Job
+from geomx_cli.jobs.store import Job
+from geomx_cli.jobs.view.explanation import explain
+from geomx_cli.jobs.view.outcome import Outcome
+from geomx_cli.jobs.view.progress import Progress
+from geomx_cli.jobs.view.result import in_words, result
+from geomx_cli.jobs.view.table import ProcessTable
+from geomx_cli.jobs.view.whereabouts import whereabouts
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
-from geomx_cli.status.explanation import explain
-from geomx_cli.status.outcome import Outcome
-from geomx_cli.status.progress import Progress
-from geomx_cli.status.result import in_words, result
-from geomx_cli.status.table import ProcessTable
-from geomx_cli.status.whereabouts import whereabouts
 
 
 @pytest.fixture

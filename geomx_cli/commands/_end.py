@@ -7,14 +7,14 @@ import click
 from geomx_cli.commands._json import print_json
 
 if TYPE_CHECKING:
-    from geomx_cli.status.end import End
+    from geomx_cli.jobs.view.end import End
 
 __all__ = ["tell"]
 
 
 def tell(end: "End", *, json: bool) -> int:
     """Print the result, as a summary or one JSON object; 0, or raises the end's error."""
-    from geomx_cli.status.result import in_words
+    from geomx_cli.jobs.view.result import in_words
 
     if json and end.result:
         print_json(end.result)

@@ -47,14 +47,14 @@ def exporting(
     takers: list[Callable[[str, Event], None]] = []
     with contextlib.ExitStack() as stack:
         if tensorboard:
-            from geomx_cli.exports.tensorboard import Board
+            from geomx_cli.observe.exports.tensorboard import Board
 
             board = Board(Path(tensorboard, plan.job))
             stack.callback(board.close)
             takers.append(board.take)
             click.echo(f"TensorBoard's event files: {board.folder}", err=True)
         if metrics_port:
-            from geomx_cli.exports.prometheus import Metrics
+            from geomx_cli.observe.exports.prometheus import Metrics
 
             metrics = Metrics(plan, metrics_port, _token(metrics_token))
             stack.callback(metrics.close)

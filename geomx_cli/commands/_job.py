@@ -9,7 +9,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
-    from geomx_cli.job.registry import KnownJob
+    from geomx_cli.jobs.store.registry import KnownJob
 
 __all__ = ["Duration", "chosen", "job_argument"]
 
@@ -41,7 +41,7 @@ def job_argument(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def chosen(name: str) -> "KnownJob":
     """The job called `name`; without a name the newest that runs, else the newest, and stderr says which."""
-    from geomx_cli.job.registry import find
+    from geomx_cli.jobs.store.registry import find
 
     job = find(name)
     if not name:

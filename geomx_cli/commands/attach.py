@@ -23,6 +23,6 @@ def attach(name: str, json: bool) -> int:
       geomx attach                 the newest job that runs
       geomx attach 20260729-17
     """
-    from geomx_cli.control.attach import attach as attaching
+    from geomx_cli.jobs.actions.attach import attach as attaching
 
     return tell(attaching(chosen(name)), json=json)

@@ -11,7 +11,7 @@ from geomx_cli.core.errors import InvalidSettings, UsageError
 from geomx_cli.core.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from geomx_cli.report import RunRecords, Summary
+    from geomx_cli.observe.report import RunRecords, Summary
 
 __all__ = ["compare"]
 
@@ -38,7 +38,7 @@ def compare(names: tuple[str, ...], target: float, json: bool) -> None:
     """
     if not 0 < target <= 1:
         raise UsageError(f"--target {target:g} is no accuracy", "give a number above 0, up to 1")
-    from geomx_cli.report import Summary
+    from geomx_cli.observe.report import Summary
 
     trials = [_trial(name) for name in names]
     problems = [problem for trial in trials for problem in trial.problems]
@@ -64,10 +64,10 @@ def _unlike(trials: "list[RunRecords]") -> set[str]:
 
 
 def _trial(name: str) -> "RunRecords":
-    from geomx_cli.job.registry import find
-    from geomx_cli.report import RunRecords
-    from geomx_cli.report.about import ABOUT
-    from geomx_cli.report.collected import fetched
+    from geomx_cli.jobs.store.registry import find
+    from geomx_cli.observe.report import RunRecords
+    from geomx_cli.observe.report.about import ABOUT
+    from geomx_cli.observe.report.collected import fetched
 
     folder = Path(name).absolute()
     if (folder / ABOUT).exists():

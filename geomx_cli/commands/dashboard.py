@@ -36,7 +36,7 @@ def dashboard(
       geomx dashboard 20260729-17 --open
       geomx dashboard --tensorboard runs --metrics-port 9600
     """
-    from geomx_cli.dashboard.show import show
+    from geomx_cli.observe.dashboard.show import show
 
     def tell(url: str) -> None:
         click.echo(url)

@@ -15,7 +15,7 @@ from geomx_cli.core.plugins import table
 from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
-    from geomx_cli.doctor import Check, Measured, Report
+    from geomx_cli.preflight import Check, Measured, Report
 
 __all__ = ["doctor"]
 
@@ -47,8 +47,8 @@ def doctor(
     when there is another problem.
     """
     inventory, options = machines(hosts, local, values(table(), parameters))
-    from geomx_cli.doctor import visit
     from geomx_cli.plan import JobSpec
+    from geomx_cli.preflight import visit
 
     report = visit(
         inventory,

@@ -41,8 +41,8 @@ def draw(base: Path, network: str, output: Path | None, form: str, terminal: boo
       geomx draw -b results -n resnet18-v1 -o paper --format pdf
       geomx draw -b results -n cnn --terminal
     """
-    from geomx_cli.report import RunRecords, figures
-    from geomx_cli.report.trial import modes_in
+    from geomx_cli.observe.report import RunRecords, figures
+    from geomx_cli.observe.report.trial import modes_in
 
     if terminal and output is not None:
         raise UsageError("--terminal writes no files", "leave out --output")
@@ -56,12 +56,12 @@ def draw(base: Path, network: str, output: Path | None, form: str, terminal: boo
         raise InvalidSettings(f"there is nothing to draw: {'; '.join(problems)}", "collect the jobs again")
     found = list(figures.of(network, trials, 1.0))
     if terminal:
-        from geomx_cli.report.terminal import painted
+        from geomx_cli.observe.report.terminal import painted
 
         for figure in found:
             click.echo(painted(figure))
     else:
-        from geomx_cli.report import plots
+        from geomx_cli.observe.report import plots
 
         folder = output or base / network / "figures"
         for figure in found:

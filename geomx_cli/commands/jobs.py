@@ -29,7 +29,7 @@ def jobs(json: bool) -> None:
       geomx stop              the newest job that runs
     """
     from geomx_cli.core.errors import CheckFailed, InvalidSettings
-    from geomx_cli.job.registry import all_jobs
+    from geomx_cli.jobs.store.registry import all_jobs
 
     known, damaged = [], []
     for job in all_jobs():

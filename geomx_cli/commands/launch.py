@@ -108,8 +108,8 @@ def launch(
     idle = unused(click.get_current_context(), table(), str(options["algo"]), script=bool(script))
     for sentence in idle:
         click.echo(f"warning: {sentence}", err=True)
-    from geomx_cli.job import rank_scope
-    from geomx_cli.job.script import check_script
+    from geomx_cli.jobs.store import rank_scope
+    from geomx_cli.jobs.store.script import check_script
     from geomx_cli.plan import JobSpec
 
     if not dry_run:
@@ -128,7 +128,7 @@ def launch(
     if dry_run:
         return _show(inventory, spec, sync, json=json, shell=shell)
     from geomx_cli.commands.data import Progress
-    from geomx_cli.control import launch as launching
+    from geomx_cli.jobs.actions import launch as launching
 
     manner = launching.LaunchOptions(
         told=Progress(),
@@ -156,8 +156,8 @@ def _without_effect(inventory: "Inventory") -> dict[str, str]:
 def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, json: bool, shell: bool) -> int:
     from geomx_cli.commands._plan_shell import plan_shell
     from geomx_cli.commands._plan_text import plan_text
-    from geomx_cli.control.launch import prepared, working_dirs
-    from geomx_cli.job import Job, payload
+    from geomx_cli.jobs.actions.launch import prepared, working_dirs
+    from geomx_cli.jobs.store import Job, payload
     from geomx_cli.plan import plan
     from geomx_cli.plan.ports import choose
 

@@ -49,7 +49,7 @@ def logs(name: str, follow: bool, party: str, role: str, rank: int | None, lines
       geomx logs -f --role worker -n 10
       geomx logs 20260729-17 --party B --role server --rank 0
     """
-    from geomx_cli.control.logs import LogReader, select
+    from geomx_cli.jobs.actions.logs import LogReader, select
 
     job = chosen(name)
     processes = select(job.plan, party, role, rank)
@@ -99,7 +99,7 @@ def collect(name: str, folder: Path, replace: bool, json: bool) -> None:
       geomx logs collect --to results
       geomx logs collect 20260729-17 --to results --json
     """
-    from geomx_cli.report.collected import collect as collecting
+    from geomx_cli.observe.report.collected import collect as collecting
 
     manifest = collecting(chosen(name), folder.absolute(), overwrite=replace)
     if json:

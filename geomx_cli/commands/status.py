@@ -10,8 +10,8 @@ from geomx_cli.commands._job import chosen, job_argument
 from geomx_cli.commands._json import print_json
 
 if TYPE_CHECKING:
-    from geomx_cli.job.registry import KnownJob
-    from geomx_cli.status.job_view import JobView
+    from geomx_cli.jobs.store.registry import KnownJob
+    from geomx_cli.jobs.view.job_view import JobView
 
 __all__ = ["status"]
 
@@ -54,7 +54,7 @@ def status(name: str, watch: bool, json: bool) -> None:
 
 def _look(job: "KnownJob") -> "JobView":
     from geomx_cli.hosts import closing
-    from geomx_cli.status.job_view import JobView
+    from geomx_cli.jobs.view.job_view import JobView
 
     with closing(job.open_hosts()) as hosts:
         return JobView.of(job, hosts)
@@ -62,8 +62,8 @@ def _look(job: "KnownJob") -> "JobView":
 
 def _watch(job: "KnownJob") -> "JobView":
     from geomx_cli.hosts import closing
-    from geomx_cli.status.follow import view_for
-    from geomx_cli.status.job_view import JobView
+    from geomx_cli.jobs.view.follow import view_for
+    from geomx_cli.jobs.view.job_view import JobView
 
     view = view_for()
     try:
@@ -85,8 +85,8 @@ def _print(overview: "JobView") -> None:
     from rich.console import Console
 
     from geomx_cli.core.units import counted, format_duration
-    from geomx_cli.status.explanation import explain
-    from geomx_cli.status.table import ProcessTable
+    from geomx_cli.jobs.view.explanation import explain
+    from geomx_cli.jobs.view.table import ProcessTable
 
     job = overview.job
     since = format_duration(max(0.0, time.time() - job.started))

@@ -8,7 +8,7 @@ from geomx_cli.commands._job import Duration, chosen, job_argument
 from geomx_cli.commands._json import print_json
 
 if TYPE_CHECKING:
-    from geomx_cli.control.stop import HostStop
+    from geomx_cli.jobs.actions.stop import HostStop
 
 __all__ = ["stop"]
 
@@ -39,9 +39,9 @@ def stop(name: str, party: str, grace: float, json: bool) -> None:
       geomx stop 20260729-17 --grace 1m
       geomx stop --party B             what B has of it; the others notice
     """
-    from geomx_cli.control.stop import end_launch
-    from geomx_cli.control.stop import stop as stopping
-    from geomx_cli.job.registry import prepared
+    from geomx_cli.jobs.actions.stop import end_launch
+    from geomx_cli.jobs.actions.stop import stop as stopping
+    from geomx_cli.jobs.store.registry import prepared
 
     if not party and (found := prepared(name)) is not None:
         click.echo(f"job {found[0]} is still being prepared; ending its launch", err=True)

@@ -11,8 +11,8 @@ from geomx_cli.core.errors import UsageError
 from geomx_cli.core.units import counted, format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from geomx_cli.report import Summary
-    from geomx_cli.report.summary import Reached
+    from geomx_cli.observe.report import Summary
+    from geomx_cli.observe.report.summary import Reached
 
 __all__ = ["summarize"]
 
@@ -39,8 +39,8 @@ def summarize(base: Path, network: str, mode: str, target: float, parity: bool, 
       geomx summarize -b results -n cnn -m hfa
       geomx summarize -b results -n resnet18-v1 -m esync-niid --target 0.7 --json
     """
-    from geomx_cli.report import RunRecords, Summary
-    from geomx_cli.report.summary import write
+    from geomx_cli.observe.report import RunRecords, Summary
+    from geomx_cli.observe.report.summary import write
 
     if not 0 < target <= 1:
         raise UsageError(f"--target {target:g} is no accuracy", "give a number above 0, up to 1")

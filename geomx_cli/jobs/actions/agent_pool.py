@@ -1,0 +1,200 @@
+"""The agents of a job, seen from the control machine: start them, speak with them, and be sure they are gone."""
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from queue import SimpleQueue
+
+from geomx_cli.agent.assignment import Assignment, FileDigest
+from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted
+from geomx_cli.hosts import File, Host, everywhere
+from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection, Inbox, Message
+from geomx_cli.jobs.store import Job
+
+__all__ = ["AgentPool", "Inbox", "Message"]
+
+_HEARTBEAT = 1.0
+_ENDING = 2.0
+_AGAIN = 0.5
+_PATIENCE = 3.0  # before we say for what we wait
+
+
+class AgentPool:
+    """One agent for each host. What they say comes into `inbox`, with the host's name; line.py has what else.
+
+    A thread for each agent reads, and one sends heartbeats, so that a blocked terminal does not end the job.
+    `close` leaves no process, key file or socket on any host that can be reached; it is safe after any
+    failure. `note` hears for what `start` and `close` wait when that takes long; a thread calls it then.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        hosts: Mapping[str, Host],
+        assignments: Mapping[str, Assignment],
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.inbox: Inbox = SimpleQueue()
+        self._job = job
+        self._note = note
+        self._lines = {name: AgentConnection(hosts[name], given, self.inbox) for name, given in assignments.items()}
+        self._begun: set[str] = set()  # files may lie on these hosts
+        self._interrupted = False
+        self._copied = threading.Event()  # or interrupted meanwhile
+        self._ending: dict[str, threading.Thread] = {}
+        self._problems: list[str] = []
+        self._closing = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
+
+    def start(self, files: Mapping[str, Mapping[str, File]]) -> None:
+        """Put each host's files (by path), then start all agents, and let them begin together. Raises what the hosts
+        raised, and Interrupted for an `interrupt` while files are copied.
+        """
+
+        def put(line: AgentConnection) -> None:
+            try:
+                self._put(line, files.get(line.host.name, {}))
+            except OSError as error:
+                what = f"cannot start on host {line.host.name}: {error.strerror or error}"
+                raise CheckFailed(what, f"make room in {line.assignment.job_dir}, or choose another") from None
+
+        with self._interruptible():
+            everywhere(put, self._lines.values())
+        self._heart.start()  # agents whose hosts are quick wait for the others
+        with self._telling(self._unanswered):
+            everywhere(AgentConnection.start, self._lines.values())
+        self.broadcast({"type": "start"})
+
+    def interrupt(self) -> None:
+        """End `start` while it copies files; at any other time it does nothing. May be called by a signal handler."""
+        self._interrupted = True
+        self._copied.set()
+
+    def follow(self, hosts: Iterable[str]) -> None:
+        """Take over the agents of `hosts`, which run already; one that does not is "gone". Raises what the hosts
+        raised.
+        """
+
+        def attach(line: AgentConnection) -> None:
+            self._begun.add(line.host.name)
+            try:
+                line.attach()
+            except CheckFailed:
+                self.inbox.put((line.host.name, {"type": "gone", "how": "died"}))
+
+        everywhere(attach, [self._lines[name] for name in hosts])
+        self._heart.start()
+
+    def broadcast(self, message: Message, *, but: Iterable[str] = ()) -> None:
+        """Tell every agent; one that cannot be told is seen by its silence."""
+        for name, line in self._lines.items():
+            if name not in but:
+                line.send(message)
+
+    def silence(self, host: str) -> float:
+        """Seconds since the agent of `host` was last heard; those in which its line may be mended do not count."""
+        return self._lines[host].silence()
+
+    def absence(self, host: str) -> float:
+        """Seconds since the line to the agent of `host` broke; 0 while it is whole."""
+        return self._lines[host].absence()
+
+    def give_up(self, host: str) -> None:
+        """Begin to end the agent of `host`, which died or hangs, and what it has left; `close` waits for that."""
+        if host not in self._ending:
+            self._ending[host] = threading.Thread(target=self._end, args=(self._lines[host],), daemon=True)
+            self._ending[host].start()
+
+    def leave(self) -> None:
+        """Let go of all agents; they go on as long as their lease allows."""
+        for line in self._lines.values():
+            line.over = True
+
+    def close(self) -> list[str]:
+        """End everything that still runs; what went wrong with it, in words."""
+        self._closing.set()
+        for host in self._begun:
+            self.give_up(host)
+        with self._telling(self._unended):
+            for ending in self._ending.values():
+                ending.join()
+        everywhere(AgentConnection.close, self._lines.values())
+        if self._heart.is_alive():
+            self._heart.join(_ENDING)
+        return self._problems
+
+    @property
+    def ignored(self) -> dict[str, int]:
+        """How many messages of each host made no sense, where any did."""
+        return {name: line.ignored for name, line in self._lines.items() if line.ignored}
+
+    def _end(self, line: AgentConnection) -> None:
+        try:
+            if not line.over:
+                self._job.reap(line.host, line.assignment.directory)
+                line.over = True
+        except (GeomxError, OSError) as error:
+            self._problems.append(str(error))
+
+    def _unanswered(self) -> str:
+        names = ", ".join(name for name, line in self._lines.items() if not line.answered)
+        return f"waiting for the agent on {names} to answer, for {ANSWER_LIMIT:g} s at most"
+
+    def _unended(self) -> str:
+        names = ", ".join(name for name, ending in self._ending.items() if ending.is_alive())
+        return f"waiting for {names}, to end what is left there"
+
+    @contextmanager
+    def _telling(self, what: Callable[[], str]) -> Iterator[None]:
+        """Say for `what` we wait, once that takes long."""
+        timer = threading.Timer(_PATIENCE, lambda: self._note(what()))
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """An interrupt lets go of the hosts, which ends what waits for them."""
+        over = threading.Event()
+
+        def let_go() -> None:
+            self._copied.wait()
+            while not over.is_set():  # more than once: one may have been about to connect again
+                everywhere(lambda line: line.host.close(), self._lines.values())
+                over.wait(_AGAIN)
+
+        thread = threading.Thread(target=let_go, name="interrupts", daemon=True)
+        thread.start()
+        try:
+            yield
+        except (GeomxError, OSError):
+            if not self._interrupted:
+                raise
+        finally:
+            over.set()
+            self._copied.set()
+            thread.join()
+        if self._interrupted:
+            raise Interrupted("interrupted while files were copied", "nothing was started")
+
+    def _put(self, line: AgentConnection, files: Mapping[str, File]) -> None:
+        if self._interrupted:
+            return
+        seals = {path: FileDigest(file.mode, hashlib.sha256(file.data).hexdigest()) for path, file in files.items()}
+        assignment = replace(line.assignment, files=seals)
+        line.host.put(f"{assignment.directory}/agent.json", assignment.encode())
+        self._begun.add(line.host.name)
+        for path, file in files.items():
+            if self._interrupted:
+                return
+            line.host.put(path, file.data, file.mode)
+
+    def _beat(self) -> None:
+        while not self._closing.wait(_HEARTBEAT):
+            for line in self._lines.values():
+                line.send({"type": "heartbeat", "seen": line.seen})

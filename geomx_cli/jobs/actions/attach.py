@@ -1,0 +1,127 @@
+"""Follow a job again: one that is detached, or whose launch is gone."""
+
+import time
+from collections.abc import Mapping
+
+from geomx_cli.agent.assignment import Assignment
+from geomx_cli.core.errors import (
+    CheckFailed,
+    DoneInPart,
+    HostUnreachable,
+    Interrupted,
+    InvalidSettings,
+    TimedOut,
+    TrainingFailed,
+)
+from geomx_cli.hosts import Host, closing, everywhere
+from geomx_cli.jobs.actions.agent_pool import AgentPool
+from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
+from geomx_cli.jobs.actions.watch import Watch
+from geomx_cli.jobs.store import state as job_state
+from geomx_cli.jobs.store.registry import KnownJob
+from geomx_cli.jobs.view.end import End
+from geomx_cli.jobs.view.follow import View, view_for
+from geomx_cli.jobs.view.job_view import JobView
+from geomx_cli.jobs.view.outcome import Outcome
+from geomx_cli.jobs.view.progress import Progress
+
+__all__ = ["attach"]
+
+_ERRORS = (TrainingFailed, InvalidSettings, HostUnreachable, CheckFailed, TimedOut, DoneInPart, Interrupted)
+
+
+def attach(job: KnownJob) -> End:
+    """Follow `job` to its end as launch does, with the same result and errors; with neither when the person detaches
+    again. Call it from the main thread.
+
+    Ctrl-C lets go of a detached job, which goes on; any other job is stopped by it. A job that has ended meanwhile
+    is summed up. Raises InvalidSettings while another geomx follows the job, HostUnreachable when a host cannot be
+    reached: then nothing has changed.
+    """
+    state = job.state
+    if state is not None and state.followed:
+        hint = f"look at it with geomx status --watch {job.id}, or end that process"
+        raise InvalidSettings(f"job {job.id} is followed by process {state.pid} already", hint)
+    if state is not None and state.over:
+        return _again(state)
+    with closing(job.open_hosts()) as hosts:
+        overview = JobView.of(job, hosts)
+        if overview.over:
+            return overview.conclude()
+        outcome, progress = _follow(job, hosts, overview, detaches=state is not None and state.state == "detached")
+        if outcome.left:
+            return End()
+        end = End.of(job.job(), job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
+        job_state.finish(job.directory, end.result)
+        return end
+
+
+def _again(state: job_state.JobState) -> End:
+    """What launch said at the end of a job."""
+    found, error = state.result or {}, None
+    if words := found.get("error"):
+        kind = next(kind for kind in _ERRORS if kind.exit_code == found["exit_code"])
+        error = kind(words["message"], words["hint"])
+    return End(found if "total_s" in found else {}, error)
+
+
+def _follow(
+    job: KnownJob, hosts: Mapping[str, Host], overview: JobView, *, detaches: bool
+) -> tuple[Outcome, Progress]:
+    """To the job's end, or until the person detaches; what went wrong with ending it is among the problems."""
+    assignments = dict(everywhere(lambda host: (host.name, _assignment(job, host)), hosts.values()))
+    progress, view = Progress.of(job.plan, overview.progress.began), view_for()
+    fleet = AgentPool(job.job(), hosts, assignments, view.note)
+    outcome = Outcome(left="it could not be followed")
+    try:
+        with interrupts_to(fleet.inbox):
+            _tell_ended(fleet, overview)
+            fleet.follow([name for name, status in overview.hosts.items() if not status.over])
+            job_state.begin(job.directory)
+            how = "Ctrl-C lets go of it" if detaches else "Ctrl-C stops it"
+            view.note(f"job {job.id}: following again; {how}")
+            with suspends_to(fleet.inbox):
+                outcome = Watch(job.plan, fleet, progress, view, detaches=detaches).run()
+            outcome.problems += _close(fleet, view, outcome.left)
+    except BaseException:
+        fleet.leave()
+        fleet.close()
+        if detaches:
+            job_state.detach(job.directory)
+        raise
+    finally:
+        view.close()
+    if outcome.left:
+        job_state.detach(job.directory)
+    return outcome, progress
+
+
+def _close(fleet: AgentPool, view: View, left: str) -> list[str]:
+    if left:
+        fleet.leave()
+        view.note(left)
+    problems = fleet.close()
+    for problem in problems:
+        view.note(f"warning: {problem}")
+    return problems
+
+
+def _tell_ended(fleet: AgentPool, overview: JobView) -> None:
+    """Of hosts whose part is over, what their agents would say."""
+    for name, status in overview.hosts.items():
+        if status.over and status.content is not None:
+            content = status.content
+            fleet.inbox.put((name, {"type": "hello", "status": content, "late": status.late}))
+            why = "" if content["ordered"] else content["why"]
+            done = {"type": "done", "why": why, "left": content["left"], "asked": content["asked"]}
+            fleet.inbox.put((name, done if status.agent == "over" else {"type": "gone", "how": status.problem}))
+
+
+def _assignment(job: KnownJob, host: Host) -> Assignment:
+    """What the agent of `host` was given, as it lies there."""
+    path = f"{job.directory_on(host.name)}/agent.json"
+    try:
+        return Assignment.decode(host.get(path))
+    except (OSError, ValueError):
+        hint = f"geomx stop {job.id} ends what runs there"
+        raise CheckFailed(f"{path} on host {host.name} is missing or damaged", hint) from None

@@ -1,0 +1,233 @@
+"""Collect the logs of a job from its hosts into one folder, verified, with a manifest of what is there."""
+
+import errno
+import hashlib
+import json
+import tarfile
+import time
+import zlib
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import msgspec
+
+from geomx_cli.agent.pack import MANIFEST
+from geomx_cli.agent.status import FILE_NAME
+from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.untrusted import decode, first_line, last_line
+from geomx_cli.hosts import Channel, Host, closing, everywhere
+from geomx_cli.jobs.store.registry import KnownJob
+
+__all__ = ["MANIFEST_VERSION", "collect"]
+
+MANIFEST_VERSION = 1
+_CHUNK = 1 << 18
+_MOST_BYTES = 4 << 30  # of one file
+_MOST_FILES = 10_000  # of one host
+_MANIFEST_BYTES = 16 << 20
+_HEADER_BYTES = 1 << 20  # of a tar, before a file and after the last
+_HERE = "make room or rights on this machine, or choose another folder"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_TOO_LARGE = "what it sends is larger than logs are: look what that host runs as geomx"
+
+
+class _Sent(msgspec.Struct):
+    """A file as the host's manifest has it: see agent/pack.py."""
+
+    file: str
+    process: str
+    size: int
+    sha256: str
+
+
+class _Told(msgspec.Struct):
+    files: list[_Sent]
+    left_out: list[str] = []
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One collected file; `when` it was sent, Unix seconds."""
+
+    file: str
+    host: str
+    process: str
+    size: int
+    sha256: str
+    when: float
+
+
+def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
+    """Put events/, logs/ and hosts/HOST/ of all hosts into `folder`; returns what manifest.json there says.
+
+    Each file is complete and verified, as it was at one moment, or is not replaced: a host that fails half-way
+    changes nothing. Hosts that fail are in "problems". Raises InvalidSettings where the folder has something else
+    in it, CheckFailed where it cannot be written.
+    """
+    kept = _prepare(folder, job)
+    problems: list[dict[str, str]] = []
+
+    def fetch(host: Host) -> list[_Entry]:
+        try:
+            entries, left_out = _fetch(job, host, folder)
+            problems.extend({"host": host.name, "problem": what} for what in left_out)
+            return entries
+        except (GeomxError, OSError, ValueError) as error:
+            if isinstance(error, OSError) and _is_here(error, folder):
+                raise CheckFailed(f"cannot write to {folder}: {error.strerror}", _HERE) from None
+            problems.append({"host": host.name, "problem": first_line(error, host.name)})
+            return [entry for entry in kept if entry.host == host.name]
+
+    with closing(job.open_hosts()) as hosts:
+        entries = [entry for found in everywhere(fetch, hosts.values()) for entry in found]
+    return _write(folder, job, entries, problems)
+
+
+def _is_here(error: OSError, folder: Path) -> bool:
+    """Whether it is this machine that cannot write, and not the host that failed."""
+    return error.errno in _FULL or (error.filename is not None and str(error.filename).startswith(str(folder)))
+
+
+def _prepare(folder: Path, job: KnownJob) -> list[_Entry]:
+    """What is there of this job already."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not any(folder.iterdir()):
+            _write(folder, job, [], [{"host": "", "problem": "nothing is collected yet"}])
+            return []
+    except OSError as error:
+        raise CheckFailed(f"cannot write to {folder}: {error.strerror}", _HERE) from None
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        if manifest["job"] != job.plan.job:
+            what = f"{folder} has the logs of job {manifest['job']}"
+            raise InvalidSettings(what, "choose another folder")
+        return [_Entry(**entry) for entry in manifest["files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InvalidSettings(f"{folder} has something else in it", "choose a new folder, or an empty one") from None
+
+
+def _write(
+    folder: Path, job: KnownJob, entries: list[_Entry], problems: list[dict[str, str]]
+) -> dict[str, Any]:
+    manifest = {
+        "schema_version": MANIFEST_VERSION,
+        "job": job.plan.job,
+        "complete": not problems,
+        "files": [asdict(entry) for entry in entries],
+        "problems": problems,
+    }
+    part = folder / f"{MANIFEST}.part"
+    try:
+        part.write_text(json.dumps(manifest, indent=1))
+        part.replace(folder / MANIFEST)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise CheckFailed(f"cannot write to {folder}: {error.strerror}", _HERE) from None
+    return manifest
+
+
+def _fetch(job: KnownJob, host: Host, folder: Path) -> tuple[list[_Entry], list[str]]:
+    """One host's files, verified and in place; and what it left out, in words."""
+    channel = host.open(module_command(host.python, "geomx_cli.agent", "pack", job.directory_on(host.name)))
+    expected = _expected(job, host.name)
+    try:
+        try:
+            received, told = _unpack(_Stream(channel), expected, folder)
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            raise CheckFailed(last_line(channel.errors(), f"it sent no whole archive: {error}")) from None
+        if told is None:
+            raise CheckFailed("the connection broke before the end")
+        return _settle(folder, host.name, received, told), told.left_out[:_MOST_FILES]
+    finally:
+        channel.close()
+        for name in expected:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                _part(folder, name).unlink()
+
+
+def _unpack(
+    stream: "_Stream", expected: Collection[str], folder: Path
+) -> tuple[dict[str, tuple[int, str]], _Told | None]:
+    """The size and hash of each file that came, and the manifest that came with them."""
+    received: dict[str, tuple[int, str]] = {}
+    told: _Told | None = None
+    with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as tar:
+        for member in tar:
+            stream.room = member.size + _HEADER_BYTES
+            source = tar.extractfile(member) if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) else None
+            is_manifest = member.name == MANIFEST and told is None
+            if member.size > (_MANIFEST_BYTES if is_manifest else _MOST_BYTES) or len(received) >= _MOST_FILES:
+                raise CheckFailed(_TOO_LARGE)
+            if source is not None and is_manifest:
+                told = decode(source.read(), _Told)
+            elif source is not None and member.name in expected and member.name not in received:
+                received[member.name] = _receive(source, _part(folder, member.name))
+            else:
+                raise CheckFailed(f"it sent {member.name!r}, which is no file of this job")
+    return received, told
+
+
+def _settle(folder: Path, host: str, received: Mapping[str, tuple[int, str]], told: _Told) -> list[_Entry]:
+    """Compare what came with what was sent, and put it in its place."""
+    if {entry.file: (entry.size, entry.sha256) for entry in told.files} != received:
+        raise CheckFailed("what came is not what was sent")
+    when = time.time()
+    for name in received:
+        _part(folder, name).replace(folder / name)
+    return [_Entry(entry.file, host, entry.process, entry.size, entry.sha256, when) for entry in told.files]
+
+
+def _expected(job: KnownJob, host: str) -> set[str]:
+    """The names of all files that this host may send: nothing else is written, whatever comes."""
+    stems = [process.file_name for process in job.plan.on_host(host)]
+    logs = {f"logs/{stem}.log{older}" for stem in stems for older in ("", ".1")}
+    logs |= {f"events/{stem}.jsonl" for stem in stems}
+    return logs | {f"hosts/{host}/agent.log", f"hosts/{host}/{FILE_NAME}"}
+
+
+def _part(folder: Path, name: str) -> Path:
+    return folder / f"{name}.part"
+
+
+def _receive(source: IO[bytes], path: Path) -> tuple[int, str]:
+    """Write what comes; its size and SHA-256."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    size, digest = 0, hashlib.sha256()
+    with path.open("wb") as file:
+        while data := source.read(_CHUNK):
+            size += len(data)
+            digest.update(data)
+            file.write(data)
+    return size, digest.hexdigest()
+
+
+class _Stream:
+    """What a channel receives, unpacked, as a file that tarfile reads. Raises CheckFailed once more than `room` bytes
+    come: a tar's headers may claim any length, and a small archive may unpack to anything.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.room = _HEADER_BYTES
+        self._channel = channel
+        self._inflate = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+        self._rest = b""
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; b"" at the end. Raises zlib.error, or EOFError where the end is missing."""
+        while not self._inflate.eof:
+            packed = self._rest or self._channel.receive()
+            if not packed:
+                raise EOFError("its end is missing")
+            data = self._inflate.decompress(packed, size)
+            self._rest = self._inflate.unconsumed_tail
+            if data:
+                self.room -= len(data)
+                if self.room < 0:
+                    raise CheckFailed(_TOO_LARGE)
+                return data
+        return b""

@@ -1,0 +1,46 @@
+"""Signals that would end this process become messages, so that nothing is interrupted half-way."""
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from geomx_cli.jobs.actions.agent_connection import Inbox
+
+__all__ = ["interrupts_to", "suspends_to"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def interrupts_to(inbox: Inbox, hear: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP put "interrupt" into `inbox`, and call `hear`, which may take no lock that the main
+    thread takes; for the main thread.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        inbox.put(("", {"type": "interrupt"}))  # SimpleQueue.put may be called from a signal handler
+        hear()
+
+    before = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def suspends_to(inbox: Inbox) -> Iterator[None]:
+    """Ctrl-Z puts "suspend" into `inbox`, unless it is ignored here; for the main thread."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        inbox.put(("", {"type": "suspend"}))
+
+    before = signal.getsignal(signal.SIGTSTP)
+    if before != signal.SIG_IGN:
+        signal.signal(signal.SIGTSTP, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, before)

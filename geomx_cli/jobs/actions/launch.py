@@ -1,0 +1,186 @@
+"""Start a job, and follow it to its end or let it go on alone. A pure plan (plan.py) and what carries it out."""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from geomx_cli import hosts, preflight
+from geomx_cli.core.errors import Interrupted
+from geomx_cli.core.units import counted, format_duration
+from geomx_cli.hosts import File, Host, SshOptions
+from geomx_cli.hosts.local import python_path
+from geomx_cli.inventory import Inventory
+from geomx_cli.jobs.actions.agent_pool import AgentPool
+from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
+from geomx_cli.jobs.actions.port_lock import PortLock
+from geomx_cli.jobs.actions.watch import Listener, Watch
+from geomx_cli.jobs.store import Job, payload
+from geomx_cli.jobs.store import state as job_state
+from geomx_cli.jobs.store.data import provide
+from geomx_cli.jobs.store.payload import Payload
+from geomx_cli.jobs.view.end import End
+from geomx_cli.jobs.view.follow import View, view_for
+from geomx_cli.jobs.view.outcome import Outcome
+from geomx_cli.jobs.view.progress import Progress
+from geomx_cli.jobs.view.result import detached
+from geomx_cli.jobs.view.whereabouts import whereabouts
+from geomx_cli.plan import JobSpec, Plan, plan
+
+if TYPE_CHECKING:
+    from geomx_cli.runtime.training.fetch import Progress as Told
+
+__all__ = ["LaunchOptions", "launch", "prepared", "working_dirs"]
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How a job is started, apart from what it is.
+
+    `lease`: seconds for which it goes on without this machine, at least 2; None: the option silence, as for any other
+    process of the job. With `detach` it does so for ever, and launch returns when all its processes run. `sync`: paths
+    that hosts behind SSH get, beside the script. `warned`: warnings that were shown already, and are not again when
+    processes write them. `chooses_ports`: other launches may choose the same ports as this one. `told` hears how far a
+    data set is that has to be fetched here; what `listening` yields hears, until the end or until the job goes on
+    alone, each event that agents pass on, with the process that wrote it.
+    """
+
+    told: "Told"
+    detach: bool = False
+    lease: float | None = None
+    sync: tuple[Path, ...] = ()
+    warned: tuple[str, ...] = ()
+    ssh: SshOptions = field(default_factory=SshOptions)
+    chooses_ports: bool = False
+    listening: Callable[[Plan], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda process, event: None)
+
+
+def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
+    """Run the job `spec` on the machines of `inventory` until the training is done, or goes on alone. Call it from the
+    main thread.
+
+    Its end has a TrainingFailed, Interrupted (Ctrl-C, or SIGTERM or SIGHUP to this process), or DoneInPart when servers
+    did not end after the training or something could not be cleaned up. What there is to tell meanwhile goes to stderr.
+    Whatever happens, no process, key file or socket of the job is left on a host that can be reached, unless it
+    was detached; logs and event logs stay. Raises InvalidSettings, CheckFailed, HostUnreachable and TimedOut before the
+    start, and Interrupted when the job was let go of.
+    """
+    began, job = time.monotonic(), Job.of(spec)
+    luggage = payload.pack(spec.script, manner.sync)
+    spec = prepared(job, replace(spec, carried=luggage.words))
+    remote = {host.name: host.ssh is not None for host in inventory.hosts}
+    lease = _lease(manner, float(spec.options["silence"]))
+    reached = {host.name: hosts.open_host(host, spec.python, manner.ssh) for host in inventory.hosts}
+    view = view_for()
+    try:
+        with job.claimed(), ExitStack() as stack:
+            lock = PortLock(view.note)
+            stack.callback(lock.release)
+            if manner.chooses_ports:
+                lock.acquire()
+            inventory = _checked(reached, inventory, spec, view)
+            planned = plan(inventory, spec)
+            heard = stack.enter_context(manner.listening(planned))
+            provide(planned, reached, remote, view.note, manner.told)
+            job.write_plan(planned, inventory)
+            view.note(f"job {job.id}: {_count(planned)}; {whereabouts(job, planned)}")
+            if spec.script:
+                view.note(f"what the script prints: geomx logs {job.id} -f")
+            dirs = working_dirs(inventory, planned)
+            fleet = AgentPool(job, reached, job.assignments(planned, dirs, lease), view.note)
+            progress = Progress.of(planned, began)
+            watch = Watch(
+                planned, fleet, progress, view, heard=heard, on_listening=lock.release, warned=manner.warned
+            )
+            outcome = _carry_out(watch, fleet, _files(job, planned, remote, luggage), view, detach=manner.detach)
+    finally:
+        view.close()
+        for host in reached.values():
+            host.close()
+    if outcome is None:
+        job_state.detach(job.directory)
+        return End(detached(job))
+    if outcome.left:
+        raise Interrupted(outcome.left, f"geomx status {job.id} shows how it goes")
+    end = End.of(job, planned, outcome, progress.totals(), time.monotonic() - began)
+    job_state.finish(job.directory, end.result)
+    return end
+
+
+def prepared(job: Job, spec: JobSpec) -> JobSpec:
+    """`spec` with the job's id and paths, and what Python needs to find geomx on this machine."""
+    path = spec.env.get("PYTHONPATH") or python_path()
+    env = {**spec.env, "PYTHONPATH": path} if path else spec.env
+    return replace(job.complete(spec), env=env)
+
+
+def _lease(manner: LaunchOptions, default: float) -> float:
+    """As an assignment has it: 0 is for ever."""
+    if manner.detach:
+        return 0.0
+    return default if manner.lease is None else manner.lease
+
+
+def _checked(reached: Mapping[str, Host], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:
+    """The inventory with what its hosts told. Raises HostUnreachable or CheckFailed when the job cannot start."""
+    began = time.monotonic()
+    settled, checks = preflight.quick(reached, inventory, spec)
+    for check in checks:
+        if check.level == "warning":
+            view.note(f"warning: {check.text} ({check.fix})")
+    preflight.refuse(checks)
+    took = format_duration(time.monotonic() - began)
+    view.note(f"{counted(len(checks), 'check')} of {counted(len(reached), 'host')} in {took}")
+    return settled
+
+
+def _carry_out(
+    watch: Watch, fleet: AgentPool, files: Mapping[str, Mapping[str, File]], view: View, *, detach: bool
+) -> Outcome | None:
+    """How the job went; None when it was let go on alone."""
+    problems: list[str] = []
+    outcome: Outcome | None = None
+    with interrupts_to(fleet.inbox, fleet.interrupt):
+        try:
+            began = time.monotonic()
+            fleet.start(files)
+            view.note(f"agents ready after {format_duration(time.monotonic() - began)}")
+            with suspends_to(fleet.inbox):
+                outcome = watch.run_until_started() if detach else watch.run()
+            if outcome is None or outcome.left:
+                fleet.leave()
+        finally:
+            problems += fleet.close()
+            for problem in problems:
+                view.note(f"warning: {problem}")
+            for name, count in fleet.ignored.items():
+                view.note(f"warning: host {name} sent {counted(count, 'message')} that made no sense")
+    if outcome is not None:
+        outcome.problems += problems
+    return outcome
+
+
+def _files(
+    job: Job, planned: Plan, remote: Mapping[str, bool], luggage: Payload
+) -> dict[str, dict[str, File]]:
+    """What each host gets, by path: its processes' keys, and if it is another machine what the job takes along."""
+    keys = job.key_files(planned)
+    return {
+        name: keys[name] | (luggage.on(planned.files_dir(name)) if remote[name] else {}) for name in planned.hosts
+    }
+
+
+def working_dirs(inventory: Inventory, planned: Plan) -> dict[str, str]:
+    """Where processes start: as the inventory says, else here, or on another machine beside what was taken along."""
+    return {name: inventory.host(name).workdir or _start_dir(inventory, planned, name) for name in planned.hosts}
+
+
+def _start_dir(inventory: Inventory, planned: Plan, name: str) -> str:
+    return str(Path.cwd()) if inventory.host(name).ssh is None else planned.files_dir(name)
+
+
+def _count(planned: Plan) -> str:
+    hosts = counted(len(planned.hosts), "host")
+    return f"{len(planned.processes)} processes on {hosts} ({', '.join(planned.hosts)})"

@@ -1,0 +1,233 @@
+"""The output of a job's processes, or their event logs, as their hosts have it: to its end or as it comes."""
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import Queue
+
+import msgspec
+
+from geomx_cli.core.errors import CheckFailed, GeomxError, UsageError
+from geomx_cli.core.jsonlines import lines as whole_lines
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.untrusted import decode, first_line, last_line
+from geomx_cli.hosts import Channel, Host, everywhere
+from geomx_cli.jobs.store.registry import KnownJob
+from geomx_cli.jobs.store.state import JobState
+from geomx_cli.plan import Plan, Process
+
+__all__ = ["Line", "LogReader", "select"]
+
+_AHEAD = 4096  # lines that are read before they are taken
+_TOLD = 8  # problems of a host
+_AGAIN = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds until a host is tried again; the last one stays
+
+
+class _Said(msgspec.Struct):
+    """What agent/tail.py prints: a line; or where in its log what follows begins; or why that is left out; or the end.
+    """
+
+    process: str = ""
+    line: str = ""
+    next: int | None = None
+    problem: str = ""
+    end: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a process's output, without its end and without what would do a terminal harm."""
+
+    process: str
+    text: str
+
+
+def select(plan: Plan, party: str = "", role: str = "", rank: int | None = None) -> list[Process]:
+    """The processes that match. `role` may be written "global server" or "global-server". Raises UsageError, naming
+    what there is, when none does.
+    """
+    role = role.replace("-", "_").replace(" ", "_")
+    found = [
+        process
+        for process in plan.processes
+        if party in ("", process.party) and role in ("", process.role) and rank in (None, process.rank)
+    ]
+    if not found:
+        known = ", ".join(process.name for process in plan.processes)
+        raise UsageError("no process matches --party, --role and --rank", f"there are {known}")
+    return found
+
+
+class LogReader:
+    """Reads from the hosts of some processes. `problems` has, after reading, the hosts that failed and why.
+
+    One thread reads; `close` may be called by any and ends it. `notify` hears, in any thread, when a host that is
+    followed is lost and when it is back. With `events` the lines are those of the event logs, but for single rounds.
+    """
+
+    def __init__(
+        self,
+        job: KnownJob,
+        processes: Sequence[Process],
+        notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
+        *,
+        events: bool = False,
+    ) -> None:
+        self._job = job
+        self._options = ["--events"] if events else []
+        names: dict[str, list[str]] = {}
+        for process in processes:
+            names.setdefault(process.host, []).append(process.name)
+        self._closing = threading.Event()
+        self._hosts = job.open_hosts(names)
+        self._sources = [
+            _Source(host, job.directory_on(name), names[name], notify) for name, host in self._hosts.items()
+        ]
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Host -> what went wrong there."""
+        return {source.host.name: source.problem for source in self._sources if source.problem}
+
+    def read(self, lines: int = -1) -> Iterator[Line]:
+        """What is there now, host by host in the plan's order; of each process the last `lines`, -1: all."""
+        opened = everywhere(lambda source: source.open([*self._options, "--lines", str(lines)]), self._sources)
+        for source, is_open in zip(self._sources, opened, strict=True):
+            if is_open:
+                yield from source.receive()
+
+    def follow(self, lines: int = -1) -> Iterator[Line]:
+        """The same, then what comes, until the job has ended on all these hosts. One that is lost is tried again, and
+        goes on where it was, for as long as the job is not known to have ended.
+        """
+        arrived: Queue[Line | None] = Queue(_AHEAD)
+
+        options = [*self._options, "--follow", "--lines", str(lines)]
+
+        def receive(source: _Source) -> None:
+            try:
+                for line in source.follow(options, self._runs, self._closing):
+                    arrived.put(line)
+            finally:
+                arrived.put(None)
+
+        threads = [
+            threading.Thread(target=receive, args=(source,), name=f"log {source.host.name}", daemon=True)
+            for source in self._sources
+        ]
+        for thread in threads:
+            thread.start()
+        open_ = len(threads)
+        while open_:
+            line = arrived.get()
+            if line is None:
+                open_ -= 1
+            else:
+                yield line
+
+    def close(self) -> None:
+        """Let go of the hosts."""
+        self._closing.set()
+        for source in self._sources:
+            source.close()
+        everywhere(lambda host: host.close(), self._hosts.values())
+
+    def _runs(self) -> bool:
+        state = JobState.read(self._job.directory)
+        return state is not None and state.shown in ("running", "detached")
+
+
+class _Source:
+    """The lines of one host: each comes once, over as many connections as it takes."""
+
+    def __init__(self, host: Host, directory: str, names: Sequence[str], notify: Callable[[str], None]) -> None:
+        self.host = host
+        self._argv = module_command(host.python, "geomx_cli.agent", "tail", directory)
+        self._names = names
+        self._notify = notify
+        self._channel: Channel | None = None
+        self._over = False  # it has said all, or what makes no sense
+        self._lost = ""  # why there is no more of it
+        self._told = ""  # that this was so
+        self._left_out: list[str] = []
+        self._next: dict[str, int] = {}  # process -> a place in its log where a line begins,
+        self._since: Counter[str] = Counter()  # the lines that have come since,
+        self._known: Counter[str] = Counter()  # and how many of those to come were there before
+
+    @property
+    def problem(self) -> str:
+        """What went wrong; "" when all is well."""
+        return ", ".join([*self._left_out[:_TOLD], *filter(None, [self._lost])])
+
+    def open(self, options: Sequence[str]) -> bool:
+        """Ask for lines; after others have come, for those behind them. False when the host cannot be reached."""
+        self._known += self._since
+        self._since.clear()
+        self.close()
+        begin = [f"--begin={name}={place}" for name, place in self._next.items()]
+        try:
+            self._channel = self.host.open([*self._argv, *options, *begin, *self._names])
+        except (GeomxError, OSError) as error:
+            self._lost = first_line(error, self.host.name)
+            return False
+        return True
+
+    def close(self) -> None:
+        """End what is open."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def follow(
+        self, options: Sequence[str], runs: Callable[[], bool], closing: threading.Event
+    ) -> Iterator[Line]:
+        """Lines until there are no more, or until the host is lost and the job does not run any more."""
+        attempts = 0
+        while not closing.is_set():
+            again = runs()  # before reading: what is over by now is read to its end
+            if self.open(options):
+                yield from self.receive()
+            if self._over or not again or closing.is_set():
+                return
+            if self._lost != self._told:
+                attempts = attempts if self._told else 0
+                self._told = self._lost
+                self._notify(f"host {self.host.name}: {self._lost}; trying again while the job runs")
+            closing.wait(_AGAIN[min(attempts, len(_AGAIN) - 1)])
+            attempts += 1
+
+    def receive(self) -> Iterator[Line]:
+        """Lines until the connection ends."""
+        assert self._channel is not None
+        try:
+            for data in whole_lines(self._channel.receive, "it"):
+                if data.startswith(b"{"):  # a login shell may have greeted
+                    yield from self._take(decode(data, _Said))
+        except (CheckFailed, ValueError) as error:
+            self._over, self._lost = True, f"what it sends is damaged: {first_line(error)}"
+            self._channel.close()
+            return
+        if not self._over:
+            self._lost = last_line(self._channel.errors(), "the connection broke")
+
+    def _take(self, said: _Said) -> Iterator[Line]:
+        """What it has said; a line only if it is new. Raises ValueError for what is not its own."""
+        name, problem = said.process, said.problem.replace("\n", " ")
+        self._over |= said.end
+        if said.problem or said.end:
+            self._left_out += [problem] if problem and problem not in self._left_out else []
+        elif name not in self._names or (said.next or 0) < 0:
+            raise ValueError("a line of another host's process")
+        elif said.next is not None:
+            self._next[name] = said.next
+            del self._since[name]
+        else:
+            self._since[name] += 1
+            if self._known[name] == 0:
+                yield Line(name, said.line.replace("\n", " "))
+            self._known[name] -= self._known[name] > 0
+        self._lost = ""
+        if self._told:
+            self._told = ""
+            self._notify(f"host {self.host.name} is connected again; its lines go on where they were")

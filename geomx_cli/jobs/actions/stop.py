@@ -1,0 +1,185 @@
+"""Stop a job, or one party of it, from the control machine: on all hosts at once, and be sure of it."""
+
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from geomx_cli.agent import processes
+from geomx_cli.agent.processes import Identity
+from geomx_cli.core.errors import DoneInPart, GeomxError, UsageError
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.untrusted import decode, first_line, last_line
+from geomx_cli.hosts import Host, closing, everywhere
+from geomx_cli.jobs.store import state as job_state
+from geomx_cli.jobs.store.registry import KnownJob
+from geomx_cli.jobs.view.end import End
+from geomx_cli.jobs.view.job_view import JobView
+from geomx_cli.jobs.view.outcome import Outcome
+
+__all__ = ["HostStop", "StopReport", "end_launch", "stop"]
+
+STOP_VERSION = 1
+_MARGIN = 20.0  # seconds for a host beyond the grace
+_DID = ("stopped", "killed")
+_FOLLOWER = (3.0, 10.0)  # seconds for a launch to end by itself, and once it was told
+_LAUNCH = 10.0  # seconds for one that has started nothing
+_POLL = 0.03
+
+
+class _Said(msgspec.Struct):
+    """What agent/stop.py prints."""
+
+    agent: str
+    processes: dict[str, str]
+    others: int
+    left: list[int]
+    note: str
+
+
+@dataclass(frozen=True)
+class HostStop:
+    """What became of one host's part: see agent/stop.py. `problem`: why nobody knows; "" when all is well."""
+
+    host: str
+    agent: str = "?"
+    processes: Mapping[str, str] | None = None
+    others: int = 0
+    note: str = ""
+    problem: str = ""
+
+    @property
+    def did(self) -> bool:
+        """Whether anything ran there until now."""
+        return self.agent in _DID or any(fate in _DID for fate in (self.processes or {}).values())
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """One entry for each host, in the plan's order."""
+
+    job: str
+    hosts: tuple[HostStop, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as one object."""
+        hosts = [
+            {
+                "host": one.host, "agent": one.agent, "processes": dict(one.processes or {}), "others": one.others,
+                "note": one.note, "problem": one.problem,
+            }
+            for one in self.hosts
+        ]  # fmt: skip
+        return {"schema_version": STOP_VERSION, "job": self.job, "complete": self.error() is None, "hosts": hosts}
+
+    def error(self) -> DoneInPart | None:
+        """What is to be raised when something may still run."""
+        problems = [f"host {one.host}: {one.problem}" for one in self.hosts if one.problem]
+        if not problems:
+            return None
+        return DoneInPart(f"job {self.job} is stopped in part only: {'; '.join(problems)}", "stop it again then")
+
+
+def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
+    """End `job` on all its hosts, or what `party` has of it; SIGKILL comes `grace` seconds after SIGTERM.
+
+    May be repeated, also after a launch or an agent was killed. Where all hosts answered and nobody else follows
+    the job, state.json says afterwards how it ended. Raises UsageError for a party that the job does not have.
+    """
+    planned = job.plan.processes
+    parties = list(dict.fromkeys(process.party for process in planned))
+    if party and party not in parties:
+        raise UsageError(f"job {job.id} has no party {party!r}", f"it has {', '.join(parties)}")
+    names = dict.fromkeys(process.host for process in planned if not party or process.party == party)
+    with closing(job.open_hosts(names)) as hosts:
+        follower = _follower(job)
+        report = _stop_all(job, hosts, party, grace)
+        if party:
+            return report
+        if _end(_follower(job) or follower) and any(one.agent == "was not running" for one in report.hosts):
+            report = _stop_all(job, hosts, party, grace)  # it may have gone on with its start
+        if report.error() is None:
+            _mark(job, hosts, report)
+        return report
+
+
+def end_launch(job: str, who: Identity) -> StopReport:
+    """End the launch `who`, which has started nothing of `job` yet. Raises DoneInPart where it goes on."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        processes.tell([who], number)
+        if not _lasts(who, _LAUNCH):
+            return StopReport(job, ())
+    raise DoneInPart(f"launch (process {who.pid}), which prepares job {job}, does not end", "stop it again")
+
+
+def _lasts(who: Identity, limit: float) -> bool:
+    """Whether it still runs after so many seconds."""
+    deadline = time.monotonic() + limit
+    while processes.exists(who) and time.monotonic() < deadline:
+        time.sleep(_POLL)
+    return processes.exists(who)
+
+
+def _stop_all(job: KnownJob, hosts: Mapping[str, Host], party: str, grace: float) -> StopReport:
+    return StopReport(job.id, tuple(everywhere(lambda host: _stop(job, host, party, grace), hosts.values())))
+
+
+def _follower(job: KnownJob) -> Identity | None:
+    """The process that follows the job now."""
+    state = job_state.JobState.read(job.directory)
+    return Identity(state.pid, state.pid_started) if state is not None and state.followed else None
+
+
+def _end(who: Identity | None) -> bool:
+    """Whether somebody followed the job. A launch that had agents ends when these have; one that is still at its
+    beginning is asked to.
+    """
+    if who is None:
+        return False
+    for limit in _FOLLOWER:
+        if _lasts(who, limit):
+            processes.tell([who], signal.SIGTERM)
+    return True
+
+
+def _stop(job: KnownJob, host: Host, party: str, grace: float) -> HostStop:
+    argv = module_command(
+        host.python, "geomx_cli.agent", "stop", job.directory_on(host.name), "--grace", f"{grace:g}"
+    )
+    if party:
+        argv += ["--party", party]
+    try:
+        done = host.run(argv, limit=grace + _MARGIN)
+    except (GeomxError, OSError) as error:
+        return HostStop(host.name, problem=first_line(error, host.name))
+    try:
+        said = decode(_report(done.output), _Said)
+    except ValueError:
+        otherwise = f"what it said is damaged (exit status {done.status})"
+        return HostStop(host.name, problem=last_line(done.errors.decode(errors="replace"), otherwise))
+    left = ", ".join(f"pid {pid}" for pid in said.left)
+    problem = f"{left} cannot be ended" if left else ""
+    return HostStop(host.name, said.agent, said.processes, said.others, said.note, problem)
+
+
+def _report(output: bytes) -> bytes:
+    """The line that is one; a login shell may have greeted."""
+    return next((line for line in output.splitlines() if line.startswith(b"{")), b"")
+
+
+def _mark(job: KnownJob, hosts: Mapping[str, Host], report: StopReport) -> None:
+    """Write how the job ended, unless that is known or whoever follows it will."""
+    state = job_state.JobState.read(job.directory)
+    if state is None or state.over or state.followed:
+        return
+    overview = JobView.of(job, hosts)
+    failed_before = overview.failure is not None and not overview.stopped_by
+    if failed_before or (overview.over and not any(one.did for one in report.hosts)):
+        overview.conclude()
+        return
+    outcome, seconds = Outcome(interrupted=True, stopped_by="geomx stop"), max(0.0, time.time() - job.started)
+    end = End.of(job.job(), job.plan, outcome, overview.progress.totals(), seconds)
+    job_state.finish(job.directory, end.result)

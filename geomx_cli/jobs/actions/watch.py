@@ -1,0 +1,321 @@
+"""A running job, from start to end: what happens when a process fails, an agent is lost, or the person stops
+it.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
+from queue import Empty
+
+from geomx_cli.core.agent_protocol import (
+    AgentStatus,
+    Broken,
+    Done,
+    Ended,
+    Failed,
+    Gone,
+    Hello,
+    Interrupt,
+    Mended,
+    Replaced,
+    Started,
+    Stopping,
+    Suspend,
+    Told,
+    Warned,
+    failure_of,
+    failures_of,
+    said,
+)
+from geomx_cli.core.env_names import NO_EFFECT
+from geomx_cli.core.events import Event
+from geomx_cli.core.root_cause import Failure, first_cause
+from geomx_cli.jobs.actions.agent_pool import AgentPool, Message
+from geomx_cli.jobs.view.follow import View
+from geomx_cli.jobs.view.outcome import Outcome
+from geomx_cli.jobs.view.progress import Progress
+from geomx_cli.plan import Plan
+
+__all__ = ["Listener", "Watch"]
+
+Listener = Callable[[str, Event], None]
+
+_TURN = 0.25
+_QUIET = 5.0  # after which an agent that does not answer is told of
+_ASLEEP = 1.5  # a turn that takes longer: we slept ourselves (a laptop's sleep, SIGSTOP)
+_GRACE = 2.0  # for processes to end by themselves after one has failed
+_LINGER = 10.0  # for servers and schedulers to end after the last worker
+_ABSENT = 3.0  # after the end of a worker, for its scheduler to say that it need not wait for it
+_PASS_ON = 2.0  # until hosts that `geomx stop` has not reached are told by us
+_STOP_LIMIT = 8.0  # for an agent to end its processes once it was told to
+
+
+class Watch:
+    """Follows a job to its end; the main thread runs it.
+
+    The first failure ends the job: all agents stop their processes after a grace in which these end by themselves. A
+    lost agent (its stream ended, or it does not answer) is a failure too; its processes are ended in its place. Put an
+    "interrupt" into the fleet's inbox to stop the job, and a second one to kill it; with `detaches` it lets go of the
+    job instead, as another geomx does that takes it over. A "suspend" stops this process, until somebody continues it.
+    `heard` is told of each event that a process wrote, `on_listening` that the job has taken its ports. What several
+    processes warn of a variable is shown once, and what is in `warned` not at all.
+    """
+
+    def __init__(
+        self, plan: Plan, fleet: AgentPool, progress: Progress, view: View, *, detaches: bool = False,
+        heard: Listener = lambda process, event: None, on_listening: Callable[[], None] = lambda: None,
+        warned: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        self._on_listening = on_listening
+        self._heard = heard
+        self._detaches = detaches
+        self._plan = plan
+        self._fleet = fleet
+        self._progress = progress
+        self._view = view
+        self._hosts = {process.name: process.host for process in plan.processes}
+        self._running = set(plan.hosts)
+        self._started: set[str] = set()
+        self._silence = float(plan.spec.options["silence"])
+        self._quiet: set[str] = set()
+        self._warned = set(warned)
+        self._failures: list[Failure] = []
+        self._stopping_since: float | None = None
+        self._stop_limit = _STOP_LIMIT
+        self._pass_on: Message = {}  # a stop that somebody else began
+        self._trained_since: float | None = None
+        self._last_turn = self._awake_since = time.monotonic()
+        self._awaited: set[str] = set()  # hosts that cannot be reached while the job stops
+        self._outcome = Outcome()
+
+    def run_until_started(self) -> Outcome | None:
+        """Returns None when every process runs and its ports are taken; how it went when it ended before."""
+        while self._running and (self._stopping_since is not None or not self._is_up()):
+            self._turn()
+        return self.run() if self._stopping_since is not None or not self._running else None
+
+    def _is_up(self) -> bool:
+        return len(self._started) == len(self._hosts) and self._progress.listening
+
+    def run(self) -> Outcome:
+        """Returns when every host's part is over or was given up."""
+        while self._running:
+            self._turn()
+        rows = self._progress.rows
+        done = [name for name, row in rows.items() if row.status == 0]
+        failure = first_cause(self._failures, self._hosts, done)
+        if failure is not None and failure.process and rows[failure.process].asked:
+            party = rows[failure.process].process.party
+            self._outcome.interrupted, self._outcome.stopped_by = True, f"geomx stop --party {party}"
+        self._outcome.failure = failure
+        return self._outcome
+
+    def _warn(self, process: str, message: str) -> None:
+        """Show it. What all processes say of a variable that they share is shown once."""
+        if message in self._warned:
+            return
+        if NO_EFFECT in message:
+            self._warned.add(message)
+        self._view.note(f"{process}: {message}")
+
+    def _turn(self) -> None:
+        for host, message in self._messages():
+            self._take(host, message)
+        if self._progress.listening:
+            self._on_listening()
+        self._check(time.monotonic())
+        self._view.show(self._progress)
+
+    def _messages(self) -> list[tuple[str, Message]]:
+        """Those that have come, after a short wait for the first."""
+        inbox = self._fleet.inbox
+        try:
+            messages = [inbox.get(timeout=_TURN)]
+        except Empty:
+            return []
+        while not inbox.empty():
+            messages.append(inbox.get_nowait())
+        return messages
+
+    def _take(self, host: str, message: Message) -> None:
+        try:
+            known = said(message, host, self._hosts)
+        except ValueError as error:
+            if host in self._running:
+                self._lose(host, f"says what no agent says: {error}")
+            return
+        match known:
+            case Told(process, event, age):
+                self._progress.add(process, event, age)
+                self._heard(process, event)
+                if event.get("event") == "warning":
+                    self._warn(process, str(event.get("message", "")))
+            case Warned(text):
+                self._view.note(f"warning: host {host}: {text}")
+            case Hello(status, late):
+                self._restore(host, status, late)
+            case Started(process):
+                self._started.add(process)
+            case Ended(process, status, asked):
+                self._progress.end(process, status, asked=asked)
+            case Failed(fields, age):
+                self._fail(failure_of(fields, host, time.monotonic() - age))
+            case Stopping(who, patience):
+                self._be_stopped(who, patience)
+            case Done(why, asked, left):
+                if asked:
+                    self._be_stopped(asked, 0)
+                self._end(host, why, left)
+            case Gone(how, reachable) if host in self._running:
+                self._lose(host, how) if reachable else self._lose_sight(host)
+            case Broken(why, limit):
+                how = f"{f': {why}' if why else ''}; trying again{f', for {limit:g} s at most' if limit else ''}"
+                self._view.note(f"the connection to host {host} broke{how}")
+            case Mended():
+                self._view.note(f"host {host} is connected again")
+            case Replaced():
+                self._let_go("another geomx follows the job now")
+            case Interrupt() if self._detaches:
+                self._let_go(f"detached; job {self._plan.job} goes on: geomx attach follows it, geomx stop ends it")
+            case Interrupt():
+                self._interrupt()
+            case Suspend():
+                self._suspend()
+
+    def _check(self, now: float) -> None:
+        if now - self._last_turn > _ASLEEP:  # what agents have said meanwhile is yet to be read
+            self._awake_since = now
+        self._last_turn = now
+        awake = now - self._awake_since
+        for host in sorted(self._running):
+            self._check_host(host, now, awake)
+        if self._pass_on and self._stopping_since is not None and now - self._stopping_since > _PASS_ON:
+            self._fleet.broadcast(self._pass_on)
+            self._pass_on = {}
+        if self._stopping_since is None and awake > _ABSENT:
+            self._check_absentee()
+        rows = self._progress.training_rows
+        if self._stopping_since is None and all(row.status == 0 or row.asked for row in rows):
+            self._trained_since = self._trained_since or now
+            if min(now - self._trained_since, awake) > _LINGER:
+                self._stop_lingering()
+
+    def _check_host(self, host: str, now: float, awake: float) -> None:
+        """Lose one that is silent, or does not stop; each has its full time from when we are `awake`."""
+        stopping = 0.0 if self._stopping_since is None else min(now - self._stopping_since, awake)
+        absence, quiet = self._fleet.absence(host), min(self._fleet.silence(host), awake)
+        silent = quiet > self._silence
+        self._tell_quiet(host, quiet)
+        if absence and (silent or stopping > self._stop_limit):
+            self._lose_sight(host)
+        elif absence and self._stopping_since is not None and host not in self._awaited:
+            self._awaited.add(host)
+            left = self._stop_limit - stopping
+            self._view.note(f"host {host} cannot be reached; waiting for it to stop, for {left:.0f} s at most")
+        elif silent:
+            self._lose(host, f"hangs: it has not answered for {self._silence:g} s")
+        elif stopping > self._stop_limit:
+            self._lose(host, f"did not stop within {self._stop_limit:g} s")
+
+    def _tell_quiet(self, host: str, quiet: float) -> None:
+        """Say once that an agent does not answer, and once that it does again."""
+        if quiet > _QUIET and host not in self._quiet:
+            self._quiet.add(host)
+            limit = f"waiting for it, for {self._silence:g} s at most (--silence)"
+            self._view.note(f"the agent on host {host} has not answered for {quiet:.0f} s; {limit}")
+        elif quiet < _QUIET and host in self._quiet:
+            self._quiet.discard(host)
+            self._view.note(f"the agent on host {host} answers again")
+
+    def _restore(self, host: str, status: AgentStatus, late: float) -> None:
+        """An agent that is connected, perhaps again, says all that it knows, or knew `late` seconds ago."""
+        self._progress.restore(host, status, late)
+        for failure in failures_of(status, late, host, self._hosts):
+            self._fail(failure)
+
+    def _be_stopped(self, who: str, patience: float) -> None:
+        """Somebody else asked an agent to end the job. Other hosts may have noticed it before we are told."""
+        if self._outcome.interrupted or not all(failure.peer for failure in self._failures):
+            return
+        self._outcome.interrupted, self._outcome.stopped_by = True, who
+        self._view.note(f"{who} ends the job")
+        self._stop_limit = patience + _STOP_LIMIT
+        self._stopping_since = time.monotonic()
+        self._pass_on = {"type": "stop", "grace": 0, "patience": patience, "who": who}
+
+    def _let_go(self, why: str) -> None:
+        self._outcome.left = why
+        self._running.clear()
+
+    def _fail(self, failure: Failure) -> None:
+        if not self._failures:
+            who = failure.process or f"{'' if failure.fault else 'the agent on '}host {failure.host}"
+            cause = f"blames {failure.peer}" if failure.peer else failure.cause
+            self._view.note(f"{who} {cause}; stopping the job, and looking what failed first")
+        self._failures.append(failure)
+        self._stop(0 if not failure.process else _GRACE)
+
+    def _check_absentee(self) -> None:
+        """A worker's script ended before the cluster was complete: it never will be."""
+        if (found := self._progress.absentee(_ABSENT)) is None:
+            return
+        worker, scheduler = (row.process for row in found)
+        cause = f"ended with status 0 while {scheduler.name} still waits for workers to join"
+        hint = 'every worker must create the store, kv.create("dist_sync"), and use it'
+        self._fail(Failure(worker.name, worker.host, cause, time.monotonic(), hint))
+
+    def _end(self, host: str, why: str, left: Sequence[str]) -> None:
+        """An agent's part is over."""
+        self._running.discard(host)
+        self._outcome.problems += [f"{what} on {host} could not be ended" for what in left]
+        if why and self._stopping_since is None:
+            cause = f"ended its processes: {why}"
+            self._fail(Failure("", host, cause, time.monotonic(), "launch again"))
+
+    def _lose(self, host: str, how: str) -> None:
+        """Do the work of an agent that cannot do it any more."""
+        self._running.discard(host)
+        hint = "its processes were ended; look for what killed or stopped it (agent.log, out of memory)"
+        self._fail(Failure("", host, how, time.monotonic(), hint))
+        self._fleet.give_up(host)
+
+    def _lose_sight(self, host: str) -> None:
+        """Give up an agent whose line is broken; it lives, perhaps."""
+        self._running.discard(host)
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._fleet.absence(host)))
+        cause = f"cannot be reached since {since}: its connection broke"
+        hint = "its agent ends its processes when its lease is over"
+        hint += f"; geomx stop {self._plan.job} sees to it later, geomx doctor looks at the machine"
+        self._fail(Failure("", host, cause, time.monotonic(), hint, fault="host"))
+        self._fleet.give_up(host)
+
+    def _stop(self, grace: float, who: str = "") -> None:
+        if self._stopping_since is None:
+            self._stopping_since = time.monotonic()
+        self._fleet.broadcast({"type": "stop", "grace": grace, "who": who})
+
+    def _stop_lingering(self) -> None:
+        rows = self._progress.rows
+        self._outcome.lingering = [name for name, row in rows.items() if row.status is None]
+        names = ", ".join(self._outcome.lingering)
+        self._view.note(f"training is done, but {names} did not end within {_LINGER:g} s; stopping")
+        self._stop(0)
+
+    def _suspend(self) -> None:
+        """Stop this process as Ctrl-Z does; agents that know of it do not count its silence against their lease."""
+        self._fleet.broadcast({"type": "suspend"})
+        with self._view.suspended():
+            self._view.note(f"suspended; job {self._plan.job} goes on, and fg follows it again")
+            before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTSTP)  # which does nothing where no shell could continue this process
+            signal.signal(signal.SIGTSTP, before)
+        self._fleet.broadcast({"type": "resume"})
+
+    def _interrupt(self) -> None:
+        if not self._outcome.interrupted:
+            self._outcome.interrupted = True
+            self._view.note("stopping (press Ctrl-C again to kill at once)")
+            self._stop(0, "Ctrl-C")
+        else:
+            self._fleet.broadcast({"type": "kill"})

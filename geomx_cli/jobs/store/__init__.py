@@ -1,0 +1,191 @@
+"""A job's directory: the same layout, at the same path, on the control machine and on each host.
+
+    plan.json, inventory.json what is to run, without keys, and on which machines (control machine)
+    state.json                how it goes, as far as the control machine knows (job_state.py)
+    hosts/HOST/agent.json     one host's part of it
+    hosts/HOST/agent-state.json, agent.log      what its agent has started and said
+    events/, logs/            one file for each process
+    keys/                     mode 0700, one file of mode 0600 for each process; removed at the end
+
+Unix sockets have a folder of their own, because their paths must be short; it is removed at the end as well.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from geomx_cli.agent.assignment import Assignment, Task
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import CheckFailed, DoneInPart, GeomxError, InvalidSettings
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.private import make_private
+from geomx_cli.core.root_cause import describe_status
+from geomx_cli.core.untrusted import last_line
+from geomx_cli.hosts import File, Host
+from geomx_cli.inventory import Inventory
+from geomx_cli.jobs.store import state
+from geomx_cli.plan import JobSpec, Plan
+from geomx_cli.plan.job_paths import complete, jobs_folder
+from geomx_cli.ps.net import security
+
+__all__ = ["Job"]
+
+_REAP_LIMIT = 8.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """Where the parts of one job lie. Making one touches no disk."""
+
+    id: str
+    directory: Path
+    sockets: Path
+    keys: Path
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> "Job":
+        """What `spec` says; where it says nothing, as `plan.job_paths` completes it."""
+        whole = complete(spec)
+        return cls(whole.job, Path(whole.job_dir), Path(whole.socket_dir), Path(whole.key_dir))
+
+    @property
+    def logs(self) -> Path:
+        """The folder with the output of each process."""
+        return self.directory / "logs"
+
+    def complete(self, spec: JobSpec) -> JobSpec:
+        """`spec` with this job's id and paths."""
+        job_dir, socket_dir, key_dir = str(self.directory), str(self.sockets), str(self.keys)
+        return replace(spec, job=self.id, job_dir=job_dir, socket_dir=socket_dir, key_dir=key_dir)
+
+    def assignments(self, plan: Plan, working_dirs: Mapping[str, str], lease: float) -> dict[str, Assignment]:
+        """Each host's part of the plan. `working_dirs`: where the processes of a host start; `lease`: seconds that
+        it goes on without the control machine, 0 for ever.
+        """
+        clear = ("PORT", "MXNET_KVSTORE_USE_HFA", *(option.env for option in plugins.table()))
+        return {
+            host: Assignment(
+                job=self.id,
+                host=host,
+                job_dir=plan.job_dirs[host],
+                sockets=plan.socket_dirs[host],
+                socket=f"{plan.socket_dirs[host]}/agent-{index}.sock",
+                working_dir=working_dirs[host],
+                lease=lease,
+                silence=float(plan.spec.options["silence"]),
+                clear=clear,
+                tasks=tuple(Task(process.name, process.argv, process.env) for process in plan.on_host(host)),
+            )
+            for index, host in enumerate(plan.hosts)
+        }
+
+    def key_files(self, plan: Plan) -> dict[str, dict[str, File]]:
+        """For each host: path -> key file, of its processes. New keys at each call."""
+        rings = security.generate(self.id, {process.name: plan.callers.get(process.name) for process in plan.processes})
+        return {
+            host: {
+                process.env["GEOMX_KEY_FILE"]: File(rings[process.name])
+                for process in plan.on_host(host)
+                if "GEOMX_KEY_FILE" in process.env
+            }
+            for host in plan.hosts
+        }
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Within, the directory on the control machine is this job's, which this process follows; where it comes to
+        nothing before there is a plan, nothing is left of it. A GeomxError is written into state.json.
+
+        Raises InvalidSettings where the directory has another job already or anything else, CheckFailed where it
+        cannot be written, or other users can write there too.
+        """
+        made = not self.directory.exists()
+        with self._writing():
+            self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+            self._refuse_others()
+            make_private(self.directory)
+        self._remember()
+        try:
+            state.begin(self.directory)
+            yield
+        except GeomxError as error:
+            state.fail(self.directory, error)
+            raise
+        finally:
+            if not (self.directory / "plan.json").exists():
+                self._forget(folder=made)
+
+    def write_plan(self, plan: Plan, inventory: Inventory) -> None:
+        """Write plan.json and inventory.json on the control machine. Raises as `claimed`."""
+        with self._writing():
+            self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+            self._refuse_others()
+            _write_new(self.directory / "plan.json", json.dumps(plan.to_json(), indent=1))
+            _write_new(self.directory / "inventory.json", inventory.model_dump_json(indent=1))
+        self._remember()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except FileExistsError:
+            hint = "choose a new --job-dir, or an empty one"
+            raise InvalidSettings(f"{self.directory} has a job already", hint) from None
+        except OSError as error:
+            hint = "choose another --job-dir, or make room there"
+            raise CheckFailed(f"cannot write to {self.directory}: {error.strerror}", hint) from None
+
+    def _refuse_others(self) -> None:
+        """A state without a plan is left by a launch that was killed, or our own."""
+        entry = next((entry for entry in self.directory.iterdir() if entry.name != state.FILE_NAME), None)
+        before = state.JobState.read(self.directory)
+        if before is not None and before.followed and before.pid != os.getpid():
+            raise InvalidSettings(f"{self.directory} has a job already", "choose a new --job-dir, or an empty one")
+        if entry is not None:
+            has_plan = (self.directory / "plan.json").exists()
+            what = "has a job already" if has_plan else f"is not empty: it has {entry.name}"
+            raise InvalidSettings(f"{self.directory} {what}", "choose a new --job-dir, or an empty one")
+
+    def _remember(self) -> None:
+        """Let a job whose directory lies elsewhere be found among all jobs. Without that it runs as well."""
+        entry = jobs_folder() / self.id
+        if entry != self.directory:
+            with suppress(OSError):
+                entry.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+                entry.symlink_to(self.directory)
+
+    def _forget(self, *, folder: bool) -> None:
+        entry = jobs_folder() / self.id
+        with suppress(OSError):
+            (self.directory / state.FILE_NAME).unlink(missing_ok=True)
+            if entry.is_symlink():
+                entry.unlink()
+            if folder:
+                self.directory.rmdir()
+
+    @staticmethod
+    def reap(host: Host, directory: str) -> None:
+        """End what an agent that was killed or hangs has left on `host`, and remove its key files and sockets.
+        `directory`: the host's own in the job.
+
+        Raises DoneInPart when something cannot be ended, HostUnreachable or TimedOut when the host does not
+        answer.
+        """
+        done = host.run(module_command(host.python, "geomx_cli.agent", "reap", directory), limit=_REAP_LIMIT)
+        if done.status == 0:
+            return
+        pids = done.output.decode(errors="replace").strip()
+        if done.status == 1 and pids.replace(" ", "").isdecimal():
+            raise DoneInPart(f"processes are left on {host.name}: {pids}", "end them by hand")
+        words = last_line(done.errors.decode(errors="replace"), describe_status(done.status))
+        hint = f"see that {host.python} -m geomx_cli.agent works there, then run geomx stop"
+        raise DoneInPart(f"nobody could look on {host.name} whether processes are left: {words}", hint)
+
+
+def _write_new(path: Path, text: str) -> None:
+    """For the person's own eyes, whoever may look into the folder: an inventory may have secrets in its "env"."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)

@@ -1,0 +1,157 @@
+"""Which workers a script's ranks count: chosen by whether it uses the names that GeoMX adds to MXNet's KVStore.
+
+The script and what it imports from its own folder are parsed, never executed.
+"""
+
+import ast
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from geomx_cli.core import plugins
+from geomx_cli.inventory import Inventory, RankScope
+from geomx_cli.jobs.store.script import python_file
+
+__all__ = ["Choice", "choose"]
+
+_OWN = frozenset(("num_all_workers", "is_master_worker", "global_rank"))
+_COMMON = frozenset(("party", "pacer", "versions"))
+"""Names that other objects have too: they count on a store only."""
+_STORES = frozenset(("kv", "kvstore", "store"))
+_PACKAGE = "geomx_cli"
+_MOST_FILES, _MOST_BYTES = 200, 1 << 20
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`why` is a clause for people; "" where there was nothing to choose. `free`: the other scope would work too."""
+
+    scope: RankScope
+    why: str = ""
+    free: bool = True
+
+    @property
+    def sentence(self) -> str:
+        """What launch says of it; "" for nothing."""
+        if not self.why:
+            return ""
+        if self.scope == "global":
+            other = "--rank-scope party for kv.rank within each party, beside a master worker"
+        else:
+            other = "--rank-scope global for kv.rank over the workers of all parties"
+        return f"rank scope: {self.scope} ({self.why})" + (f"; {other}" if self.free else "")
+
+
+def choose(asked: str, script: Sequence[str], algorithm: str, inventory: Inventory) -> Choice:
+    """The rank scope of a job that was asked for `asked`: "auto", "global" or "party"."""
+    match asked:
+        case "global" | "party":
+            return Choice(asked)
+    if inventory.topology == "flat" or not script:
+        return Choice("party")
+    if plugins.ranks_by_party(algorithm):
+        return Choice("party", f"scripts for {algorithm} divide by the workers of their party", free=False)
+    word, module = _python_code(script)
+    base = _folder(word, inventory)
+    if base is None or not (base / word).is_file():
+        what = f"{word} cannot be read here" if word else f"{script[0]} is no Python file"
+        return Choice("party", f"{what}, so it may use GeoMX's names")
+    path = base / word
+    found = _first_use(path, base if module else path.parent)
+    if found is None:
+        return Choice("global", f"{path.name} uses no GeoMX names")
+    return Choice("party", found)
+
+
+def _python_code(script: Sequence[str]) -> tuple[str, bool]:
+    """The Python file that a command runs, "" where none can be told, and whether it is named as a module (-m)."""
+    if script[1:2] == ("-m",) and len(script) > 2 and script[0].rpartition("/")[2].startswith("python"):
+        return script[2].replace(".", "/") + ".py", True
+    return python_file(script) or next((word for word in script if word.endswith(".py")), ""), False
+
+
+def _folder(word: str, inventory: Inventory) -> Path | None:
+    """Where the job starts on this machine, or on one that gets its files from here; None if neither is there."""
+    if not word:
+        return None
+    for host in inventory.hosts:
+        if host.ssh is None or not host.workdir:
+            return Path(host.workdir or Path.cwd())
+    return Path("/") if Path(word).is_absolute() else None
+
+
+def _first_use(script: Path, folder: Path) -> str | None:
+    """Where a GeoMX name is used first, as in "models.py uses global_rank"; None if nowhere that is looked at."""
+    waiting, seen = [script], {script}
+    while waiting:
+        path = waiting.pop(0)
+        text = _text(path)
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # of another Python, or none
+            names = _OWN.intersection(re.findall(r"\w+", text))
+            imported: list[Path] = []
+        else:
+            names = frozenset(_names(tree))
+            imported = list(_imported(tree, path, folder))
+        if names:
+            return f"{path.relative_to(folder)} uses {min(names)}"
+        for other in imported:
+            if other not in seen and len(seen) < _MOST_FILES:
+                seen.add(other)
+                waiting.append(other)
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """The GeoMX names in a module: attributes, names as text (for getattr), imports of our package."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name) if name in _OWN:
+                yield name
+            case ast.Attribute(value=ast.Name(id=owner) | ast.Attribute(attr=owner), attr=name) if name in _COMMON:
+                if owner.strip("_") in _STORES:
+                    yield f"{owner}.{name}"
+            case ast.Constant(value=str(name)) if name in _OWN:
+                yield name
+            case ast.Import(names=names) if any(item.name.partition(".")[0] == _PACKAGE for item in names):
+                yield _PACKAGE
+            case ast.ImportFrom(module=str(module), level=0) if module.partition(".")[0] == _PACKAGE:
+                yield _PACKAGE
+
+
+def _imported(tree: ast.AST, path: Path, folder: Path) -> Iterator[Path]:
+    """The files of `folder` that a module at `path` imports, as far as its text tells."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for item in node.names:
+                yield from _files(folder, item.name.split("."))
+        elif isinstance(node, ast.ImportFrom):
+            base = path.parents[node.level - 1] if 0 < node.level <= len(path.parents) else folder
+            parts = node.module.split(".") if node.module else []
+            if base == folder or folder in base.parents:
+                yield from _files(base, parts)
+                for item in node.names:  # a name of a package may be a module
+                    yield from _files(base, [*parts, item.name])
+
+
+def _files(base: Path, parts: Sequence[str]) -> Iterator[Path]:
+    """The files that importing `parts` runs: a module's, and the __init__.py of each package on the way."""
+    place = base
+    for part in parts:
+        place = place / part
+        for path in (place.with_name(f"{part}.py"), place / "__init__.py"):
+            if os.path.isfile(path):  # noqa: PTH113
+                yield path
+        if not os.path.isdir(place):  # noqa: PTH112  # a name may be longer than Path allows
+            return

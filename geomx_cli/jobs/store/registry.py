@@ -1,0 +1,175 @@
+"""The jobs that this machine has launched: what is known of them without asking a host, and how to find one."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from geomx_cli import hosts as ways
+from geomx_cli.agent.processes import Identity
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.private import require_private
+from geomx_cli.hosts import Host, SshOptions
+from geomx_cli.inventory import Inventory, validated
+from geomx_cli.jobs.store import Job
+from geomx_cli.jobs.store.state import JobState
+from geomx_cli.plan import JobSpec, Plan, Process
+from geomx_cli.plan.endpoints import Endpoint
+from geomx_cli.plan.job_paths import jobs_folder
+
+__all__ = ["KnownJob", "all_jobs", "find", "prepared"]
+
+_DAMAGED = "without this file the job cannot be reached"
+
+
+@dataclass(frozen=True)
+class KnownJob:
+    """A job by its directory on the control machine. What its files say is read when it is asked for."""
+
+    id: str
+    directory: Path
+    started: float
+
+    @classmethod
+    def at(cls, directory: Path) -> "KnownJob | None":
+        """The job in `directory`; None where there is none."""
+        try:
+            began = (directory / "plan.json").stat().st_mtime
+        except OSError:
+            return None
+        state = JobState.read(directory)
+        return cls(directory.name, directory, state.started if state else began)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Raises InvalidSettings where plan.json is damaged."""
+        fields = self._read("plan.json")
+        try:
+            return _plan(fields)
+        except (KeyError, TypeError) as error:
+            raise InvalidSettings(f"{self.directory}/plan.json is damaged: {error!r}", _DAMAGED) from None
+
+    @cached_property
+    def inventory(self) -> Inventory:
+        """As it was settled before the start. Raises InvalidSettings where there is none: nothing was started."""
+        return validated(self._read("inventory.json"))
+
+    @cached_property
+    def state(self) -> JobState | None:
+        """What state.json said when it was first asked for."""
+        return JobState.read(self.directory)
+
+    @property
+    def state_shown(self) -> str:
+        """In a word or two: see JobState.shown."""
+        return self.state.shown if self.state else "lost control"
+
+    def job(self) -> Job:
+        """Its id and paths."""
+        sockets = Path(self.plan.spec.socket_dir)
+        return Job(self.plan.job, self.directory, sockets, self.directory / "keys")
+
+    def directory_on(self, host: str) -> str:
+        """What the agent of `host` was given."""
+        return f"{self.plan.job_dirs[host]}/hosts/{host}"
+
+    def open_hosts(self, names: Iterable[str] | None = None) -> dict[str, Host]:
+        """A way to each of its hosts, or to those named. Nothing is connected before it is used."""
+        options = SshOptions(notify=lambda text: print(text, file=sys.stderr))
+        wanted = list(self.plan.hosts if names is None else names)
+        return {name: ways.open_host(self.inventory.host(name), sys.executable, options) for name in wanted}
+
+    def to_json(self) -> dict[str, Any]:
+        """What is known without connecting to a host."""
+        state = self.state
+        result: Mapping[str, Any] = (state.result if state else None) or {}
+        return {
+            "job": self.plan.job,
+            "started": self.started,
+            "ended": state.ended if state else None,
+            "state": self.state_shown,
+            "exit_code": result.get("exit_code"),
+            "hosts": list(self.plan.hosts),
+            "what": " ".join(self.plan.spec.script) or str(self.plan.spec.options.get("algo", "")),
+            "directory": str(self.directory),
+            "result": dict(result) or None,
+        }
+
+    def _read(self, name: str) -> Any:
+        require_private(self.directory)
+        try:
+            return json.loads((self.directory / name).read_bytes())
+        except FileNotFoundError:
+            hint = "it ended before it started anything; see geomx jobs"
+            raise InvalidSettings(f"job {self.id} has no {name}", hint) from None
+        except (OSError, ValueError) as error:
+            raise InvalidSettings(f"{self.directory / name} cannot be read: {error}", _DAMAGED) from None
+
+
+def all_jobs() -> list[KnownJob]:
+    """Those in the jobs folder, newest first. Links stay where their directories are gone: a disk may be mounted again.
+    """
+    folder, found = jobs_folder(), []
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if (job := KnownJob.at(entry.resolve())) is not None:
+            found.append(KnownJob(entry.name, job.directory, job.started))
+    return sorted(found, key=lambda job: (job.started, job.id), reverse=True)
+
+
+def prepared(name: str = "") -> tuple[str, Identity] | None:
+    """The newest job that a launch on this machine prepares, of those whose id begins with `name`, and that launch."""
+    folder, found = jobs_folder(), []
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        state = None if (entry / "plan.json").exists() else JobState.read(entry)
+        if state is not None and state.followed and entry.name.startswith(name):
+            require_private(entry)
+            found.append((state.started, entry.name, Identity(state.pid, state.pid_started)))
+    return max(found)[1:] if found else None
+
+
+def find(name: str = "") -> KnownJob:
+    """A job by its id, by a prefix that only one has, or by its directory; with no name the newest that runs,
+    else the newest. Raises InvalidSettings when there is none, or more than one.
+    """
+    if "/" in name or name == ".":
+        job = KnownJob.at(Path(name).absolute())
+        if job is None:
+            raise InvalidSettings(f"{name} is no job's directory: it has no plan.json", "see geomx jobs")
+        return KnownJob(job.plan.job, job.directory, job.started)
+    known = all_jobs()
+    if not known:
+        raise InvalidSettings(f"there are no jobs in {jobs_folder()}", "start one with geomx launch")
+    if not name:
+        running = [job for job in known if job.state_shown in ("running", "detached")]
+        return (running or known)[0]
+    found = [job for job in known if job.id == name] or [job for job in known if job.id.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InvalidSettings(f"{len(found)} jobs begin with {name!r}", f"they are {_names(found)}")
+    raise InvalidSettings(f"there is no job {name!r}", f"the newest are {_names(known)}; see geomx jobs")
+
+
+def _names(jobs: list[KnownJob]) -> str:
+    return ", ".join(job.id for job in jobs[:5]) + (", ..." if len(jobs) > 5 else "")
+
+
+def _plan(fields: Mapping[str, Any]) -> Plan:
+    """What Plan.to_json wrote. What starts a job (the environment beneath, ...) is not in it."""
+    processes = []
+    for process in fields["processes"]:
+        endpoints = tuple(Endpoint(**endpoint) for endpoint in process["endpoints"])
+        processes.append(Process(**{**process, "argv": tuple(process["argv"]), "endpoints": endpoints}))
+    names = ("job", "options", "job_dir", "socket_dir")
+    return Plan(
+        job=fields["job"],
+        spec=JobSpec(**{name: fields[name] for name in names}, script=tuple(fields["script"])),
+        topology=fields["topology"],
+        processes=tuple(processes),
+        links=tuple((link["dialler"], link["listener"]) for link in fields["links"]),
+        job_dirs=fields["job_dirs"],
+        socket_dirs=fields["socket_dirs"],
+    )

@@ -1,0 +1,46 @@
+"""The end of a job, as launch and attach tell it and status explains it: its result, and the error to be raised."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from geomx_cli.core.errors import DoneInPart, GeomxError, Interrupted
+from geomx_cli.jobs.store import Job
+from geomx_cli.jobs.view.explanation import explain
+from geomx_cli.jobs.view.outcome import Outcome
+from geomx_cli.jobs.view.progress import Totals
+from geomx_cli.jobs.view.result import result
+from geomx_cli.jobs.view.whereabouts import whereabouts
+from geomx_cli.plan import Plan
+
+__all__ = ["End"]
+
+
+@dataclass(frozen=True)
+class End:
+    """`result` goes to stdout, unless it is empty, and then `error` is raised; see result.py."""
+
+    result: Mapping[str, Any] = field(default_factory=dict)
+    error: GeomxError | None = None
+
+    @classmethod
+    def of(cls, job: Job, plan: Plan, outcome: Outcome, totals: Totals, total_s: float) -> "End":
+        """Of a job that went so. `total_s`: seconds from start to end."""
+        error = _error_of(outcome, plan, job)
+        return cls(result(job, plan, outcome, error, totals, total_s), error)
+
+
+def _error_of(outcome: Outcome, plan: Plan, job: Job) -> GeomxError | None:
+    """What is to be raised for `outcome`; None when all is well."""
+    where = whereabouts(job, plan)
+    if outcome.interrupted:
+        by = f" by {outcome.stopped_by}" if outcome.stopped_by else ""
+        return Interrupted(f"job {job.id} was stopped{by}", where)
+    if outcome.failure is not None:
+        return explain(outcome.failure, plan, job)
+    if outcome.lingering:
+        names = ", ".join(outcome.lingering)
+        return DoneInPart(f"training is done, but {names} had to be stopped", where)
+    if outcome.problems:
+        return DoneInPart(f"training is done, but: {'; '.join(outcome.problems)}", where)
+    return None

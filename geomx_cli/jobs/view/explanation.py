@@ -1,0 +1,57 @@
+"""A failure as a person reads it: who, where, why, the end of its log, and what to do."""
+
+from typing import Any
+
+from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.core.root_cause import Failure
+from geomx_cli.jobs.store import Job
+from geomx_cli.jobs.view.whereabouts import of_host
+from geomx_cli.plan import Plan
+
+__all__ = ["explain", "failure_fields"]
+
+
+def explain(failure: Failure, plan: Plan, job: Job) -> TrainingFailed:
+    """The message, with its hint."""
+    there, job_dir = of_host(failure.host, plan, job), plan.job_dirs[failure.host]
+    if not failure.process:
+        agent_log = f"{job_dir}/hosts/{failure.host}/agent.log"
+        who = f"host {failure.host}" if failure.fault == "host" else f"the agent on host {failure.host}"
+        message = f"{who} {failure.cause}\n  the agent's log is {agent_log}{there}"
+        return TrainingFailed(message, failure.hint)
+    process = plan.process(failure.process)
+    who = f"{process.name} ({process.role.replace('_', ' ')} {process.rank} of party {process.party}"
+    first = "" if failure.fault == "link" else "failed first: it "
+    message = f"{who}, on host {failure.host}) {first}{failure.cause}"
+    log = f"{job_dir}/logs/{process.file_name}.log{there}"
+    if tail := _news(failure):
+        message += f"\n  the end of its log, {log}:\n" + "\n".join(f"    {line}" for line in tail)
+    else:
+        message += f"\n  its log is {log}"
+    return TrainingFailed(message, failure.hint or _usual(failure))
+
+
+def _news(failure: Failure) -> list[str]:
+    """The end of its log, if it says more than the cause and the hint."""
+    told = (failure.cause, failure.hint)
+    said = [line.strip().removeprefix("error: ") for line in failure.tail]
+    return [] if all(any(line in text for text in told) for line in said) else list(failure.tail)
+
+
+def _usual(failure: Failure) -> str:
+    """What to do about a failure that nobody else knows better."""
+    if "out of memory" in failure.cause:
+        return "put fewer workers on that host, or make batches smaller"
+    if failure.cause.startswith("was killed"):
+        return "find out who killed it (a person, or the system: dmesg) and launch again"
+    if failure.cause.startswith("could not be started"):
+        return "see that it is there on that host and may be executed, and launch again"
+    if failure.cause.startswith("exited") and not failure.tail:
+        return "its log is empty: run it by itself to see why it ends"
+    return "correct what the log shows and launch again"
+
+
+def failure_fields(failure: Failure) -> dict[str, Any]:
+    """A failure as JSON output has it."""
+    fields = failure.to_message()
+    return {name: fields[name] for name in ("process", "host", "cause", "hint", "tail")}

@@ -1,0 +1,89 @@
+"""What the agents of a job have written down about themselves, read from their hosts: cheap, and without them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from geomx_cli.agent.status import FILE_NAME
+from geomx_cli.core.agent_protocol import AgentStatus
+from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.untrusted import decode, first_line
+from geomx_cli.hosts import Host, everywhere
+from geomx_cli.jobs.store.registry import KnownJob
+
+__all__ = ["HostStatus", "read_all"]
+
+_LIMIT = 10.0
+_SILENT = 5.0  # seconds; an agent writes every second
+_KERNEL = ("/proc/uptime", "/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class HostStatus:
+    """One host's status.json (`content`, None where there is none) and how old it was when it was read, in
+    seconds by that host's own clock. `problem`: what a person must know about it; "" when all is well.
+    """
+
+    host: str
+    content: AgentStatus | None = None
+    late: float = 0.0
+    agent: str = ""
+    problem: str = ""
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the host answered."""
+        return self.agent != "unreachable"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of the job can run there any more, for all we know."""
+        return self.agent in ("over", "rebooted", "not started")
+
+
+def read_all(job: KnownJob, hosts: Mapping[str, Host]) -> dict[str, HostStatus]:
+    """The status of each of these hosts, asked in parallel; one that does not answer says so in `problem`."""
+
+    def read(host: Host) -> HostStatus:
+        try:
+            return _read(host, job.directory_on(host.name))
+        except (GeomxError, OSError) as error:
+            return HostStatus(host.name, agent="unreachable", problem=first_line(error, host.name))
+
+    return {status.host: status for status in everywhere(read, hosts.values())}
+
+
+def _read(host: Host, directory: str) -> HostStatus:
+    done = host.run(["cat", f"{directory}/{FILE_NAME}", *_KERNEL], limit=_LIMIT)
+    lines = done.output.decode(errors="replace").splitlines()
+    found = next((line for line in lines if line.startswith("{")), "")  # a login shell may have greeted
+    if not found and done.status != 0:
+        return HostStatus(host.name, agent="not started", problem="no agent has written anything there")
+    try:
+        content = decode(found, AgentStatus)
+        late = max(0.0, float(lines[-2].split()[0]) - content["uptime"])
+        alive = late > _SILENT and lines[-1] == content["boot"] and _lives(host, content)
+        return _judge(host.name, content, late, lines[-1], alive=alive)
+    except (ValueError, IndexError):
+        return HostStatus(host.name, agent="damaged", problem=f"{directory}/{FILE_NAME} is damaged")
+
+
+def _lives(host: Host, content: AgentStatus) -> bool:
+    """Whether the agent that wrote this still runs."""
+    pid, started = content.get("agent", (0, 0))
+    done = host.run(["cat", f"/proc/{pid}/stat"], limit=_LIMIT)
+    fields = done.output.decode(errors="replace").rpartition(")")[2].split()
+    return len(fields) > 19 and fields[0] not in "ZX" and fields[19] == str(started)
+
+
+def _judge(host: str, content: AgentStatus, late: float, boot: str, *, alive: bool) -> HostStatus:
+    if content["stage"] == "over":
+        return HostStatus(host, content, late, "over")
+    if content["boot"] != boot:
+        return HostStatus(host, content, 0.0, "rebooted", "it was booted again since; nothing of the job runs there")
+    if late > _SILENT and alive:
+        problem = f"its agent runs, but has not written its status for {late:.0f} s (is the disk full, does it hang?)"
+        return HostStatus(host, content, late, "silent", problem)
+    if late > _SILENT:
+        problem = f"its agent was killed: it has written nothing for {late:.0f} s and runs no more"
+        return HostStatus(host, content, late, "gone", problem)
+    return HostStatus(host, content, late, "running")

@@ -1,0 +1,159 @@
+"""A job as its hosts describe it at one moment: what `geomx status` shows, and how a job that is over went."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from geomx_cli.core.agent_protocol import failures_of
+from geomx_cli.core.root_cause import Failure, first_cause
+from geomx_cli.hosts import Host
+from geomx_cli.jobs.store import state as job_state
+from geomx_cli.jobs.store.registry import KnownJob
+from geomx_cli.jobs.store.state import JobState
+from geomx_cli.jobs.view.end import End
+from geomx_cli.jobs.view.explanation import failure_fields
+from geomx_cli.jobs.view.host import HostStatus, read_all
+from geomx_cli.jobs.view.outcome import Outcome
+from geomx_cli.jobs.view.progress import Progress, Row
+
+__all__ = ["JobView"]
+
+STATUS_VERSION = 1
+
+
+@dataclass(frozen=True)
+class JobView:
+    """`failure` came first, as far as the hosts that answer know; `stopped_by`: who asked for the job's end, if
+    that came before.
+    """
+
+    job: KnownJob
+    known: JobState | None  # what was known of it here at that moment
+    progress: Progress
+    hosts: Mapping[str, HostStatus]
+    failure: Failure | None
+    stopped_by: str
+
+    @classmethod
+    def of(cls, job: KnownJob, hosts: Mapping[str, Host]) -> "JobView":
+        """Ask all hosts in parallel; one that does not answer is among `hosts` with its problem."""
+        known = JobState.read(job.directory)
+        statuses = read_all(job, hosts)
+        progress = Progress.of(job.plan, time.monotonic() - max(0.0, time.time() - job.started))
+        places = {process.name: process.host for process in job.plan.processes}
+        failures = []
+        for name, status in statuses.items():
+            failures += _take(progress, status, places, over=known is not None and known.over)
+            if status.agent != "running":
+                _mark(progress, name, status)
+        if _unstarted(statuses):
+            cause = f"was never started: there is nothing in {job.directory_on(job.plan.hosts[0])}"
+            failures.append(Failure("", job.plan.hosts[0], cause, time.monotonic(), "launch again"))
+        done = [name for name, row in progress.rows.items() if row.status == 0]
+        failure = first_cause(failures, places, done)
+        asked = [status.content["asked"] for status in statuses.values() if status.content]
+        by = "" if any(not failure.peer for failure in failures) else next(filter(None, asked), "")
+        if failure is not None and failure.process and progress.rows[failure.process].asked:
+            by = f"geomx stop --party {progress.rows[failure.process].process.party}"
+        return cls(job, known, progress, statuses, failure, by)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended on all its hosts. One that somebody is about to start has not."""
+        begins = self.known is not None and self.known.followed and _unstarted(self.hosts)
+        return all(status.over for status in self.hosts.values()) and not begins
+
+    @property
+    def unreachable(self) -> list[HostStatus]:
+        """The hosts that did not answer."""
+        return [status for status in self.hosts.values() if not status.reachable]
+
+    @property
+    def state(self) -> str:
+        """In a word or two. What the hosts say goes before what was known here."""
+        state = self.known.shown if self.known else "lost control"
+        if state in ("running", "detached", "lost control") and self.over:
+            return self._outcome_state()
+        return state
+
+    def outcome(self) -> Outcome:
+        """How it went; only for one that is over."""
+        return Outcome(failure=self.failure, interrupted=bool(self.stopped_by), stopped_by=self.stopped_by)
+
+    def conclude(self) -> End:
+        """The end of a job that is over; kept in state.json where nobody has written one."""
+        job, state = self.job.job(), JobState.read(self.job.directory)
+        end = End.of(job, self.job.plan, self.outcome(), self.progress.totals(), self._seconds())
+        if state is not None and not state.over and not state.followed:
+            job_state.finish(self.job.directory, end.result)
+        return end
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as one object."""
+        progress = self.progress
+        return {
+            "schema_version": STATUS_VERSION,
+            "job": self.job.plan.job,
+            "state": self.state,
+            "phase": progress.phase,
+            "progress": progress.done,
+            "left_s": progress.left_s,
+            "totals": progress.totals().to_json(),
+            "processes": [_row(row, self.hosts) for row in progress.rows.values()],
+            "hosts": [
+                {"host": one.host, "agent": one.agent, "late_s": one.late, "problem": one.problem}
+                for one in self.hosts.values()
+            ],
+            "failure": failure_fields(self.failure) if self.failure else None,
+        }
+
+    def _outcome_state(self) -> str:
+        outcome = self.outcome()
+        return "interrupted" if outcome.interrupted else "failed" if outcome.failure else "done"
+
+    def _seconds(self) -> float:
+        """From the start to the last word of an agent, whatever the hosts' clocks say."""
+        late = [status.late for status in self.hosts.values() if status.content and status.agent != "rebooted"]
+        return max(0.0, time.time() - min(late, default=0.0) - self.job.started)
+
+
+def _unstarted(hosts: Mapping[str, HostStatus]) -> bool:
+    return all(status.agent == "not started" for status in hosts.values())
+
+
+def _take(progress: Progress, status: HostStatus, places: Mapping[str, str], *, over: bool) -> list[Failure]:
+    """Take in what one host says; the failures that it knows of. `over`: nothing of the job is left."""
+    content, host = status.content, status.host
+    if content is None:
+        return []
+    progress.restore(host, content, status.late)
+    now = time.monotonic() - status.late
+    failures = list(failures_of(content, status.late, host, places))
+    if status.agent in ("gone", "rebooted"):
+        hint = "look for what killed it, and launch again" if over else "geomx stop ends what is left"
+        failures.append(Failure("", host, f"is gone: {status.problem}", now, hint))
+    elif content["why"] and not content["asked"] and not content["ordered"] and not failures:
+        failures.append(Failure("", host, f"ended its processes: {content['why']}", now, "launch again"))
+    return failures
+
+
+def _mark(progress: Progress, host: str, status: HostStatus) -> None:
+    """Say of the processes of a host whose agent does not run that nobody knows better."""
+    for row in progress.rows.values():
+        if row.process.host == host and row.status is None:
+            row.state = "not started" if status.agent in ("not started", "over") else f"? {status.agent}"
+
+
+def _row(row: Row, hosts: Mapping[str, HostStatus]) -> dict[str, Any]:
+    fields = asdict(row)
+    process = fields.pop("process")
+    content = hosts[row.process.host].content
+    known = content["processes"].get(row.process.name) if content else None
+    names = ("state", "round", "samples_per_s", "loss", "accuracy", "progress", "left_s", "status", "asked")
+    return {
+        **{name: process[name] for name in ("name", "host", "party", "role", "rank", "global_rank")},
+        "pid": known["pid"] if known else 0,
+        **{name: fields[name] for name in names},
+        "bytes": {"lan": list(row.lan), "wan": list(row.wan)},
+    }

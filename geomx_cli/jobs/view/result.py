@@ -1,0 +1,76 @@
+"""The result of a job: one JSON object, which `--json` prints and state.json keeps, and its words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from geomx_cli.core.errors import DoneInPart, GeomxError, Interrupted, TrainingFailed
+from geomx_cli.core.units import format_bytes, format_duration
+from geomx_cli.jobs.store import Job
+from geomx_cli.jobs.view.explanation import failure_fields
+from geomx_cli.jobs.view.outcome import Outcome
+from geomx_cli.jobs.view.progress import Totals
+from geomx_cli.jobs.view.whereabouts import is_here, on_hosts
+from geomx_cli.plan import Plan
+
+__all__ = ["RESULT_VERSION", "detached", "in_words", "result"]
+
+RESULT_VERSION = 1
+DETACHED = "detached"
+_STATUS = {Interrupted: "interrupted", TrainingFailed: "failed", DoneInPart: "done in part"}
+
+
+def result(
+    job: Job, plan: Plan, outcome: Outcome, error: GeomxError | None, totals: Totals, total_s: float
+) -> dict[str, Any]:
+    """Of a job that has ended. `total_s`: seconds from start to end. "logs" is null where they lie elsewhere."""
+    failure = outcome.failure
+    return {
+        "schema_version": RESULT_VERSION,
+        "job": job.id,
+        "status": "done" if error is None else _STATUS[type(error)],
+        "exit_code": 0 if error is None else error.exit_code,
+        **totals.to_json(),
+        "total_s": total_s,
+        "directory": str(job.directory),
+        "logs": str(job.logs) if is_here(job, plan) else None,
+        "failure": None if failure is None or outcome.interrupted else failure_fields(failure),
+        "error": None if error is None else {"message": error.message, "hint": error.hint},
+    }
+
+
+def detached(job: Job) -> dict[str, Any]:
+    """Of a job that goes on alone."""
+    directory = str(job.directory)
+    return {"schema_version": RESULT_VERSION, "job": job.id, "status": DETACHED, "exit_code": 0, "directory": directory}
+
+
+def in_words(result: Mapping[str, Any]) -> str:
+    """A summary of a result, in lines; "" where there is nothing to sum up."""
+    if result["status"] == DETACHED:
+        return _how_to_come_back(result["job"])
+    if result["status"] == "failed" and not result["rounds"]:
+        return ""
+    lan, wan = result["bytes"]["lan"], result["bytes"]["wan"]
+    accuracy, first = result["accuracy"], result["first_step_s"]
+    known = result["training_s"] > 0  # a script need not tell
+    lines = [
+        ("status", result["status"]),
+        ("test accuracy", "" if accuracy is None else f"{accuracy:.4f}"),
+        ("rounds", str(result["rounds"] or "")),
+        ("samples/s", f"{result['samples_per_s']:.0f}" if known else ""),
+        ("first training step", "" if first is None else f"after {format_duration(first)}"),
+        ("training time", format_duration(result["training_s"]) if known else ""),
+        ("total time", format_duration(result["total_s"])),
+        ("LAN sent / received", f"{format_bytes(lan[0])} / {format_bytes(lan[1])}"),
+        ("WAN sent / received", f"{format_bytes(wan[0])} / {format_bytes(wan[1])}"),
+        ("logs", result["logs"] or on_hosts(result["job"])),
+    ]
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines if text)
+
+
+def _how_to_come_back(job: str) -> str:
+    lines = [f"job {job} goes on alone"]
+    for command, what in (("attach", "follow it again"), ("status", "look"), ("logs", "read"), ("stop", "end it")):
+        lines.append(f"  geomx {command:<6} {job}   {what}")
+    return "\n".join(lines)

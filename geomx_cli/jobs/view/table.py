@@ -1,0 +1,130 @@
+"""How a job goes, for a terminal of any size: a row for each process, a bar, and the whole job in one sentence."""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from geomx_cli.core.units import format_bytes, format_duration
+from geomx_cli.jobs.view.progress import Progress, Row
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+    from rich.table import Table
+
+__all__ = ["ProcessTable", "sentence"]
+
+_BAR = 40
+_GAP = 2
+# Column -> the width that its values usually need, so that it does not come and go with them.
+_WIDTHS: Mapping[str, int] = {
+    "process": 0, "state": 10, "round": 5, "samples/s": 9, "loss": 6, "accuracy": 8, "LAN up/down": 13,
+    "WAN up/down": 13,
+}  # fmt: skip
+_LEFT_OUT_FIRST = ("LAN up/down", "accuracy", "loss", "samples/s", "WAN up/down", "round")
+
+
+class ProcessTable:
+    """What rich can print. It leaves out columns where the terminal is narrow, and with `crop` processes where it is
+    low: those that train or have failed are shown before others.
+    """
+
+    def __init__(self, progress: Progress, *, crop: bool = False) -> None:
+        self._progress = progress
+        self._crop = crop
+
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "Iterator[RenderableType | Segment]":
+        """See rich's protocol."""
+        from rich.progress_bar import ProgressBar
+        from rich.segment import Segment
+        from rich.text import Text
+
+        width = options.max_width
+        words = textwrap.wrap(sentence(self._progress), width)
+        rows = list(self._progress.rows.values())
+        shown = rows
+        if self._crop:
+            del words[max(1, options.size.height - 2) :]
+            # Lines are needed for the header, the bar and the cursor, too.
+            shown = _most_wanted(rows, options.size.height - len(words) - 3)
+        if shown:
+            yield _table(shown, _columns(rows, width))
+        if shown and len(shown) < len(rows):
+            yield Text(f"and {len(rows) - len(shown)} more")
+        if self._progress.done is not None:
+            yield ProgressBar(total=1.0, completed=self._progress.done, width=min(_BAR, width))
+            yield Segment.line()  # which a bar does not end with
+        yield Text("\n".join(words))
+
+
+def _table(rows: Sequence[Row], columns: Sequence[str]) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        justify = "left" if column in ("process", "state") else "right"
+        table.add_column(column, justify=justify, no_wrap=True, min_width=_WIDTHS[column])  # type: ignore[arg-type]
+    for row in rows:
+        cells = _cells(row)
+        table.add_row(*(cells[column] for column in columns), style="red" if _has_failed(row) else None)
+    return table
+
+
+def _columns(rows: Sequence[Row], width: int) -> list[str]:
+    """Those that there is room for."""
+    cells = [_cells(row) for row in rows]
+    widths = {name: max(usual, len(name), *(len(cell[name]) for cell in cells)) for name, usual in _WIDTHS.items()}
+    for name in _LEFT_OUT_FIRST:
+        if sum(widths.values()) + _GAP * (len(widths) - 1) > width:
+            del widths[name]
+    return list(widths)
+
+
+def _most_wanted(rows: Sequence[Row], room: int) -> list[Row]:
+    """As many as there is room for, with a line for the others, in their order."""
+    if len(rows) <= room:
+        return list(rows)
+    wanted = sorted(rows, key=lambda row: (not _has_failed(row), not row.trains))[: max(0, room - 1)]
+    names = {row.process.name for row in wanted}
+    return [row for row in rows if row.process.name in names]
+
+
+def _has_failed(row: Row) -> bool:
+    return bool(row.status) and not row.asked
+
+
+def _cells(row: Row) -> dict[str, str]:
+    return {
+        "process": row.process.name,
+        "state": row.state,
+        "round": str(row.round or ""),
+        "samples/s": f"{row.samples_per_s:.0f}" if row.samples_per_s else "",
+        "loss": "" if row.loss is None else f"{row.loss:.3f}",
+        "accuracy": "" if row.accuracy is None else f"{row.accuracy:.4f}",
+        "LAN up/down": _up_down(row.lan),
+        "WAN up/down": _up_down(row.wan),
+    }
+
+
+def _up_down(counts: tuple[int, int]) -> str:
+    return "/".join(format_bytes(count) for count in counts).replace(" ", "") if any(counts) else ""
+
+
+def sentence(progress: Progress) -> str:
+    """The whole job in one line: "training 42 %, round 120, loss 0.513, accuracy 0.8121, 5120 samples/s,
+    ...".
+    """
+    totals = progress.totals()
+    done = "" if progress.done is None else f" {progress.done:.0%}"
+    parts = [f"{progress.phase}{done}", f"round {totals.rounds}"]
+    if totals.loss is not None:
+        parts.append(f"loss {totals.loss:.3f}")
+    if totals.accuracy is not None:
+        parts.append(f"accuracy {totals.accuracy:.4f}")
+    if progress.samples_per_s:
+        parts.append(f"{progress.samples_per_s:.0f} samples/s")
+    if any(totals.wan):
+        parts.append(f"WAN {format_bytes(totals.wan[0])}")
+    if progress.left_s:
+        parts.append(f"{format_duration(progress.left_s)} left")
+    return ", ".join(parts)

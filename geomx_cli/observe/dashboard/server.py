@@ -1,0 +1,176 @@
+"""The page and its data over HTTP, for a browser on this machine: loopback alone, and nothing without the token."""
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+import bottle
+
+from geomx_cli.core.errors import CheckFailed
+
+__all__ = ["Server", "remembered", "started", "write_private"]
+
+ADDRESS = "127.0.0.1"
+FILE = "dashboard.json"
+TOKEN = 24  # bytes, of which each is more than one character
+STATIC = {
+    "page.css": "text/css", "page.js": "text/javascript", "charts.js": "text/javascript", "map.js": "text/javascript",
+    "uplot/uPlot.iife.min.js": "text/javascript", "uplot/uPlot.min.css": "text/css",
+}  # fmt: skip
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Server:
+    """Answers in threads of its own from the start; `url` is the page's. Close it.
+
+    `data` gives what the page shows, as an object for JSON. Raises CheckFailed where the port is taken.
+    """
+
+    def __init__(self, data: Callable[[], dict[str, Any]], port: int, token: str) -> None:
+        self._data = data
+        self._token = token
+        try:
+            self._http = _Http((ADDRESS, port), _Quiet)
+        except OSError as error:
+            hint = "choose another with --port, or leave it out"
+            raise CheckFailed(f"cannot listen on {ADDRESS}:{port}: {error.strerror}", hint) from None
+        self.port: int = self._http.server_port
+        self._http.set_app(self._app())
+        self._thread = threading.Thread(target=self._http.serve_forever, name="dashboard", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """What a person opens."""
+        return f"http://{ADDRESS}:{self.port}/?token={self._token}"
+
+    def remember(self, folder: Path) -> None:
+        """Note port and token for `remembered`; a folder that cannot be written to is no matter."""
+        write_private(folder / FILE, json.dumps({"port": self.port, "token": self._token}))
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._http.shutdown()
+        self._http.server_close()
+
+    def _app(self) -> Any:
+        app = bottle.Bottle(catchall=True)
+        app.route("/", callback=self._page)
+        app.route("/data", callback=self._answer)
+        app.route("/static/<name:path>", callback=_static)
+        app.add_hook("before_request", self._check)
+        app.add_hook("after_request", lambda: bottle.response.headers.update(HEADERS))
+        app.default_error_handler = _error
+        return app
+
+    def _check(self) -> None:
+        """Refuse whoever was not given the token, or came by another name that somebody has made mean loopback."""
+        if bottle.request.get_header("Host") not in (f"{ADDRESS}:{self.port}", f"localhost:{self.port}"):
+            raise bottle.HTTPError(403, "open the address that geomx dashboard printed")
+        given = bottle.request.query.get("token", "")
+        known = hmac.compare_digest(given.encode(errors="replace"), self._token.encode())
+        if not known and not bottle.request.path.startswith("/static/"):
+            raise bottle.HTTPError(403, "the token is missing or wrong: open the address that geomx dashboard printed")
+
+    def _page(self) -> str:
+        bottle.response.content_type = "text/html; charset=utf-8"
+        return _read("page.html").decode()
+
+    def _answer(self) -> bytes:
+        bottle.response.content_type = "application/json"
+        return json.dumps(self._data(), separators=(",", ":"), allow_nan=False).encode()
+
+
+def remembered(folder: Path) -> tuple[int, str]:
+    """The port and token of the last dashboard of the job in `folder`, so that a page that is open finds the next one;
+    0 and a new token where there was none.
+    """
+    try:
+        known = json.loads((folder / FILE).read_bytes())
+        port, token = int(known["port"]), str(known["token"])
+        if 0 < port < 65536 and len(token) >= TOKEN:
+            return port, token
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        pass
+    return 0, new_token()
+
+
+def write_private(path: Path, text: str) -> bool:
+    """Put a file of mode 0600 in the place of whatever is there; False where that cannot be done."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "w") as stream:
+            stream.write(text)
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        return False
+    return True
+
+
+def new_token() -> str:
+    """One that nobody guesses."""
+    return secrets.token_urlsafe(TOKEN)
+
+
+def started(data: Callable[[], dict[str, Any]], port: int, last_port: int, token: str) -> Server:
+    """A server at `port`; where that is 0, at the last one. Where somebody else has that by now, who may have heard the
+    token from a page that is open, it is at a free one with another token.
+    """
+    if not port and last_port:
+        try:
+            return Server(data, last_port, token)
+        except CheckFailed:
+            return Server(data, 0, new_token())
+    return Server(data, port, token)
+
+
+def _static(name: str) -> bytes:
+    if name not in STATIC:
+        raise bottle.HTTPError(404, "there is no such file")
+    bottle.response.content_type = f"{STATIC[name]}; charset=utf-8"
+    return _read(name)
+
+
+def _read(name: str) -> bytes:
+    return (resources.files("geomx_cli.observe.dashboard") / "static" / name).read_bytes()
+
+
+def _error(error: bottle.HTTPError) -> str:
+    bottle.response.content_type = "text/plain; charset=utf-8"
+    return f"{error.status_line}: {error.body}\n"
+
+
+class _Http(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle of an answer is no matter."""
+
+
+class _Quiet(WSGIRequestHandler):
+    timeout = 30
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Requests are nobody's business; the token stands in them."""
+
+    def address_string(self) -> str:
+        return ADDRESS

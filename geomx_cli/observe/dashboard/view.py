@@ -1,0 +1,47 @@
+"""What the page is told: the folded events, and what this machine knows of the job."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from geomx_cli.jobs.store.registry import KnownJob
+from geomx_cli.jobs.store.state import JobState
+from geomx_cli.observe.dashboard.feed import EventStream
+from geomx_cli.observe.dashboard.live import ENDS, JobModel
+
+__all__ = ["view"]
+
+VERSION = 1
+UNKNOWN = ("running", "detached", "lost control")
+
+
+def view(job: KnownJob, live: JobModel, feed: EventStream) -> dict[str, Any]:
+    """One object for JSON."""
+    state = JobState.read(job.directory)
+    shown = state.shown if state is not None else "lost control"
+    over = feed.over or shown not in UNKNOWN
+    known = live.snapshot(over=over)
+    options = job.plan.spec.options
+    what = " ".join(job.plan.spec.script) or f"{options['network']} by {options['algo']}"
+    if over and shown in UNKNOWN:
+        shown = _end(known["processes"]) if feed.complete else f"{shown}, and not all hosts could be read"
+    cause, culprit = _cause(state)
+    for process in known["processes"]:
+        if culprit and process["state"] in ("failed", "ended"):  # the others ended because of it
+            process["state"] = "failed" if process["name"] == culprit else "stopped"
+    fields = {"job": job.id, "what": what, "state": shown, "over": over, "cause": cause}
+    return {"schema_version": VERSION, **fields, **known}
+
+
+def _cause(state: JobState | None) -> tuple[str, str]:
+    """Why the job failed, in a sentence, and the process that did first; "" where there is none."""
+    result: Mapping[str, Any] = (state.result if state is not None else None) or {}
+    failure, error = result.get("failure") or {}, result.get("error") or {}
+    return str(error.get("message") or ""), str(failure.get("process") or "")
+
+
+def _end(processes: list[dict[str, Any]]) -> str:
+    """How a job went that nobody has followed to its end."""
+    if any(process["state"] == "failed" for process in processes):
+        return "failed"
+    done = all(process["state"] in ENDS for process in processes if process["trains"])
+    return "done" if done else "ended before it was done"

@@ -1,0 +1,88 @@
+"""What is known of a trial beside its workers' records: whose it is, and what went between the parties."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.observe.report.process_log import ProcessLog
+
+__all__ = ["ABOUT", "Metadata"]
+
+ABOUT = "job.json"
+"""Its file, beside the folders of the trial's hosts."""
+STEP = 0.5
+MOST = 2000
+
+
+class Metadata(msgspec.Struct):
+    """traffic: bytes from each party to each other one. seconds, wan_bytes: how many bytes had gone between parties so
+    many seconds after training began, the first weights among them. starts: how many seconds after the first each
+    worker (HOST/DEVICE) began. evaluation_on_clock: whether the workers' times have that of evaluations in them.
+    epsilon: ESync's in the last round, seconds, the largest of all workers; None for other algorithms. None is also
+    what was not recorded.
+    """
+
+    job: str
+    topology: str
+    options: dict[str, Any]
+    traffic: dict[str, dict[str, int]] = {}
+    seconds: list[float] = []
+    wan_bytes: list[int] = []
+    starts: dict[str, float] = {}
+    evaluation_on_clock: bool | None = None
+    epsilon: float | None = None
+    schema_version: int = 1
+
+    @classmethod
+    def read(cls, folder: Path) -> "Metadata | None":
+        """What lies beside a trial's records; None where nothing does. Raises InvalidSettings where it is damaged."""
+        path = folder / ABOUT
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            hint = "remove it, or collect the job again"
+            raise InvalidSettings(f"{path} is damaged: {error}", hint) from None
+
+    def write(self, folder: Path) -> None:
+        """Raises OSError."""
+        (folder / ABOUT).write_bytes(msgspec.json.encode(self))
+
+    @property
+    def total(self) -> int | None:
+        """All that has gone between the parties; None where that was not recorded."""
+        return sum(sum(row.values()) for row in self.traffic.values()) if self.seconds else None
+
+    def bytes_by(self, seconds: float) -> int | None:
+        """What had gone between the parties by then; None where that was not recorded."""
+        return round(float(np.interp(seconds, self.seconds, self.wan_bytes))) if self.seconds else None
+
+
+def wan_bytes(logs: Sequence[ProcessLog]) -> tuple[list[float], list[int]]:
+    """`seconds` and `wan_bytes` of About: what all processes together have sent. Hosts' clocks are taken to agree."""
+    begun = min((log.training for log in logs if log.training is not None), default=None)
+    curves = [tuple(zip(*sorted(log.sent), strict=True)) for log in logs if log.sent]
+    if begun is None or not curves:
+        return [], []
+    end = max(times[-1] for times, _ in curves)
+    seconds = np.linspace(0.0, max(end - begun, STEP), min(MOST, max(2, round((end - begun) / STEP) + 1)))
+    total = np.zeros(len(seconds))
+    for times, counts in curves:
+        total += np.interp(seconds + begun, times, counts)
+    return [round(value, 3) for value in seconds.tolist()], [round(count) for count in total.tolist()]
+
+
+def traffic(parties: Mapping[str, str], logs: Mapping[str, ProcessLog]) -> dict[str, dict[str, int]]:
+    """`traffic` of About. `parties` has that of each process; both are by the processes' names."""
+    total: dict[str, dict[str, int]] = {party: {} for party in dict.fromkeys(parties.values())}
+    for process, log in logs.items():
+        row = total[parties[process]]
+        for peer, sent in log.peers.items():
+            if peer in parties and parties[peer] != parties[process]:
+                row[parties[peer]] = row.get(parties[peer], 0) + sent
+    return total

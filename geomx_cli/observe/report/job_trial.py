@@ -1,0 +1,94 @@
+"""The trial that a job was, from its processes' event logs.
+
+Workers are told apart as HOST/DEVICE: the host's name in the inventory (on one machine the party's), and on it `cpu`,
+`gpu1`, or where several train on the processor `cpu0`, `cpu1`, ...
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from geomx_cli.core.process_name import file_name
+from geomx_cli.observe.report import about
+from geomx_cli.observe.report.about import Metadata
+from geomx_cli.observe.report.process_log import ProcessLog
+from geomx_cli.observe.report.record import Worker
+from geomx_cli.observe.report.trial import NON_IID, RunRecords
+from geomx_cli.plan import Plan, Process
+from geomx_cli.runtime.training.catalog import is_iid
+
+__all__ = ["JobTrial", "mode_of", "network_of"]
+
+
+def network_of(plan: Plan) -> str:
+    """What a job's trial is filed under: the network's name, or that of its script."""
+    script = next((Path(word).stem for word in plan.spec.script if word.endswith(".py")), "")
+    return file_name(script or (plan.spec.script[0] if plan.spec.script else str(plan.spec.options["network"])))
+
+
+def mode_of(options: Mapping[str, Any]) -> str:
+    """The algorithm; "dcasgd" where that compensates for delay; with "-niid" where workers have unlike data."""
+    algorithm = str(options["algo"])
+    compensated = algorithm in ("async", "mixed") and str(options["optimizer"]).startswith("dcasgd")
+    return ("dcasgd" if compensated else algorithm) + ("" if is_iid(str(options["split"])) else NON_IID)
+
+
+@dataclass(frozen=True)
+class JobTrial:
+    """`logs` has that of each process of the plan, by name."""
+
+    plan: Plan
+    logs: Mapping[str, ProcessLog]
+
+    @classmethod
+    def read(cls, plan: Plan, events: Path) -> "JobTrial":
+        """From the event logs in a folder."""
+        return cls(
+            plan, {one.name: ProcessLog.read(events / f"{one.file_name}.jsonl", one.name) for one in plan.processes}
+        )
+
+    @property
+    def places(self) -> dict[str, tuple[str, str]]:
+        """Host and device of each training worker, by its name."""
+        plain = {process.name: (process.host, _device(process)) for process in self._training()}
+        there, taken, found = Counter(plain.values()), Counter[tuple[str, str]](), {}
+        for name, (host, device) in plain.items():
+            dash = "-" if device[-1].isdigit() else ""  # a second worker on gpu1 is not gpu11
+            number = f"{dash}{taken[host, device]}" if there[host, device] > 1 else ""
+            taken[host, device] += 1
+            found[name] = (host, device + number)
+        return found
+
+    @property
+    def about(self) -> Metadata:
+        """What is known beside the records."""
+        parties = {process.name: process.party for process in self.plan.processes}
+        seconds, counts = about.wan_bytes(list(self.logs.values()))
+        return Metadata(
+            job=self.plan.job, topology=self.plan.topology, options=dict(self.plan.spec.options),
+            traffic=about.traffic(parties, self.logs), seconds=seconds, wan_bytes=counts, starts=self._starts(),
+            evaluation_on_clock=None if self.plan.spec.script else True,
+            epsilon=max((log.epsilon for log in self.logs.values() if log.epsilon is not None), default=None),
+        )  # fmt: skip
+
+    def trial(self, folder: Path) -> RunRecords:
+        """As if its records were read from `folder`."""
+        found: dict[str, dict[str, Worker]] = {}
+        for name, (host, device) in sorted(self.places.items(), key=lambda item: item[1]):
+            found.setdefault(host, {})[device] = self.logs[name].worker()
+        return RunRecords(folder, network_of(self.plan), mode_of(self.plan.spec.options), found, self.about)
+
+    def _starts(self) -> dict[str, float]:
+        begun = {"/".join(place): self.logs[name].training for name, place in self.places.items()}
+        first = min((when for when in begun.values() if when is not None), default=0.0)
+        return {worker: round(when - first, 3) for worker, when in begun.items() if when is not None}
+
+    def _training(self) -> list[Process]:
+        found = [process for process in self.plan.processes if process.global_rank is not None]
+        return sorted(found, key=lambda process: process.global_rank or 0)
+
+
+def _device(process: Process) -> str:
+    return process.env.get("GEOMX_DEVICE") or "cpu"

@@ -1,0 +1,168 @@
+"""What a trial came to: the JSON that ESync's own tools write, and summary.json with what that lacks."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from geomx_cli.core.errors import CheckFailed
+from geomx_cli.observe.report.record import Worker
+from geomx_cli.observe.report.trial import RunRecords, title
+
+__all__ = ["SUMMARY_VERSION", "Reached", "Summary", "original", "write"]
+
+SUMMARY_VERSION = 1
+MEBIBYTES_OF_RESNET18 = 42.6
+WORKERS_OF_ESYNC = 6
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The first evaluation that came to the target. `bytes`: what all workers had sent and received by then, and
+    wan_bytes: what had gone between the parties, None where that is not known.
+    """
+
+    seconds: float
+    accuracy: float
+    bytes: int
+    wan_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """seconds: of the worker that trained longest. samples_per_s: of all workers. busy: the part of its training that a
+    worker computed, the mean over all; bytes: what all workers sent, and received; wan_bytes: what went between the
+    parties, None where that is not known.
+
+    With `parity` samples_per_s is computed as ESync's drawer does it, and so is traffic, in MiB/s: ResNet-18's size
+    times rounds, pushes alone, over the time of one worker; else traffic is bytes both ways per second, in MB/s. busy
+    is then all of the time but that of the exchange.
+    """
+
+    network: str
+    mode: str
+    workers: int
+    rounds: int
+    samples: int
+    seconds: float
+    samples_per_s: float
+    traffic: float
+    busy: float
+    bytes: tuple[int, int]
+    wan_bytes: int | None
+    accuracy: float | None
+    target: float
+    reached: Reached | None
+    parity: bool
+
+    @classmethod
+    def of(cls, trial: RunRecords, target: float, *, parity: bool) -> "Summary":
+        """Of what could be read. Times are those of raw points: nothing is smoothed."""
+        workers = list(trial.each())
+        seconds = max(worker.seconds for worker in workers)
+        samples = sum(sum(worker.samples) for worker in workers)
+        sent, received = (sum(getattr(worker, way) for worker in workers) for way in ("sent", "received"))
+        judge = trial.judge
+        first = next((point for point in judge.accuracies if point[1] >= target), None)
+        rate, traffic = _per(samples, seconds), _per(sent + received, seconds) / 1e6
+        if parity:
+            rate, traffic = _original_rate(samples, workers), _original_traffic(trial.mode, workers, judge)
+        busy = [_original_busy(one) if parity else _per(one.compute, one.seconds) for one in workers]
+        return cls(
+            network=trial.network, mode=trial.mode, workers=len(workers),
+            rounds=max(len(worker.samples) for worker in workers), samples=samples, seconds=seconds,
+            samples_per_s=rate, traffic=traffic,
+            busy=sum(busy) / len(busy),
+            bytes=(sent, received), wan_bytes=trial.about.total if trial.about is not None else None, target=target,
+            accuracy=judge.accuracies[-1][1] if judge.accuracies else None, parity=parity,
+            reached=None if first is None
+            else Reached(*first, trial.bytes_by(first[0]), _wan_bytes(trial, first[0])),
+        )  # fmt: skip
+
+    def to_json(self, trial: RunRecords) -> dict[str, Any]:
+        """With each worker's own figures."""
+        fields = asdict(self)
+        return {
+            "schema_version": SUMMARY_VERSION,
+            "parity": self.parity,
+            **{name: fields[name] for name in ("network", "mode", "rounds", "samples", "seconds", "samples_per_s")},
+            "traffic": self.traffic,
+            "busy": self.busy,
+            "bytes": {"sent": self.bytes[0], "received": self.bytes[1], "wan": self.wan_bytes},
+            "accuracy": self.accuracy,
+            "target": {"accuracy": self.target, "reached": fields["reached"]},
+            "workers": {
+                host: {device: _own(worker) for device, worker in devices.items()}
+                for host, devices in trial.workers.items()
+            },
+            "problems": trial.problems,
+        }
+
+
+def original(trial: RunRecords) -> dict[str, Any]:
+    """What ESync's summary.py writes of the same records."""
+    return {
+        host: {
+            device: {
+                "accuracy_list": [round(point[1], 3) for point in worker.accuracies if point[1]],
+                "num_samples_list": worker.samples.tolist(),
+                "self_iters_list": worker.steps.tolist(),
+                "elapsed_time_list": [round(seconds) for seconds in worker.elapsed],
+                "aggregate_time_list": worker.aggregation.tolist(),
+            }
+            for device, worker in devices.items()
+        }
+        for host, devices in trial.workers.items()
+    }
+
+
+def write(trial: RunRecords, summary: Summary) -> list[Path]:
+    """Write both beside the hosts' folders; their paths. Raises CheckFailed where that cannot be done."""
+    contents = {f"{title(trial.mode)}.json": original(trial), "summary.json": summary.to_json(trial)}
+    paths = []
+    for name, content in contents.items():
+        paths.append(trial.folder / name)
+        try:
+            part = trial.folder / f".{name}.part"
+            part.write_text(json.dumps(content))
+            part.replace(paths[-1])
+        except OSError as error:
+            raise CheckFailed(f"cannot write {paths[-1]}: {error.strerror}", "make room or rights there") from None
+    return paths
+
+
+def _own(worker: Worker) -> dict[str, Any]:
+    return {
+        "rounds": len(worker.samples),
+        "samples": sum(worker.samples),
+        "seconds": worker.seconds,
+        "compute": worker.compute,
+        "communicate": worker.communicate,
+        "wait": worker.wait,
+        "bytes": {"sent": worker.sent, "received": worker.received},
+        "accuracy": [{"seconds": seconds, "accuracy": accuracy} for seconds, accuracy in worker.accuracies],
+    }
+
+
+def _per(count: float, seconds: float) -> float:
+    return count / seconds if seconds else 0.0
+
+
+def _wan_bytes(trial: RunRecords, seconds: float) -> int | None:
+    return trial.about.bytes_by(seconds) if trial.about is not None else None
+
+
+def _original_rate(samples: int, workers: list[Worker]) -> float:
+    return float(int(_per(samples, round(workers[0].seconds))))
+
+
+def _original_traffic(mode: str, workers: list[Worker], judge: Worker) -> float:
+    if mode.startswith(("async", "dcasgd")):
+        rounds, seconds = sum(len(worker.steps) for worker in workers), workers[0].seconds
+    else:
+        rounds, seconds = len(judge.accuracies) * WORKERS_OF_ESYNC, judge.seconds
+    return float(int(_per(rounds * MEBIBYTES_OF_RESNET18, round(seconds))))
+
+
+def _original_busy(worker: Worker) -> float:
+    return 1.0 - _per(sum(worker.aggregation), round(worker.seconds)) if worker.seconds else 0.0

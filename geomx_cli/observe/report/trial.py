@@ -1,0 +1,131 @@
+"""A trial: one network trained under one mode, its workers' records in BASE/NETWORK/MODE/HOST/DEVICE."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.observe.report.about import Metadata
+from geomx_cli.observe.report.record import Worker
+
+__all__ = ["MODES", "NON_IID", "RunRecords", "modes_in", "title"]
+
+MODES: Mapping[str, str] = {
+    "esync": "ESync", "sync": "Sync", "async": "Async", "dcasgd": "DCASGD", "fsa": "FSA", "mixed": "MixedSync",
+    "hfa": "HFA", "diloco": "DiLoCo", "local": "Local",
+}  # fmt: skip
+"""What each mode is called in figures and files. With "-niid" behind it the data were split by class."""
+
+NON_IID = "-niid"
+FOLDERS = tuple(mode + suffix for mode in MODES for suffix in ("", NON_IID))
+MANY = 8
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """`workers` by host and device, sorted. `about`: what is known beside their records; None for ESync's own.
+
+    unread: why records of some hosts are not there.
+    """
+
+    folder: Path
+    network: str
+    mode: str
+    workers: Mapping[str, Mapping[str, Worker]]
+    about: Metadata | None = None
+    unread: tuple[str, ...] = ()
+
+    @classmethod
+    def read(
+        cls, base: Path, network: str, mode: str, told: Callable[[int, int], None] = lambda *_: None
+    ) -> "RunRecords":
+        """Read all records; `told` hears how many workers of how many are read. Raises InvalidSettings where there are
+        none.
+        """
+        title(mode)
+        folder = base / network / mode
+        places = list(_places(folder))
+        if not places:
+            raise InvalidSettings(f"there are no records in {folder}", _what_there_is(base))
+        workers: dict[str, dict[str, Worker]] = {}
+        with _mapping(len(places)) as mapping:
+            for done, (place, worker) in enumerate(zip(places, mapping(Worker.read, places), strict=True), 1):
+                workers.setdefault(place.parent.name, {})[place.name] = worker
+                told(done, len(places))
+        return cls(folder, network, mode, workers, Metadata.read(folder))
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the records of all workers."""
+        return [*self.unread, *(problem for worker in self.each() for problem in worker.problems)]
+
+    @property
+    def title(self) -> str:
+        """What its mode is called."""
+        return title(self.mode)
+
+    @property
+    def judge(self) -> Worker:
+        """The worker that evaluates."""
+        return max(self.each(), key=lambda worker: len(worker.accuracies))
+
+    def bytes_by(self, seconds: float) -> int:
+        """What all workers had sent and received in rounds that were over by then."""
+        return sum(
+            count
+            for worker in self.each()
+            for count, end in zip(worker.traffic, worker.elapsed, strict=True)
+            if end <= seconds
+        )
+
+    def each(self) -> Iterator[Worker]:
+        """All workers."""
+        for devices in self.workers.values():
+            yield from devices.values()
+
+
+def _places(folder: Path) -> Iterator[Path]:
+    """The folders of workers."""
+    try:
+        for host in sorted(path for path in folder.iterdir() if path.is_dir()):
+            yield from sorted(path for path in host.iterdir() if path.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise InvalidSettings(f"cannot read {error.filename}: {error.strerror}", "see who may read it") from None
+
+
+@contextmanager
+def _mapping(count: int) -> Iterator[Callable[..., Iterable[Worker]]]:
+    """A `map`, over several processes where there is enough to do."""
+    if count < MANY:
+        yield map
+        return
+    with ProcessPoolExecutor() as pool:
+        yield pool.map
+
+
+def modes_in(base: Path, network: str) -> list[str]:
+    """The modes that a network has trials of, as there are folders. Raises InvalidSettings where there are none."""
+    found = [mode for mode in FOLDERS if (base / network / mode).is_dir()]
+    if not found:
+        raise InvalidSettings(f"there are no trials in {base / network}", _what_there_is(base))
+    return found
+
+
+def _what_there_is(base: Path) -> str:
+    """The trials in a folder, for whoever has named another."""
+    if not base.is_dir():
+        return f"there is no folder {base}; geomx logs collect --to DIR writes records to DIR"
+    found = sorted(f"{path.parent.name}/{path.name}" for path in base.glob("*/*") if path.name in FOLDERS)
+    return f"there is {', '.join(found)}" if found else f"geomx logs collect --to {base} writes records there"
+
+
+def title(mode: str) -> str:
+    """As in "ESync", or "ESync-Non-IID". Raises InvalidSettings for a mode that there is not."""
+    plain = mode.removesuffix(NON_IID)
+    if plain not in MODES:
+        raise InvalidSettings(f"there is no mode {mode!r}", f"choose one of {', '.join(MODES)}, or one with {NON_IID}")
+    return MODES[plain] + ("-Non-IID" if mode.endswith(NON_IID) else "")

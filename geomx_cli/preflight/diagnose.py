@@ -1,0 +1,156 @@
+"""What dials that failed look like, in words, and what to do."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from geomx_cli.preflight.check import Check
+from geomx_cli.preflight.connect import Dialled
+from geomx_cli.preflight.survey import Facts
+from geomx_cli.ps.net.addresses import is_loopback
+
+__all__ = ["addresses_of", "link_checks"]
+
+_ANSWERS = ("ok", "refused", "silent", "stranger", "other")
+_NAMED = 8
+
+
+def link_checks(results: Sequence[Dialled], facts: Mapping[str, Facts]) -> Iterator[Check]:
+    """A check for each dial that went well, and one for all that failed in the same way towards one host.
+
+    What a failure looks like is told in the light of how the others ended.
+    """
+    for result in results:
+        if result.kind == "ok":
+            yield Check(result.dial.subject, "link")
+    for trouble in _troubles(results):
+        what, fix = _Words(trouble, results, facts).both()
+        yield Check(f"{_listed(trouble.diallers)} -> {trouble.listener}", "link", "problem", what, fix)
+
+
+def addresses_of(host: str, facts: Mapping[str, Facts]) -> str:
+    """What addresses a host has, in words that follow a comma or stand in brackets."""
+    if host not in facts:
+        return f"see `ip address` on {host}"
+    named = [
+        f"{address} on {name}"
+        for name, own in facts[host].addresses.items()
+        for address in own
+        if not is_loopback(address)
+    ]
+    return f"it has {_listed(named) or 'only loopback'}"
+
+
+@dataclass
+class _Trouble:
+    """Dials from `diallers` to each of `ports` of one address that failed alike; `first` is one of them."""
+
+    first: Dialled
+    diallers: list[str]
+    ports: list[int]
+
+    @property
+    def listener(self) -> str:
+        return self.first.dial.listener
+
+
+def _troubles(results: Sequence[Dialled]) -> list[_Trouble]:
+    by_dialler: dict[tuple[str, ...], _Trouble] = {}
+    for result in results:
+        if result.kind != "ok":
+            dial = result.dial
+            key = (dial.dialler, dial.listener, dial.address, result.ip, result.kind, result.detail)
+            by_dialler.setdefault(key, _Trouble(result, [dial.dialler], [])).ports.append(dial.port)
+    alike: dict[tuple[object, ...], _Trouble] = {}
+    for (_, *how), trouble in by_dialler.items():
+        same = alike.setdefault((*how, *trouble.ports), trouble)
+        if same is not trouble:
+            same.diallers += trouble.diallers
+    return list(alike.values())
+
+
+class _Words:
+    """The sentences for one trouble."""
+
+    def __init__(self, trouble: _Trouble, results: Sequence[Dialled], facts: Mapping[str, Facts]) -> None:
+        first = trouble.first
+        self._first, self._dial, self._facts = first, first.dial, facts
+        self._from, self._to = _listed(trouble.diallers), trouble.listener
+        self._ports = f"port{'s' * (len(trouble.ports) > 1)} {_listed(str(port) for port in trouble.ports)}"
+        same_way = [
+            other
+            for other in results
+            if other.dial.dialler in trouble.diallers and other.dial.address == first.dial.address
+        ]
+        self._answered = any(other.kind == "ok" for other in same_way)
+        self._reached = any(other.kind in _ANSWERS for other in same_way)
+
+    def both(self) -> tuple[str, str]:
+        """What is wrong, and what to do."""
+        why, fix = self._why()
+        return f"{self._who()}: {why}", fix
+
+    def _who(self) -> str:
+        dial, ip = self._dial, self._first.ip
+        resolved = f" ({ip})" if ip not in ("", dial.address) else ""
+        dialler, listener = dial.processes
+        return f"{dial.address}{resolved} {self._ports} cannot be reached ({dialler} dials {listener})"
+
+    def _why(self) -> tuple[str, str]:
+        detail = self._first.detail
+        let = f"let {self._from} reach TCP {self._ports} of {self._to}"
+        address = f"correct the address of {self._to} in the inventory ({addresses_of(self._to, self._facts)})"
+        either = let if self._answered else f"{let}, or {address}"
+        match self._first.kind:
+            case "timeout":
+                return f"no answer; {self._dropped()}", let if self._reached else either
+            case "refused" if is_loopback(self._first.ip or self._dial.address):
+                return "with that address it dials itself", address
+            case "refused" if self._elsewhere():
+                why = f"it listens at {self._dial.bound} only, and this is another of its addresses"
+                return why, f'set listen = "0.0.0.0" for {self._to} in the inventory, or leave listen out'
+            case "refused":
+                return f"the connection is refused though {self._to} listens; {self._rejected()}", either
+            case "route":
+                why = f"no way there ({detail}): a wrong address, a missing route, or a firewall that rejects it"
+                return why, f"see `ip route get {self._first.ip}` on {self._dial.dialler}, or {address}"
+            case "forbidden":
+                return f"a rule on {self._from} itself forbids it ({detail})", let
+            case "name":
+                return f"the name is not known there ({detail})", address
+            case "silent":
+                why = "the connection is made, but nothing comes through it; something on the way keeps it back"
+                return why, f"see what stands between them (a proxy, a firewall), or {address}"
+            case "stranger":
+                return "another host of this inventory, or of another job, answers there", address
+            case "other":
+                return "another program answers there", address
+        return detail or self._first.kind, either
+
+    def _dropped(self) -> str:
+        """What most likely swallows the packets."""
+        if self._reached:
+            return f"other ports there answer, so a firewall drops what goes to {self._ports}"
+        if self._foreign():
+            return f"a wrong address (it is none of those that {self._to} itself has), or a firewall that drops it"
+        return "a firewall drops it, or there is no way back"
+
+    def _rejected(self) -> str:
+        if self._answered or not self._foreign():
+            return "a firewall rejects it"
+        return f"the address is another machine's (it is none of those that {self._to} itself has)"
+
+    def _elsewhere(self) -> bool:
+        """Whether the listener has this address, but was told to listen at another."""
+        return self._dial.bound not in ("0.0.0.0", "::", self._first.ip) and not self._foreign()
+
+    def _foreign(self) -> bool:
+        """Whether the listener has told its addresses, and this is none of them."""
+        known = self._facts.get(self._to)
+        return known is not None and not any(self._first.ip in own for own in known.addresses.values())
+
+
+def _listed(words: Iterable[str]) -> str:
+    """Some words, separated by commas, with a count of what is left out."""
+    found = list(words)
+    more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return ", ".join(found[:_NAMED]) + more

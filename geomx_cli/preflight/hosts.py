@@ -1,0 +1,153 @@
+"""What the facts of a host mean for a job: pure functions from facts to checks."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from geomx_cli import __version__
+from geomx_cli.core.units import format_bytes, format_duration
+from geomx_cli.inventory import Host
+from geomx_cli.preflight.check import Check
+from geomx_cli.preflight.requirements import Requirements
+from geomx_cli.preflight.settle import listening
+from geomx_cli.preflight.survey import OLDEST_PYTHON, Facts, Skew, old_python
+from geomx_cli.probe.facts import code_digest
+from geomx_cli.ps.net.addresses import is_loopback
+
+__all__ = ["check_clock", "check_host", "check_hardware", "check_memory"]
+
+_SKEW = 2.0
+_LITTLE_DISK, _LOW_DISK = 100e6, 1e9
+_EXTRAS = {"mxnet": "geomx-cli[mxnet]", "zmq": "pyzmq"}
+
+
+def check_host(host: Host, facts: Facts, skew: Skew, need: Requirements) -> list[Check]:
+    """Everything about one host alone that launch wants to know."""
+    return [
+        _version(host, facts),
+        _python(host, facts),
+        *_modules(host, facts, need),
+        check_clock(host.name, skew),
+        *_folders(host, facts),
+        _address(host, facts),
+    ]
+
+
+def check_clock(host: str, skew: Skew) -> Check:
+    """A clock that is certainly more than two seconds off: it makes the order of events unreadable."""
+    if abs(skew.ahead) - skew.uncertainty <= _SKEW:
+        return Check(host, "clock")
+    way = "ahead of" if skew.ahead > 0 else "behind"
+    what = f"its clock is {format_duration(abs(skew.ahead))} {way} that of this machine"
+    return Check(host, "clock", "warning", what, "let both keep time by NTP (chrony, systemd-timesyncd)")
+
+
+def check_memory(facts: Mapping[str, Facts], needs: Mapping[str, Requirements]) -> Iterator[Check]:
+    """Whether the processes fit into each machine's memory; hosts of one machine count together."""
+    for hosts in _machines(facts):
+        need, free = sum(needs[host].memory for host in hosts), min(facts[host].memory for host in hosts)
+        count = sum(needs[host].processes for host in hosts)
+        if not free or need <= free:
+            yield Check(", ".join(hosts), "memory")
+            continue
+        what = f"{count} processes need at least {format_bytes(need)} of memory, and there are {format_bytes(free)}"
+        yield Check(", ".join(hosts), "memory", "problem", what, "take fewer parties, workers or servers there")
+
+
+def check_hardware(
+    hosts: Iterable[Host], facts: Mapping[str, Facts], needs: Mapping[str, Requirements]
+) -> Iterator[Check]:
+    """GPUs that the inventory names, and cores against what the workers take."""
+    by_name = {host.name: host for host in hosts}
+    for name, known in facts.items():
+        yield _gpus(by_name[name], known)
+    for names in _machines(facts):
+        threads = sum(needs[name].training * by_name[name].threads for name in names)
+        cores = min(facts[name].cores for name in names)
+        if threads <= cores:
+            yield Check(", ".join(names), "cores")
+            continue
+        what = f"the workers take {threads} cores, and there are {cores}"
+        fix = "give it fewer workers (devices) or threads, or more time"
+        yield Check(", ".join(names), "cores", "warning", what, fix)
+
+
+def _machines(facts: Mapping[str, Facts]) -> Sequence[Sequence[str]]:
+    """The hosts, those of one machine together."""
+    found: dict[str, list[str]] = {}
+    for name, known in facts.items():
+        found.setdefault(known.boot or name, []).append(name)
+    return list(found.values())
+
+
+def _version(host: Host, facts: Facts) -> Check:
+    fix = f"install the same geomx there as here, with {facts.executable} -m pip install"
+    if facts.version != __version__:
+        what = f"geomx {facts.version} is in {facts.package}, and this machine has {__version__}"
+        return Check(host.name, "geomx", "problem", what, fix)
+    if facts.code != code_digest():
+        what = f"geomx {__version__} in {facts.package} has other source code than the one here"
+        return Check(host.name, "geomx", "warning", what, fix)
+    return Check(host.name, "geomx")
+
+
+def _python(host: Host, facts: Facts) -> Check:
+    numbers = tuple(int(part) for part in facts.python.split(".")[:2] if part.isdigit())
+    if numbers >= OLDEST_PYTHON:
+        return Check(host.name, "python")
+    error = old_python(host.name, facts.python, facts.executable)
+    return Check(host.name, "python", "problem", error.message.removeprefix(f"host {host.name}: "), error.hint)
+
+
+def _modules(host: Host, facts: Facts, need: Requirements) -> Iterator[Check]:
+    missing = [name for name in need.modules if name in facts.missing]
+    if missing:
+        packages = " ".join(f"'{_EXTRAS.get(name, name)}'" for name in missing)
+        what = f"{facts.executable} has no {', '.join(missing)}"
+        fix = f"there: {facts.executable} -m pip install {packages}"
+        yield Check(host.name, "modules", "problem", what, fix)
+        return
+    mxnet, numpy = (facts.versions.get(name, "") for name in ("mxnet", "numpy"))
+    if "mxnet" in need.modules and mxnet == "1.9.1" and numpy.partition(".")[0] not in ("", "0", "1"):
+        what = f"{facts.executable} has numpy {numpy}, with which mxnet {mxnet} does not work"
+        fix = f"there: {facts.executable} -m pip install 'numpy<2'"
+        yield Check(host.name, "modules", "problem", what, fix)
+        return
+    yield Check(host.name, "modules")
+
+
+def _folders(host: Host, facts: Facts) -> Iterator[Check]:
+    state, work = facts.state, facts.work
+    elsewhere = "make room or rights there, or choose another state_dir, or without an inventory another --job-dir"
+    if state.error:
+        what = f"nothing can be written to {state.path}, where jobs lie: {state.error}"
+        yield Check(host.name, "disk", "problem", what, elsewhere)
+    elif state.free < _LOW_DISK:
+        what = f"only {format_bytes(state.free)} of disk are free at {state.path}, where jobs lie"
+        yield Check(host.name, "disk", "problem" if state.free < _LITTLE_DISK else "warning", what, elsewhere)
+    else:
+        yield Check(host.name, "disk")
+    if host.workdir and not work.exists:
+        what = f"there is no folder {work.path}, its workdir"
+        yield Check(host.name, "workdir", "problem", what, "make it, or choose another workdir")
+    if facts.sockets:
+        what = f"no unix socket can be made in the folder for temporary files: {facts.sockets}"
+        yield Check(host.name, "sockets", "problem", what, "choose another folder with TMPDIR, or make room there")
+
+
+def _address(host: Host, facts: Facts) -> Check:
+    """What it is to bind must be its own."""
+    wrong = facts.unusable.get(listening(host))
+    if wrong is None:
+        return Check(host.name, "address")
+    what = f"nothing can listen at {listening(host)}: {wrong}"
+    own = [address for each in facts.addresses.values() for address in each if not is_loopback(address)]
+    return Check(host.name, "address", "problem", what, f"set listen to one of {', '.join(own)}, or leave it out")
+
+
+def _gpus(host: Host, facts: Facts) -> Check:
+    wanted = {int(device.removeprefix("gpu")) for device in host.devices if device.startswith("gpu")}
+    absent = sorted(number for number in wanted if number >= len(facts.gpus))
+    if not absent:
+        return Check(host.name, "gpus")
+    there = ", ".join(f"gpu{number} ({name})" for number, name in enumerate(facts.gpus)) or "no GPU"
+    what = f"there is {there}, and the inventory wants {', '.join(f'gpu{number}' for number in absent)}"
+    return Check(host.name, "gpus", "problem", what, "correct its devices, or see what nvidia-smi says there")

@@ -1,0 +1,86 @@
+"""Listens where the job's processes will, and dials each from where it will be dialled."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from geomx_cli.plan import Plan
+from geomx_cli.preflight.check import Check
+from geomx_cli.preflight.connect import Dial, Dialled, place
+from geomx_cli.preflight.diagnose import addresses_of
+from geomx_cli.preflight.survey import Facts, Survey
+
+__all__ = ["dial_all", "listen"]
+
+_LISTEN_LIMIT = 5.0
+_DIAL_LIMIT = 4.0
+_MOST_DIALS = 1000
+_SLACK = 2.0
+
+
+class _Bind(NamedTuple):
+    address: str
+    port: int
+    process: str
+
+
+def listen(survey: Survey, planned: Plan, facts: Mapping[str, Facts]) -> tuple[list[Check], set[tuple[str, int]]]:
+    """Bind every planned port on its host; the checks, and the host and port of each that is listened on."""
+    binds: dict[str, list[_Bind]] = {}
+    for process in planned.processes:
+        for endpoint in process.endpoints:
+            if endpoint.protocol == "tcp":
+                binds.setdefault(process.host, []).append(_Bind(*place(endpoint), process.name))
+    requests = {
+        host: {"token": survey.token(host), "binds": [(bind.address, bind.port) for bind in own]}
+        for host, own in binds.items()
+    }
+    checks: list[Check] = []
+    listened: set[tuple[str, int]] = set()
+    for host, answer in survey.ask("listen", requests, _LISTEN_LIMIT).items():
+        bound = list(zip(binds[host], answer["results"], strict=True))
+        checks += _ports(host, bound, facts)
+        listened |= {(host, bind.port) for bind, result in bound if not result["error"]}
+    return checks, listened
+
+
+def dial_all(survey: Survey, wanted: Sequence[Dial]) -> list[Dialled]:
+    """Dial all at once, each from its host, up to 1000 from one; those whose host fails meanwhile are left out."""
+    by_host: dict[str, list[Dial]] = {}
+    for each in wanted:
+        own = by_host.setdefault(each.dialler, [])
+        if len(own) < _MOST_DIALS:
+            own.append(each)
+    requests = {
+        host: {
+            "limit": _DIAL_LIMIT,
+            "targets": [
+                {"address": each.address, "port": each.port, "token": survey.token(each.listener)} for each in own
+            ],
+        }
+        for host, own in by_host.items()
+    }
+    answers = survey.ask("dial", requests, _DIAL_LIMIT + _SLACK)
+    return [
+        Dialled(each, str(result["kind"]), str(result["detail"]), str(result["ip"]), float(result["round_trip"]))
+        for host, answer in answers.items()
+        for each, result in zip(by_host[host], answer["results"], strict=True)
+    ]
+
+
+def _ports(host: str, bound: Iterable[tuple[_Bind, Mapping[str, Any]]], facts: Mapping[str, Facts]) -> Iterator[Check]:
+    """A check for each port, but one for all that lie at an address which the host does not have."""
+    nowhere: set[str] = set()
+    for bind, result in bound:
+        if not result["error"]:
+            yield Check(host, "port")
+        elif result["in_use"]:
+            holder = f" by {result['holder']}" if result["holder"] else ""
+            what = f"port {bind.port}, where {bind.process} is to listen, is in use{holder}"
+            yield Check(
+                host, "port", "problem", what, "end that program, or give the host other ports in the inventory"
+            )
+        elif bind.address not in nowhere:
+            nowhere.add(bind.address)
+            what = f"nothing can listen at {bind.address}: {result['error']}"
+            fix = f"correct its address in the inventory ({addresses_of(host, facts)})"
+            yield Check(host, "address", "problem", what, f'{fix}; if it is a gateway\'s, set listen = "0.0.0.0"')

@@ -1,0 +1,87 @@
+"""Fills in what an inventory leaves to its hosts to know. A pure function of what they have told."""
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.inventory import Host, Inventory, is_ip
+from geomx_cli.plan import ports
+from geomx_cli.preflight.survey import Facts
+
+__all__ = ["ALL", "listening", "settle"]
+
+ALL = "::"
+"""What to bind to be dialled at every address of a host, whichever version of IP it is of."""
+
+
+def settle(inventory: Inventory, facts: Mapping[str, Facts]) -> Inventory:
+    """The inventory with absolute paths, addresses in place of interfaces, and the ports that are to be used.
+
+    A host without facts keeps what it has, and its ports are taken to be free. Raises InvalidSettings for an
+    interface that is not there or has no address, and for a host with too few free ports.
+    """
+    settled = inventory.with_hosts(
+        _settled(host, facts[host.name]) if host.name in facts else host for host in inventory.hosts
+    )
+    free = {host.name: _free(host, facts.get(host.name)) for host in settled.hosts}
+    try:
+        return ports.choose(settled, free)
+    except InvalidSettings as error:
+        raise InvalidSettings(error.message + _holders(inventory, facts), error.hint) from None
+
+
+def listening(host: Host) -> str:
+    """The address at which a host's ports are to be free: all of its own, unless it says which."""
+    if host.listen:
+        return host.listen
+    return ALL if ":" in host.near_address else "0.0.0.0"
+
+
+def _settled(host: Host, facts: Facts) -> Host:
+    python = host.python if host.python.startswith("/") else facts.executable
+    known = {"python": python, "package": host.package or facts.package}
+    if host.state_dir or host.ssh is not None:
+        known["state_dir"] = facts.state.path
+    if host.ssh is not None:
+        known["sockets"] = f"{facts.temp.rstrip('/')}/gx-{facts.uid}"
+    if host.workdir:
+        known["workdir"] = facts.work.path
+    for field, interface in (("address", host.interface), ("wan_address", host.wan_interface)):
+        if interface:
+            found = _address(host, facts, interface)
+            known[field] = getattr(host, field) or found
+    settled = host.model_copy(update=known)
+    # A name may stand for addresses of both versions, and who dials it takes the one that it likes.
+    names = [known for known in (settled.near_address, settled.wan_address) if known and not is_ip(known)]
+    if any(name != "localhost" for name in names) and not host.listen and ALL in facts.free:
+        return settled.model_copy(update={"listen": ALL})
+    return settled
+
+
+def _address(host: Host, facts: Facts, interface: str) -> str:
+    """The first IPv4 address of an interface, or without one the first of IPv6."""
+    if interface not in facts.addresses:
+        there = ", ".join(f"{name} ({', '.join(own)})" for name, own in facts.addresses.items() if own)
+        raise InvalidSettings(
+            f"host {host.name} has no network interface {interface} with an address",
+            f"it has {there or 'none at all'}; name one of these in the inventory",
+        )
+    own: Sequence[str] = facts.addresses[interface]
+    return min(own, key=lambda address: ipaddress.ip_address(address).version)
+
+
+def _free(host: Host, facts: Facts | None) -> Sequence[int]:
+    if facts is None:
+        return host.ports
+    return facts.free.get(listening(host), host.ports)  # where it cannot be bound at all, that is what is wrong
+
+
+def _holders(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
+    """Who holds candidate ports, in words that follow the complaint."""
+    words = [
+        f"{host.name} port {port}: {holder or 'somebody'}"
+        for host in inventory.hosts
+        if host.name in facts
+        for port, holder in facts[host.name].taken.items()
+    ]
+    return f" ({'; '.join(words[:8])})" if words else ""

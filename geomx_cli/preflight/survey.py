@@ -1,0 +1,225 @@
+"""A survey of the hosts of an inventory: on each a checker for a moment (see probe/), all asked in parallel."""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut
+from geomx_cli.core.module_command import module_command
+from geomx_cli.hosts import Host, everywhere
+from geomx_cli.preflight.probe_client import ProbeClient
+
+__all__ = ["OLDEST_PYTHON", "Facts", "Folder", "Skew", "Survey", "old_python"]
+
+OLDEST_PYTHON = (3, 11)
+
+_START_LIMIT = 10.0
+_FACTS_LIMIT = 8.0
+# Works in every Python, also 2: its version, and whether geomx is there.
+_PYTHON = """
+import sys
+sys.path = [path for path in sys.path if path]
+try:
+    from importlib.util import find_spec as find
+except ImportError:
+    from pkgutil import find_loader as find
+print('.'.join(map(str, sys.version_info[:3])) + ' ' + str(find('geomx_cli') is not None))
+"""
+_Result = TypeVar("_Result")
+
+
+class Folder(msgspec.Struct, frozen=True):
+    """A folder on a host: absolute path; `error` says why nothing can be written to it, or to where it would be
+    made; `free` is in bytes."""
+
+    path: str
+    exists: bool
+    error: str
+    free: int
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a host has told of itself.
+
+    `version` and `code` are geomx's version and a digest of its source, `python` Python's version and `executable` its
+    path; `boot` is the same for hosts that are one machine; `clock` is Unix time in seconds. `state` is where jobs lie,
+    `work` where processes start; `temp` is the folder for unix sockets, `sockets` why none can be made there ("" when
+    one can), and `uid` the account's number. `addresses` are by interface; `free` has the candidate ports that can be
+    bound, by address, `taken` who holds the others, and `unusable` why an address cannot be bound at all. `memory` is
+    in bytes, 0 where nobody knows. `missing` are modules that cannot be imported, `versions` those of distributions.
+    """
+
+    version: str
+    code: str
+    package: str
+    python: str
+    executable: str
+    home: str
+    user: str
+    hostname: str
+    boot: str
+    clock: float
+    state: Folder
+    work: Folder
+    temp: str
+    sockets: str
+    uid: int
+    addresses: dict[str, list[str]]
+    free: dict[str, list[int]]
+    taken: dict[int, str]
+    unusable: dict[str, str]
+    memory: int
+    cores: int
+    gpus: list[str]
+    missing: list[str]
+    versions: dict[str, str]
+    omp_threads: str
+
+
+@dataclass(frozen=True)
+class Skew:
+    """How many seconds a host's clock is ahead of ours, give or take `uncertainty`."""
+
+    ahead: float
+    uncertainty: float
+
+    @classmethod
+    def of(cls, sent: float, clock: float, received: float) -> "Skew":
+        """From our Unix time when the question left and when the answer `clock` came."""
+        return cls(clock - (sent + received) / 2, (received - sent) / 2)
+
+
+class Survey:
+    """A checker on each of `hosts`, from the making of this object until `close`; also a context manager.
+
+    A host that fails, now or later, has its error in `failures` and is asked nothing more; the others go on.
+    `token(host)` is what a dialler shows to the listeners of that host. For one thread at a time.
+    """
+
+    def __init__(self, hosts: Mapping[str, Host]) -> None:
+        self.failures: dict[str, GeomxError] = {}
+        self.skews: dict[str, Skew] = {}
+        self._tokens = {name: secrets.token_hex(16) for name in hosts}
+        self._open: dict[str, ProbeClient] = {}
+        opened = self._each(lambda name: _start(hosts[name]), hosts)
+        self._open = {name: questioner for name, (questioner, _) in opened.items()}
+        self.skews = {name: skew for name, (_, skew) in opened.items()}
+
+    def __enter__(self) -> "Survey":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all checkers; afterwards the ports that they listened on are free again."""
+        everywhere(lambda name: self._open[name].close(release=name not in self.failures), list(self._open))
+        self._open.clear()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that answer so far."""
+        return tuple(name for name in self._open if name not in self.failures)
+
+    def token(self, host: str) -> str:
+        """What the listeners on `host` want to hear."""
+        return self._tokens[host]
+
+    def facts(self, requests: Mapping[str, Mapping[str, Any]]) -> dict[str, Facts]:
+        """What hosts tell of themselves; see probe/facts.py for a request's fields."""
+        answers = self.ask("facts", requests, _FACTS_LIMIT)
+        return self._each(lambda name: _decoded(name, answers[name]), answers)
+
+    def ask(self, what: str, requests: Mapping[str, Mapping[str, Any]], limit: float) -> dict[str, dict[str, Any]]:
+        """Ask hosts at once, and wait at most `limit` seconds; the answers of those that gave one."""
+        living = [name for name in self.hosts if name in requests]
+        return self._each(lambda name: self._open[name].ask(what, requests[name], limit), living)
+
+    def keep_alive(self) -> None:
+        """Let every checker know that it is still needed; each ends after a minute without a question."""
+        self.ask("clock", {name: {} for name in self.hosts}, _START_LIMIT)
+
+    def _each(self, do: Callable[[str], _Result], names: Iterable[str]) -> dict[str, _Result]:
+        """Results by host; an error goes to `failures`."""
+        results: dict[str, _Result] = {}
+
+        def one(name: str) -> None:
+            try:
+                results[name] = do(name)
+            except GeomxError as error:
+                self.failures[name] = error
+            except OSError as error:
+                self.failures[name] = HostUnreachable(f"host {name}: {error}", "see that it runs and can be reached")
+
+        everywhere(one, names)
+        return {name: results[name] for name in names if name in results}
+
+
+def _start(host: Host) -> tuple[ProbeClient, Skew]:
+    """Open a checker. Raises HostUnreachable, or CheckFailed when the host has no Python or geomx that works."""
+    try:
+        questioner = ProbeClient(host.name, host.open(module_command(host.python, "geomx_cli.probe")))
+    except (FileNotFoundError, PermissionError):
+        raise _no_python(host) from None
+    try:
+        questioner.ask("clock", {}, _START_LIMIT)
+        sent = time.time()
+        clock = float(questioner.ask("clock", {}, _START_LIMIT)["clock"])
+        return questioner, Skew.of(sent, clock, time.time())
+    except HostUnreachable:
+        questioner.close(release=False)
+        raise _explain(host, questioner) from None
+    except TimedOut:
+        questioner.close(release=False)
+        raise TimedOut(
+            f"host {host.name}: geomx did not start within {_START_LIMIT:g} s",
+            "see how long a command takes there (ssh ... true): a slow start-up file of its shell, or too much load",
+        ) from None
+    except GeomxError:
+        questioner.close(release=False)
+        raise
+
+
+def _explain(host: Host, questioner: ProbeClient) -> CheckFailed:
+    """What is the matter on a host where the checker ended at once. Raises HostUnreachable when it is lost."""
+    python = host.python
+    done = host.run([python, "-c", _PYTHON], limit=_START_LIMIT)
+    words = done.output.decode(errors="replace").split()[-2:]  # a shell's start-up file may say something first
+    if done.status != 0 or len(words) < 2:
+        return _no_python(host)
+    version, there = words
+    if tuple(int(part) for part in version.split(".") if part.isdigit()) < OLDEST_PYTHON:
+        return old_python(host.name, version, python)
+    if there != "True":
+        return CheckFailed(
+            f"host {host.name}: {python} has no geomx",
+            f"install geomx there with {python} -m pip install, or set python of {host.name} to where it is",
+        )
+    last = questioner.errors().strip().splitlines()[-1:] or ["it said nothing"]
+    return CheckFailed(f"host {host.name}: geomx does not start: {last[0]}", f"install it anew in {python}")
+
+
+def _no_python(host: Host) -> CheckFailed:
+    hint = f"install it there, or set python of {host.name} to where it is"
+    return CheckFailed(f"host {host.name}: there is no Python at {host.python}", hint)
+
+
+def old_python(host: str, version: str, path: str) -> CheckFailed:
+    """What to say of a Python that cannot run geomx."""
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    hint = f"install Python {oldest} or newer there, or set python of {host} to where it is"
+    return CheckFailed(f"host {host}: Python {version} at {path} is too old", hint)
+
+
+def _decoded(name: str, answer: Mapping[str, Any]) -> Facts:
+    try:
+        return msgspec.convert(answer, Facts, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise CheckFailed(
+            f"host {name}: its checker tells something else than ours: {error}",
+            "install the same version of geomx on all hosts",
+        ) from None
