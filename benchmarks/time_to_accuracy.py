@@ -155,7 +155,7 @@ def _command(bench: Bench, name: str) -> str:
 
 def heterogeneous(bench: Bench) -> list[dict[str, Any]]:
     """ESync against sync with one slow worker. The slow one waits for the exchange alone, the others for it too."""
-    rows = [bench.median("sync", factor=SLOW_LAST), bench.median("esync", factor=SLOW_LAST, min_local_steps=16)]
+    rows = [bench.median("sync", slowdown=SLOW_LAST), bench.median("esync", slowdown=SLOW_LAST, min_local_steps=16)]
     lines = []
     for row in rows:
         *fast, slow = row["waiting"]
@@ -176,8 +176,8 @@ def straggling_party(bench: Bench) -> list[dict[str, Any]]:
     """
     rows = []
     for title, watched, options in (
-        ("beside a slow party", "B", dict[str, Value](factor="A=64,B=8")),
-        ("alone", "A", dict[str, Value](parties=1, factor="A=8")),
+        ("beside a slow party", "B", dict[str, Value](slowdown="A=64,B=8")),
+        ("alone", "A", dict[str, Value](parties=1, slowdown="A=8")),
     ):
         with tempfile.TemporaryDirectory(prefix="gxt") as directory:
             job = bench.job("mixed", directory, {"epochs": 1000, "topology": "central", **options})

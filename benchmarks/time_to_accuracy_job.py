@@ -53,8 +53,8 @@ class Job:
         self, options: Mapping[str, Value], directory: Path, wan: Wan | None, servers: Sequence[str] = "C",
         bound: int = 1_000_000,
     ) -> None:  # fmt: skip
-        fixes = {} if options["algo"] == MXNET else plugins.fixes(str(options["algo"]))
-        self.options = {**options, **fixes}
+        forced_options = {} if options["algo"] == MXNET else plugins.forced_options(str(options["algo"]))
+        self.options = {**options, **forced_options}
         self._servers = servers
         self._bound = bound
         self._directory = directory

@@ -23,24 +23,24 @@ from geomx_cli.runtime.training.train_config import TrainConfig
 
 
 def main(job_dir: str, options: dict[str, Any]) -> None:
-    recipe = TrainConfig.from_options(options)
+    config = TrainConfig.from_options(options)
     mx = load_mxnet()
-    store, model = mx.kv.create("dist_sync"), networks.find(recipe.network).build()
+    store, model = mx.kv.create("dist_sync"), networks.find(config.network).build()
     assert isinstance(model, GluonModel)
     rank, here = int(os.environ["WORKER_RANK"]), int(options["workers"])
     party = range(rank // here * here, rank // here * here + here)
     own = shard(
-        data.load(recipe.data, "train", recipe.data_dir), rank, store.num_workers, recipe.split, recipe.seed, party
+        data.load(config.data, "train", config.data_dir), rank, store.num_workers, config.split, config.seed, party
     )
-    model.warm_up(recipe.batch_size)
-    _begin(mx, store, model, recipe)
-    checkpoints = Checkpoints(job_dir, recipe.checkpoint_every)
+    model.warm_up(config.batch_size)
+    _begin(mx, store, model, config)
+    checkpoints = Checkpoints(job_dir, config.checkpoint_every)
     started, steps, samples = time.monotonic(), 0, 0
 
     def keep() -> None:
         checkpoints.write(Checkpoint(steps, samples, steps, time.monotonic() - started, model.named_weights()))
 
-    epochs = [own.batches(recipe.batch_size, seed=recipe.seed, epoch=e, rank=rank) for e in range(recipe.epochs)]
+    epochs = [own.batches(config.batch_size, seed=config.seed, epoch=e, rank=rank) for e in range(config.epochs)]
     with contextlib.closing(Prefetch(itertools.chain.from_iterable(epochs))) as batches:
         for batch in batches:
             model.forward_backward(batch, 1.0)
@@ -55,13 +55,13 @@ def main(job_dir: str, options: dict[str, Any]) -> None:
         keep()
 
 
-def _begin(mx: Any, store: Any, model: GluonModel, recipe: TrainConfig) -> None:
+def _begin(mx: Any, store: Any, model: GluonModel, config: TrainConfig) -> None:
     """The optimizer and the initial weights to the servers, and from them the weights."""
     optimizer = mx.optimizer.create(
-        recipe.optimizer, rescale_grad=1.0 / store.num_workers, wd=0.0, **recipe.optimizer_params
+        config.optimizer, rescale_grad=1.0 / store.num_workers, wd=0.0, **config.optimizer_params
     )
     store.set_optimizer(optimizer)
-    values = model.network.initial_weights(recipe.seed)
+    values = model.network.initial_weights(config.seed)
     for key, weight in enumerate(model.weights):
         store.init(key, mx.nd.array(values[model.names[key]]))
         store.pull(key, weight, priority=-key)

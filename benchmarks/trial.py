@@ -40,7 +40,7 @@ TUNED: Mapping[tuple[str, str], Sequence[str]] = {
     ("resnet18-v1", "hfa"): ("--k1", "4", "--k2", "2"),
     ("resnet18-v1", "diloco"): ("--inner-steps", "8"),
 }
-CLUSTER = ("--local", "--parties", "2", "--workers", "2", "--factor", "4", "--epochs", "100")
+CLUSTER = ("--local", "--parties", "2", "--workers", "2", "--slowdown", "4", "--epochs", "100")
 
 
 def geomx(*arguments: str) -> str:

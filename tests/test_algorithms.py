@@ -138,7 +138,7 @@ def test_streaming_diloco_stops_everybody_with_one_model(launch: Run) -> None:
 
 @pytest.mark.processes
 def test_mixed_with_a_slow_party_trains_on_all_samples(launch: Run) -> None:
-    job = launch("mixed", "--factor", "B=3", "--max-staleness", "2", "--epochs", "2", "--optimizer", "dcasgd")
+    job = launch("mixed", "--slowdown", "B=3", "--max-staleness", "2", "--epochs", "2", "--optimizer", "dcasgd")
     found = done(job)
     assert {event["stopped"] for event in found.values()} == {"epochs"}
     assert {(event["samples"], contributions(job, name)) for name, event in found.items()} == {(64, 8)}
@@ -147,7 +147,7 @@ def test_mixed_with_a_slow_party_trains_on_all_samples(launch: Run) -> None:
 @pytest.mark.processes
 def test_esync_lets_the_fast_take_more_steps_than_the_slow(launch: Run) -> None:
     """The slow worker goes through its data as often as asked for, and the others go on until it has."""
-    found = done(launch("esync", "--network", "cnn", "--factor", "20", "--epochs", "3"))
+    found = done(launch("esync", "--network", "cnn", "--slowdown", "20", "--epochs", "3"))
     samples = {name: event["samples"] for name, event in found.items()}
     assert samples.pop("B-worker-1") == 96
     assert min(samples.values()) > 96
@@ -178,8 +178,8 @@ def test_a_killed_worker_is_named(launch: Run) -> None:
 
 
 def test_flat_algorithms_fix_the_topology() -> None:
-    assert plugins.fixes("sync") == plugins.fixes("async") == {"topology": "flat"}
-    assert plugins.fixes("local") == {"topology": "flat", "parties": 1, "workers": 1}
+    assert plugins.forced_options("sync") == plugins.forced_options("async") == {"topology": "flat"}
+    assert plugins.forced_options("local") == {"topology": "flat", "parties": 1, "workers": 1}
     assert [name for name in plugins.algorithms() if plugins.in_two_tiers(name)] == ["hfa"]
     assert list(plugins.algorithms()) == ["async", "diloco", "esync", "fsa", "hfa", "local", "mixed", "sync"]
 

@@ -91,7 +91,7 @@ def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:
     """The options of the cluster that the algorithm decides. Raises UsageError where the person wrote another."""
     from geomx_cli.core import plugins
 
-    fixed = plugins.fixes(str(values["algo"])) if "algo" in values else {}
+    fixed = plugins.forced_options(str(values["algo"])) if "algo" in values else {}
     for name, value in fixed.items():
         if _written(name) and values[name] != value:
             flag = "--" + name.replace("_", "-")

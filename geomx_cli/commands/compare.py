@@ -17,7 +17,7 @@ __all__ = ["compare"]
 
 COMPARE_VERSION = 1
 WIDTH = 132
-ALIKE = ("parties", "workers", "central_workers", "network", "data", "split", "batch_size", "wan", "factor", "seed")
+ALIKE = ("parties", "workers", "central_workers", "network", "data", "split", "batch_size", "wan", "slowdown", "seed")
 
 
 @click.command()

@@ -191,7 +191,7 @@ OPTIONS: tuple[Option, ...] = (
         "Decay of the mean square of gradients by which dcasgd-a divides.", minimum=0, below=1,
     ),
     _train(
-        "factor", "text", "", "GEOMX_FACTOR",
+        "slowdown", "text", "", "GEOMX_SLOWDOWN",
         "Slow workers down, for trials: WHO=N, where WHO is a worker or party, multiplies the time of its steps by N;"
         " N alone is for the last worker. Several are separated by commas.",
     ),

@@ -25,7 +25,7 @@ __all__ = [
     "deliveries",
     "factory",
     "find",
-    "fixes",
+    "forced_options",
     "in_two_tiers",
     "merge",
     "ranks_by_party",
@@ -122,9 +122,9 @@ def factory(plugin: Plugin, side: Side) -> Callable[..., Any] | None:
     return getattr(plugin, side, None)
 
 
-def fixes(algorithm: str) -> Mapping[str, Value]:
-    """Options of the cluster that hold with this algorithm, whatever else is said: its module's `fixes`."""
-    return dict(getattr(find("algorithm", algorithm), "fixes", {}))
+def forced_options(algorithm: str) -> Mapping[str, Value]:
+    """Options of the cluster that hold with this algorithm, whatever else is said: its module's `forced_options`."""
+    return dict(getattr(find("algorithm", algorithm), "forced_options", {}))
 
 
 def in_two_tiers(algorithm: str) -> bool:
@@ -138,13 +138,13 @@ def ranks_by_party(algorithm: str) -> bool:
 
 
 def users(option: str) -> list[str]:
-    """The algorithms that have a use for an option of one of them: it is theirs, or among their module's `shares`.
-    Empty for an option that is no algorithm's.
+    """The algorithms that have a use for an option of one of them: it is theirs, or among the `shared_options` of
+    their module. Empty for an option that is no algorithm's.
     """
     return [
         name
         for name, plugin in algorithms().items()
-        if option in getattr(plugin, "shares", ()) or any(option == own.name for own in plugin.options)
+        if option in getattr(plugin, "shared_options", ()) or any(option == own.name for own in plugin.options)
     ]
 
 

@@ -97,7 +97,7 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
     if not spec.script:
         _check_training(spec, inventory.topology)
     nodes = build_topology(inventory)
-    _check_factor(spec, nodes)
+    _check_slowdown(spec, nodes)
     layout = Layout.of(nodes, spec)
     return Plan(
         job=spec.job,
@@ -154,11 +154,11 @@ def _check_training(spec: JobSpec, topology: str) -> None:
     catalog.check_split(str(spec.options["split"]), flat=topology == "flat")
 
 
-def _check_factor(spec: JobSpec, nodes: Sequence[Node]) -> None:
+def _check_slowdown(spec: JobSpec, nodes: Sequence[Node]) -> None:
     """Refuse to slow down whom there is not."""
     workers = [node for node in nodes if node.role == "worker"]
     known = {node.name for node in workers} | {node.party for node in workers}
-    for who, _ in factors(str(spec.options["factor"])):
+    for who, _ in factors(str(spec.options["slowdown"])):
         if who and who not in known:
             hint = f"name a party or a worker, like {workers[-1].party} or {workers[-1].name}"
-            raise InvalidSettings(f"--factor: there is no worker or party {who!r}", hint)
+            raise InvalidSettings(f"--slowdown: there is no worker or party {who!r}", hint)

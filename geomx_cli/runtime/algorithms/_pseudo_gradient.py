@@ -19,11 +19,11 @@ class PseudoGradient:
     training thread only.
     """
 
-    def __init__(self, client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> None:
+    def __init__(self, client: "Client", model: "ModelAdapter", config: "TrainConfig") -> None:
         from geomx_cli.runtime.training.local_steps import LocalSteps
         from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 
-        self.steps = LocalSteps(model, recipe)
+        self.steps = LocalSteps(model, config)
         self.tensors = range(len(model.names))
         self._rounds = TensorRounds(client, model)
         self._model = model

@@ -5,9 +5,9 @@ MixedSync in one plane without local servers, where each worker is a party of it
 
 from geomx_cli.runtime.algorithms.mixed import refuses, server, server_optimizer, worker
 
-__all__ = ["fixes", "name", "options", "refuses", "server", "server_optimizer", "worker"]
+__all__ = ["forced_options", "name", "options", "refuses", "server", "server_optimizer", "worker"]
 
 name = "async"
 options = ()
-shares = ("max_staleness",)
-fixes = {"topology": "flat"}
+shared_options = ("max_staleness",)
+forced_options = {"topology": "flat"}

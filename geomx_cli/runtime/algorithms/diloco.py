@@ -61,7 +61,7 @@ options = (
         "synchronisation", minimum=0, maximum=1,
     ),
 )  # fmt: skip
-shares = ("weight",)
+shared_options = ("weight",)
 
 
 def refuses(spec: "Spec") -> str | None:
@@ -102,14 +102,14 @@ class MeanServer(FsaServer):
 # The part in a worker of the bundled training job.
 
 
-def server_optimizer(recipe: "TrainConfig") -> tuple[str, dict[str, float]] | None:
+def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | None:
     """The outer optimizer."""
-    return "nag", {"learning_rate": recipe.number("outer_lr"), "momentum": recipe.number("outer_momentum")}
+    return "nag", {"learning_rate": config.number("outer_lr"), "momentum": config.number("outer_momentum")}
 
 
-def worker(client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> "DilocoWorker":
+def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "DilocoWorker":
     """The part in a worker."""
-    return DilocoWorker(PseudoGradient(client, model, recipe), recipe)
+    return DilocoWorker(PseudoGradient(client, model, config), config)
 
 
 class DilocoWorker(WorkerAlgorithm):
@@ -118,38 +118,38 @@ class DilocoWorker(WorkerAlgorithm):
     `_wait`: steps until the result of the exchange under way is taken; -1 when there is none.
     """
 
-    def __init__(self, differences: PseudoGradient, recipe: "TrainConfig") -> None:
+    def __init__(self, differences: PseudoGradient, config: "TrainConfig") -> None:
         self.separate_comm_phase = True
-        self._differences = differences
-        self._fragments = int(recipe.number("fragments"))
-        self._overlap = int(recipe.number("overlap"))
-        self._mix = recipe.number("mix") if self._overlap else 0.0
+        self._pseudo_gradient = differences
+        self._fragments = int(config.number("fragments"))
+        self._overlap = int(config.number("overlap"))
+        self._mix = config.number("mix") if self._overlap else 0.0
         self.partial_rounds = self._fragments > 1 or self._overlap > 0
-        self._by_samples = recipe.text("weight") == "samples"
-        inner_steps = int(recipe.number("inner_steps"))
+        self._by_samples = config.text("weight") == "samples"
+        inner_steps = int(config.number("inner_steps"))
         self.steps_per_round = inner_steps // self._fragments
-        self._usual = inner_steps * recipe.batch_size
+        self._usual = inner_steps * config.batch_size
         self._samples = [0] * self._fragments
         self._turn = 0
         self._wait = -1
 
     @property
-    def due(self) -> bool:
+    def must_wait(self) -> bool:
         """Whether it is time to take the result of the exchange under way."""
         return self._wait == 0
 
     @property
     def global_weights(self) -> "Sequence[Array] | None":
         """What the fragments were at their last exchanges; the model has steps of this worker's own beyond that."""
-        return self._differences.origin if self.partial_rounds else None
+        return self._pseudo_gradient.origin if self.partial_rounds else None
 
     def start(self) -> None:
         """Take the initial weights from the servers."""
-        self._differences.start()
+        self._pseudo_gradient.start()
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """A step, and perhaps the beginning of a round; one that is under way comes a step nearer."""
-        steps = self._differences.steps
+        steps = self._pseudo_gradient.steps
         steps.step(samples, watch)
         self._samples = [count + samples for count in self._samples]
         self._wait -= int(self._wait > 0)
@@ -161,7 +161,7 @@ class DilocoWorker(WorkerAlgorithm):
         if self._samples[self._turn]:
             self._exchange()
         else:
-            self._differences.abstain(self._fragment())
+            self._pseudo_gradient.abstain(self._fragment())
 
     def unfinished(self, steps_left: int) -> bool:
         """Whether there are batches left, or steps that some fragment has not had yet."""
@@ -170,22 +170,22 @@ class DilocoWorker(WorkerAlgorithm):
     def end(self) -> None:
         """Give up what a mix has left of this worker's own."""
         if self._overlap:
-            self._differences.end()
+            self._pseudo_gradient.end()
 
     def _exchange(self) -> bool:
         weight = max(1, self._samples[self._turn]) / self._usual if self._by_samples else 1.0
-        self._differences.push(self._fragment(), weight)
+        self._pseudo_gradient.push(self._fragment(), weight)
         self._samples[self._turn] = 0
         self._wait = self._overlap
         return True
 
     def _fragment(self) -> Sequence[int]:
         """The tensors in turn: every so many-th, so that each fragment has some of all depths."""
-        return self._differences.tensors[self._turn :: self._fragments]
+        return self._pseudo_gradient.tensors[self._turn :: self._fragments]
 
     def synchronise(self) -> None:
         """Take the result, mixed with what the steps since have come to."""
-        self._differences.take(self._fragment(), self._mix)
+        self._pseudo_gradient.take(self._fragment(), self._mix)
         self._turn = (self._turn + 1) % self._fragments
         self._wait = -1
         self.rounds += 1

@@ -159,19 +159,19 @@ class EsyncServer(MeanServer):
 # The part in a worker of the bundled training job.
 
 
-def server_optimizer(recipe: "TrainConfig") -> tuple[str, dict[str, float]] | None:
+def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | None:
     """The global update: the mean difference times the global learning rate."""
-    return "sgd", {"learning_rate": recipe.number("global_lr")}
+    return "sgd", {"learning_rate": config.number("global_lr")}
 
 
-def worker(client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> "EsyncWorker":
+def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "EsyncWorker":
     """The part in a worker."""
     from dataclasses import replace
 
-    rate = recipe.number("local_lr")
+    rate = config.number("local_lr")
     if rate:
-        recipe = replace(recipe, optimizer_params={**recipe.optimizer_params, "learning_rate": rate})
-    return EsyncWorker(client, PseudoGradient(client, model, recipe))
+        config = replace(config, optimizer_params={**config.optimizer_params, "learning_rate": rate})
+    return EsyncWorker(client, PseudoGradient(client, model, config))
 
 
 class EsyncWorker(WorkerAlgorithm):
@@ -186,32 +186,32 @@ class EsyncWorker(WorkerAlgorithm):
 
     def __init__(self, client: "Client", differences: PseudoGradient) -> None:
         self.separate_comm_phase = True
-        self._pacer = EsyncClient(client)
-        self._differences = differences
+        self._esync = EsyncClient(client)
+        self._pseudo_gradient = differences
         self._tensors = differences.tensors
 
     def start(self) -> None:
         """Take the initial weights from the servers."""
-        self._differences.start()
-        self._pacer.begin()
+        self._pseudo_gradient.start()
+        self._esync.begin()
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """A step, and the question whether to synchronise."""
-        self._differences.steps.step(samples, watch)
+        self._pseudo_gradient.steps.step(samples, watch)
         with watch("check ready"):
-            ready = self._pacer.step()
+            ready = self._esync.step()
         if not ready:
             return False
-        self._differences.push(self._tensors)
+        self._pseudo_gradient.push(self._tensors)
         return True
 
     def synchronise(self) -> None:
         """Take the new weights; a new round begins."""
-        self._differences.take(self._tensors)
-        self.recorded = {"epsilon": self._pacer.epsilon}
-        self._differences.steps.count = 0
+        self._pseudo_gradient.take(self._tensors)
+        self.recorded = {"epsilon": self._esync.epsilon}
+        self._pseudo_gradient.steps.count = 0
         self.rounds += 1
-        self._pacer.begin()
+        self._esync.begin()
 
     def drain(self) -> None:
         """Never called: there is always a batch, and all stop after the same round."""
@@ -219,5 +219,5 @@ class EsyncWorker(WorkerAlgorithm):
 
     def end(self) -> None:
         """The state server has heard that this worker takes no more steps."""
-        self._pacer.leave()
-        self._pacer.settle()
+        self._esync.leave()
+        self._esync.settle()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 name = "fsa"
 options: tuple[Option, ...] = ()
-shares = ("max_staleness",)  # of a script that asks for dist_async
+shared_options = ("max_staleness",)  # of a script that asks for dist_async
 
 
 def refuses(spec: object) -> str | None:
@@ -99,18 +99,18 @@ class FsaServer:
 # The part in a worker of the bundled training job.
 
 
-def server_optimizer(recipe: "TrainConfig") -> tuple[str, dict[str, float]] | None:
+def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | None:
     """What the roots are to run; None when every worker applies the summed gradient itself."""
-    return (recipe.optimizer, recipe.optimizer_params) if recipe.optimizer_on == "server" else None
+    return (config.optimizer, config.optimizer_params) if config.optimizer_on == "server" else None
 
 
-def worker(client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> "FsaWorker":
+def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "FsaWorker":
     """The part in a worker."""
     optimizer = None
-    if recipe.optimizer_on == "worker":
+    if config.optimizer_on == "worker":
         from geomx_cli.ps.optim import optimizers
 
-        optimizer = optimizers.create(recipe.optimizer, recipe.optimizer_params)
+        optimizer = optimizers.create(config.optimizer, config.optimizer_params)
     return FsaWorker(client, model, client.num_all_workers, optimizer=optimizer)
 
 

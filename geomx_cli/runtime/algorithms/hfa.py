@@ -144,38 +144,38 @@ class HfaServer:
 # The part in a worker of the bundled training job.
 
 
-def server_optimizer(recipe: "TrainConfig") -> tuple[str, dict[str, float]] | None:
+def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | None:
     """None: the roots average."""
     return None
 
 
-def worker(client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> "HfaWorker":
+def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "HfaWorker":
     """The part in a worker."""
-    return HfaWorker(client, model, recipe)
+    return HfaWorker(client, model, config)
 
 
 class HfaWorker(WorkerAlgorithm):
     """Every K1 steps of its own: push weights, pull the party's mean or the next milestone."""
 
-    def __init__(self, client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> None:
+    def __init__(self, client: "Client", model: "ModelAdapter", config: "TrainConfig") -> None:
         from geomx_cli.runtime.training.local_steps import LocalSteps
         from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 
         self.separate_comm_phase = True
-        self.steps_per_round = int(recipe.number("k1"))
-        self._k2 = int(recipe.number("k2"))
+        self.steps_per_round = int(config.number("k1"))
+        self._k2 = int(config.number("k2"))
         self._scale = 1.0 / client.num_workers
-        self._by_samples = recipe.text("weight") == "samples"
-        self._usual = self.steps_per_round * recipe.batch_size
+        self._by_samples = config.text("weight") == "samples"
+        self._usual = self.steps_per_round * config.batch_size
         self._client = client
         self._model = model
-        self._steps = LocalSteps(model, recipe)
+        self._steps = LocalSteps(model, config)
         self._rounds = TensorRounds(client, model)
-        self._shares_statistics = bool(recipe.options["sync_stats"])
+        self._shares_statistics = bool(config.options["sync_stats"])
         self._statistics: dict[str, tuple[Array, PendingExchange]] = {}
 
     @property
-    def everywhere(self) -> bool:
+    def is_global_round(self) -> bool:
         """Whether the last round made a milestone."""
         return self.rounds % self._k2 == 0
 

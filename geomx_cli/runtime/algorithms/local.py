@@ -11,32 +11,32 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
 
-__all__ = ["fixes", "name", "options", "refuses", "server", "server_optimizer", "worker"]
+__all__ = ["forced_options", "name", "options", "refuses", "server", "server_optimizer", "worker"]
 
 name = "local"
 options = ()
-fixes = {"topology": "flat", "parties": 1, "workers": 1}
+forced_options = {"topology": "flat", "parties": 1, "workers": 1}
 
 
-def server_optimizer(recipe: "TrainConfig") -> tuple[str, dict[str, float]] | None:
+def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | None:
     """None: the servers have nothing to do but to give the initial weights."""
     return None
 
 
-def worker(client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> "LocalWorker":
+def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "LocalWorker":
     """The part in a worker."""
-    return LocalWorker(client, model, recipe)
+    return LocalWorker(client, model, config)
 
 
 class LocalWorker(WorkerAlgorithm):
     """Steps of its own; a round is a step, in which nothing but the wish to stop is exchanged."""
 
-    def __init__(self, client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> None:
+    def __init__(self, client: "Client", model: "ModelAdapter", config: "TrainConfig") -> None:
         from geomx_cli.runtime.training.local_steps import LocalSteps
 
         self._client = client
         self._model = model
-        self._steps = LocalSteps(model, recipe)
+        self._steps = LocalSteps(model, config)
 
     def start(self) -> None:
         """Take the initial weights from the servers."""

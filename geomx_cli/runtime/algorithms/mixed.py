@@ -60,7 +60,7 @@ class MixedServer(FsaServer):
 # The part in a worker of the bundled training job.
 
 
-def worker(client: "Client", model: "ModelAdapter", recipe: "TrainConfig") -> "MixedWorker":
+def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "MixedWorker":
     """The part in a worker."""
     workers = 1 if client.flat else client.num_workers
     return MixedWorker(client, model, workers, workers / client.num_all_workers)

@@ -5,8 +5,8 @@ FSA in one plane without local servers, as plain parameter servers do it.
 
 from geomx_cli.runtime.algorithms.fsa import refuses, server, server_optimizer, worker
 
-__all__ = ["fixes", "name", "options", "refuses", "server", "server_optimizer", "worker"]
+__all__ = ["forced_options", "name", "options", "refuses", "server", "server_optimizer", "worker"]
 
 name = "sync"
 options = ()
-fixes = {"topology": "flat"}
+forced_options = {"topology": "flat"}

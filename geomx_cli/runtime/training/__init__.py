@@ -25,56 +25,56 @@ def main(client: "Client") -> None:
     from geomx_cli.core import plugins
     from geomx_cli.runtime.training.train_config import TrainConfig
 
-    recipe = TrainConfig.from_options(client.settings.options)
-    algorithm: Any = plugins.find("algorithm", recipe.algorithm)
-    optimizer = algorithm.server_optimizer(recipe)
+    config = TrainConfig.from_options(client.settings.options)
+    algorithm: Any = plugins.find("algorithm", config.algorithm)
+    optimizer = algorithm.server_optimizer(config)
     # Before the initial weights, without which nobody can push.
     if optimizer is not None and (client.is_master or client.global_rank == 0):
         client.set_optimizer(*optimizer)
     if client.trains:
-        _train(client, recipe, algorithm)
+        _train(client, config, algorithm)
     else:
-        _initialise(client, recipe)
+        _initialise(client, config)
         client.report(state="finished")
         client.events.write("state", state="finished")
 
 
-def _network(recipe: "TrainConfig") -> "Network":
+def _network(config: "TrainConfig") -> "Network":
     """For the images of the data set."""
     from geomx_cli.runtime.training import data, networks
 
-    shape, classes = data.shape_of(recipe.data, recipe.data_dir)
-    return networks.find(recipe.network, shape, classes)
+    shape, classes = data.shape_of(config.data, config.data_dir)
+    return networks.find(config.network, shape, classes)
 
 
-def _values(recipe: "TrainConfig", network: "Network") -> "dict[str, Array]":
+def _values(config: "TrainConfig", network: "Network") -> "dict[str, Array]":
     """The initial value of every key."""
     import numpy as np
 
     from geomx_cli.runtime.training.stop_vote import STOP
 
-    values = {**network.initial_weights(recipe.seed), STOP: np.zeros(1, np.float32)}
-    return values | (network.initial_statistics() if recipe.options["sync_stats"] else {})
+    values = {**network.initial_weights(config.seed), STOP: np.zeros(1, np.float32)}
+    return values | (network.initial_statistics() if config.options["sync_stats"] else {})
 
 
-def _initialise(client: "Client", recipe: "TrainConfig") -> None:
+def _initialise(client: "Client", config: "TrainConfig") -> None:
     from geomx_cli.ps.cluster.partition import Tensor
     from geomx_cli.runtime.kvstore import row_of
 
-    values = _values(recipe, _network(recipe))
+    values = _values(config, _network(config))
     client.declare([Tensor(name, value.size, "float32", row_of(value.shape)) for name, value in values.items()])
     client.init({name: value.reshape(-1) for name, value in values.items()})
 
 
-def _train(client: "Client", recipe: "TrainConfig", algorithm: "Algorithm") -> None:
-    shard, test = _data(client, recipe)
-    network = _network(recipe)
-    with network.session(client.settings.device, recipe.seed + client.global_rank):
-        _run(client, recipe, algorithm, network, shard, test)
+def _train(client: "Client", config: "TrainConfig", algorithm: "Algorithm") -> None:
+    shard, test = _data(client, config)
+    network = _network(config)
+    with network.session(client.settings.device, config.seed + client.global_rank):
+        _run(client, config, algorithm, network, shard, test)
 
 
 def _run(
-    client: "Client", recipe: "TrainConfig", algorithm: "Algorithm", network: "Network", shard: "Samples",
+    client: "Client", config: "TrainConfig", algorithm: "Algorithm", network: "Network", shard: "Samples",
     test: "Samples | None",
 ) -> None:  # fmt: skip
     from geomx_cli.core.errors import InvalidSettings
@@ -84,20 +84,20 @@ def _run(
 
     if shard.classes > network.classes:
         what = f"the training data have {shard.classes} classes, the test data only {network.classes}"
-        raise InvalidSettings(f"--data {recipe.data}: {what}", "let both have the last label")
+        raise InvalidSettings(f"--data {config.data}: {what}", "let both have the last label")
     if shard.shape != network.shape:
         what = f"images to train on have the shape {shard.shape}, and to test {network.shape}"
-        raise InvalidSettings(f"--data {recipe.data}: {what}", "let both have one shape")
+        raise InvalidSettings(f"--data {config.data}: {what}", "let both have one shape")
     model = network.build()
-    model.warm_up(recipe.batch_size)
-    values = _values(recipe, network)
+    model.warm_up(config.batch_size)
+    values = _values(config, network)
     Store(client).init(list(values), list(values.values()))
-    part = algorithm.worker(client, model, recipe)
+    part = algorithm.worker(client, model, config)
     part.start()
     evaluation = None
     if test is not None:
-        evaluation = Evaluation(network.build(), test, recipe.eval_every // part.steps_per_round)
-    loop = Loop(client, recipe, model=model, part=part, shard=shard, evaluation=evaluation)
+        evaluation = Evaluation(network.build(), test, config.eval_every // part.steps_per_round)
+    loop = Loop(client, config, model=model, part=part, shard=shard, evaluation=evaluation)
     loop.run()
     fields: dict[str, object] = {"rounds": part.rounds, "samples": loop.samples, "seconds": loop.seconds}
     if evaluation is not None:
@@ -108,13 +108,13 @@ def _run(
     client.report(state="finished", progress=1.0, left_s=0.0)
 
 
-def _data(client: "Client", recipe: "TrainConfig") -> "tuple[Samples, Samples | None]":
+def _data(client: "Client", config: "TrainConfig") -> "tuple[Samples, Samples | None]":
     """This worker's training data, and on global rank 0 the test data."""
     from geomx_cli.runtime.training import data
     from geomx_cli.runtime.training.shards import shard
 
-    samples = data.load(recipe.data, "train", recipe.data_dir)
+    samples = data.load(config.data, "train", config.data_dir)
     rank, all_workers = client.global_rank, client.num_all_workers
     party = None if client.flat else range(rank - client.rank, rank - client.rank + client.num_workers)
-    own = shard(samples, rank, all_workers, recipe.split, recipe.seed, party)
-    return own, data.load(recipe.data, "test", recipe.data_dir) if client.global_rank == 0 else None
+    own = shard(samples, rank, all_workers, config.split, config.seed, party)
+    return own, data.load(config.data, "test", config.data_dir) if client.global_rank == 0 else None

@@ -25,10 +25,10 @@ class LocalSteps:
     that servers run, so it gives the same numbers wherever it runs.
     """
 
-    def __init__(self, model: "ModelAdapter", recipe: "TrainConfig") -> None:
+    def __init__(self, model: "ModelAdapter", config: "TrainConfig") -> None:
         self.count = self.samples = 0
         self._model = model
-        self._optimizer = optimizers.create(recipe.optimizer, recipe.optimizer_params)
+        self._optimizer = optimizers.create(config.optimizer, config.optimizer_params)
         self._vector, self._gradient = np.zeros(model.size, np.float32), np.zeros(model.size, np.float32)
         self.weights = flat_views(self._vector, model.sizes)
         self._gradients = flat_views(self._gradient, model.sizes)

@@ -54,10 +54,10 @@ class Loop:
     """
 
     def __init__(
-        self, client: "Client", recipe: TrainConfig, *, model: ModelAdapter, part: WorkerAlgorithm, shard: Samples,
+        self, client: "Client", config: TrainConfig, *, model: ModelAdapter, part: WorkerAlgorithm, shard: Samples,
         evaluation: Evaluation | None,
     ) -> None:  # fmt: skip
-        self._recipe = recipe
+        self._config = config
         self._model = model
         self._part = part
         self._shard = shard
@@ -65,11 +65,11 @@ class Loop:
         self._rank = client.global_rank
         is_last = self._rank == client.num_all_workers - 1
         process = client.settings.process
-        factor = factor_of(recipe.text("factor"), process, client.settings.party, is_last)
-        self._slowness = StragglerEmulation(factor) if factor > 1 else None
-        every = recipe.checkpoint_every if self._rank == 0 else 0
+        factor = factor_of(config.text("slowdown"), process, client.settings.party, is_last)
+        self._straggler = StragglerEmulation(factor) if factor > 1 else None
+        every = config.checkpoint_every if self._rank == 0 else 0
         self._checkpoints = Checkpoints(client.settings.job_dir, every) if every else None
-        self._agreement = StopVote(client, priority=-len(model.names))
+        self._stop_vote = StopVote(client, priority=-len(model.names))
         self._completion = CompletionClient(client) if part.asynchronous else None
         self._watch = Stopwatch()
         self._round = _Round()
@@ -78,8 +78,8 @@ class Loop:
         self._begun: float | None = None
         self._reason = ""
         self._ended = False
-        self._all_steps = recipe.epochs * -(-len(shard) // recipe.batch_size)
-        self._record = Record(client, steps=self._all_steps, time_limit=recipe.time_limit)
+        self._all_steps = config.epochs * -(-len(shard) // config.batch_size)
+        self._record = Record(client, steps=self._all_steps, time_limit=config.time_limit)
         self._loss = 0.0
         self._doubt = ""
         self.samples = 0
@@ -102,7 +102,7 @@ class Loop:
                 if self._drain() if batch is None else self._step(batch):
                     self._begin()
                 batch = None if batch is None else self._next(batches)
-                if self._begun is not None and (batch is None or self._part.due):
+                if self._begun is not None and (batch is None or self._part.must_wait):
                     self._synchronise()
                 batch = None if self.stopped else batch
         if self._completion is not None:
@@ -120,9 +120,9 @@ class Loop:
         return self._evaluation.accuracy
 
     def _batches(self) -> Iterator[Batch]:
-        for epoch in itertools.count() if self._part.endless else range(self._recipe.epochs):
+        for epoch in itertools.count() if self._part.endless else range(self._config.epochs):
             yield from self._shard.batches(
-                self._recipe.batch_size, seed=self._recipe.seed, epoch=epoch, rank=self._rank
+                self._config.batch_size, seed=self._config.seed, epoch=epoch, rank=self._rank
             )
 
     def _next(self, batches: Iterator[Batch]) -> Batch | None:
@@ -134,9 +134,9 @@ class Loop:
         begun, current = time.monotonic(), self._round
         with self._watch("forward and backward"):
             current.losses.append(self._model.forward_backward(batch, self._part.gradient_scale))
-            if self._slowness is not None:
+            if self._straggler is not None:
                 self._model.wait_for_gradients()
-                self._slowness.after(time.monotonic() - begun)
+                self._straggler.after(time.monotonic() - begun)
         exchanging = self._part.after_step(len(batch[1]), self._watch)
         with self._watch("forward and backward"):
             self._model.wait_for_gradients()
@@ -156,7 +156,7 @@ class Loop:
         """The exchange of a round has begun."""
         stop = bool(self._reason) or (self._completion is not None and self._completion.stop_requested())
         left = 0 if self.stopped else max(0, self._all_steps - self._steps)
-        self._agreement.begin(stop=stop and not self.stopped, unfinished=self._part.unfinished(left))
+        self._stop_vote.begin(stop=stop and not self.stopped, unfinished=self._part.unfinished(left))
         self._begun = time.monotonic()
 
     def _synchronise(self) -> None:
@@ -165,7 +165,7 @@ class Loop:
         waiting = time.monotonic()
         with self._watch("global update" if self._part.separate_comm_phase else "global aggregate"):
             self._part.synchronise()
-            vote = self._agreement.result()
+            vote = self._stop_vote.result()
         now, current = time.monotonic(), self._round
         current.add_exchange(self._watch.take(but="get_batch"), apart=self._part.separate_comm_phase)
         loss = None
@@ -180,7 +180,7 @@ class Loop:
         self._keep()
         self._begin_evaluation()
         self._part.expect(vote.unfinished)
-        if self._part.everywhere:
+        if self._part.is_global_round:
             if vote.stop:
                 self.stopped = self.stopped or self._reason or "asked"
             self._ended = not vote.unfinished or (bool(self.stopped) and not self._part.partial_rounds)
@@ -202,7 +202,7 @@ class Loop:
 
     def _evaluate_newest(self) -> None:
         """Evaluate what the others have trained meanwhile."""
-        if self._evaluation is not None and self._recipe.eval_every:
+        if self._evaluation is not None and self._config.eval_every:
             self._take_newest()
             self._evaluation.run(self._model, self._part.rounds)
             self._tell_accuracy(self._evaluation)
@@ -221,7 +221,7 @@ class Loop:
     def _keep(self, *, at_end: bool = False) -> None:
         """Write a checkpoint of the global model if one is due and there is one."""
         steps = self._steps + self._waited
-        if self._checkpoints is None or not (at_end or (self._part.everywhere and self._checkpoints.due(steps))):
+        if self._checkpoints is None or not (at_end or (self._part.is_global_round and self._checkpoints.due(steps))):
             return
         weights = self._model.named_weights()
         if not at_end and (shared := self._part.global_weights) is not None:
@@ -230,10 +230,10 @@ class Loop:
         self._checkpoints.write(Checkpoint(steps, self.samples, self._part.rounds, self.seconds, weights))
 
     def _begin_evaluation(self) -> None:
-        every, evaluation = self._recipe.eval_every, self._evaluation
+        every, evaluation = self._config.eval_every, self._evaluation
         if evaluation is None or not every or evaluation.busy:  # where rounds have many steps, one takes several
             return
-        if not self._part.everywhere:
+        if not self._part.is_global_round:
             return
         if self._steps + self._waited - self._evaluated >= every:
             self._evaluated = self._steps + self._waited
@@ -256,8 +256,8 @@ class Loop:
 
     def _judge(self, evaluation: Evaluation) -> None:
         """Warn, once, when training gets nowhere."""
-        rate = self._recipe.optimizer_params["learning_rate"]
-        split = self._recipe.split
+        rate = self._config.optimizer_params["learning_rate"]
+        split = self._config.split
         before = self._doubt
         self._doubt = divergence_warning(self._loss, evaluation.accuracy, evaluation.test, rate, split)
         if self._doubt and not before:
@@ -266,9 +266,9 @@ class Loop:
     def _reason_to_stop(self) -> str:
         if self._rank != 0:
             return ""
-        recipe, evaluation = self._recipe, self._evaluation
-        if recipe.time_limit and self._record.elapsed >= recipe.time_limit:
+        config, evaluation = self._config, self._evaluation
+        if config.time_limit and self._record.elapsed >= config.time_limit:
             return "time_limit"
-        if recipe.target_accuracy and evaluation is not None:
-            return "target_accuracy" if evaluation.accuracy >= recipe.target_accuracy else ""
+        if config.target_accuracy and evaluation is not None:
+            return "target_accuracy" if evaluation.accuracy >= config.target_accuracy else ""
         return ""

@@ -11,7 +11,7 @@ REMEMBERED = 15
 
 
 def factors(text: str) -> list[tuple[str, float]]:
-    """Who is slowed down and by how much: the value of the option `factor`, as in "A/worker:1=8,B=2" or "8".
+    """Who is slowed down and by how much: the value of the option `slowdown`, as in "A/worker:1=8,B=2" or "8".
 
     Who is a process of the plan or a party, "" the last worker. Raises InvalidSettings for what makes no sense.
     """
@@ -23,7 +23,7 @@ def factors(text: str) -> list[tuple[str, float]]:
         except ValueError:
             factor = 0.0
         if not 1 <= factor <= 10_000:
-            raise InvalidSettings(f"--factor {text}: {number!r} is no factor", "write one from 1, as in A/worker:1=8")
+            raise InvalidSettings(f"--slowdown {text}: {number!r} is no factor", "write one from 1, as in A/worker:1=8")
         found.append((who.strip(), factor))
     return found
 

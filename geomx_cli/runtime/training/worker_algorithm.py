@@ -14,14 +14,13 @@ __all__ = ["Algorithm", "WorkerAlgorithm"]
 
 
 class WorkerAlgorithm(ABC):
-    """Base of what an algorithm's `worker(client, model, recipe)` returns. Used by the training thread only.
+    """Base of what an algorithm's `worker(client, model, config)` returns. Used by the training thread only.
 
     The loop calls `start` once, then for every batch one forward and backward pass and `after_step`. Where that began a
-    round, and `due` says so, `synchronise` follows before the next batch. When no batch is left, or all stop, `drain`
-    and `synchronise` follow each other until no worker has anything to contribute, then `end`. An endless part always
-    has a batch. So all workers go
-    through the same rounds, however many batches each has. A failure of the job comes out of any method as a
-    GeomxError.
+    round, and `must_wait` says so, `synchronise` follows before the next batch. When no batch is left, or all stop,
+    `drain` and `synchronise` follow each other until no worker has anything to contribute, then `end`. An endless part
+    always has a batch. So all workers go through the same rounds, however many batches each has. A failure of the job
+    comes out of any method as a GeomxError.
 
     rounds: completed. gradient_scale: what the gradient of a batch's mean loss is multiplied by in the backward pass.
     steps_per_round: steps between two rounds, about. separate_comm_phase: whether a round's record has its exchange
@@ -41,12 +40,12 @@ class WorkerAlgorithm(ABC):
     recorded: Mapping[str, float] = MappingProxyType({})
 
     @property
-    def due(self) -> bool:
+    def must_wait(self) -> bool:
         """Whether the result of the round that has begun is to be taken before the next step."""
         return True
 
     @property
-    def everywhere(self) -> bool:
+    def is_global_round(self) -> bool:
         """Whether the last round was one of all workers, not of this party alone: then there is a global model."""
         return True
 
@@ -97,8 +96,8 @@ class WorkerAlgorithm(ABC):
 class Algorithm(Protocol):
     """The parts of an algorithm's module that the training job uses."""
 
-    def server_optimizer(self, recipe: "TrainConfig") -> tuple[str, dict[str, float]] | None:
+    def server_optimizer(self, config: "TrainConfig") -> tuple[str, dict[str, float]] | None:
         """Name and hyper-parameters of the optimizer that the roots are to run; None for none."""
 
-    def worker(self, client: object, model: object, recipe: "TrainConfig") -> WorkerAlgorithm:
+    def worker(self, client: object, model: object, config: "TrainConfig") -> WorkerAlgorithm:
         """The part in a worker."""
