@@ -19,7 +19,7 @@ from geomx_cli.inventory_file.lines import Lines
 from geomx_cli.inventory_file.lines import Path as KeyPath
 
 ROOT = Path(__file__).parent.parent
-TEMPLATE = ROOT / "geomx_cli" / "templates" / "hosts.toml"
+TEMPLATE = ROOT / "templates" / "hosts.toml"
 
 HUB = '[[host]]\nname = "h"\nparty = "hub"\nssh = "192.0.2.1"\n'
 A1 = '[[host]]\nname = "a1"\nparty = "A"\nssh = "192.0.2.2"\ndevices = ["cpu"]\n'

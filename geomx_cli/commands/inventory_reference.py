@@ -1,9 +1,9 @@
 """The page docs/inventory.md: `python -m geomx_cli.commands.inventory_reference > docs/inventory.md`."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import resources
 
 from geomx_cli.inventory_file.keys import HOST_KEYS, TOP_KEYS, Group, Key
+from geomx_cli.inventory_file.starter import FOLDER
 
 __all__ = ["page"]
 
@@ -61,7 +61,7 @@ def page(keys: Iterable[Key]) -> str:
     groups: dict[Group, list[Key]] = {}
     for key in keys:
         groups.setdefault(key.group, []).append(key)
-    example = resources.files("geomx_cli").joinpath("templates", "hosts.toml").read_text(encoding="utf-8")
+    example = (FOLDER / "hosts.toml").read_text(encoding="utf-8")
     sections = "".join("".join(_section(group, members)) for group, members in groups.items())
     shared = ", ".join(f"`{key.name}`" for key in HOST_KEYS if key.shared)
     defaults = (

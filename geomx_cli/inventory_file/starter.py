@@ -1,14 +1,16 @@
-"""The files that a person begins with: copies of those in templates/."""
+"""The files that users begin with: copies of those in templates/."""
 
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 
 from geomx_cli.core.errors import CheckFailed, UsageError
 
-__all__ = ["FILES", "templates", "write", "write_template"]
+__all__ = ["FILES", "FOLDER", "templates", "write", "write_template"]
 
 FILES = ("hosts.toml", "train.py")
+_PACKAGE = Path(__file__).parents[1]
+FOLDER = next((path for path in (_PACKAGE / "templates", _PACKAGE.parent / "templates") if path.is_dir()), _PACKAGE)
+"""Where they lie: inside an installed package, or beside that of a checkout."""
 
 
 def write(directory: Path) -> list[tuple[Path, bool]]:
@@ -21,7 +23,7 @@ def write(directory: Path) -> list[tuple[Path, bool]]:
 
 def templates() -> Mapping[str, str]:
     """The scripts to begin with: what a person calls each, as in "cnn-hfa", and its file."""
-    names = (item.name for item in resources.files("geomx_cli").joinpath("templates").iterdir())
+    names = (item.name for item in FOLDER.iterdir())
     scripts = sorted(name for name in names if name.endswith(".py") and name not in FILES)
     return {name.removesuffix(".py").replace("_", "-"): name for name in scripts}
 
@@ -44,7 +46,7 @@ def write_template(directory: Path, name: str, *, force: bool) -> tuple[Path, st
 
 def _copy(directory: Path, name: str, *, force: bool) -> bool:
     """Whether the file has been written: not where it is there already, unless with `force`."""
-    content = resources.files("geomx_cli").joinpath("templates", name).read_bytes()
+    content = (FOLDER / name).read_bytes()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / name).open("wb" if force else "xb") as file:
