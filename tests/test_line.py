@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from geomx_cli.hosts.ssh import SshHost
 from geomx_cli.jobs.actions.agent_connection import AgentConnection, Inbox
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_to
+from geomx_cli.jobs.actions.local_events import Gone, LocalEvent
 from geomx_cli.jobs.store import Job
 from geomx_cli.plan import JobSpec
 
@@ -35,6 +37,11 @@ TELLS = (
     "    while not os.path.exists(f'go-{n}'): time.sleep(0.01)\n"
     "    print(json.dumps({'time': time.time(), 'event': 'warning', 'message': str(n)}), file=file)"
 )
+
+
+def as_message(item: dict[str, Any] | LocalEvent) -> dict[str, Any]:
+    """What has happened here, in the form of what a host says."""
+    return item if isinstance(item, dict) else {"type": type(item).__name__.lower(), **asdict(item)}
 
 
 class Site:
@@ -70,7 +77,8 @@ class Site:
     def until(self, kind: str, fleet: AgentPool | None = None) -> dict[str, Any]:
         """The next message of this kind; those before it, except answers to heartbeats, are kept in `said`."""
         while True:
-            _, message = (fleet or self.fleet).inbox.get(timeout=20)
+            _, item = (fleet or self.fleet).inbox.get(timeout=20)
+            message = as_message(item)
             if message["type"] == kind:
                 return message
             if message["type"] != "alive":
@@ -172,13 +180,13 @@ def test_a_host_key_that_changes_during_a_job_is_told_at_once(start: Start, tmp_
     other.rename(key)
     site.machine.vanish()
     site.machine.start()
-    warning = site.until("warning")["message"]
+    warning = site.until("notice")["message"]
     assert "THE HOST KEY OF" in warning and "HAS CHANGED" in warning and "Somebody may be in between" in warning
     own.rename(key)
     site.machine.vanish()
     site.machine.start()
     site.until("mended")
-    assert "warning" not in [message["type"] for message in site.said]  # no second one
+    assert "notice" not in [message["type"] for message in site.said]  # no second one
     for number in range(3):
         site.go(number)
     assert site.until("done")["left"] == []
@@ -433,7 +441,7 @@ def test_line_without_end_ends_it_all(tmp_path: Path) -> None:
     line.start()
     assert inbox.get(timeout=10)[1]["type"] == "hello"
     gone = "cannot be understood: the agent on host alpha sent a line of more than 16 MiB"
-    assert inbox.get(timeout=10) == ("alpha", {"type": "gone", "how": gone})
+    assert inbox.get(timeout=10) == ("alpha", Gone(gone))
     line.close()
     line.host.close()
 

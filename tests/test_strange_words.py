@@ -7,6 +7,7 @@ import json
 import os
 import stat
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.oom_watcher import OomWatcher
-from geomx_cli.core.agent_protocol import said
+from geomx_cli.core.agent_protocol import parse
 from geomx_cli.core.errors import CheckFailed, TrainingFailed
 from geomx_cli.core.jsonlines import lines
 from geomx_cli.core.options import defaults
@@ -23,6 +24,7 @@ from geomx_cli.core.untrusted import decode, plain
 from geomx_cli.hosts.local import LocalHost
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.attach import attach
+from geomx_cli.jobs.actions.local_events import Gone, LocalEvent
 from geomx_cli.jobs.actions.logs import LogReader, select
 from geomx_cli.jobs.actions.stop import stop
 from geomx_cli.jobs.actions.watch import Watch
@@ -126,11 +128,25 @@ def test_lines_and_json_have_bounds() -> None:
 def test_message_that_makes_no_sense_is_that_host_s_failure(known: KnownJob, message: dict[str, Any]) -> None:
     places = {process.name: process.host for process in known.plan.processes}
     with pytest.raises(ValueError):
-        said(message, places["A/worker:0"], places)
-    assert said({"type": ["event"]}, places["A/worker:0"], places) is None
+        parse(message, places["A/worker:0"], places)
+    assert parse({"type": ["event"]}, places["A/worker:0"], places) is None
 
 
-def watched(known: KnownJob, messages: list[tuple[str, dict[str, Any]]]) -> Outcome:
+@pytest.mark.processes
+@pytest.mark.parametrize("kind", ["interrupt", "suspend", "gone", "broken", "mended", "notice"])
+def test_no_host_can_speak_for_the_control_machine(known: KnownJob, kind: str) -> None:
+    places = {process.name: process.host for process in known.plan.processes}
+    message = {"type": kind, "how": "died", "why": "x", "message": "x", "reachable": True, "limit": 0.0}
+    assert parse(message, "A", places) is None
+    assert parse(message, "", places) is None
+    said = [(host, {**message}) for host in known.plan.hosts]
+    over = [(host, {"type": "done", "why": "", "asked": "", "left": []}) for host in known.plan.hosts]
+    outcome = watched(known, said + over)
+    assert not outcome.interrupted
+    assert outcome.failure is None
+
+
+def watched(known: KnownJob, messages: Sequence[tuple[str, dict[str, Any] | LocalEvent]]) -> Outcome:
     """What comes of it when agents say this."""
     hosts = {name: LocalHost(name) for name in known.plan.hosts}
     assignments = known.job().assignments(known.plan, dict.fromkeys(hosts, ""), 6)
@@ -151,7 +167,7 @@ def test_watch_blames_the_host_and_says_what_to_do(known: KnownJob) -> None:
     rest = [(name, {"type": "done", "why": "", "asked": "", "left": []}) for name in others]
     failure = watched(known, [(first, {"type": "started"}), *rest]).failure
     assert failure is not None and failure.host == first and failure.cause.startswith("says what no agent says: ")
-    gone = {"type": "gone", "how": "cannot be reached: its connection broke", "reachable": False}
+    gone = Gone("cannot be reached: its connection broke", reachable=False)
     failure = watched(known, [(first, gone), *rest]).failure
     assert failure is not None and "lease" in failure.hint and f"geomx stop {known.plan.job}" in failure.hint
 

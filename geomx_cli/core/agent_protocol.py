@@ -12,24 +12,19 @@ from geomx_cli.core.untrusted import convert
 
 __all__ = [
     "AgentStatus",
-    "Broken",
     "Done",
     "Ended",
     "Failed",
-    "Gone",
     "Hello",
-    "Interrupt",
-    "Mended",
+    "Message",
+    "ProcessEvent",
     "Replaced",
-    "Said",
     "Started",
     "Stopping",
-    "Suspend",
-    "Told",
     "Warned",
     "failure_of",
     "failures_of",
-    "said",
+    "parse",
 ]
 
 
@@ -74,24 +69,24 @@ class AgentStatus(TypedDict):
     failures: list[FailureWords]
 
 
-class Said(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True):
     """A message; `process` is one of the host's own, where there is one."""
 
 
-class Hello(Said, frozen=True):
+class Hello(Message, frozen=True):
     """An agent is connected, perhaps again, or was known `late` seconds ago."""
 
     status: AgentStatus
     late: float = 0.0
 
 
-class Started(Said, frozen=True):
+class Started(Message, frozen=True):
     """A process was started."""
 
     process: str
 
 
-class Told(Said, frozen=True):
+class ProcessEvent(Message, frozen=True):
     """A process wrote an event, `age` seconds ago."""
 
     process: str
@@ -99,13 +94,13 @@ class Told(Said, frozen=True):
     age: float
 
 
-class Warned(Said, frozen=True):
+class Warned(Message, frozen=True):
     """Something is wrong on the host, and the job goes on."""
 
     message: str
 
 
-class Ended(Said, frozen=True):
+class Ended(Message, frozen=True):
     """A process has ended; `asked`: because somebody asked for it."""
 
     process: str
@@ -113,21 +108,21 @@ class Ended(Said, frozen=True):
     asked: bool
 
 
-class Failed(Said, frozen=True):
+class Failed(Message, frozen=True):
     """A process has failed, `age` seconds ago."""
 
     failure: FailureWords
     age: float
 
 
-class Stopping(Said, frozen=True):
+class Stopping(Message, frozen=True):
     """Somebody who is not at this terminal has asked the agent to end the job."""
 
     who: str
     patience: float
 
 
-class Done(Said, frozen=True):
+class Done(Message, frozen=True):
     """The agent's part is over."""
 
     why: str
@@ -135,45 +130,18 @@ class Done(Said, frozen=True):
     left: list[str]
 
 
-class Gone(Said, frozen=True):
-    """There is no agent any more, or none that can be reached."""
-
-    how: str
-    reachable: bool = True
-
-
-class Broken(Said, frozen=True):
-    """The connection broke; for `limit` seconds it is tried to mend it, 0: for as long as it takes."""
-
-    why: str
-    limit: float = 0.0
-
-
-class Mended(Said, frozen=True):
-    """The connection is there again."""
-
-
-class Replaced(Said, frozen=True):
+class Replaced(Message, frozen=True):
     """The agent follows another control machine."""
 
 
-class Interrupt(Said, frozen=True):
-    """The person here wants an end."""
-
-
-class Suspend(Said, frozen=True):
-    """The person here wants to stop this process (Ctrl-Z), not the job."""
-
-
-_KINDS: Mapping[str, type[Said]] = {
-    "hello": Hello, "started": Started, "event": Told, "ended": Ended, "failure": Failed, "stopping": Stopping,
+_KINDS: Mapping[str, type[Message]] = {
+    "hello": Hello, "started": Started, "event": ProcessEvent, "ended": Ended, "failure": Failed, "stopping": Stopping,
     "warning": Warned,
-    "done": Done, "gone": Gone, "broken": Broken, "mended": Mended, "replaced": Replaced, "interrupt": Interrupt,
-    "suspend": Suspend,
+    "done": Done, "replaced": Replaced,
 }  # fmt: skip
 
 
-def said(message: Mapping[str, Any], host: str, places: Mapping[str, str]) -> Said | None:
+def parse(message: Mapping[str, Any], host: str, places: Mapping[str, str]) -> Message | None:
     """A message of `host`, its texts plain; None for one that says nothing new. `places`: process -> host.
 
     Raises ValueError for one that makes no sense, or speaks of a process that is not of that host.
@@ -183,15 +151,13 @@ def said(message: Mapping[str, Any], host: str, places: Mapping[str, str]) -> Sa
         return None
     found = convert(message, kind)
     match found:
-        case Started(process) | Told(process) | Ended(process):
+        case Started(process) | ProcessEvent(process) | Ended(process):
             own = places.get(process) == host
         case Failed(failure):
             own = places.get(failure["process"]) == host
-        case Interrupt() | Suspend():
-            own = not host
         case _:
             own = True
-    if not own or not all(math.isfinite(getattr(found, name, 0.0)) for name in ("age", "late", "limit", "patience")):
+    if not own or not all(math.isfinite(getattr(found, name, 0.0)) for name in ("age", "late", "patience")):
         raise ValueError(f"a message {message['type']!r} that cannot be its own")
     return found
 

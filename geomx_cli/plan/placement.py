@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.ps.cluster.config import Role
 
-__all__ = ["PlacementError", "placement_errors", "roles", "hosts_for"]
+__all__ = ["PlacementError", "hosts_for", "placement_errors", "roles"]
 
 
 @dataclass(frozen=True)

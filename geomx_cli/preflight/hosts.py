@@ -12,7 +12,7 @@ from geomx_cli.preflight.survey import OLDEST_PYTHON, Facts, Skew, old_python
 from geomx_cli.probe.facts import code_digest
 from geomx_cli.ps.net.addresses import is_loopback
 
-__all__ = ["check_clock", "check_host", "check_hardware", "check_memory"]
+__all__ = ["check_clock", "check_hardware", "check_host", "check_memory"]
 
 _SKEW = 2.0
 _LITTLE_DISK, _LOW_DISK = 100e6, 1e9

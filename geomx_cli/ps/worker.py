@@ -25,7 +25,7 @@ from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, Reply
 from geomx_cli.ps.pending_exchange import PendingExchange
 
-__all__ = ["Operation", "WorkerInfo", "Worker"]
+__all__ = ["Operation", "Worker", "WorkerInfo"]
 
 Body = dict[str, Any]
 

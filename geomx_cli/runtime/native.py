@@ -14,7 +14,7 @@ import numpy as np
 
 from geomx_cli.ps.net.payload import Array
 
-__all__ = ["Native", "OnComplete", "ArrayInfo"]
+__all__ = ["ArrayInfo", "Native", "OnComplete"]
 
 # FnProperty::kCPUPrioritized of mxnet/engine.h: threads of their own, so that no kernel stands before us.
 _CPU_PRIORITIZED = 3

@@ -13,11 +13,13 @@ from geomx_cli.core.jsonlines import lines
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts import Channel, Host
+from geomx_cli.jobs.actions.local_events import Broken, Gone, LocalEvent, Mended, Notice
 
-__all__ = ["ANSWER_LIMIT", "Inbox", "AgentConnection", "Message"]
+__all__ = ["ANSWER_LIMIT", "AgentConnection", "Inbox", "JsonObject"]
 
-Message = dict[str, Any]
-Inbox = SimpleQueue[tuple[str, Message]]
+JsonObject = dict[str, Any]
+Inbox = SimpleQueue[tuple[str, JsonObject | LocalEvent]]
+"""What hosts have said, by name, and what has happened here."""
 
 ANSWER_LIMIT = 20.0  # seconds for an agent to say its first word
 _AGAIN = 1.0
@@ -28,10 +30,10 @@ class AgentConnection:
     """What the agent says is put into `inbox`, with the host's name; a thread reads.
 
     When the stream ends, the thread tries at once and then each second to attach again, for as long as the agent's
-    lease (a lease without end: as long as it takes). Besides the agent's words the inbox gets "broken" (why, limit) and
-    "mended" for that, "warning" where the machine shows a wrong host key meanwhile, and "gone" (how) when there is no
-    agent any more or the lease is over. An agent that says "replaced" follows another control machine: its line is
-    over. Messages that make no sense are counted in `ignored`; a line of more than 16 MiB ends it all with "gone".
+    lease (a lease without end: as long as it takes). Besides the agent's messages the inbox gets Broken and Mended for
+    that, a Notice where the machine shows a wrong host key meanwhile, and Gone when there is no agent any more or the
+    lease is over. An agent that says "replaced" follows another control machine: this connection is over. Messages that
+    make no sense are counted in `ignored`; a line of more than 16 MiB ends it all with Gone.
     `send` may be called by any thread.
     """
 
@@ -68,7 +70,7 @@ class AgentConnection:
         """Whether the agent has said its first word, or has ended without one."""
         return self._answered.is_set()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: JsonObject) -> None:
         """Tell the agent; what cannot be sent is dropped."""
         data = json.dumps(message).encode() + b"\n"
         with self._sending:
@@ -126,7 +128,7 @@ class AgentConnection:
             if self._heard:
                 self._mend()
         except CheckFailed as error:
-            self._put({"type": "gone", "how": f"cannot be understood: {error.message}"})
+            self._put(Gone(f"cannot be understood: {error.message}"))
         finally:
             self._answered.set()
 
@@ -134,17 +136,17 @@ class AgentConnection:
         while not self._is_over():
             if not self._broken:
                 self._broken = time.monotonic()
-                self._put({"type": "broken", "why": self._errors(), "limit": self.assignment.lease})
+                self._put(Broken(self._errors(), self.assignment.lease))
             if self._connected_again():
                 self._read()
             if self._broken and not self._is_over():
                 if self.silence() > 0:  # not before trying: we may have slept
                     how = f"cannot be reached: its connection broke, for more than {self.assignment.lease:g} s"
-                    self._put({"type": "gone", "how": how, "reachable": False})
+                    self._put(Gone(how, reachable=False))
                     return
                 self._closing.wait(_AGAIN)
         if self._absent:
-            self._put({"type": "gone", "how": "died: its connection ended"})
+            self._put(Gone("died: its connection ended"))
 
     def _connected_again(self) -> bool:
         try:
@@ -152,7 +154,7 @@ class AgentConnection:
         except WrongHostKey as error:
             if not self._wrong_key:
                 self._wrong_key = True
-                self._put({"type": "warning", "message": str(error)})
+                self._put(Notice(str(error)))
             return False
         except (GeomxError, OSError):
             return False
@@ -174,7 +176,7 @@ class AgentConnection:
                 else:
                     self._take(message)
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: JsonObject) -> None:
         kind, number = message.get("type"), message.get("n", 0)
         if not isinstance(kind, str) or type(number) is not int or number < 0:
             self.ignored += 1
@@ -186,7 +188,7 @@ class AgentConnection:
         self._answered.set()
         if self._broken:
             self._broken = 0.0
-            self._put({"type": "mended"})
+            self._put(Mended())
         if 0 < number <= self.seen:
             return
         self.seen = max(self.seen, number)
@@ -194,7 +196,7 @@ class AgentConnection:
         self.over |= kind == "replaced" or (kind == "done" and not message.get("left"))
         self._put(message)
 
-    def _put(self, message: Message) -> None:
+    def _put(self, message: JsonObject | LocalEvent) -> None:
         self._inbox.put((self.host.name, message))
 
     def _errors(self) -> str:

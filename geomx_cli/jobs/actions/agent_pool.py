@@ -10,10 +10,11 @@ from queue import SimpleQueue
 from geomx_cli.agent.assignment import Assignment, FileDigest
 from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted
 from geomx_cli.hosts import File, Host, everywhere
-from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection, Inbox, Message
+from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection, Inbox, JsonObject
+from geomx_cli.jobs.actions.local_events import Gone
 from geomx_cli.jobs.store import Job
 
-__all__ = ["AgentPool", "Inbox", "Message"]
+__all__ = ["AgentPool", "Inbox", "JsonObject"]
 
 _HEARTBEAT = 1.0
 _ENDING = 2.0
@@ -73,8 +74,8 @@ class AgentPool:
         self._copied.set()
 
     def follow(self, hosts: Iterable[str]) -> None:
-        """Take over the agents of `hosts`, which run already; one that does not is "gone". Raises what the hosts
-        raised.
+        """Take over the agents of `hosts`, which run already; for one that does not there is a Gone. Raises what the
+        hosts raised.
         """
 
         def attach(line: AgentConnection) -> None:
@@ -82,12 +83,12 @@ class AgentPool:
             try:
                 line.attach()
             except CheckFailed:
-                self.inbox.put((line.host.name, {"type": "gone", "how": "died"}))
+                self.inbox.put((line.host.name, Gone("died")))
 
         everywhere(attach, [self._lines[name] for name in hosts])
         self._heart.start()
 
-    def broadcast(self, message: Message, *, but: Iterable[str] = ()) -> None:
+    def broadcast(self, message: JsonObject, *, but: Iterable[str] = ()) -> None:
         """Tell every agent; one that cannot be told is seen by its silence."""
         for name, line in self._lines.items():
             if name not in but:

@@ -16,6 +16,7 @@ from geomx_cli.core.errors import (
 from geomx_cli.hosts import Host, closing, everywhere
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
+from geomx_cli.jobs.actions.local_events import Gone
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import state as job_state
 from geomx_cli.jobs.store.registry import KnownJob
@@ -114,7 +115,7 @@ def _tell_ended(fleet: AgentPool, overview: JobView) -> None:
             fleet.inbox.put((name, {"type": "hello", "status": content, "late": status.late}))
             why = "" if content["ordered"] else content["why"]
             done = {"type": "done", "why": why, "left": content["left"], "asked": content["asked"]}
-            fleet.inbox.put((name, done if status.agent == "over" else {"type": "gone", "how": status.problem}))
+            fleet.inbox.put((name, done if status.agent == "over" else Gone(status.problem)))
 
 
 def _assignment(job: KnownJob, host: Host) -> Assignment:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from geomx_cli.jobs.actions.agent_connection import Inbox
+from geomx_cli.jobs.actions.local_events import Interrupt, Suspend
 
 __all__ = ["interrupts_to", "suspends_to"]
 
@@ -14,12 +15,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def interrupts_to(inbox: Inbox, hear: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP put "interrupt" into `inbox`, and call `hear`, which may take no lock that the main
+    """Ctrl-C, SIGTERM and SIGHUP put an Interrupt into `inbox`, and call `hear`, which may take no lock that the main
     thread takes; for the main thread.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
-        inbox.put(("", {"type": "interrupt"}))  # SimpleQueue.put may be called from a signal handler
+        inbox.put(("", Interrupt()))  # SimpleQueue.put may be called from a signal handler
         hear()
 
     before = {number: signal.signal(number, handle) for number in _SIGNALS}
@@ -32,10 +33,10 @@ def interrupts_to(inbox: Inbox, hear: Callable[[], object] = lambda: None) -> It
 
 @contextmanager
 def suspends_to(inbox: Inbox) -> Iterator[None]:
-    """Ctrl-Z puts "suspend" into `inbox`, unless it is ignored here; for the main thread."""
+    """Ctrl-Z puts a Suspend into `inbox`, unless it is ignored here; for the main thread."""
 
     def handle(number: int, frame: FrameType | None) -> None:
-        inbox.put(("", {"type": "suspend"}))
+        inbox.put(("", Suspend()))
 
     before = signal.getsignal(signal.SIGTSTP)
     if before != signal.SIG_IGN:

@@ -10,28 +10,24 @@ from queue import Empty
 
 from geomx_cli.core.agent_protocol import (
     AgentStatus,
-    Broken,
     Done,
     Ended,
     Failed,
-    Gone,
     Hello,
-    Interrupt,
-    Mended,
+    ProcessEvent,
     Replaced,
     Started,
     Stopping,
-    Suspend,
-    Told,
     Warned,
     failure_of,
     failures_of,
-    said,
+    parse,
 )
 from geomx_cli.core.env_names import NO_EFFECT
 from geomx_cli.core.events import Event
 from geomx_cli.core.root_cause import Failure, first_cause
-from geomx_cli.jobs.actions.agent_pool import AgentPool, Message
+from geomx_cli.jobs.actions.agent_pool import AgentPool, JsonObject
+from geomx_cli.jobs.actions.local_events import Broken, Gone, Interrupt, LocalEvent, Mended, Notice, Suspend
 from geomx_cli.jobs.view.follow import View
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
@@ -56,8 +52,8 @@ class Watch:
 
     The first failure ends the job: all agents stop their processes after a grace in which these end by themselves. A
     lost agent (its stream ended, or it does not answer) is a failure too; its processes are ended in its place. Put an
-    "interrupt" into the fleet's inbox to stop the job, and a second one to kill it; with `detaches` it lets go of the
-    job instead, as another geomx does that takes it over. A "suspend" stops this process, until somebody continues it.
+    Interrupt into the fleet's inbox to stop the job, and a second one to kill it; with `detaches` it lets go of the
+    job instead, as another geomx does that takes it over. A Suspend stops this process, until somebody continues it.
     `heard` is told of each event that a process wrote, `on_listening` that the job has taken its ports. What several
     processes warn of a variable is shown once, and what is in `warned` not at all.
     """
@@ -83,7 +79,7 @@ class Watch:
         self._failures: list[Failure] = []
         self._stopping_since: float | None = None
         self._stop_limit = _STOP_LIMIT
-        self._pass_on: Message = {}  # a stop that somebody else began
+        self._pass_on: JsonObject = {}  # a stop that somebody else began
         self._trained_since: float | None = None
         self._last_turn = self._awake_since = time.monotonic()
         self._awaited: set[str] = set()  # hosts that cannot be reached while the job stops
@@ -127,7 +123,7 @@ class Watch:
         self._check(time.monotonic())
         self._view.show(self._progress)
 
-    def _messages(self) -> list[tuple[str, Message]]:
+    def _messages(self) -> list[tuple[str, JsonObject | LocalEvent]]:
         """Those that have come, after a short wait for the first."""
         inbox = self._fleet.inbox
         try:
@@ -138,15 +134,18 @@ class Watch:
             messages.append(inbox.get_nowait())
         return messages
 
-    def _take(self, host: str, message: Message) -> None:
+    def _take(self, host: str, message: JsonObject | LocalEvent) -> None:
+        if isinstance(message, LocalEvent):
+            self._take_local(host, message)
+            return
         try:
-            known = said(message, host, self._hosts)
+            known = parse(message, host, self._hosts)
         except ValueError as error:
             if host in self._running:
                 self._lose(host, f"says what no agent says: {error}")
             return
         match known:
-            case Told(process, event, age):
+            case ProcessEvent(process, event, age):
                 self._progress.add(process, event, age)
                 self._heard(process, event)
                 if event.get("event") == "warning":
@@ -167,6 +166,13 @@ class Watch:
                 if asked:
                     self._be_stopped(asked, 0)
                 self._end(host, why, left)
+            case Replaced():
+                self._let_go("another geomx follows the job now")
+
+    def _take_local(self, host: str, event: LocalEvent) -> None:
+        match event:
+            case Notice(text):
+                self._view.note(f"warning: host {host}: {text}")
             case Gone(how, reachable) if host in self._running:
                 self._lose(host, how) if reachable else self._lose_sight(host)
             case Broken(why, limit):
@@ -174,8 +180,6 @@ class Watch:
                 self._view.note(f"the connection to host {host} broke{how}")
             case Mended():
                 self._view.note(f"host {host} is connected again")
-            case Replaced():
-                self._let_go("another geomx follows the job now")
             case Interrupt() if self._detaches:
                 self._let_go(f"detached; job {self._plan.job} goes on: geomx attach follows it, geomx stop ends it")
             case Interrupt():

@@ -14,4 +14,4 @@
 from geomx_cli.observe.report.summary import Summary
 from geomx_cli.observe.report.trial import MODES, RunRecords
 
-__all__ = ["MODES", "Summary", "RunRecords"]
+__all__ = ["MODES", "RunRecords", "Summary"]

@@ -14,7 +14,7 @@ from geomx_cli.ps.net.payload import Content
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import BadMessage
 
-__all__ = ["SERIAL", "Contribution", "Accumulator", "merge_hyper"]
+__all__ = ["SERIAL", "Accumulator", "Contribution", "merge_hyper"]
 
 SERIAL = "optimizer"
 """Name of the hyper-parameter by which a contribution asks for the optimizer of this serial number, from 1 on."""

@@ -7,7 +7,7 @@ from geomx_cli.ps.net.payload import Array, Content
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.optim.optimizers import Optimizer
 
-__all__ = ["ReplyNow", "PushUp", "RowAlgorithm", "ServerAlgorithm", "SliceView", "Aggregate"]
+__all__ = ["Aggregate", "PushUp", "ReplyNow", "RowAlgorithm", "ServerAlgorithm", "SliceView"]
 
 Body = dict[str, Any]
 

@@ -10,7 +10,7 @@ from geomx_cli.ps.net.payload import DTYPES, Array, Content
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import Reply
 
-__all__ = ["Waiter", "SliceState", "Cohort", "Result", "RoundState"]
+__all__ = ["Cohort", "Result", "RoundState", "SliceState", "Waiter"]
 
 
 @dataclass(slots=True)

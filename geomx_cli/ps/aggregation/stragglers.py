@@ -16,7 +16,7 @@ from geomx_cli.ps.cluster.members import Members
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.net.link import Link
 
-__all__ = ["StragglerMonitor", "StalledWait"]
+__all__ = ["StalledWait", "StragglerMonitor"]
 
 WARN, GIVE_UP, GIVE_UP_PARTY = 0.5, 0.9, 0.95
 """Parts of the option `patience`. A party's own server sees more than a root, so it goes first."""

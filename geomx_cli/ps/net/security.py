@@ -19,7 +19,7 @@ import zmq.utils.z85
 
 from geomx_cli.core.errors import InvalidSettings
 
-__all__ = ["ZapAuthenticator", "Identity", "KeyRing", "generate", "load"]
+__all__ = ["Identity", "KeyRing", "ZapAuthenticator", "generate", "load"]
 
 
 class Identity(NamedTuple):
