@@ -216,7 +216,7 @@ def test_headers_out_of_bounds_are_refused() -> None:
     good = Header(job=1, kind=Kind.EXCHANGE, length=4)
     assert decode_header(encode_header(good), 1) == good
     for change in (
-        {"version": 2}, {"job": 2}, {"length": 2**40}, {"dtype": 99}, {"key": -1}, {"topic": "x" * 200},
+        {"version": 99}, {"job": 2}, {"length": 2**40}, {"dtype": 99}, {"key": -1}, {"topic": "x" * 200},
         {"contributors": (70_000,)}, {"contributors": tuple(range(5000))}, {"credit": 2**60},
         {"weight": float("inf")}, {"hyper": {"wd": float("nan")}},
     ):  # fmt: skip

@@ -135,7 +135,7 @@ def test_a_sum_of_fp16_rows_crosses_in_fp32_where_fp16_does_not_hold_it() -> Non
 @pytest.mark.parametrize(
     "fields",
     [
-        {"row": 0}, {"row": 4}, {"rows": 11}, {"rows": 1, "form": Form.FULL}, {"kind": Kind.PUSH}, {"form": Form.DELTA},
+        {"row": 0}, {"row": 4}, {"rows": 11}, {"rows": 1, "form": Form.FULL}, {"kind": Kind.PUSH},
         {"row": 2**31},
     ],
     ids=str,

@@ -294,7 +294,7 @@ class Aggregator:
             kind=Kind.EXCHANGE, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, round=entry.forwarded,
             contributors=(self._own_rank(),), weight=weight, wide=wide, reply=self._reply(entry, cohort),
-            base=entry.slot.version, priority=accumulator.priority, hyper=hyper,
+            priority=accumulator.priority, hyper=hyper,
             **(form_of(total) if weight else {}),
         )  # fmt: skip
 

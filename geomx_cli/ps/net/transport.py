@@ -90,7 +90,6 @@ class Transport:
         self.loop = loop
         self.job = job
         self.who = who
-        self.incarnation = secrets.randbits(32)
         self.slice_bytes = slice_bytes
         self.window_bytes = window_bytes
         self.counters: Counter[str] = Counter()
@@ -178,7 +177,6 @@ class Transport:
         """Write into `header` what is the same in all messages of this process."""
         header.job = self.job
         header.sender = self.who["process"]
-        header.incarnation = self.incarnation
 
     def owes(self, link: Link) -> None:
         """Remember to return this link's credit soon, if no message carries it before."""
@@ -244,7 +242,7 @@ class Transport:
             for frame in rest:
                 header = decode_header(frame.buffer, self.job)
                 body = None if header.place == Place.NONE else next(rest, None)
-                if header.place == Place.DATAGRAM or (body is None) != (header.place == Place.NONE):
+                if (body is None) != (header.place == Place.NONE):
                     raise BadMessage("a payload that is not where the header says")
                 payload = None if body is None else body.buffer
                 if link is None and identity is not None:

@@ -33,7 +33,7 @@ __all__ = [
     "largest_message",
 ]
 
-VERSION = 1
+VERSION = 2
 MAX_ELEMENTS = 8_388_608
 ROW_NUMBER_SIZE = 4
 MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
@@ -62,11 +62,10 @@ class Kind(IntEnum):
 
 
 class Form(IntEnum):
-    """How the payload is to be read: all elements, a difference to `base`, or rows of a matrix."""
+    """How the payload is to be read: all elements, or rows of a matrix."""
 
     FULL = 0
-    DELTA = 1
-    ROWS = 2
+    ROWS = 1
 
 
 class Reply(IntEnum):
@@ -85,7 +84,6 @@ class Place(IntEnum):
     NONE = 0
     FRAME = 1
     SHARED_MEMORY = 2
-    DATAGRAM = 3
 
 
 _U8 = Annotated[int, msgspec.Meta(ge=0, le=255)]
@@ -101,15 +99,14 @@ _Hyper = Annotated[dict[Annotated[str, msgspec.Meta(max_length=32)], float], msg
 class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """Every message begins with one.
 
-    version: of this format. job: `job_number` of the job's name; a stranger's is refused.
-    roster_epoch, partition_epoch: of the membership and the partition that the sender knows.
+    version: of this format. job: `job_number` of the job's name; that of another job is refused.
     kind, request (number that an answer repeats), topic (of a CONTROL).
     key, slice, root (rank of the root that owns the slice), offset and length in elements, dtype (index in
-    DTYPE_NAMES), part of parts (of a payload that was cut again for sending).
+    DTYPE_NAMES).
     row: elements in a row of the slice; 1 where its rows do not count. rows: number of rows in the payload (`form`
     ROWS): their elements, followed by their uint32 numbers in the slice, strictly increasing; a PULL has only these.
     round (of this key, from 1; of a PULL the last one that the sender has begun).
-    sender (process name), incarnation (of the sender).
+    sender (process name).
     acked: of an EXCHANGE: the sender has the results of all rounds of this slice up to this one; of a request: it has
     the answers to all its requests up to this one.
     contributors: ranks merged into the payload. weight: their sum of weights; 0, and no payload, from those who only
@@ -117,18 +114,13 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     wide: the payload of an fp16 slice is fp32.
     reply: of an EXCHANGE, see Reply. A RESULT of fewer elements than all is of `form` ROWS.
     asynchronous: of a RESULT: parties go through rounds by themselves, so the global servers may have a newer value.
-    base: version that the payload was computed from. value: version of a result.
-    form, codec and its parameters, place of the payload.
-    priority: higher goes first. deadline: Unix seconds after which nobody wants it, 0 for none.
-    checksum: crc32 of the payload where the place does not guard it, else 0.
+    value: version of a result. form and place of the payload. priority: higher goes first.
     credit: bytes of window that have been returned to the receiver of this message since there is this link.
     hyper: hyper-parameters of the optimizer that hold from this round on.
     """
 
     version: _U8 = VERSION
     job: _U32 = 0
-    roster_epoch: _U32 = 0
-    partition_epoch: _U32 = 0
     kind: Kind = Kind.CONTROL
     request: _Count = 0
     topic: _Name = ""
@@ -138,28 +130,20 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     offset: _Count = 0
     length: _Length = 0
     dtype: _U8 = 0
-    part: _U32 = 0
-    parts: _U32 = 1
     row: _Length = 1
     rows: _Length = 0
     round: _Count = 0
     acked: _Count = 0
     sender: _Name = ""
-    incarnation: _Count = 0
     contributors: _Ranks = ()
     weight: float = 0.0
     wide: bool = False
     reply: Reply = Reply.FULL
     asynchronous: bool = False
-    base: _Count = 0
     value: _Count = 0
     form: Form = Form.FULL
-    codec: _Name = ""
-    codec_parameters: Annotated[bytes, msgspec.Meta(max_length=4096)] = b""
     place: Place = Place.NONE
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)] = 0
-    deadline: float = 0.0
-    checksum: _U32 = 0
     credit: _Count = 0
     hyper: _Hyper = {}
 
@@ -170,7 +154,7 @@ _body_decoder = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 def encode_header(header: Header) -> bytes:
-    """The header as msgpack, about 80 bytes."""
+    """The header as msgpack, about 70 bytes."""
     return _encoder.encode(header)
 
 
@@ -186,8 +170,6 @@ def decode_header(data: memoryview | bytes, job: int) -> Header:
         raise BadMessage("a message of another job")
     if header.dtype >= len(DTYPE_NAMES):
         raise BadMessage(f"unknown dtype {header.dtype}")
-    if header.form == Form.DELTA or header.codec or header.parts != 1:
-        raise BadMessage(f"unreadable: form {header.form.name}, codec {header.codec!r}, {header.parts} parts")
     _check_rows(header)
     if not 0 <= header.weight < math.inf:
         raise BadMessage(f"weight {header.weight}")
