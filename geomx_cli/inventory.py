@@ -30,7 +30,7 @@ class _Frozen(BaseModel):
 
 
 class Ssh(_Frozen):
-    """How a machine is reached. What is empty is looked up in the person's own ~/.ssh/config."""
+    """How a machine is reached. What is empty is looked up in the user's own ~/.ssh/config."""
 
     address: str = Field(min_length=1, description="name, IP address or alias of ~/.ssh/config")
     port: int = Field(default=0, ge=0, le=65535, description="0: that of ~/.ssh/config, or 22")

@@ -222,7 +222,7 @@ def describe(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_networks_of_the_zoo(name: str) -> None:
+def test_networks_zoo_network(name: str) -> None:
     elements, left_out, size = map(int, in_another_process(f"describe({name!r})").split())
     assert (elements, size) == ZOO[name]
     assert left_out == (2 if name == "resnet50-v2" else 0), "the scale and shift that its first layer does without"

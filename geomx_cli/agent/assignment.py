@@ -110,7 +110,7 @@ class Assignment:
             raise CheckFailed("; ".join(problems), "somebody else writes there, or the disk is full: launch again")
 
     def inherited(self) -> dict[str, str]:
-        """The variables of ours that its processes get: all but a job's own, for what a person's shell has set must
+        """The variables of ours that its processes get: all but a job's own, for what a user's shell has set must
         not reach into this one.
         """
         ours = {

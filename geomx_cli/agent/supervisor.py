@@ -61,7 +61,7 @@ class Supervisor:
         self._next_look = 0.0
         self._gave_up = False
         self._why = ""
-        self._asked_by = ""  # the person's way of asking for the end of the job, if that is why
+        self._asked_by = ""  # the user's way of asking for the end of the job, if that is why
         self._told = 0.0  # when its processes got SIGTERM
         self._ordered = False  # the control machine asked, for reasons of its own
         self._suspended = False  # the control machine said that it would say nothing for a while

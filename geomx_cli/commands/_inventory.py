@@ -55,7 +55,7 @@ def machines(
 ) -> "tuple[Inventory, dict[str, Value]]":
     """The inventory, and the values of options where it has some.
 
-    `given` are the options' values by name; those that the person wrote in this command, or in the environment, go
+    `given` are the options' values by name; those that the user wrote in this command, or in the environment, go
     before those of the file, which go before the defaults. Says on stderr which file is used. Raises InvalidSettings
     for what is wrong in the file, UsageError for options that do not go with one.
     """
@@ -88,7 +88,7 @@ def machines(
 
 
 def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:
-    """The options of the cluster that the algorithm decides. Raises UsageError where the person wrote another."""
+    """The options of the cluster that the algorithm decides. Raises UsageError where the user wrote another."""
     from geomx_cli.core import plugins
 
     fixed = plugins.forced_options(str(values["algo"])) if "algo" in values else {}
@@ -115,6 +115,6 @@ def ssh_options(accept_new_host_keys: bool) -> "SshOptions":
 
 
 def _written(name: str) -> bool:
-    """Whether the person wrote this option, on the command line or in the environment."""
+    """Whether the user wrote this option, on the command line or in the environment."""
     source = click.get_current_context().get_parameter_source(name)
     return source not in (None, click.core.ParameterSource.DEFAULT, click.core.ParameterSource.DEFAULT_MAP)

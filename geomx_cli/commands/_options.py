@@ -59,7 +59,7 @@ class TableOption(click.Option):
         )
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """What stands in brackets behind the help: with the default as a person writes it."""
+        """What stands in brackets behind the help: with the default as a user writes it."""
         extra = super().get_help_extra(ctx)
         if "default" in extra:
             extra["default"] = default_text(self.option)
@@ -113,7 +113,7 @@ def unused(ctx: click.Context, table: Iterable[Option], algorithm: str, *, scrip
 
 
 def default_text(option: Option) -> str:
-    """The default as a person writes it, with a unit: "6s", "1MiB"; "" for none."""
+    """The default as a user writes it, with a unit: "6s", "1MiB"; "" for none."""
     if option.kind == "duration":
         return f"{option.default:g}s"
     if option.kind == "bool":

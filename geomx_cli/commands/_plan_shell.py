@@ -1,4 +1,4 @@
-"""A plan as one shell script that a person can read, copy to every machine and run there by hand."""
+"""A plan as one shell script that a user can read, copy to every machine and run there by hand."""
 
 import shlex
 from collections.abc import Iterator, Mapping

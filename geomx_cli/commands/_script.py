@@ -1,4 +1,4 @@
-"""Commands that take a script of the person's behind "--"."""
+"""Commands that take a script of the user's behind "--"."""
 
 import shlex
 from pathlib import Path

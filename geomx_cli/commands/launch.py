@@ -32,7 +32,7 @@ _PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS")
 @click.command("launch", cls=ScriptCommand)
 @inventory_options
 @click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
-@click.option("--shell", is_flag=True, help="With --dry-run: print start scripts that a person can run by hand.")
+@click.option("--shell", is_flag=True, help="With --dry-run: print start scripts that a user can run by hand.")
 @click.option("--json", is_flag=True, help="Print the result as one JSON object; see above.")
 @click.option("--detach", is_flag=True, help="Return when all processes run; the job goes on alone.")
 @click.option(

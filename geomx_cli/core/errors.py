@@ -1,4 +1,4 @@
-"""Every error that a person can cause or meet, in one tree.
+"""Every error that a user can cause or meet, in one tree.
 
     GeomxError               message, hint, exit_code
     ├── TrainingFailed   1   a process of the job failed
@@ -98,6 +98,6 @@ class DoneInPart(GeomxError):
 
 
 class Interrupted(GeomxError):
-    """The person pressed Ctrl-C."""
+    """The user pressed Ctrl-C."""
 
     exit_code = 130

@@ -59,7 +59,7 @@ class Plugin(Protocol):
 
     @property
     def name(self) -> str:
-        """What a person calls it, as in `--algo fsa`."""
+        """What a user calls it, as in `--algo fsa`."""
 
     @property
     def options(self) -> tuple[Option, ...]:

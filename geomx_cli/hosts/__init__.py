@@ -47,7 +47,7 @@ class File:
 class SshOptions:
     """What holds for all hosts behind SSH; give the same object to all, so that a passphrase is asked for once.
 
-    `config`: the person's own ssh_config, which need not exist. `notify` gets what a person should read; any
+    `config`: the user's own ssh_config, which need not exist. `notify` gets what a user should read; any
     thread calls it.
     """
 

@@ -21,7 +21,7 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class Credential:
-    """A key (a paramiko PKey) and what a person calls it."""
+    """A key (a paramiko PKey) and what a user calls it."""
 
     name: str
     key: Any
@@ -69,7 +69,7 @@ class Credentials:
 
 
 def _answers(path: str, *, ask: bool) -> Iterator[str | None]:
-    """No passphrase at first, then those that the person types."""
+    """No passphrase at first, then those that the user types."""
     yield None
     if not ask:
         return

@@ -19,7 +19,7 @@ _ENDING = 2.0
 
 
 class LocalHost:
-    """Commands run as the person who calls, in the current directory."""
+    """Commands run as the user who calls, in the current directory."""
 
     def __init__(self, name: str = "local", python: str = sys.executable) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Where a machine behind SSH is and who we are there: the inventory's words first, then the person's ssh_config."""
+"""Where a machine behind SSH is and who we are there: the inventory's words first, then the user's ssh_config."""
 
 import getpass
 import os

@@ -1,4 +1,4 @@
-"""Reads hosts.toml, the inventory that a person writes. Every mistake in it is reported at once, with its line."""
+"""Reads hosts.toml, the inventory that a user writes. Every mistake in it is reported at once, with its line."""
 
 import re
 import tomllib

@@ -33,7 +33,7 @@ def cross_check(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> None:
 
 
 def build(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> tuple[Inventory, tuple[str, ...]]:
-    """The inventory, and what was decided for the person. Raises InvalidSettings for roles that cannot stand
+    """The inventory, and what was decided for the user. Raises InvalidSettings for roles that cannot stand
     where they are wanted and for too few ports."""
     central, note = _central(top, hosts)
     fields = {name: top[name] for name in ("topology", "global_servers", "local_servers") if name in top}

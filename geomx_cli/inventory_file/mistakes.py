@@ -1,4 +1,4 @@
-"""The mistakes that are found in a file that a person writes, reported all at once."""
+"""The mistakes that are found in a file that a user writes, reported all at once."""
 
 from dataclasses import dataclass, field
 from typing import NoReturn

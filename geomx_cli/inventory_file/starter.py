@@ -22,7 +22,7 @@ def write(directory: Path) -> list[tuple[Path, bool]]:
 
 
 def templates() -> Mapping[str, str]:
-    """The scripts to begin with: what a person calls each, as in "cnn-hfa", and its file."""
+    """The scripts to begin with: what a user calls each, as in "cnn-hfa", and its file."""
     names = (item.name for item in FOLDER.iterdir())
     scripts = sorted(name for name in names if name.endswith(".py") and name not in FILES)
     return {name.removesuffix(".py").replace("_", "-"): name for name in scripts}

@@ -1,4 +1,4 @@
-"""What would stand on each host of an inventory, for a person to look at before anything is asked of a machine."""
+"""What would stand on each host of an inventory, for a user to look at before anything is asked of a machine."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -72,7 +72,7 @@ def _reached(host: Host) -> str:
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """Ports as a person writes them: "9100-9103 9110"."""
+    """Ports as a user writes them: "9100-9103 9110"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:

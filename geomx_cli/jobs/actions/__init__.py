@@ -1,1 +1,1 @@
-"""What a person does with a job: launch it, attach to it, read its logs, collect them, stop it."""
+"""What a user does with a job: launch it, attach to it, read its logs, collect them, stop it."""

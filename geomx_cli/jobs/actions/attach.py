@@ -32,7 +32,7 @@ _ERRORS = (TrainingFailed, InvalidSettings, HostUnreachable, CheckFailed, TimedO
 
 
 def attach(job: KnownJob) -> End:
-    """Follow `job` to its end as launch does, with the same result and errors; with neither when the person detaches
+    """Follow `job` to its end as launch does, with the same result and errors; with neither when the user detaches
     again. Call it from the main thread.
 
     Ctrl-C lets go of a detached job, which goes on; any other job is stopped by it. A job that has ended meanwhile
@@ -69,7 +69,7 @@ def _again(state: job_state.JobState) -> End:
 def _follow(
     job: KnownJob, hosts: Mapping[str, Host], overview: JobView, *, detaches: bool
 ) -> tuple[Outcome, Progress]:
-    """To the job's end, or until the person detaches; what went wrong with ending it is among the problems."""
+    """To the job's end, or until the user detaches; what went wrong with ending it is among the problems."""
     assignments = dict(everywhere(lambda host: (host.name, _assignment(job, host)), hosts.values()))
     progress, view = Progress.of(job.plan, overview.progress.began), view_for()
     fleet = AgentPool(job.job(), hosts, assignments, view.note)

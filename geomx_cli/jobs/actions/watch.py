@@ -1,4 +1,4 @@
-"""A running job, from start to end: what happens when a process fails, an agent is lost, or the person stops
+"""A running job, from start to end: what happens when a process fails, an agent is lost, or the user stops
 it.
 """
 

@@ -186,6 +186,6 @@ class Job:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """For the person's own eyes, whoever may look into the folder: an inventory may have secrets in its "env"."""
+    """For the user's own eyes, whoever may look into the folder: an inventory may have secrets in its "env"."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""What a job takes along to hosts behind SSH: the person's script, and what --sync names."""
+"""What a job takes along to hosts behind SSH: the user's script, and what --sync names."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ def pack(script: Sequence[str], paths: Sequence[Path]) -> Payload:
 
 
 def _is_file(word: str) -> bool:
-    """Whether a word of the command is a file of the person's: a program of the system is not."""
+    """Whether a word of the command is a file of the user's: a program of the system is not."""
     try:
         return Path(word).is_file() and not Path(word).resolve().is_relative_to("/usr") and not _is_program(word)
     except OSError:

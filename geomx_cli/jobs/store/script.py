@@ -1,4 +1,4 @@
-"""Whether the person's script can be started, as far as can be seen from here: before anything is."""
+"""Whether the user's script can be started, as far as can be seen from here: before anything is."""
 
 import difflib
 import os

@@ -1,4 +1,4 @@
-"""A failure as a person reads it: who, where, why, the end of its log, and what to do."""
+"""A failure as a user reads it: who, where, why, the end of its log, and what to do."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def _usual(failure: Failure) -> str:
     if "out of memory" in failure.cause:
         return "put fewer workers on that host, or make batches smaller"
     if failure.cause.startswith("was killed"):
-        return "find out who killed it (a person, or the system: dmesg) and launch again"
+        return "find out who killed it (a user, or the system: dmesg) and launch again"
     if failure.cause.startswith("could not be started"):
         return "see that it is there on that host and may be executed, and launch again"
     if failure.cause.startswith("exited") and not failure.tail:

@@ -1,4 +1,4 @@
-"""What a person sees of a running job, on stderr: a table that lives in a terminal, plain lines elsewhere."""
+"""What a user sees of a running job, on stderr: a table that lives in a terminal, plain lines elsewhere."""
 
 import sys
 import time

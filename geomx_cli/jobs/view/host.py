@@ -20,7 +20,7 @@ _KERNEL = ("/proc/uptime", "/proc/sys/kernel/random/boot_id")
 @dataclass(frozen=True)
 class HostStatus:
     """One host's status.json (`content`, None where there is none) and how old it was when it was read, in
-    seconds by that host's own clock. `problem`: what a person must know about it; "" when all is well.
+    seconds by that host's own clock. `problem`: what a user must know about it; "" when all is well.
     """
 
     host: str

@@ -12,7 +12,7 @@ __all__ = ["Outcome"]
 class Outcome:
     """How it went. `failure` came first; `lingering` names processes that did not end after the training had.
 
-    `stopped_by`: who, other than the person at this terminal, asked for the end ("geomx stop"). `left`: why we let
+    `stopped_by`: who, other than the user at this terminal, asked for the end ("geomx stop"). `left`: why we let
     go of a job that goes on.
     """
 

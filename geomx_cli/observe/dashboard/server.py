@@ -56,7 +56,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """What a person opens."""
+        """What a user opens."""
         return f"http://{ADDRESS}:{self.port}/?token={self._token}"
 
     def remember(self, folder: Path) -> None:

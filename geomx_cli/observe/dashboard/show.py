@@ -1,4 +1,4 @@
-"""A dashboard of one job, from the first event that is read to the person's last word."""
+"""A dashboard of one job, from the first event that is read to the user's last word."""
 
 import contextlib
 import signal

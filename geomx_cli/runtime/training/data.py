@@ -1,6 +1,6 @@
 """The data sets of the bundled training job (see catalog.py), and how they are read. Needs numpy only.
 
-A person's own data
+A user's own data
 set is a function of a module, named MODULE:FUNCTION: it is called with "train" or "test" and with --data-dir, and
 returns images, uint8 or float32 of shape (n, channels, height, width), and labels, whole numbers from 0 of shape (n,).
 """

@@ -1,4 +1,4 @@
-"""Networks that are gluon blocks: those of its model zoo, and a person's own. Imports MXNet."""
+"""Networks that are gluon blocks: those of its model zoo, and a user's own. Imports MXNet."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,13 +9,13 @@ from geomx_cli.runtime.training.gluon_model import Built, GluonModel, session
 from geomx_cli.runtime.training.network import Network, Parameter, Shape
 from geomx_cli.runtime.training.user_module import call
 
-__all__ = ["of_a_person", "of_the_zoo"]
+__all__ = ["user_network", "zoo_network"]
 
 _ONES = ("gamma", "running_var")
 _RUNNING = ("running_mean", "running_var")
 
 
-def of_the_zoo(function: str, shape: Shape, classes: int, size: int) -> Network:
+def zoo_network(function: str, shape: Shape, classes: int, size: int) -> Network:
     """One of mxnet.gluon.model_zoo.vision; images are resized to `size` x `size`, unless that is 0.
 
     The first layers are those for ImageNet: ResNets begin with a convolution of 7 x 7 and pooling.
@@ -27,7 +27,7 @@ def of_the_zoo(function: str, shape: Shape, classes: int, size: int) -> Network:
     return _network(make, shape, classes, (size, size) if size else shape[1:], function)
 
 
-def of_a_person(name: str, shape: Shape, classes: int) -> Network:
+def user_network(name: str, shape: Shape, classes: int) -> Network:
     """The block that MODULE:FUNCTION makes. It is called again for each copy that is needed."""
     made: list[Any] = []
 

@@ -51,5 +51,5 @@ def find(name: str, shape: Shape = (1, 28, 28), classes: int = 10) -> Network:
     from geomx_cli.runtime.training import gluon
 
     if name in _ZOO:
-        return gluon.of_the_zoo(_ZOO[name].function, shape, classes, _ZOO[name].size)
-    return gluon.of_a_person(name, shape, classes)
+        return gluon.zoo_network(_ZOO[name].function, shape, classes, _ZOO[name].size)
+    return gluon.user_network(name, shape, classes)

@@ -74,7 +74,7 @@ class Record:
         self._client.report(accuracy=accuracy)
 
     def warn(self, message: str) -> None:
-        """Something that a person should know of."""
+        """Something that a user should know of."""
         self._client.events.write("warning", message=message)
 
     def _progress(self, steps: int) -> float:

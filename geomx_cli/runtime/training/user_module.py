@@ -1,4 +1,4 @@
-"""A person's own function, named MODULE:FUNCTION on the command line: a network, a data set."""
+"""A user's own function, named MODULE:FUNCTION on the command line: a network, a data set."""
 
 import importlib
 import sys
