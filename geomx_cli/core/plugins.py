@@ -27,10 +27,12 @@ __all__ = [
     "find",
     "forced_options",
     "in_two_tiers",
+    "look",
     "merge",
     "ranks_by_party",
     "scan",
     "table",
+    "title",
     "users",
 ]
 
@@ -120,6 +122,16 @@ def find(kind: Kind, name: str) -> Plugin:
 def factory(plugin: Plugin, side: Side) -> Callable[..., Any] | None:
     """What makes the plug-in's part in a worker, server or scheduler; None if it has no part there."""
     return getattr(plugin, side, None)
+
+
+def title(algorithm: str) -> str:
+    """What it is called in reports: its module's `title`, or its name."""
+    return str(getattr(find("algorithm", algorithm), "title", algorithm))
+
+
+def look(algorithm: str) -> tuple[str, str, str] | None:
+    """Its colour (as in "#E69F00"), marker and hatch (matplotlib's) in figures: its module's `look`, or None."""
+    return getattr(find("algorithm", algorithm), "look", None)
 
 
 def forced_options(algorithm: str) -> Mapping[str, Value]:

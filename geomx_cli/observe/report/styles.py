@@ -1,13 +1,15 @@
-"""How each algorithm looks, in all figures and in the dashboard.
+"""How each algorithm looks in all figures, as its module says.
 
 Colours are those of Okabe and Ito, "Color universal design", 2008, with two more for nine algorithms; where they lie
-side by side, hatches and markers tell them apart as well.
+side by side, hatches and markers tell them apart as well. An algorithm that says nothing gets one of a few more.
 """
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from geomx_cli.observe.report.trial import NON_IID
+from geomx_cli.core import plugins
+from geomx_cli.observe.report.trial import COMPENSATED, MODES, NON_IID
 
 __all__ = ["PHASES", "Style", "style"]
 
@@ -22,17 +24,16 @@ class Style:
     line: str = "-"
 
 
-_STYLES: Mapping[str, Style] = {
-    "esync": Style("#CC79A7", "o", "xx"),
-    "sync": Style("#E69F00", "s", "//"),
-    "async": Style("#0072B2", "^", "\\\\"),
-    "dcasgd": Style("#009E73", "v", "--"),
-    "fsa": Style("#D55E00", "D", "++"),
-    "mixed": Style("#56B4E9", "P", ".."),
-    "hfa": Style("#000000", "X", "oo"),
-    "diloco": Style("#8C6BB1", "*", "||"),
-    "local": Style("#7F7F7F", "h", ""),
-}
+_MORE = (("#A6761D", "<", "x."), ("#1B9E77", ">", "+o"), ("#E7298A", "p", "|."), ("#66A61E", "d", "-o"))
+
+
+def _styles() -> dict[str, Style]:
+    more = itertools.cycle(_MORE)
+    known = {mode: Style("#009E73", "v", "--") if mode == COMPENSATED else None for mode in MODES}
+    return {mode: style or Style(*(plugins.look(mode) or next(more))) for mode, style in known.items()}
+
+
+_STYLES: Mapping[str, Style] = _styles()
 PHASES: Mapping[str, str] = {"computes": "#0072B2", "evaluates": "#009E73", "sends": "#E69F00", "waits": "#D0D0D0"}
 """The colours of what a worker does."""
 

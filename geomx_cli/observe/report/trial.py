@@ -6,17 +6,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.observe.report.about import Metadata
 from geomx_cli.observe.report.record import Worker
 
-__all__ = ["MODES", "NON_IID", "RunRecords", "modes_in", "title"]
+__all__ = ["COMPENSATED", "MODES", "NON_IID", "RunRecords", "modes_in", "title"]
 
-MODES: Mapping[str, str] = {
-    "esync": "ESync", "sync": "Sync", "async": "Async", "dcasgd": "DCASGD", "fsa": "FSA", "mixed": "MixedSync",
-    "hfa": "HFA", "diloco": "DiLoCo", "local": "Local",
-}  # fmt: skip
-"""What each mode is called in figures and files. With "-niid" behind it the data were split by class."""
+COMPENSATED = "dcasgd"
+MODES: Mapping[str, str] = dict(
+    sorted({**{name: plugins.title(name) for name in plugins.algorithms()}, COMPENSATED: "DCASGD"}.items())
+)
+"""What each mode is called in figures and files: the algorithms, and one that compensates for delay. With "-niid"
+behind it the data were split by class.
+"""
 
 NON_IID = "-niid"
 FOLDERS = tuple(mode + suffix for mode in MODES for suffix in ("", NON_IID))

@@ -5,9 +5,11 @@ MixedSync in one plane without local servers, where each worker is a party of it
 
 from geomx_cli.runtime.algorithms.mixed import refuses, server, server_optimizer, worker
 
-__all__ = ["forced_options", "name", "options", "refuses", "server", "server_optimizer", "worker"]
+__all__ = ["forced_options", "look", "name", "options", "refuses", "server", "server_optimizer", "title", "worker"]
 
 name = "async"
+title = "Async"
+look = ("#0072B2", "^", "\\\\")
 options = ()
 shared_options = ("max_staleness",)
 forced_options = {"topology": "flat"}

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.train_config import TrainConfig
 
 name = "diloco"
+title = "DiLoCo"
+look = ("#8C6BB1", "*", "||")
 options = (
     Option(
         "inner_steps", "int", 100, "GEOMX_INNER_STEPS",

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.train_config import TrainConfig
 
 name = "esync"
+title = "ESync"
+look = ("#CC79A7", "o", "xx")
 options = (
     Option(
         "esync_scope", "text", "global", "GEOMX_ESYNC_SCOPE",

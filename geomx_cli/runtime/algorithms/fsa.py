@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.train_config import TrainConfig
 
 name = "fsa"
+title = "FSA"
+look = ("#D55E00", "D", "++")
 options: tuple[Option, ...] = ()
 shared_options = ("max_staleness",)  # of a script that asks for dist_async
 

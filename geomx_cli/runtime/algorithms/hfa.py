@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.train_config import TrainConfig
 
 name = "hfa"
+title = "HFA"
+look = ("#000000", "X", "oo")
 options = (
     Option(
         "k1", "int", 20, "MXNET_KVSTORE_HFA_K1",

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.train_config import TrainConfig
 
-__all__ = ["name", "options", "refuses", "server", "server_optimizer", "worker"]
+__all__ = ["look", "name", "options", "refuses", "server", "server_optimizer", "title", "worker"]
 
 name = "mixed"
+title = "MixedSync"
+look = ("#56B4E9", "P", "..")
 options = (
     Option(
         "max_staleness", "int", -1, "GEOMX_MAX_STALENESS",
