@@ -75,7 +75,7 @@ ROWS: Mapping[str, Row] = {
         {"inner_steps": 40, "overlap": 10},
     ),
     "party-alone": Row(
-        {"algo": "fsa", "parties": 1, "split": "iid", "data": "time_to_accuracy_data:party_a"},
+        {"algo": "fsa", **SPREAD, "parties": 1, "split": "iid", "data": "time_to_accuracy_data:party_a"},
         same_as="fsa", task="by-party",
     ),
     "sync": Row({"algo": "sync"}, same_as="fsa", task="iid"),
