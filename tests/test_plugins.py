@@ -102,7 +102,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 def test_a_scan_imports_nothing_heavy() -> None:
     heavy = ("numpy", "zmq", "msgspec", "mxnet", "torch", "pydantic", "click", "rich")
     code = (
-        "import sys; from geomx_cli import plugins; plugins.table();"
+        "import sys; from geomx_cli.core import plugins; plugins.table();"
         f"print(*sorted(set({heavy!r}) & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -31,7 +31,7 @@ WITHOUT = {
 HOOK = """
 import os
 from pathlib import Path
-from geomx_cli.ps import shared_memory
+from geomx_cli.ps.net import shared_memory
 put = shared_memory.Arena.put
 def noted(arena, *args, **named):
     place = put(arena, *args, **named)

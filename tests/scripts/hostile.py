@@ -59,7 +59,7 @@ def pretend() -> None:
 
 def misuse(worker: "client.Worker", rank: int) -> None:
     """Messages that make no sense, as the member that it is; in the loop."""
-    node, link = worker.node, worker.uplink.links[0]
+    node, link = worker.node, worker.upstream.links[0]
     payload = memoryview(np.ones(10, np.float32)).cast("B")
     good = {"kind": Kind.EXCHANGE, "key": 70_000, "length": 10, "round": 1, "contributors": (rank,), "weight": 1.0}
     changes = [

@@ -68,7 +68,7 @@ def main():
     for number in range(steps[client.global_rank]):
         model.forward_backward((client.global_rank, number), 1.0)
         begun = part.after_step(recipe.batch_size, watch) or begun
-        if begun and part.due:
+        if begun and part.must_wait:
             part.synchronise()
             begun = False
         history.append(model.now.copy())

@@ -149,7 +149,8 @@ class Loop:
     def _drain(self) -> bool:
         """Take part in a round without a batch. True, as the exchange has begun."""
         self._part.drain()
-        self._waited += self._part.steps_per_round
+        if not self._round.samples:
+            self._waited += self._part.steps_per_round
         return True
 
     def _begin(self) -> None:
