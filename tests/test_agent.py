@@ -269,15 +269,15 @@ def test_what_a_finished_process_leaves_behind_is_ended(agents: Any) -> None:
     agent.assert_clean()
 
 
-@pytest.mark.parametrize("farewell", [b"", b"this is no JSON\n", b"[1]\n"])
+@pytest.mark.parametrize("goodbye", [b"", b"this is no JSON\n", b"[1]\n"])
 def test_control_machine_that_leaves_or_talks_nonsense_ends_the_job(
-    agents: Any, farewell: bytes, tmp_path: Path
+    agents: Any, goodbye: bytes, tmp_path: Path
 ) -> None:
     agent = agents(lease=0.5, one=SLEEP, two=DAEMON + ";" + SLEEP)
     agent.send(type="start")
     agent.until("started")
-    if farewell:
-        agent.process.stdin.write(farewell)
+    if goodbye:
+        agent.process.stdin.write(goodbye)
     else:
         agent.process.stdin.close()
     agent.assert_clean()

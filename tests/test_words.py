@@ -12,11 +12,11 @@ from geomx_cli.core.options import defaults
 from geomx_cli.core.root_cause import Failure, describe_status
 from geomx_cli.jobs.store import Job
 from geomx_cli.jobs.view.explanation import explain
+from geomx_cli.jobs.view.log_paths import log_paths
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import in_words, result
 from geomx_cli.jobs.view.table import ProcessTable
-from geomx_cli.jobs.view.whereabouts import whereabouts
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
@@ -133,7 +133,7 @@ def test_logs_on_other_hosts_have_no_folder_here(planned: Plan, job: Job, progre
     assert found["logs"] is None
     last = in_words(found).splitlines()[-1]
     assert last.split(maxsplit=1) == ["logs", "on the hosts: geomx logs j, or geomx logs collect j --to DIR"]
-    assert whereabouts(job, planned) == f"logs lie {last.split(maxsplit=1)[1]}"
+    assert log_paths(job, planned) == f"logs lie {last.split(maxsplit=1)[1]}"
 
 
 def test_the_accuracy_at_the_end_is_the_last_word(planned: Plan) -> None:

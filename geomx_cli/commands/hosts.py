@@ -32,10 +32,10 @@ def check(file: Path, json: bool) -> None:
     for geomx doctor. The exit status is 3 when there is a mistake.
     """
     from geomx_cli import inventory_file
-    from geomx_cli.plan.preview import standing
+    from geomx_cli.plan.preview import preview
 
     read = inventory_file.read(file)
-    places = standing(read.inventory)
+    places = preview(read.inventory)
     if json:
         print_json(_object(read, places), indent=2)
     else:

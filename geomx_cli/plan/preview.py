@@ -9,7 +9,7 @@ from geomx_cli.plan import ports
 from geomx_cli.plan.endpoints import lay_endpoints
 from geomx_cli.plan.topology import Node, build_topology, links
 
-__all__ = ["Preview", "standing"]
+__all__ = ["Preview", "preview"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Preview:
         return asdict(self)
 
 
-def standing(inventory: Inventory) -> tuple[Preview, ...]:
+def preview(inventory: Inventory) -> tuple[Preview, ...]:
     """For each host in order. Raises InvalidSettings where roles or ports do not fit."""
     chosen = ports.choose(inventory, None)
     nodes = build_topology(chosen)

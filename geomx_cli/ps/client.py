@@ -58,17 +58,17 @@ class Client:
         self._newest: dict[str, PendingExchange] = {}
         self._thread = threading.Thread(target=self._worker.run, name="geomx-client", daemon=True)
         self._thread.start()
-        standing: WorkerInfo = self._wait(self._worker.ready, settings.number("timeout") + 10, "the cluster")
-        self._standing = standing
-        self.rank = standing.rank
-        self.global_rank = standing.global_rank
-        self.party_index = standing.party_index
-        self.num_all_workers = standing.num_all_workers
+        info: WorkerInfo = self._wait(self._worker.ready, settings.number("timeout") + 10, "the cluster")
+        self._info = info
+        self.rank = info.rank
+        self.global_rank = info.global_rank
+        self.party_index = info.party_index
+        self.num_all_workers = info.num_all_workers
         self.num_workers = settings.local.workers if settings.local is not None else 0
-        self.flat = standing.flat
-        self.trains = standing.trains
-        self.ranks_are_global = standing.flat or settings.text("rank_scope") == "global"
-        self.is_master = standing.global_rank == 0 if self.ranks_are_global else settings.master
+        self.flat = info.flat
+        self.trains = info.trains
+        self.ranks_are_global = info.flat or settings.text("rank_scope") == "global"
+        self.is_master = info.global_rank == 0 if self.ranks_are_global else settings.master
         self._left = False
 
     # Tensors.
@@ -96,7 +96,7 @@ class Client:
         need for them, and fails after the option `patience`. hyper: hyper-parameters of single tensors. `late`:
         training has begun, and a master that does not train has ended; the worker of global rank 0 gives them instead.
         """
-        in_place = late and self.global_rank == 0 and not self._standing.master_trains
+        in_place = late and self.global_rank == 0 and not self._info.master_trains
         if not (self.is_master or in_place):
             return
         self._check()
@@ -300,7 +300,7 @@ class Client:
 
         Returns their answers; behind a local server that is a single empty one.
         """
-        servers = range(len(self._worker.upstream.links)) if self._standing.at_root else (0,)
+        servers = range(len(self._worker.upstream.links)) if self._info.at_root else (0,)
         futures = [self._ask(topic, body, server) for server in servers]
         return [self._wait(future, self.answer_limit, f"the servers to {what}") for future in futures]
 
@@ -317,7 +317,7 @@ class Client:
         """
         limit, server = self.answer_limit, 0
         if root is not None:
-            server, body = root if self._standing.at_root else 0, {**body, "root": root}
+            server, body = root if self._info.at_root else 0, {**body, "root": root}
         answer: Body = self._wait(self._ask(topic, body, server, limit), limit, f"an answer to {topic!r}")
         return answer
 
@@ -362,7 +362,7 @@ class Client:
             self._wait(future, self.answer_limit, "the servers to know that this worker leaves")
 
     def close(self, error: GeomxError | None = None) -> None:
-        """Say farewell and end the client's thread; with `error`, tell everybody that this worker has failed."""
+        """Say goodbye and end the client's thread; with `error`, tell everybody that this worker has failed."""
         worker = self._worker
         if not self._thread.is_alive():
             return
@@ -370,7 +370,7 @@ class Client:
             worker.node.loop.submit(lambda: worker.node.fail(error))
         else:
             self._check()
-            worker.node.loop.submit(worker.farewell)
+            worker.node.loop.submit(worker.goodbye)
         self._thread.join(self.settings.number("silence") + 5)
 
     # Inside.
@@ -406,7 +406,7 @@ class Client:
         """Seconds that an answer may take, as long as the link works: the option timeout. A local server that relays a
         request gives the same to its own link, which may be silent meanwhile, and answers when that is lost.
         """
-        relayed = 0.0 if self._standing.at_root else self.settings.number("silence")
+        relayed = 0.0 if self._info.at_root else self.settings.number("silence")
         return self.settings.number("timeout") + relayed
 
     def _ask(self, topic: str, body: Body, server: int, limit: float = 0.0) -> "Future[Body]":

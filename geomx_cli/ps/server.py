@@ -5,7 +5,7 @@
               root:          members are the local servers, the master worker and the central party's workers
     spread    as central, with a root in each party
 
-One loop handles one message at a time. A server ends when all members have said farewell.
+One loop handles one message at a time. A server ends when all members have said goodbye.
 """
 
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ class Server:
         self._join()
 
     def run(self) -> None:
-        """Serve until all members have said farewell."""
+        """Serve until all members have said goodbye."""
         self.node.loop.every(STALL, self._stalls.look)
         self.node.loop.every(self._settings.number("heartbeat"), self._report)
         self._patience.begin()
@@ -200,11 +200,11 @@ class Server:
                 self.node.talk.ask(root, "leave", {}, lambda _: None, self.node.fail)
 
     def _farewell(self, request: Request) -> None:
-        done = self._members.farewell(request.link)
+        done = self._members.goodbye(request.link)
         self.node.answer_bye(request)
         if done:
             self.node.telemetry["state"] = "finished"
-            self.node.farewell(self._upstream.links if self._upstream is not None else ())
+            self.node.goodbye(self._upstream.links if self._upstream is not None else ())
 
     # Tensors.
 

@@ -112,7 +112,7 @@ class Worker:
 
     def run(self) -> None:
         """Be a worker until stopped, or until the job fails."""
-        error: GeomxError = InvalidSettings("this worker has said farewell", "close it last")
+        error: GeomxError = InvalidSettings("this worker has said goodbye", "close it last")
         try:
             self.node.join(self._plane, "worker", self._dial_servers, rank=self._settings.rank)
             self.node.loop.every(1.0, self._check_patience)
@@ -187,10 +187,10 @@ class Worker:
                 "idle" if topic == "barrier" else "alive",
             )  # fmt: skip
 
-    def farewell(self) -> None:
+    def goodbye(self) -> None:
         """Say that this worker is done, and all is well; `run` returns when everybody knows."""
         if self.error is None:
-            self.node.farewell(self.upstream.links)
+            self.node.goodbye(self.upstream.links)
 
     def _give_up(self, error: GeomxError) -> None:
         self.error = error

@@ -4,7 +4,7 @@ Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS ("10" or "10,1
 SERVER_OPTIMIZER (1: the master sets one), SHUFFLE (a seed: random delays before each push),
 SLOW (seconds before each push of this worker), SIZES, DTYPE, FILL (push this number in place of seeded gradients),
 GATES (a directory: wait at each gate until it has a file of that name), SEGMENT (a gate "part0", "part1" ... before
-every so many rounds), FAIL (1: fail in place of saying farewell), FAULT (what B/worker:0 executes after 21 rounds).
+every so many rounds), FAIL (1: fail in place of saying goodbye), FAULT (what B/worker:0 executes after 21 rounds).
 """
 
 import os

@@ -23,10 +23,10 @@ from geomx_cli.jobs.store.data import provide
 from geomx_cli.jobs.store.payload import Payload
 from geomx_cli.jobs.view.end import End
 from geomx_cli.jobs.view.follow import View, view_for
+from geomx_cli.jobs.view.log_paths import log_paths
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import detached
-from geomx_cli.jobs.view.whereabouts import whereabouts
 from geomx_cli.plan import JobSpec, Plan, plan
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
     start, and Interrupted when the job was let go of.
     """
     began, job = time.monotonic(), Job.of(spec)
-    luggage = payload.pack(spec.script, manner.sync)
-    spec = prepared(job, replace(spec, carried=luggage.words))
+    packed = payload.pack(spec.script, manner.sync)
+    spec = prepared(job, replace(spec, carried=packed.words))
     remote = {host.name: host.ssh is not None for host in inventory.hosts}
     lease = _lease(manner, float(spec.options["silence"]))
     reached = {host.name: hosts.open_host(host, spec.python, manner.ssh) for host in inventory.hosts}
@@ -85,7 +85,7 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
             heard = stack.enter_context(manner.listening(planned))
             provide(planned, reached, remote, view.note, manner.told)
             job.write_plan(planned, inventory)
-            view.note(f"job {job.id}: {_count(planned)}; {whereabouts(job, planned)}")
+            view.note(f"job {job.id}: {_count(planned)}; {log_paths(job, planned)}")
             if spec.script:
                 view.note(f"what the script prints: geomx logs {job.id} -f")
             dirs = working_dirs(inventory, planned)
@@ -94,7 +94,7 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
             watch = Watch(
                 planned, fleet, progress, view, heard=heard, on_listening=lock.release, warned=manner.warned
             )
-            outcome = _carry_out(watch, fleet, _files(job, planned, remote, luggage), view, detach=manner.detach)
+            outcome = _carry_out(watch, fleet, _files(job, planned, remote, packed), view, detach=manner.detach)
     finally:
         view.close()
         for host in reached.values():
@@ -163,12 +163,12 @@ def _carry_out(
 
 
 def _files(
-    job: Job, planned: Plan, remote: Mapping[str, bool], luggage: Payload
+    job: Job, planned: Plan, remote: Mapping[str, bool], packed: Payload
 ) -> dict[str, dict[str, File]]:
     """What each host gets, by path: its processes' keys, and if it is another machine what the job takes along."""
     keys = job.key_files(planned)
     return {
-        name: keys[name] | (luggage.on(planned.files_dir(name)) if remote[name] else {}) for name in planned.hosts
+        name: keys[name] | (packed.on(planned.files_dir(name)) if remote[name] else {}) for name in planned.hosts
     }
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from geomx_cli.core.errors import DoneInPart, GeomxError, Interrupted
 from geomx_cli.jobs.store import Job
 from geomx_cli.jobs.view.explanation import explain
+from geomx_cli.jobs.view.log_paths import log_paths
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Totals
 from geomx_cli.jobs.view.result import result
-from geomx_cli.jobs.view.whereabouts import whereabouts
 from geomx_cli.plan import Plan
 
 __all__ = ["End"]
@@ -32,7 +32,7 @@ class End:
 
 def _error_of(outcome: Outcome, plan: Plan, job: Job) -> GeomxError | None:
     """What is to be raised for `outcome`; None when all is well."""
-    where = whereabouts(job, plan)
+    where = log_paths(job, plan)
     if outcome.interrupted:
         by = f" by {outcome.stopped_by}" if outcome.stopped_by else ""
         return Interrupted(f"job {job.id} was stopped{by}", where)

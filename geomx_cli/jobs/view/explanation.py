@@ -5,7 +5,7 @@ from typing import Any
 from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.root_cause import Failure
 from geomx_cli.jobs.store import Job
-from geomx_cli.jobs.view.whereabouts import of_host
+from geomx_cli.jobs.view.log_paths import of_host
 from geomx_cli.plan import Plan
 
 __all__ = ["explain", "failure_fields"]

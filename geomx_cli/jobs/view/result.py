@@ -7,9 +7,9 @@ from geomx_cli.core.errors import DoneInPart, GeomxError, Interrupted, TrainingF
 from geomx_cli.core.units import format_bytes, format_duration
 from geomx_cli.jobs.store import Job
 from geomx_cli.jobs.view.explanation import failure_fields
+from geomx_cli.jobs.view.log_paths import is_here, on_hosts
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Totals
-from geomx_cli.jobs.view.whereabouts import is_here, on_hosts
 from geomx_cli.plan import Plan
 
 __all__ = ["RESULT_VERSION", "detached", "in_words", "result"]

@@ -74,7 +74,7 @@ class Members:
         """A master that does not train changes the job: no round closes until it is settled again."""
         self._settled.discard(rank)
 
-    def farewell(self, link: Link) -> bool:
+    def goodbye(self, link: Link) -> bool:
         """This member is done; True when all are."""
         self._farewells.add(link)
         return len(self._farewells) >= self._expected

@@ -1,4 +1,4 @@
-"""One node's membership of one plane: join, roster, telemetry, failure, farewell. Its scheduler is the other side."""
+"""One node's membership of one plane: join, roster, telemetry, failure, goodbye. Its scheduler is the other side."""
 
 import time
 from collections.abc import Callable

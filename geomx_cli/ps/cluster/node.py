@@ -148,7 +148,7 @@ class Node:
         self.memberships.append(membership)
         return membership
 
-    def farewell(self, servers: Iterable[Link] = ()) -> None:
+    def goodbye(self, servers: Iterable[Link] = ()) -> None:
         """All is well and this process is done: tell `servers` and every scheduler, and end `run` when they know, and
         all who said so to this process have gone.
         """

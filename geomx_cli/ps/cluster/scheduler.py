@@ -1,7 +1,7 @@
 """The scheduler of one plane: who its members are, their ranks, whether they live, and what they last said.
 
 It hands out the roster once all members have joined, notices who is lost, tells everybody of a failure, and ends when
-all members have said farewell. Training does not pass through it.
+all members have said goodbye. Training does not pass through it.
 """
 
 import re
@@ -82,7 +82,7 @@ class Scheduler:
                 entry.gone = True
                 self.node.answer_bye(request)
                 if self._complete and all(item.gone for item in self._entries.values()):
-                    self.node.farewell()
+                    self.node.goodbye()
             case "fail":
                 entry.gone = True
                 request.answer()

@@ -149,7 +149,7 @@ class Transport:
 
     def close(self, linger: float = 1.0) -> None:
         """Close all sockets; what was handed to them may leave within `linger` seconds."""
-        for number in list(self._delayed):  # a farewell among them must not be lost in the emulated link
+        for number in list(self._delayed):  # a goodbye among them must not be lost in the emulated link
             self._release(number)
         self._sockets.close(linger)
 

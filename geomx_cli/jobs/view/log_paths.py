@@ -3,7 +3,7 @@
 from geomx_cli.jobs.store import Job
 from geomx_cli.plan import Plan
 
-__all__ = ["is_here", "of_host", "on_hosts", "whereabouts"]
+__all__ = ["is_here", "of_host", "on_hosts", "log_paths"]
 
 
 def of_host(host: str, plan: Plan, job: Job) -> str:
@@ -11,7 +11,7 @@ def of_host(host: str, plan: Plan, job: Job) -> str:
     return "" if plan.job_dirs[host] == str(job.directory) else f" on host {host}"
 
 
-def whereabouts(job: Job, plan: Plan) -> str:
+def log_paths(job: Job, plan: Plan) -> str:
     """Where the logs of a job are."""
     return f"logs are in {job.logs}" if is_here(job, plan) else f"logs lie {on_hosts(job.id)}"
 

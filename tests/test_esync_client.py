@@ -44,39 +44,39 @@ def answer(*, ready: bool, slowest: bool, epsilon: float = 0.5) -> dict[str, Any
 def test_no_answer_is_waited_for_before_the_least_number_of_steps(query: str) -> None:
     client = FakeClient(min_local_steps=4, query=query)
     client.answers = [None, answer(ready=True, slowest=True, epsilon=0.25)]
-    pacer = EsyncClient(client)  # type: ignore[arg-type]
-    pacer.begin()
-    assert [pacer.step() for _ in range(3)] == [False] * 3
+    esync = EsyncClient(client)  # type: ignore[arg-type]
+    esync.begin()
+    assert [esync.step() for _ in range(3)] == [False] * 3
     assert client.steps == [1], "one question at a time, and it has no answer yet"
     client.asked[0][1].set_result(answer(ready=False, slowest=True))
-    assert pacer.step(), "the fourth step's answer is the first that counts"
+    assert esync.step(), "the fourth step's answer is the first that counts"
     assert client.steps == [1, 4]
-    assert pacer.epsilon == 0.25
+    assert esync.epsilon == 0.25
 
 
 def test_who_is_not_the_slowest_goes_on_while_it_asks() -> None:
     client = FakeClient(min_local_steps=2)
     client.answers = [answer(ready=False, slowest=False), None, answer(ready=True, slowest=False)]
-    pacer = EsyncClient(client)  # type: ignore[arg-type]
-    pacer.begin()
-    assert [pacer.step() for _ in range(4)] == [False] * 4
+    esync = EsyncClient(client)  # type: ignore[arg-type]
+    esync.begin()
+    assert [esync.step() for _ in range(4)] == [False] * 4
     assert client.steps == [1, 2], "the second has no answer for two steps, and is not waited for"
     client.asked[1][1].set_result(answer(ready=False, slowest=False))
-    assert pacer.step()
+    assert esync.step()
     assert client.steps == [1, 2, 5]
 
 
 def test_a_question_that_could_not_end_the_round_is_asked_anew_at_the_step_that_can() -> None:
     client = FakeClient(min_local_steps=2, query="blocking")
     client.answers = [None, answer(ready=True, slowest=False), None, answer(ready=True, slowest=False)]
-    pacer = EsyncClient(client)  # type: ignore[arg-type]
-    pacer.begin()
-    assert not pacer.step()
+    esync = EsyncClient(client)  # type: ignore[arg-type]
+    esync.begin()
+    assert not esync.step()
     client.asked[0][1].set_result(answer(ready=False, slowest=False))
-    assert pacer.step()
-    pacer.begin()
-    assert not pacer.step()
+    assert esync.step()
+    esync.begin()
+    assert not esync.step()
     late = client.asked[-1][1]
     late.set_result(answer(ready=False, slowest=False))
-    assert pacer.step()
+    assert esync.step()
     assert client.steps == [1, 2, 1, 2]
