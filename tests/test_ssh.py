@@ -265,9 +265,10 @@ def test_key_of_the_ssh_agent(
     socket_path = str(tmp_path / "agent")
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket_path], stdout=subprocess.DEVNULL)
     try:
-        while not Path(socket_path).exists():
-            assert agent.poll() is None
         monkeypatch.setenv("SSH_AUTH_SOCK", socket_path)
+        # The socket's file appears before the agent listens; ssh-add exits with 1 once an agent without keys answers.
+        while subprocess.run(["ssh-add", "-l"], check=False, capture_output=True).returncode != 1:
+            assert agent.poll() is None
         monkeypatch.setenv("HOME", str(tmp_path / "empty"))
         assert "there is no key to try" in _error(machine.host(key=""))
         subprocess.run(["ssh-add", "-q", person.key], check=True)
