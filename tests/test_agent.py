@@ -106,7 +106,7 @@ class Agent:
 
     def assert_clean(self) -> None:
         """It has ended, and left nothing."""
-        self.process.wait(10)
+        self.process.wait(60)
         end = time.monotonic() + 10
         while processes.marked(MARK) and time.monotonic() < end:  # one that was just being forked ends by itself
             time.sleep(0.02)
@@ -292,7 +292,7 @@ def test_agent_that_fails_ends_its_processes_and_says_why(agents: Any, tmp_path:
     agent.send(type="start")
     done = agent.until("done")[-1]
     assert "its agent failed: " in done["why"] and "agent-state.json" in done["why"] and done["left"] == []
-    agent.process.wait(10)
+    agent.process.wait(60)
     assert processes.marked(MARK) == []
 
 
@@ -366,10 +366,10 @@ def test_attaching_to_no_agent_says_so(agents: Any) -> None:
     agent = agents(one=SLEEP)
     agent.until("hello")
     os.kill(agent.pid, signal.SIGKILL)
-    agent.process.wait(10)
+    agent.process.wait(60)
     agent.attach()
     agent.until("absent")
-    assert agent.process.wait(10) == 1
+    assert agent.process.wait(60) == 1
     assert b"no agent runs for" in agent.process.stderr.read()
 
 
@@ -381,7 +381,7 @@ def test_file_that_is_not_what_was_put_is_refused(agents: Any, tmp_path: Path) -
         agent.directory, agent.sockets, agent.lease = tmp_path, tmp_path / "s", 6
         seal = FileDigest(mode, hashlib.sha256(content.encode()).hexdigest() if content else digest)
         agent.begin([agent.task("one", SLEEP)], {str(key): seal})
-        assert agent.process.wait(20) == 1
+        assert agent.process.wait(60) == 1
         assert words in agent.process.stderr.read().decode()
         agent.close()
 
@@ -390,7 +390,7 @@ def test_file_that_is_not_what_was_put_is_refused(agents: Any, tmp_path: Path) -
 def test_assignment_that_no_launch_has_written_is_refused_in_words(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "agent.json").write_bytes(content)
     host = LocalHost()
-    done = host.run([host.python, "-m", "geomx_cli.agent", "run", str(tmp_path)], limit=20)
+    done = host.run([host.python, "-m", "geomx_cli.agent", "run", str(tmp_path)], limit=60)
     assert done.status == 1
     assert done.errors.decode().startswith(f"error: {tmp_path}/agent.json is damaged")
 
@@ -408,7 +408,7 @@ def test_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     assignment = Assignment("job", "here", str(tmp_path), sockets, f"{sockets}/a", "", (), ())
     (tmp_path / "agent.json").write_bytes(assignment.encode())
     host = LocalHost()
-    done = host.run([host.python, "-m", "geomx_cli.agent", "run", str(tmp_path)], limit=20)
+    done = host.run([host.python, "-m", "geomx_cli.agent", "run", str(tmp_path)], limit=60)
     assert done.status == 1
     assert b"only you can enter" in done.errors
 
@@ -422,7 +422,7 @@ def test_reaping_after_the_agent_was_killed(agents: Any) -> None:
         assert time.monotonic() < end
         time.sleep(0.02)
     os.kill(agent.pid, signal.SIGKILL)
-    agent.process.wait(10)
+    agent.process.wait(60)
     assert reap(agent.directory) == []
     agent.assert_clean()
 
@@ -470,10 +470,10 @@ def test_local_host_puts_files_at_once_and_with_their_mode(tmp_path: Path) -> No
 def test_local_host_runs_commands_with_a_limit() -> None:
     host = LocalHost()
     program = "import sys; print(sys.stdin.read()); sys.exit(3)"
-    done = host.run([sys.executable, "-c", program], data=b"in", limit=20)
+    done = host.run([sys.executable, "-c", program], data=b"in", limit=60)
     assert (done.status, done.output, done.errors) == (3, b"in\n", b"")
     program = "import os; os.kill(os.getpid(), 9)"
-    assert host.run([sys.executable, "-c", program], limit=20).status == -signal.SIGKILL
+    assert host.run([sys.executable, "-c", program], limit=60).status == -signal.SIGKILL
     with pytest.raises(TimedOut):
         host.run(["sleep", "1000"], limit=0.1)
 

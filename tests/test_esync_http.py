@@ -65,7 +65,7 @@ def port(owner: Owner) -> Iterator[int]:
 def post(port: int, path: str, **fields: object) -> bytes:
     """The body of the answer, as a worker gets it."""
     body = urllib.parse.urlencode(fields).encode()
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=60) as answer:
         assert answer.status == 200
         return bytes(answer.read())
 
@@ -77,14 +77,14 @@ def apply(port: int, **fields: object) -> int:
 
 
 def home(port: int) -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
         return dict(json.loads(answer.read()))
 
 
 def refused(port: int, path: str, body: bytes | None) -> tuple[int, str]:
     """Status and sentence of an answer that is an error."""
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=10)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=60)
     with caught.value as answer:
         return answer.code, answer.read().decode()
 
@@ -292,7 +292,7 @@ def test_the_owner_is_gone() -> None:
     assert refused(server.port, "/init/", b"") == (503, "the scheduler has ended")
     server.close()
     with pytest.raises(urllib.error.URLError, match="refused"):
-        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=10)
+        urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=60)
 
 
 def test_where_it_cannot_listen(port: int, owner: Owner) -> None:
@@ -306,7 +306,7 @@ def test_ipv6(owner: Owner) -> None:
         server = serve(StateServer(), "::1", 0, owner.call)
     except InvalidSettings:
         pytest.skip("this machine has no IPv6")
-    with urllib.request.urlopen(f"http://[::1]:{server.port}/", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://[::1]:{server.port}/", timeout=60) as answer:
         assert json.loads(answer.read())["t"] == 1
     server.close()
 

@@ -60,7 +60,7 @@ def test_prometheus() -> None:
     with exporting(planned(), None, port) as take:
         for process, event in EVENTS:
             take(process, event)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         with pytest.raises(CheckFailed, match=f"cannot listen on 127.0.0.1:{port}"), exporting(planned(), None, port):
             pass
@@ -99,7 +99,7 @@ def test_prometheus_answers_only_by_its_own_name_and_with_the_token(tmp_path: Pa
             (known, 200), (known | {"Host": "evil.example"}, 403), ({}, 401), ({"Authorization": "Bearer x"}, 401),
             (known | {"Host": f"localhost:{port}"}, 200),
         ):  # fmt: skip
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             connection.request("GET", "/metrics", headers=headers)
             assert connection.getresponse().status == status, headers
             connection.close()

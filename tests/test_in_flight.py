@@ -107,7 +107,7 @@ def check_rounds(
         time.sleep(pauses.random() * 0.05)
         for proxy in chosen:
             proxy.cut(chance=0.4)
-    cluster.finish(60)
+    cluster.finish()
     assert sum(proxy.cuts for proxy in chosen) > 20
     check_results(tmp_path, expected_of_rows(optimizer) if row else expected(optimizer))
 
@@ -124,7 +124,7 @@ def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path, roots: int)
         "MXNET_KVSTORE_BIGARRAY_BOUND": "1024",
     }  # fmt: skip
     cluster.launch(SCRIPT, roots=roots)
-    cluster.finish(50)
+    cluster.finish()
     check_results(tmp_path, expected(True, sizes, rounds))
 
 

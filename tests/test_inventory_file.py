@@ -496,7 +496,7 @@ def test_the_script_of_init_trains(tmp_path: Path) -> None:
     starter.write(tmp_path)
     done = geomx(
         "launch", "--local", "--json", "--workers", "1", "--job-dir", str(tmp_path / "job"), "--",
-        "python", "train.py", "--epochs", "1", "--samples", "192", cwd=tmp_path, limit=50,
+        "python", "train.py", "--epochs", "1", "--samples", "192", cwd=tmp_path, limit=90,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "done"

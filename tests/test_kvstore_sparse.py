@@ -10,7 +10,7 @@ from test_mxnet_store import SCRIPTS, check_parameters, hooked
 def test_row_sparse_arrays_count_as_dense_ones(cluster: Cluster) -> None:
     argv, env = hooked("sparse.py", "rules")
     cluster.launch(argv, env=env, parties=(2, 1), roots=2)
-    cluster.finish(50)
+    cluster.finish()
 
 
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
@@ -23,7 +23,7 @@ def test_only_rows_travel_after_the_initial_value(cluster: Cluster, kind: str) -
     argv, env = hooked("sparse.py", kind)
     listens = {"GEOMX_BIND": f"tcp://127.0.0.1:{port}", "GEOMX_ADVERTISE": f"tcp://127.0.0.1:{front}"}
     cluster.launch(argv, env=env, root_env=listens, parties=(2,))
-    cluster.finish(50)
+    cluster.finish()
     copies, slice_bytes = (2, 0) if kind == "dist_sync" else (1, 2**21)
     assert 0 < proxy.forwarded - copies * whole < whole / 50 + slice_bytes
 

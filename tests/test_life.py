@@ -181,7 +181,7 @@ def test_logs_that_are_no_plain_files_or_have_no_lines(desk: Desk) -> None:
     with (logs / "A-worker-1.log").open("ab") as log:
         log.truncate(64 << 20)
     for arguments in ((), ("-n", "2")):
-        done = desk.geomx("logs", "--party", "A", *arguments, limit=50)
+        done = desk.geomx("logs", "--party", "A", *arguments, limit=90)
         assert done.returncode == 7
         for what in ("A-worker-0.log is a link", "A-server-0.log is a pipe", "A-scheduler-0.log is a folder"):
             assert what in done.stderr

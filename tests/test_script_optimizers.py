@@ -97,7 +97,7 @@ def test_what_cannot_travel_is_refused_where_it_is_set(cluster: Cluster) -> None
     script.write_text(WRONG)
     argv, env = hooked(str(script))
     cluster.launch(argv, parties=(1,), env=env)
-    cluster.finish(50)
+    cluster.finish()
 
 
 TWICE = """
@@ -124,7 +124,7 @@ def test_of_two_optimizers_the_later_one_holds_whoever_sets_it_first(cluster: Cl
     script.write_text(TWICE)
     argv, env = hooked(str(script))
     cluster.launch_flat(argv, workers=2, env=env)
-    cluster.finish(50)
+    cluster.finish()
 
 
 def pushed(mx: Any, updates: WorkerUpdates, steps: range) -> list[Any]:

@@ -171,7 +171,7 @@ def test_a_followed_job_ends_when_the_control_machine_is_gone(world: World) -> N
     launch = world.start("launch", "--lease", "3s", *rounds(world, 10_000, slow=0.03))
     wait_for(lambda: len(world.running()) >= 11)  # the master may have ended
     with world.cut():
-        wait_for(lambda: not world.running(), limit=20)
+        wait_for(lambda: not world.running(), limit=60)
         launch.communicate(timeout=90)
     assert launch.returncode == 1
     stopped = world.geomx("stop")

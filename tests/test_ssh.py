@@ -31,7 +31,7 @@ BINARY = bytes(range(256)) * 20_000
 def _error(host: SshHost) -> str:
     """What is said when the host is used."""
     with pytest.raises(HostUnreachable) as caught:
-        host.run(["true"], limit=20)
+        host.run(["true"], limit=60)
     host.close()
     return str(caught.value)
 
@@ -47,19 +47,19 @@ def host(machines: Machines, person: Person) -> Iterator[SshHost]:
 
 
 def test_run_gives_output_errors_and_status(host: SshHost) -> None:
-    done = host.run(["sh", "-c", "cat; echo words >&2; exit 7"], data=b"in", limit=20)
+    done = host.run(["sh", "-c", "cat; echo words >&2; exit 7"], data=b"in", limit=60)
     assert (done.status, done.output, done.errors) == (7, b"in", b"words\n")
-    assert host.run(["printf", "%s|", "a b", "$HOME", "'", "*"], limit=20).output == b"a b|$HOME|'|*|"
-    assert host.run(["sh", "-c", "kill -9 $$"], limit=20).status < 0
-    assert b"not found" in host.run(["no-such-program"], limit=20).errors
+    assert host.run(["printf", "%s|", "a b", "$HOME", "'", "*"], limit=60).output == b"a b|$HOME|'|*|"
+    assert host.run(["sh", "-c", "kill -9 $$"], limit=60).status < 0
+    assert b"not found" in host.run(["no-such-program"], limit=60).errors
     with pytest.raises(TimedOut, match=r"sleep on alpha did not end within 0.3 s"):
         host.run(["sleep", "30"], limit=0.3)
 
 
 def test_much_output_on_both_streams_and_much_input(host: SshHost) -> None:
-    done = host.run(["sh", "-c", "tee /dev/stderr"], data=BINARY, limit=30)
+    done = host.run(["sh", "-c", "tee /dev/stderr"], data=BINARY, limit=60)
     assert done.output == BINARY and done.errors == BINARY
-    assert host.run(["true"], data=BINARY, limit=30).status == 0
+    assert host.run(["true"], data=BINARY, limit=60).status == 0
 
 
 def test_open_streams_both_ways(host: SshHost) -> None:
@@ -86,7 +86,7 @@ def test_channel_that_is_closed_takes_no_more(host: SshHost) -> None:
 def test_answers_without_end_are_refused(host: SshHost, tmp_path: Path) -> None:
     for stream in ("cat /dev/zero", "cat /dev/zero >&2"):
         with pytest.raises(CheckFailed, match="sh on alpha wrote more than 16 MiB"):
-            host.run(["sh", "-c", stream], limit=20)
+            host.run(["sh", "-c", stream], limit=60)
     (tmp_path / "large").touch()
     os.truncate(tmp_path / "large", 1 << 40)
     with pytest.raises(OSError, match="it has more than 16 MiB"):
@@ -139,7 +139,7 @@ def test_put_and_get(host: SshHost, tmp_path: Path) -> None:
 def test_threads_share_a_host(host: SshHost, tmp_path: Path) -> None:
     def use(number: int) -> bytes:
         host.put(str(tmp_path / "shared" / str(number)), b"%d" % number)
-        return host.run(["cat", str(tmp_path / "shared" / str(number))], limit=20).output
+        return host.run(["cat", str(tmp_path / "shared" / str(number))], limit=60).output
 
     assert everywhere(use, range(6)) == [b"%d" % number for number in range(6)]
 
@@ -149,7 +149,7 @@ def test_what_start_up_files_print_is_left_out(machines: Machines, person: Perso
     person.knows(machine)
     (machine.home / ".bashrc").write_text("echo Welcome; printf 'to this machine'\n")
     with closing(machine.host()) as host:
-        assert host.run(["cat"], data=BINARY, limit=20).output == BINARY
+        assert host.run(["cat"], data=BINARY, limit=60).output == BINARY
         channel = host.open(["echo", "own words"])
         assert b"".join(iter(channel.receive, b"")) == b"own words\n"
 
@@ -167,12 +167,12 @@ def test_unknown_host_key_is_refused_and_accepted_on_demand(machines: Machines, 
     assert machine.fingerprint in said and f"`ssh -p {machine.port} " in said and "--accept-new-host-keys" in said
     person.known_hosts.write_text("# no end of line")
     host = machine.host(options=person.options(accept_new_host_keys=True))
-    assert host.run(["true"], limit=20).status == 0
+    assert host.run(["true"], limit=60).status == 0
     host.close()
     accepted = person.known_hosts.read_text().splitlines()[1]
     assert accepted == f"[127.0.0.1]:{machine.port} {machine.host_key}"
     assert machine.fingerprint in person.told[0]
-    machine.host().run(["true"], limit=20)
+    machine.host().run(["true"], limit=60)
 
 
 def test_changed_host_key_is_refused_whatever_was_asked_for(machines: Machines, person: Person, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_key_of_another_port_refuses_nothing(machines: Machines, person: Perso
     machine = machines()
     person.known_hosts.write_text("127.0.0.1 " + Path(f"{make_key(tmp_path / 'other')}.pub").read_text())
     assert "is not known" in _error(machine.host())
-    assert machine.host(options=person.options(accept_new_host_keys=True)).run(["true"], limit=20).status == 0
+    assert machine.host(options=person.options(accept_new_host_keys=True)).run(["true"], limit=60).status == 0
     assert f"[127.0.0.1]:{machine.port} {machine.host_key}" in person.known_hosts.read_text()
 
 
@@ -202,7 +202,7 @@ def test_a_program_in_the_home_there(machines: Machines, person: Person) -> None
     program.write_text("#!/bin/sh\necho said $1\n")
     program.chmod(0o700)
     with closing(machine.host()) as host:
-        assert host.run(["~/my tools/say", "~/x"], limit=20).output == b"said ~/x\n"
+        assert host.run(["~/my tools/say", "~/x"], limit=60).output == b"said ~/x\n"
 
 
 @pytest.mark.processes
@@ -214,7 +214,7 @@ def test_a_jump_as_ssh_config_writes_it(person: Person) -> None:
 
 def test_pinned_fingerprint_decides_alone(machines: Machines, person: Person) -> None:
     machine = machines()
-    machine.host(fingerprint=machine.fingerprint).run(["true"], limit=20)
+    machine.host(fingerprint=machine.fingerprint).run(["true"], limit=60)
     person.knows(machine)
     assert "the inventory has SHA256:none" in _error(machine.host(fingerprint="SHA256:none"))
 
@@ -237,7 +237,7 @@ def test_forms_of_known_hosts(machines: Machines, person: Person, tmp_path: Path
     if form == "revoked":
         assert "was revoked" in _error(machine.host())
     else:
-        machine.host().run(["true"], limit=20)
+        machine.host().run(["true"], limit=60)
 
 
 def test_wrong_key_names_user_and_keys(machines: Machines, person: Person, tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_key_of_the_ssh_agent(
         monkeypatch.setenv("HOME", str(tmp_path / "empty"))
         assert "there is no key to try" in _error(machine.host(key=""))
         subprocess.run(["ssh-add", "-q", person.key], check=True)
-        machine.host(key="").run(["true"], limit=20)
+        machine.host(key="").run(["true"], limit=60)
         locked = make_key(tmp_path / "locked", "a passphrase")
         assert "no terminal" in _error(machine.host(key=str(locked)))
     finally:
@@ -288,7 +288,7 @@ from geomx_cli.inventory import Ssh
 options = SshOptions(config="/none", known_hosts=sys.argv[1])
 ssh = Ssh(address="127.0.0.1", port=int(sys.argv[2]), key=sys.argv[3])
 hosts = [SshHost(name, ssh, "python3", options=options) for name in "ABC"]
-everywhere(lambda host: host.run(["true"], limit=20), hosts)
+everywhere(lambda host: host.run(["true"], limit=60), hosts)
 print("all in")
 """
 
@@ -365,13 +365,13 @@ def test_machine_that_hangs_after_it_let_us_in(machines: Machines, person: Perso
     machine = machines()
     person.knows(machine)
     host = machine.host()
-    host.run(["true"], limit=20)
+    host.run(["true"], limit=60)
     for pid in machine.sessions():
         os.kill(pid, signal.SIGSTOP)
     with pytest.raises(GeomxError):
         host.run(["true"], limit=1)
     machine.cut()
-    assert host.run(["true"], limit=20).status == 0
+    assert host.run(["true"], limit=60).status == 0
     host.close()
 
 
@@ -388,7 +388,7 @@ def test_dropped_connection_ends_what_waits_for_it(machines: Machines, person: P
     assert channel.receive() == b""
     with pytest.raises(OSError):
         channel.send(b"x")
-    assert host.run(["echo", "again"], limit=20).output == b"again\n"
+    assert host.run(["echo", "again"], limit=60).output == b"again\n"
     host.close()
 
 
@@ -396,7 +396,7 @@ def test_cut_while_a_file_is_put(machines: Machines, person: Person, tmp_path: P
     machine = machines()
     person.knows(machine)
     host = machine.host()
-    host.run(["true"], limit=20)
+    host.run(["true"], limit=60)
     folder = tmp_path / "there"
     folder.mkdir()
 
@@ -432,7 +432,7 @@ def test_alias_jump_and_chain_of_jumps(sites: list[Sshd], person: Person) -> Non
 
     def through(ssh: Ssh) -> None:
         host = SshHost("A", ssh, "python3", options=options)
-        assert host.run(["echo", "there"], limit=20).output == b"there\n"
+        assert host.run(["echo", "there"], limit=60).output == b"there\n"
         host.close()
 
     through(Ssh(address="alpha"))
@@ -483,12 +483,12 @@ def test_inventory_wins_over_ssh_config(sites: list[Sshd], person: Person, tmp_p
 def test_ssh_config_that_cannot_be_used(person: Person, config: str, words: str) -> None:
     person.config.write_text(config)
     with pytest.raises((InvalidSettings, HostUnreachable), match=words):
-        SshHost("A", Ssh(address="x"), "python3", options=person.options()).run(["true"], limit=20)
+        SshHost("A", Ssh(address="x"), "python3", options=person.options()).run(["true"], limit=60)
 
 
 def test_ipv6(machines: Machines, person: Person) -> None:
     machine = machines(address="::1")
     person.knows(machine)
     host = machine.host()
-    assert host.run(["echo", "six"], limit=20).output == b"six\n"
+    assert host.run(["echo", "six"], limit=60).output == b"six\n"
     host.close()
