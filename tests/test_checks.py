@@ -190,7 +190,7 @@ def test_who_is_dialled_by_name_listens_on_both_versions_of_ip() -> None:
 
 
 def test_each_account_has_its_own_folder_for_sockets() -> None:
-    there: dict[str, object] = {"ssh": Ssh(address="10.0.0.5", user="bob")}
+    there: dict[str, object] = {"access": Ssh(address="10.0.0.5", user="bob")}
     inventory = star({"hub": "127.0.0.1", "alpha": "10.0.0.5"}, range(9000, 9004), alpha=there)
     settled = settle(inventory, {"alpha": FACTS, "hub": FACTS})
     planned = plan(settled, JobSpec(job="j", job_dir="/j", socket_dir="/tmp/gx-0-abc", key_dir="/k"))

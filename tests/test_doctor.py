@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 from cluster import ROOT, free_ports
-from networks import Network, PrefixedHost, bare_python, star
+from networks import Network, PrefixedConnector, bare_python, star
 from sshd import Person, Sshd
 
 from geomx_cli import preflight
 from geomx_cli.core.errors import CheckFailed, HostUnreachable
-from geomx_cli.hosts import Host, SshOptions
-from geomx_cli.hosts.local import LocalHost
+from geomx_cli.hosts import Connector
+from geomx_cli.hosts.local import LocalConnector
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan import JobSpec
 from geomx_cli.preflight import Check, survey
@@ -49,7 +50,7 @@ def check(network: Network) -> Callable[..., preflight.Report]:
     return visit
 
 
-def examine(reached: Mapping[str, Host], inventory: Inventory, *, full: bool = False) -> preflight.Report:
+def examine(reached: Mapping[str, Connector], inventory: Inventory, *, full: bool = False) -> preflight.Report:
     try:
         return preflight.examine(reached, inventory, SPEC, full=full)
     finally:
@@ -57,8 +58,8 @@ def examine(reached: Mapping[str, Host], inventory: Inventory, *, full: bool = F
             host.close()
 
 
-def local(name: str) -> LocalHost:
-    return LocalHost(name, sys.executable)
+def local(name: str) -> LocalConnector:
+    return LocalConnector(name, sys.executable)
 
 
 def wrong(report: preflight.Report) -> list[Check]:
@@ -225,7 +226,7 @@ def test_a_host_that_cannot_be_reached_beside_two_good_ones(tmp_path: Path) -> N
 
 def with_alpha(python: str, *env: str) -> preflight.Report:
     """The star, where alpha has another Python and environment."""
-    alpha = PrefixedHost("alpha", python, ["env", "-C", "/", *env])
+    alpha = PrefixedConnector("alpha", python, ["env", "-C", "/", *env])
     return examine({"hub": local("hub"), "alpha": alpha, "beta": local("beta")}, star(HERE, free_ports(8)))
 
 

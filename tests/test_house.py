@@ -9,7 +9,7 @@ from cluster import ROOT
 PACKAGE = ROOT / "geomx_cli"
 BENEATH = {"core"}
 ABOVE = (
-    "__main__", "cli", "commands", "observe", "jobs", "preflight", "inventory_file", "plan", "runtime", "hosts",
+    "__main__", "cli", "commands", "observe", "jobs", "preflight", "plan", "runtime", "hosts",
     "inventory", "ps",
 )  # fmt: skip
 SERVER = ("", "aggregation", "optim", "cluster", "net")

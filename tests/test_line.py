@@ -19,9 +19,9 @@ from benchmarks.netns import Namespaces, call
 from geomx_cli.agent import processes
 from geomx_cli.agent.assignment import AgentState, Assignment, Task
 from geomx_cli.core.errors import CheckFailed, Interrupted, InvalidSettings, TimedOut
-from geomx_cli.hosts import Channel, File, Host
-from geomx_cli.hosts.local import LocalHost
-from geomx_cli.hosts.ssh import SshHost
+from geomx_cli.hosts import Channel, Connector, File
+from geomx_cli.hosts.local import LocalConnector
+from geomx_cli.hosts.ssh.connector import SshConnector
 from geomx_cli.jobs.actions.agent_connection import AgentConnection, Inbox
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_to
@@ -49,7 +49,7 @@ class Site:
 
     machine: Sshd
 
-    def __init__(self, folder: Path, host: Host, program: str, lease: float) -> None:
+    def __init__(self, folder: Path, host: Connector, program: str, lease: float) -> None:
         self.host = host
         self.mark = {"GEOMX_JOB": f"line-test-{uuid.uuid4().hex}", "GEOMX_HOST": host.name}
         self.folder = folder / "state"
@@ -122,12 +122,12 @@ def start(tmp_path: Path, machines: Callable[..., Sshd], person: Person) -> Iter
 
     def begin(program: str = SLEEP, *, lease: float = 6, local: bool = False, jump: str = "", **changes: Any) -> Site:
         if local:
-            site = Site(tmp_path, LocalHost("alpha"), program, lease)
+            site = Site(tmp_path, LocalConnector("alpha"), program, lease)
         else:
             machine = machines(**changes)
             person.knows(machine)
             (machine.home / ".bashrc").write_text("echo Welcome\n")
-            host = SshHost("alpha", machine.ssh(jump=jump), sys.executable, options=person.options())
+            host = SshConnector("alpha", machine.ssh(jump=jump), sys.executable, options=person.options())
             site = Site(tmp_path, host, program, lease)
             site.machine = machine
         made.append(site)
@@ -301,7 +301,7 @@ def test_killed_relay_is_replaced_on_this_machine(start: Start) -> None:
 
 @pytest.mark.processes
 def test_agent_that_does_not_start_says_why(tmp_path: Path) -> None:
-    site = Site(tmp_path, LocalHost("alpha"), SLEEP, 6)
+    site = Site(tmp_path, LocalConnector("alpha"), SLEEP, 6)
     Path(site.assignment.sockets).mkdir(mode=0o755)
     with pytest.raises(CheckFailed, match=r"agent on host alpha did not start: .* is not a folder that only you"):
         site.start()
@@ -317,7 +317,7 @@ def test_agent_that_says_nothing_is_waited_for_aloud(tmp_path: Path, monkeypatch
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\ncase "$*" in *reap*) exit 0;; esac; exec sleep 100\n')
     python.chmod(0o700)
-    site = Site(tmp_path, LocalHost("alpha", str(python)), SLEEP, 6)
+    site = Site(tmp_path, LocalConnector("alpha", str(python)), SLEEP, 6)
     notes: list[str] = []
     job = Job.of(JobSpec("", job_dir=str(site.folder)))
     fleet = AgentPool(job, {"alpha": site.host}, {"alpha": site.assignment}, notes.append)
@@ -331,9 +331,9 @@ def test_agent_that_says_nothing_is_waited_for_aloud(tmp_path: Path, monkeypatch
 
 @pytest.mark.processes
 def test_file_that_was_changed_on_the_way_is_refused(tmp_path: Path) -> None:
-    site = Site(tmp_path, LocalHost("alpha"), SLEEP, 6)
+    site = Site(tmp_path, LocalConnector("alpha"), SLEEP, 6)
 
-    class Careless(LocalHost):
+    class Careless(LocalConnector):
         def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
             super().put(path, data[:3] if path.endswith(".key") else data, mode)
 
@@ -346,10 +346,10 @@ def test_file_that_was_changed_on_the_way_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_agents_start_when_all_hosts_have_their_files(tmp_path: Path) -> None:
-    quick = Site(tmp_path / "quick", LocalHost("alpha"), SLEEP, 6)
+    quick = Site(tmp_path / "quick", LocalConnector("alpha"), SLEEP, 6)
     early: list[object] = []
 
-    class Slow(LocalHost):
+    class Slow(LocalConnector):
         def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
             end = time.monotonic() + 1
             while not early and time.monotonic() < end:
@@ -375,7 +375,7 @@ def test_agents_start_when_all_hosts_have_their_files(tmp_path: Path) -> None:
 
 def test_interrupt_ends_the_copying_of_files(tmp_path: Path, machines: Callable[..., Sshd], person: Person) -> None:
     person.knows(machine := machines())
-    host = SshHost("alpha", machine.ssh(), sys.executable, options=person.options())
+    host = SshConnector("alpha", machine.ssh(), sys.executable, options=person.options())
     site = Site(tmp_path, host, SLEEP, 6)
     large = site.folder / "large"
     site.files[str(large)] = File(bytes(64 << 20))
@@ -418,7 +418,7 @@ def _line(folder: Path, program: str) -> tuple[AgentConnection, Inbox]:
         job="", host="alpha", job_dir=str(folder), sockets="", socket="", working_dir="", clear=(), tasks=()
     )
     inbox = Inbox()
-    return AgentConnection(LocalHost("alpha", str(python)), assignment, inbox), inbox
+    return AgentConnection(LocalConnector("alpha", str(python)), assignment, inbox), inbox
 
 
 @pytest.mark.processes
@@ -448,7 +448,7 @@ def test_line_without_end_ends_it_all(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_trouble_of_our_own_while_a_line_is_mended_is_not_its_end(tmp_path: Path) -> None:
-    class Forgetful(LocalHost):
+    class Forgetful(LocalConnector):
         troubles = iter([InvalidSettings("known_hosts is no file"), CheckFailed("no")])
 
         def open(self, argv: Sequence[str]) -> Channel:

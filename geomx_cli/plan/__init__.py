@@ -134,7 +134,7 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
             f"--silence {options['silence']:g}s is too short for a heartbeat every {options['heartbeat']:g}s",
             "make --silence at least twice --heartbeat",
         )
-    remote = [host.name for host in inventory.hosts if host.ssh is not None]
+    remote = [host.name for host in inventory.hosts if not host.shares_files]
     if options["wan"] and remote:
         raise InvalidSettings(
             f"--wan emulates links on one machine, and host {remote[0]} is another", "leave out --wan"

@@ -56,7 +56,7 @@ class JobSpec:
         """The script's command; on another machine with the files that it got where they lie there, and its own Python
         in the place of one that is named by its path here.
         """
-        if host.ssh is None:
+        if host.shares_files:
             return list(self.script)
         python = host.python or self.python
         files = {word: f"{self.job_dir_on(host)}/files/{place}" for word, place in self.carried.items()}

@@ -9,9 +9,9 @@ import msgspec
 
 from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings, TimedOut
 from geomx_cli.core.units import counted
-from geomx_cli.hosts import Host, SshOptions, closing, open_host
-from geomx_cli.inventory import Host as PlannedHost
-from geomx_cli.inventory import Inventory
+from geomx_cli.hosts import Connector, closing, connector
+from geomx_cli.hosts.ssh.options import SshOptions
+from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.job_paths import complete
 from geomx_cli.preflight import hosts as checks_of_hosts
@@ -60,7 +60,7 @@ class Report:
         }
 
 
-def quick(hosts: Mapping[str, Host], inventory: Inventory, spec: JobSpec) -> tuple[Inventory, list[Check]]:
+def quick(hosts: Mapping[str, Connector], inventory: Inventory, spec: JobSpec) -> tuple[Inventory, list[Check]]:
     """What launch wants to know before each start: the settled inventory, and the checks of hosts, ports and links.
 
     `hosts` are those of the inventory. Everything that this starts on them has ended when it returns, so that the
@@ -74,7 +74,7 @@ def quick(hosts: Mapping[str, Host], inventory: Inventory, spec: JobSpec) -> tup
 
 
 def examine(
-    hosts: Mapping[str, Host], inventory: Inventory, spec: JobSpec, *, full: bool, say: Say = lambda text: None
+    hosts: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, *, full: bool, say: Say = lambda text: None
 ) -> Report:
     """The same as `quick`, and if `full` also GPUs, cores, and the bandwidth of each link between parties, which takes
     four seconds for each that shares a machine with another. `say` is told what happens."""
@@ -86,7 +86,7 @@ def examine(
 
 def visit(inventory: Inventory, spec: JobSpec, ssh: SshOptions, *, full: bool, say: Say) -> Report:
     """`examine` with connections of its own to all hosts of the inventory."""
-    reached = {host.name: open_host(host, spec.python, ssh) for host in inventory.hosts}
+    reached = {host.name: connector(host, spec.python, ssh) for host in inventory.hosts}
     with closing(reached):
         return examine(reached, inventory, spec, full=full, say=say)
 
@@ -125,9 +125,9 @@ class _Visit:
         }
         return self._survey.facts({name: common | self._questions(host) for name, host in hosts.items()})
 
-    def _questions(self, host: PlannedHost) -> dict[str, Any]:
+    def _questions(self, host: Host) -> dict[str, Any]:
         here, temp = "", ""
-        if host.ssh is None:
+        if host.shares_files:
             here, temp = str(PurePath(self._spec.job_dir).parent), str(PurePath(self._spec.socket_dir).parent)
         return {
             "state_dir": host.state_dir or here,

@@ -40,9 +40,9 @@ def listening(host: Host) -> str:
 def _settled(host: Host, facts: Facts) -> Host:
     python = host.python if host.python.startswith("/") else facts.executable
     known = {"python": python, "package": host.package or facts.package}
-    if host.state_dir or host.ssh is not None:
+    if host.state_dir or not host.shares_files:
         known["state_dir"] = facts.state.path
-    if host.ssh is not None:
+    if not host.shares_files:
         known["sockets"] = f"{facts.temp.rstrip('/')}/gx-{facts.uid}"
     if host.workdir:
         known["workdir"] = facts.work.path

@@ -10,7 +10,7 @@ import msgspec
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut
 from geomx_cli.core.module_command import module_command
-from geomx_cli.hosts import Host, everywhere
+from geomx_cli.hosts import Connector, everywhere
 from geomx_cli.preflight.probe_client import ProbeClient
 
 __all__ = ["OLDEST_PYTHON", "Facts", "Folder", "Skew", "Survey", "old_python"]
@@ -100,7 +100,7 @@ class Survey:
     `token(host)` is what a dialler shows to the listeners of that host. For one thread at a time.
     """
 
-    def __init__(self, hosts: Mapping[str, Host]) -> None:
+    def __init__(self, hosts: Mapping[str, Connector]) -> None:
         self.failures: dict[str, GeomxError] = {}
         self.skews: dict[str, Skew] = {}
         self._tokens = {name: secrets.token_hex(16) for name in hosts}
@@ -159,7 +159,7 @@ class Survey:
         return {name: results[name] for name in names if name in results}
 
 
-def _start(host: Host) -> tuple[ProbeClient, Skew]:
+def _start(host: Connector) -> tuple[ProbeClient, Skew]:
     """Open a checker. Raises HostUnreachable, or CheckFailed when the host has no Python or geomx that works."""
     try:
         questioner = ProbeClient(host.name, host.open(module_command(host.python, "geomx_cli.probe")))
@@ -184,7 +184,7 @@ def _start(host: Host) -> tuple[ProbeClient, Skew]:
         raise
 
 
-def _explain(host: Host, questioner: ProbeClient) -> CheckFailed:
+def _explain(host: Connector, questioner: ProbeClient) -> CheckFailed:
     """What is the matter on a host where the checker ended at once. Raises HostUnreachable when it is lost."""
     python = host.python
     done = host.run([python, "-c", _PYTHON], limit=_START_LIMIT)
@@ -203,7 +203,7 @@ def _explain(host: Host, questioner: ProbeClient) -> CheckFailed:
     return CheckFailed(f"host {host.name}: geomx does not start: {last[0]}", f"install it anew in {python}")
 
 
-def _no_python(host: Host) -> CheckFailed:
+def _no_python(host: Connector) -> CheckFailed:
     hint = f"install it there, or set python of {host.name} to where it is"
     return CheckFailed(f"host {host.name}: there is no Python at {host.python}", hint)
 

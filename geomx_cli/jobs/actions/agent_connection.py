@@ -12,7 +12,7 @@ from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, Time
 from geomx_cli.core.jsonlines import lines
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import last_line
-from geomx_cli.hosts import Channel, Host
+from geomx_cli.hosts import Channel, Connector
 from geomx_cli.jobs.actions.local_events import Broken, Gone, LocalEvent, Mended, Notice
 
 __all__ = ["ANSWER_LIMIT", "AgentConnection", "Inbox", "JsonObject"]
@@ -37,7 +37,7 @@ class AgentConnection:
     `send` may be called by any thread.
     """
 
-    def __init__(self, host: Host, assignment: Assignment, inbox: Inbox) -> None:
+    def __init__(self, host: Connector, assignment: Assignment, inbox: Inbox) -> None:
         self.host = host
         self.assignment = assignment
         self.over = False  # there is nothing to be ended: all is, or somebody else sees to it

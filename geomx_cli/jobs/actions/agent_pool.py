@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 from geomx_cli.agent.assignment import Assignment, FileDigest
 from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted
-from geomx_cli.hosts import File, Host, everywhere
+from geomx_cli.hosts import Connector, File, everywhere
 from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection, Inbox, JsonObject
 from geomx_cli.jobs.actions.local_events import Gone
 from geomx_cli.jobs.store import Job
@@ -33,7 +33,7 @@ class AgentPool:
     def __init__(
         self,
         job: Job,
-        hosts: Mapping[str, Host],
+        hosts: Mapping[str, Connector],
         assignments: Mapping[str, Assignment],
         note: Callable[[str], None] = lambda _: None,
     ) -> None:

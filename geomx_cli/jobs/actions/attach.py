@@ -13,7 +13,7 @@ from geomx_cli.core.errors import (
     TimedOut,
     TrainingFailed,
 )
-from geomx_cli.hosts import Host, closing, everywhere
+from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
 from geomx_cli.jobs.actions.local_events import Gone
@@ -67,7 +67,7 @@ def _again(state: job_state.JobState) -> End:
 
 
 def _follow(
-    job: KnownJob, hosts: Mapping[str, Host], overview: JobView, *, detaches: bool
+    job: KnownJob, hosts: Mapping[str, Connector], overview: JobView, *, detaches: bool
 ) -> tuple[Outcome, Progress]:
     """To the job's end, or until the user detaches; what went wrong with ending it is among the problems."""
     assignments = dict(everywhere(lambda host: (host.name, _assignment(job, host)), hosts.values()))
@@ -118,7 +118,7 @@ def _tell_ended(fleet: AgentPool, overview: JobView) -> None:
             fleet.inbox.put((name, done if status.agent == "over" else Gone(status.problem)))
 
 
-def _assignment(job: KnownJob, host: Host) -> Assignment:
+def _assignment(job: KnownJob, host: Connector) -> Assignment:
     """What the agent of `host` was given, as it lies there."""
     path = f"{job.directory_on(host.name)}/agent.json"
     try:

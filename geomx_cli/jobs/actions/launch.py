@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from geomx_cli import hosts, preflight
 from geomx_cli.core.errors import Interrupted
 from geomx_cli.core.units import counted, format_duration
-from geomx_cli.hosts import File, Host, SshOptions
+from geomx_cli.hosts import Connector, File
 from geomx_cli.hosts.local import python_path
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
@@ -70,9 +71,8 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
     began, job = time.monotonic(), Job.of(spec)
     packed = payload.pack(spec.script, manner.sync)
     spec = prepared(job, replace(spec, carried=packed.words))
-    remote = {host.name: host.ssh is not None for host in inventory.hosts}
     lease = _lease(manner, float(spec.options["silence"]))
-    reached = {host.name: hosts.open_host(host, spec.python, manner.ssh) for host in inventory.hosts}
+    reached = {host.name: hosts.connector(host, spec.python, manner.ssh) for host in inventory.hosts}
     view = view_for()
     try:
         with job.claimed(), ExitStack() as stack:
@@ -83,7 +83,7 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
             inventory = _checked(reached, inventory, spec, view)
             planned = plan(inventory, spec)
             heard = stack.enter_context(manner.listening(planned))
-            provide(planned, reached, remote, view.note, manner.told)
+            provide(planned, inventory, reached, view.note, manner.told)
             job.write_plan(planned, inventory)
             view.note(f"job {job.id}: {_count(planned)}; {log_paths(job, planned)}")
             if spec.script:
@@ -94,7 +94,7 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
             watch = Watch(
                 planned, fleet, progress, view, heard=heard, on_listening=lock.release, warned=manner.warned
             )
-            outcome = _carry_out(watch, fleet, _files(job, planned, remote, packed), view, detach=manner.detach)
+            outcome = _carry_out(watch, fleet, _files(job, planned, inventory, packed), view, detach=manner.detach)
     finally:
         view.close()
         for host in reached.values():
@@ -123,7 +123,7 @@ def _lease(manner: LaunchOptions, default: float) -> float:
     return default if manner.lease is None else manner.lease
 
 
-def _checked(reached: Mapping[str, Host], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:
+def _checked(reached: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:
     """The inventory with what its hosts told. Raises HostUnreachable or CheckFailed when the job cannot start."""
     began = time.monotonic()
     settled, checks = preflight.quick(reached, inventory, spec)
@@ -162,13 +162,12 @@ def _carry_out(
     return outcome
 
 
-def _files(
-    job: Job, planned: Plan, remote: Mapping[str, bool], packed: Payload
-) -> dict[str, dict[str, File]]:
-    """What each host gets, by path: its processes' keys, and if it is another machine what the job takes along."""
+def _files(job: Job, planned: Plan, inventory: Inventory, packed: Payload) -> dict[str, dict[str, File]]:
+    """What each host gets, by path: its processes' keys, and without our files what the job takes along."""
     keys = job.key_files(planned)
     return {
-        name: keys[name] | (packed.on(planned.files_dir(name)) if remote[name] else {}) for name in planned.hosts
+        name: keys[name] | ({} if inventory.host(name).shares_files else packed.on(planned.files_dir(name)))
+        for name in planned.hosts
     }
 
 
@@ -178,7 +177,7 @@ def working_dirs(inventory: Inventory, planned: Plan) -> dict[str, str]:
 
 
 def _start_dir(inventory: Inventory, planned: Plan, name: str) -> str:
-    return str(Path.cwd()) if inventory.host(name).ssh is None else planned.files_dir(name)
+    return str(Path.cwd()) if inventory.host(name).shares_files else planned.files_dir(name)
 
 
 def _count(planned: Plan) -> str:

@@ -13,7 +13,7 @@ from geomx_cli.agent.processes import Identity
 from geomx_cli.core.errors import DoneInPart, GeomxError, UsageError
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import decode, first_line, last_line
-from geomx_cli.hosts import Host, closing, everywhere
+from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.jobs.store import state as job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.view.end import End
@@ -123,7 +123,7 @@ def _lasts(who: Identity, limit: float) -> bool:
     return processes.exists(who)
 
 
-def _stop_all(job: KnownJob, hosts: Mapping[str, Host], party: str, grace: float) -> StopReport:
+def _stop_all(job: KnownJob, hosts: Mapping[str, Connector], party: str, grace: float) -> StopReport:
     return StopReport(job.id, tuple(everywhere(lambda host: _stop(job, host, party, grace), hosts.values())))
 
 
@@ -145,7 +145,7 @@ def _end(who: Identity | None) -> bool:
     return True
 
 
-def _stop(job: KnownJob, host: Host, party: str, grace: float) -> HostStop:
+def _stop(job: KnownJob, host: Connector, party: str, grace: float) -> HostStop:
     argv = module_command(
         host.python, "geomx_cli.agent", "stop", job.directory_on(host.name), "--grace", f"{grace:g}"
     )
@@ -170,7 +170,7 @@ def _report(output: bytes) -> bytes:
     return next((line for line in output.splitlines() if line.startswith(b"{")), b"")
 
 
-def _mark(job: KnownJob, hosts: Mapping[str, Host], report: StopReport) -> None:
+def _mark(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -> None:
     """Write how the job ended, unless that is known or whoever follows it will."""
     state = job_state.JobState.read(job.directory)
     if state is None or state.over or state.followed:

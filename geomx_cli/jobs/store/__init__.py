@@ -24,7 +24,7 @@ from geomx_cli.core.module_command import module_command
 from geomx_cli.core.private import make_private
 from geomx_cli.core.root_cause import describe_status
 from geomx_cli.core.untrusted import last_line
-from geomx_cli.hosts import File, Host
+from geomx_cli.hosts import Connector, File
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.store import state
 from geomx_cli.plan import JobSpec, Plan
@@ -167,7 +167,7 @@ class Job:
                 self.directory.rmdir()
 
     @staticmethod
-    def reap(host: Host, directory: str) -> None:
+    def reap(host: Connector, directory: str) -> None:
         """End what an agent that was killed or hangs has left on `host`, and remove its key files and sockets.
         `directory`: the host's own in the job.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from geomx_cli.core.agent_protocol import failures_of
 from geomx_cli.core.root_cause import Failure, first_cause
-from geomx_cli.hosts import Host
+from geomx_cli.hosts import Connector
 from geomx_cli.jobs.store import state as job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.state import JobState
@@ -36,7 +36,7 @@ class JobView:
     stopped_by: str
 
     @classmethod
-    def of(cls, job: KnownJob, hosts: Mapping[str, Host]) -> "JobView":
+    def of(cls, job: KnownJob, hosts: Mapping[str, Connector]) -> "JobView":
         """Ask all hosts in parallel; one that does not answer is among `hosts` with its problem."""
         known = JobState.read(job.directory)
         statuses = read_all(job, hosts)

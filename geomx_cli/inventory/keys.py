@@ -6,7 +6,7 @@ from typing import Any, Literal
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import OPTIONS, check
 from geomx_cli.core.plugins import table
-from geomx_cli.inventory_file import values
+from geomx_cli.inventory import values
 
 __all__ = ["DEFAULT_PORTS", "HOST_KEYS", "TOP_KEYS", "Key"]
 
