@@ -189,6 +189,7 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "party without devices": (GOOD + B1.replace('devices = ["cpu"]', ""), 10, "party B has no devices", '["cpu"]'),
     "no devices anywhere": (HUB + A1.replace('devices = ["cpu"]', ""), 5, "party A has no devices", '["cpu"]'),
     "bad topology": ('topology = "ring"\n' + GOOD, 1, "there is no topology 'ring'", "central, spread, flat"),
+    "unknown allocator": ('allocator = "slrum"\n' + GOOD, 1, "there is no allocator 'slrum'", "there are none"),
     "no servers": ("global_servers = 0\n" + GOOD, 1, "global_servers: 0 is out of range", "from 1 to 256"),
     "flat with local servers": (
         'topology = "flat"\nlocal_servers = 2\n' + GOOD, 2, "flat has no local servers", "leave local_servers out",
@@ -287,7 +288,7 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines(tmp_path: Path)
     assert message.splitlines() == [
         "hosts.toml has 4 mistakes:",
         "  hosts.toml:1: there is no key 'colour' here",
-        "    there are central, topology, global_servers, local_servers, host, defaults, job",
+        "    there are central, topology, global_servers, local_servers, allocator, host, defaults, job",
         "  hosts.toml:11: ports: 0 is no port",
         "    a port lies between 1 and 65535",
         "  hosts.toml:13: lr: it is true or false and must be a number",

@@ -117,6 +117,7 @@ class Inventory(_Frozen):
     parties: tuple[Party, ...] = Field(min_length=1)
     central: Party
     hosts: tuple[Host, ...] = Field(min_length=1)
+    allocator: str = Field(default="", description="gives the hosts their machines at launch; empty: they have them")
     topology: Topology = "central"
     global_servers: int = Field(default=1, ge=1, le=256)
     central_server: bool = Field(default=False, description="a central party that trains has a local server")

@@ -32,7 +32,9 @@ def cross_check(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> None:
 
 def build(top: Table, hosts: Sequence[Table], mistakes: Mistakes, check: Check) -> tuple[Inventory, tuple[str, ...]]:
     """The inventory, and what was decided for the user. Raises InvalidSettings for what `check` finds in it."""
-    central, note = _central(top, hosts)
+    central, notes = _central(top, hosts)
+    if top.get("allocator"):
+        notes = [*notes, f"{top['allocator']} gives the hosts their machines at launch"]
     fields = {name: value for name, value in top.items() if name != "central"}
     workers = _workers(hosts)
     inventory = validated(
@@ -47,7 +49,7 @@ def build(top: Table, hosts: Sequence[Table], mistakes: Mistakes, check: Check) 
     for error in check(inventory):
         mistakes.add(("host", places[error.host], error.key), error.message, error.hint)
     mistakes.raise_if_any()
-    return inventory, tuple(note)
+    return inventory, tuple(notes)
 
 
 def _host(table: Table) -> dict[str, Any]:

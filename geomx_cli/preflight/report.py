@@ -10,6 +10,7 @@ import msgspec
 from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings, TimedOut
 from geomx_cli.core.units import counted
 from geomx_cli.hosts import Connector, closing, connector
+from geomx_cli.hosts.allocation import allocated
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec, plan
@@ -85,10 +86,13 @@ def examine(
 
 
 def visit(inventory: Inventory, spec: JobSpec, ssh: SshOptions, *, full: bool, say: Say) -> Report:
-    """`examine` with connections of its own to all hosts of the inventory."""
-    reached = {host.name: connector(host, spec.python, ssh) for host in inventory.hosts}
-    with closing(reached):
-        return examine(reached, inventory, spec, full=full, say=say)
+    """`examine` with connections of its own to all hosts of the inventory, or to those that its allocator gives it for
+    that long."""
+    job = complete(spec)
+    with allocated(inventory, job.job, job, ssh, say) as allocation:
+        given = allocation.inventory
+        with closing({host.name: connector(host, spec.python, ssh) for host in given.hosts}) as reached:
+            return examine(reached, given, job, full=full, say=say)
 
 
 class _Visit:

@@ -14,6 +14,7 @@ from geomx_cli.core.errors import (
     TrainingFailed,
 )
 from geomx_cli.hosts import Connector, closing, everywhere
+from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
 from geomx_cli.jobs.actions.local_events import Gone
@@ -50,11 +51,12 @@ def attach(job: KnownJob) -> End:
         if overview.over:
             return overview.conclude()
         outcome, progress = _follow(job, hosts, overview, detaches=state is not None and state.state == "detached")
-        if outcome.left:
-            return End()
-        end = End.of(job.job(), job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
-        job_state.finish(job.directory, end.result)
-        return end
+    if outcome.left:
+        return End()
+    outcome.problems += release(job.inventory, job.plan.job)
+    end = End.of(job.job(), job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
+    job_state.finish(job.directory, end.result)
+    return end
 
 
 def _again(state: job_state.JobState) -> End:

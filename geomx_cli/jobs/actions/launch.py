@@ -11,11 +11,12 @@ from geomx_cli import hosts, preflight
 from geomx_cli.core.errors import Interrupted
 from geomx_cli.core.units import counted, format_duration
 from geomx_cli.hosts import Connector, File
+from geomx_cli.hosts.allocation import allocated
 from geomx_cli.hosts.local import python_path
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions.agent_pool import AgentPool
-from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
+from geomx_cli.jobs.actions.interrupts import interrupts_raised, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.port_lock import PortLock
 from geomx_cli.jobs.actions.watch import Listener, Watch
 from geomx_cli.jobs.store import Job, payload
@@ -29,6 +30,7 @@ from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import detached
 from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.plan.ports import choose
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.training.fetch import Progress as Told
@@ -72,10 +74,15 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
     packed = payload.pack(spec.script, manner.sync)
     spec = prepared(job, replace(spec, carried=packed.words))
     lease = _lease(manner, float(spec.options["silence"]))
-    reached = {host.name: hosts.connector(host, spec.python, manner.ssh) for host in inventory.hosts}
+    if inventory.allocator:  # what cannot be planned is refused before anybody waits for machines
+        plan(choose(inventory, None), spec)
     view = view_for()
     try:
-        with job.claimed(), ExitStack() as stack:
+        with job.claimed(), interrupts_raised(), ExitStack() as stack:
+            allocation = stack.enter_context(allocated(inventory, job.id, spec, manner.ssh, view.note))
+            inventory = allocation.inventory
+            connectors = {host.name: hosts.connector(host, spec.python, manner.ssh) for host in inventory.hosts}
+            reached = stack.enter_context(hosts.closing(connectors))
             lock = PortLock(view.note)
             stack.callback(lock.release)
             if manner.chooses_ports:
@@ -95,15 +102,15 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
                 planned, fleet, progress, view, heard=heard, on_listening=lock.release, warned=manner.warned
             )
             outcome = _carry_out(watch, fleet, _files(job, planned, inventory, packed), view, detach=manner.detach)
+            allocation.kept = outcome is None or bool(outcome.left)
     finally:
         view.close()
-        for host in reached.values():
-            host.close()
     if outcome is None:
         job_state.detach(job.directory)
         return End(detached(job))
     if outcome.left:
         raise Interrupted(outcome.left, f"geomx status {job.id} shows how it goes")
+    outcome.problems += allocation.problems
     end = End.of(job, planned, outcome, progress.totals(), time.monotonic() - began)
     job_state.finish(job.directory, end.result)
     return end

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from geomx_cli.core.errors import DoneInPart, GeomxError, UsageError
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Connector, closing, everywhere
+from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.store import state as job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.view.end import End
@@ -59,10 +60,11 @@ class HostStop:
 
 @dataclass(frozen=True)
 class StopReport:
-    """One entry for each host, in the plan's order."""
+    """One entry for each host, in the plan's order. `problems`: what else went wrong."""
 
     job: str
     hosts: tuple[HostStop, ...]
+    problems: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """All of it as one object."""
@@ -77,7 +79,7 @@ class StopReport:
 
     def error(self) -> DoneInPart | None:
         """What is to be raised when something may still run."""
-        problems = [f"host {one.host}: {one.problem}" for one in self.hosts if one.problem]
+        problems = [*(f"host {one.host}: {one.problem}" for one in self.hosts if one.problem), *self.problems]
         if not problems:
             return None
         return DoneInPart(f"job {self.job} is stopped in part only: {'; '.join(problems)}", "stop it again then")
@@ -103,7 +105,7 @@ def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
             report = _stop_all(job, hosts, party, grace)  # it may have gone on with its start
         if report.error() is None:
             _mark(job, hosts, report)
-        return report
+    return replace(report, problems=release(job.inventory, job.plan.job))
 
 
 def end_launch(job: str, who: Identity) -> StopReport:
