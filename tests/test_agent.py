@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.assignment import AgentState, Assignment, FileDigest, Task
+from geomx_cli.agent.host_spec import AgentState, FileDigest, HostSpec, Task
 from geomx_cli.agent.processes import Identity
 from geomx_cli.agent.reaper import reap
 from geomx_cli.core.errors import TimedOut
@@ -59,12 +59,12 @@ class Agent:
 
     def begin(self, tasks: Sequence[Task], files: Mapping[str, FileDigest] = {}) -> None:
         """Write agent.json and start the agent."""
-        assignment = Assignment(
+        host_spec = HostSpec(
             job=MARK["GEOMX_JOB"], host="here", job_dir=str(self.directory), sockets=str(self.sockets),
             socket=str(self.sockets / "agent.sock"), working_dir=str(self.directory), clear=("PORT",),
             tasks=tuple(tasks), lease=self.lease, files=files,
         )  # fmt: skip
-        (self.directory / "agent.json").write_bytes(assignment.encode())
+        (self.directory / "agent.json").write_bytes(host_spec.encode())
         self.process = self.command("run")
         self.send(type="hello")
 
@@ -405,8 +405,8 @@ def test_socket_is_private(agents: Any) -> None:
 def test_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir(mode=0o755)
     sockets = str(tmp_path / "s")
-    assignment = Assignment("job", "here", str(tmp_path), sockets, f"{sockets}/a", "", (), ())
-    (tmp_path / "agent.json").write_bytes(assignment.encode())
+    host_spec = HostSpec("job", "here", str(tmp_path), sockets, f"{sockets}/a", "", (), ())
+    (tmp_path / "agent.json").write_bytes(host_spec.encode())
     host = LocalConnector()
     done = host.run([host.python, "-m", "geomx_cli.agent", "run", str(tmp_path)], limit=20)
     assert done.status == 1

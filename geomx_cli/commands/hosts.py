@@ -26,7 +26,7 @@ def hosts() -> None:
 @click.argument("file", type=click.Path(path_type=Path), default=Path(DEFAULT_FILE), envvar="GEOMX_HOSTS")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
 def check(file: Path, json: bool) -> None:
-    """Find all mistakes in an inventory file, or show what will stand where.
+    """Find all mistakes in an inventory file, or show what will run where.
 
     FILE is $GEOMX_HOSTS, or hosts.toml of this folder, when it is not given. No machine is asked anything: that is
     for geomx doctor. The exit status is 3 when there is a mistake.

@@ -1,4 +1,4 @@
-"""The inventory: which machines there are, in which party, and what stands where. Frozen and validated."""
+"""The inventory: which machines there are, in which party, and what runs where. Frozen and validated."""
 
 import ipaddress
 from collections import Counter
@@ -56,7 +56,7 @@ class Host(_Frozen):
     sockets: str = Field(default="", description="how paths of folders for unix sockets begin; empty: the job's own")
     env: Mapping[str, str] = Field(default_factory=dict, description="variables for each of its processes")
     ports: tuple[int, ...] = Field(default=(), description="for its schedulers and servers, in this order")
-    runs: tuple[Role, ...] = Field(default=(), description="roles that stand here; empty: by rule")
+    runs: tuple[Role, ...] = Field(default=(), description="roles that run here; empty: by rule")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

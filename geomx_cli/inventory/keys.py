@@ -166,7 +166,7 @@ HOST_KEYS: tuple[Key, ...] = (
     Key(
         "runs", "place", values.roles, '["scheduler", "server"]',
         "schedulers on a party's first host, servers on its hosts in turn",
-        "Only these stand here beside workers: scheduler, server, global_scheduler, global_server.", shared=False,
+        "Only these run here beside workers: scheduler, server, global_scheduler, global_server.", shared=False,
     ),
 )  # fmt: skip
 

@@ -46,7 +46,7 @@ class JobSpec:
         return f"{host.sockets}-{token}" if host.sockets else self.socket_dir
 
     def key_file_on(self, host: Host, process: str) -> str:
-        """Where a process that stands on `host` finds its keys; "" in a job without."""
+        """Where a process on `host` finds its keys; "" in a job without."""
         if not self.key_dir:
             return ""
         folder = f"{self.job_dir_on(host)}/keys" if host.state_dir else self.key_dir

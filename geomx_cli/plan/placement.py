@@ -1,4 +1,4 @@
-"""On which hosts of a party its schedulers and servers stand. Pure functions."""
+"""On which hosts of a party its schedulers and servers are placed. Pure functions."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ def roles(inventory: Inventory, party: str) -> tuple[Role, ...]:
 def hosts_for(inventory: Inventory, party: str, role: Role, count: int = 1) -> tuple[Host, ...]:
     """The hosts of `count` processes of a role: those whose `runs` has it, in turn.
 
-    Where no host names the role, a scheduler stands on the party's first host that names no roles, and servers
+    Where no host names the role, a scheduler is placed on the party's first host that names no roles, and servers
     on all such hosts in turn. For an inventory in which nothing is `placement_errors`.
     """
     hosts = _candidates(inventory, party, role)

@@ -32,8 +32,8 @@ def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> 
 
 
 def host_errors(inventory: Inventory) -> tuple[HostError, ...]:
-    """Why no job can be planned on the inventory: every role that stands where it cannot, or where there is none the
-    first host with too few ports.
+    """Why no job can be planned on the inventory: every role that cannot be placed, or where there is none the first
+    host with too few ports.
     """
     if wrong := placement_errors(inventory):
         return wrong

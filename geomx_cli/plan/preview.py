@@ -1,4 +1,4 @@
-"""What would stand on each host of an inventory, for a user to look at before anything is asked of a machine."""
+"""What would run on each host of an inventory, for a user to look at before anything is asked of a machine."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass

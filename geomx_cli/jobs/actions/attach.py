@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 
-from geomx_cli.agent.assignment import Assignment
+from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.core.errors import (
     CheckFailed,
     DoneInPart,
@@ -72,9 +72,9 @@ def _follow(
     job: KnownJob, hosts: Mapping[str, Connector], overview: JobView, *, detaches: bool
 ) -> tuple[Outcome, Progress]:
     """To the job's end, or until the user detaches; what went wrong with ending it is among the problems."""
-    assignments = dict(everywhere(lambda host: (host.name, _assignment(job, host)), hosts.values()))
+    host_specs = dict(everywhere(lambda host: (host.name, _host_spec(job, host)), hosts.values()))
     progress, view = Progress.of(job.plan, overview.progress.began), view_for()
-    fleet = AgentPool(job.job(), hosts, assignments, view.note)
+    fleet = AgentPool(job.job(), hosts, host_specs, view.note)
     outcome = Outcome(left="it could not be followed")
     try:
         with interrupts_to(fleet.inbox):
@@ -120,11 +120,11 @@ def _tell_ended(fleet: AgentPool, overview: JobView) -> None:
             fleet.inbox.put((name, done if status.agent == "over" else Gone(status.problem)))
 
 
-def _assignment(job: KnownJob, host: Connector) -> Assignment:
+def _host_spec(job: KnownJob, host: Connector) -> HostSpec:
     """What the agent of `host` was given, as it lies there."""
     path = f"{job.directory_on(host.name)}/agent.json"
     try:
-        return Assignment.decode(host.get(path))
+        return HostSpec.decode(host.get(path))
     except (OSError, ValueError):
         hint = f"geomx stop {job.id} ends what runs there"
         raise CheckFailed(f"{path} on host {host.name} is missing or damaged", hint) from None

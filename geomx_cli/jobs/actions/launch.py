@@ -96,7 +96,7 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
             if spec.script:
                 view.note(f"what the script prints: geomx logs {job.id} -f")
             dirs = working_dirs(inventory, planned)
-            fleet = AgentPool(job, reached, job.assignments(planned, dirs, lease), view.note)
+            fleet = AgentPool(job, reached, job.host_specs(planned, dirs, lease), view.note)
             progress = Progress.of(planned, began)
             watch = Watch(
                 planned, fleet, progress, view, heard=heard, on_listening=lock.release, warned=manner.warned
@@ -124,7 +124,7 @@ def prepared(job: Job, spec: JobSpec) -> JobSpec:
 
 
 def _lease(manner: LaunchOptions, default: float) -> float:
-    """As an assignment has it: 0 is for ever."""
+    """As a HostSpec has it: 0 is for ever."""
     if manner.detach:
         return 0.0
     return default if manner.lease is None else manner.lease
@@ -133,14 +133,14 @@ def _lease(manner: LaunchOptions, default: float) -> float:
 def _checked(reached: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:
     """The inventory with what its hosts told. Raises HostUnreachable or CheckFailed when the job cannot start."""
     began = time.monotonic()
-    settled, checks = preflight.quick(reached, inventory, spec)
+    resolved, checks = preflight.quick(reached, inventory, spec)
     for check in checks:
         if check.level == "warning":
             view.note(f"warning: {check.text} ({check.fix})")
     preflight.refuse(checks)
     took = format_duration(time.monotonic() - began)
     view.note(f"{counted(len(checks), 'check')} of {counted(len(reached), 'host')} in {took}")
-    return settled
+    return resolved
 
 
 def _carry_out(

@@ -55,7 +55,7 @@ class KnownJob:
 
     @cached_property
     def inventory(self) -> Inventory:
-        """As it was settled before the start. Raises InvalidSettings where there is none: nothing was started."""
+        """As it was resolved before the start. Raises InvalidSettings where there is none: nothing was started."""
         return validated(self._read("inventory.json"))
 
     @cached_property

@@ -149,8 +149,8 @@ def test_no_host_can_speak_for_the_control_machine(known: KnownJob, kind: str) -
 def watched(known: KnownJob, messages: Sequence[tuple[str, dict[str, Any] | LocalEvent]]) -> Outcome:
     """What comes of it when agents say this."""
     hosts = {name: LocalConnector(name) for name in known.plan.hosts}
-    assignments = known.job().assignments(known.plan, dict.fromkeys(hosts, ""), 6)
-    fleet = AgentPool(known.job(), hosts, assignments)
+    host_specs = known.job().host_specs(known.plan, dict.fromkeys(hosts, ""), 6)
+    fleet = AgentPool(known.job(), hosts, host_specs)
     for message in messages:
         fleet.inbox.put(message)
     try:
