@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "data": ("geomx_cli.commands.data", "Fetch the data sets of the bundled training job."),
     "doctor": ("geomx_cli.commands.doctor", "Check the hosts and the network before a job."),
     "draw": ("geomx_cli.commands.draw", "Draw figures of a network's trials."),
-    "hosts": ("geomx_cli.commands.hosts", "Check an inventory file and show what will stand where."),
+    "hosts": ("geomx_cli.commands.hosts", "Check an inventory file and show what will run where."),
     "init": ("geomx_cli.commands.init", "Write an inventory and a training script to begin with."),
     "jobs": ("geomx_cli.commands.jobs", "List the jobs that were launched from here."),
     "launch": ("geomx_cli.commands.launch", "Start a training job, watch it and wait for its end."),

@@ -26,7 +26,7 @@ from geomx_cli.agent import processes
 
 ROOT = Path(__file__).parent.parent
 STAND_IN = Path(__file__).with_name("stand_in.py")
-GEOMX = [sys.executable, "-m", "geomx_cli"]
+GEOMX = (sys.executable, "-m", "geomx_cli")
 MARK = "DESK_TEST"
 
 
@@ -107,9 +107,10 @@ class Launch:
 
 @dataclass
 class Desk:
-    """Commands are run with `environment`; jobs lie in `state`, on hosts of other machines where they say."""
+    """Commands are run by `command`, with `environment`; jobs lie in `state`, on other machines where these say."""
 
     folder: Path
+    command: Sequence[str] = GEOMX
     environment: dict[str, str] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     commands: "list[subprocess.Popen[str]]" = field(default_factory=list)
@@ -127,14 +128,14 @@ class Desk:
     def geomx(self, *arguments: str, limit: float = 90) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         return subprocess.run(
-            [*GEOMX, *arguments], env=self.environment, cwd=self.folder, capture_output=True, text=True,
+            [*self.command, *arguments], env=self.environment, cwd=self.folder, capture_output=True, text=True,
             timeout=limit, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def start(self, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
         """Start a command; it is killed when the desk is closed."""
         process = subprocess.Popen(
-            [*GEOMX, *arguments], env={**self.environment, **variables}, cwd=self.folder, text=True,
+            [*self.command, *arguments], env={**self.environment, **variables}, cwd=self.folder, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0,
         )  # fmt: skip
         self.commands.append(process)
@@ -147,10 +148,15 @@ class Desk:
         return json.loads(done.stdout)
 
     def launch(
-        self, *arguments: str, story: Mapping[str, str] | None = None, sites: Sequence[Sshd] = (), workers: int = 2
+        self,
+        *arguments: str,
+        story: Mapping[str, str] | None = None,
+        sites: Sequence[Sshd] = (),
+        workers: int = 2,
+        allocator: str = "none",
     ) -> Launch:
-        """Launch a job of stand-ins: a central party and party A with so many workers, on a planned host each, or
-        each behind one of the `sites`.
+        """Launch a job of stand-ins: a central party and party A with so many workers, on a planned host each; each
+        behind one of the `sites`, or where the `allocator` says.
         """
         mark = uuid.uuid4().hex
         python = self.folder / f"{mark}.sh"
@@ -158,7 +164,7 @@ class Desk:
         python.chmod(0o755)
         env = {"STORY": json.dumps(story or {"*": "forever"}), "STAND_INS": str(workers + 1)}
         file = self.folder / f"{mark}.toml"
-        file.write_text("\n".join(_inventory(str(python), env, sites, workers)))
+        file.write_text("\n".join(_inventory(str(python), env, sites, workers, allocator)))
         process = self.start("launch", "--hosts", str(file), *arguments, **{MARK: mark})
         self.launches.append(Launch(self, process, mark))
         return self.launches[-1]
@@ -179,16 +185,22 @@ class Desk:
         shutil.rmtree(self.temporary)
 
 
-def _inventory(python: str, env: Mapping[str, str], sites: Sequence[Sshd], workers: int) -> list[str]:
+def _inventory(
+    python: str, env: Mapping[str, str], sites: Sequence[Sshd], workers: int, allocator: str
+) -> list[str]:
     """The lines of an inventory file."""
     ports = free_ports(6)
     variables = ", ".join(f"{name} = '{text}'" for name, text in env.items())
-    lines = ['central = "central"', "[defaults]", f'python = "{python}"', f"env = {{ {variables} }}"]
+    lines = ['central = "central"', f'allocator = "{allocator}"']
+    lines += ["[defaults]", f'python = "{python}"', f"env = {{ {variables} }}"]
     for index, name in enumerate(("central", "A")):
         own = ports[3 * index : 3 * index + 3]
-        lines += ["[[host]]", f'name = "{name}"', f'party = "{name}"', f"ports = {own}", 'address = "127.0.0.1"']
+        lines += ["[[host]]", f'name = "{name}"', f'party = "{name}"', f"ports = {own}"]
         if name == "A":
             lines += [f"devices = {json.dumps(['cpu'] * workers)}"]
+        if allocator != "none":
+            continue
+        lines += ['address = "127.0.0.1"']
         if not sites:
             lines += ["local = true"]
             continue

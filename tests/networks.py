@@ -6,13 +6,13 @@ from pathlib import Path
 
 from benchmarks.netns import Namespaces, call
 from geomx_cli.hosts import Channel, Completed
-from geomx_cli.hosts.local import LocalHost
+from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.inventory import Inventory, validated
 
 SWITCH = "switch"
 
 
-class PrefixedHost(LocalHost):
+class PrefixedConnector(LocalConnector):
     """This machine, where every command is preceded by `prefix`."""
 
     def __init__(self, name: str, python: str, prefix: Sequence[str]) -> None:
@@ -57,9 +57,9 @@ class Network:
         """Its address."""
         return f"10.99.0.{self.machines.index(machine) + 1}"
 
-    def host(self, machine: str, python: str, prefix: Sequence[str] = ()) -> PrefixedHost:
+    def host(self, machine: str, python: str, prefix: Sequence[str] = ()) -> PrefixedConnector:
         """The machine as a host."""
-        return PrefixedHost(machine, python, self.spaces.command(machine, list(prefix)))
+        return PrefixedConnector(machine, python, self.spaces.command(machine, list(prefix)))
 
     @contextmanager
     def filtered(self, machine: str, rule: str) -> Iterator[None]:

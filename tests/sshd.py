@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
-from geomx_cli.hosts import SshOptions
-from geomx_cli.hosts.ssh import SshHost
+from geomx_cli.hosts.ssh.connector import SshConnector
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Ssh
 
 SSHD = "/usr/sbin/sshd"
@@ -93,9 +93,9 @@ class Sshd:
         usual = {"address": self.address, "port": self.port, "user": getpass.getuser(), "key": str(self.person.key)}
         return Ssh(**{**usual, **changes})
 
-    def host(self, *, options: SshOptions | None = None, python: str = "python3", **changes: Any) -> SshHost:
+    def host(self, *, options: SshOptions | None = None, python: str = "python3", **changes: Any) -> SshConnector:
         """It as a host; `changes` to how it is reached."""
-        return SshHost(self.name, self.ssh(**changes), python, options=options or self.person.options())
+        return SshConnector(self.name, self.ssh(**changes), python, options=options or self.person.options())
 
     def start(self) -> "Sshd":
         """Start it and wait until it listens."""

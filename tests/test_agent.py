@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.assignment import AgentState, Assignment, FileDigest, Task
+from geomx_cli.agent.host_spec import AgentState, FileDigest, HostSpec, Task
 from geomx_cli.agent.processes import Identity
 from geomx_cli.agent.reaper import reap
 from geomx_cli.core.errors import TimedOut
 from geomx_cli.hosts import everywhere
-from geomx_cli.hosts.local import LocalHost
+from geomx_cli.hosts.local import LocalConnector
 
 pytestmark = pytest.mark.processes
 
@@ -53,18 +53,18 @@ class Agent:
     def task(self, name: str, program: str) -> Task:
         """A program in Python, or the path of one; with a key file."""
         key = str(self.directory / "keys" / f"{name}.key")
-        LocalHost().put(key, b"secret")
+        LocalConnector().put(key, b"secret")
         argv = (program,) if program.startswith("/") else (sys.executable, "-c", program)
         return Task(name, argv, {**MARK, "GEOMX_PROCESS": name, "GEOMX_KEY_FILE": key})
 
     def begin(self, tasks: Sequence[Task], files: Mapping[str, FileDigest] = {}) -> None:
         """Write agent.json and start the agent."""
-        assignment = Assignment(
+        host_spec = HostSpec(
             job=MARK["GEOMX_JOB"], host="here", job_dir=str(self.directory), sockets=str(self.sockets),
             socket=str(self.sockets / "agent.sock"), working_dir=str(self.directory), clear=("PORT",),
             tasks=tuple(tasks), lease=self.lease, files=files,
         )  # fmt: skip
-        (self.directory / "agent.json").write_bytes(assignment.encode())
+        (self.directory / "agent.json").write_bytes(host_spec.encode())
         self.process = self.command("run")
         self.send(type="hello")
 
@@ -389,7 +389,7 @@ def test_file_that_is_not_what_was_put_is_refused(agents: Any, tmp_path: Path) -
 @pytest.mark.parametrize("content", [b"{}", b"[]", b'{"tasks": 3}', b'{"half', b"[" * 100_000])
 def test_assignment_that_no_launch_has_written_is_refused_in_words(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "agent.json").write_bytes(content)
-    host = LocalHost()
+    host = LocalConnector()
     done = host.run([host.python, "-m", "geomx_cli.agent", "run", str(tmp_path)], limit=60)
     assert done.status == 1
     assert done.errors.decode().startswith(f"error: {tmp_path}/agent.json is damaged")
@@ -405,9 +405,9 @@ def test_socket_is_private(agents: Any) -> None:
 def test_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir(mode=0o755)
     sockets = str(tmp_path / "s")
-    assignment = Assignment("job", "here", str(tmp_path), sockets, f"{sockets}/a", "", (), ())
-    (tmp_path / "agent.json").write_bytes(assignment.encode())
-    host = LocalHost()
+    host_spec = HostSpec("job", "here", str(tmp_path), sockets, f"{sockets}/a", "", (), ())
+    (tmp_path / "agent.json").write_bytes(host_spec.encode())
+    host = LocalConnector()
     done = host.run([host.python, "-m", "geomx_cli.agent", "run", str(tmp_path)], limit=60)
     assert done.status == 1
     assert b"only you can enter" in done.errors
@@ -456,7 +456,7 @@ def test_reaping_spares_a_process_that_has_the_pid_of_one_of_ours(agents: Any) -
 
 
 def test_local_host_puts_files_at_once_and_with_their_mode(tmp_path: Path) -> None:
-    host, path = LocalHost(), tmp_path / "deep" / "er" / "file"
+    host, path = LocalConnector(), tmp_path / "deep" / "er" / "file"
     host.put(str(path), b"one", 0o640)
     host.put(str(path), b"two")
     assert host.get(str(path)) == b"two"
@@ -468,7 +468,7 @@ def test_local_host_puts_files_at_once_and_with_their_mode(tmp_path: Path) -> No
 
 
 def test_local_host_runs_commands_with_a_limit() -> None:
-    host = LocalHost()
+    host = LocalConnector()
     program = "import sys; print(sys.stdin.read()); sys.exit(3)"
     done = host.run([sys.executable, "-c", program], data=b"in", limit=60)
     assert (done.status, done.output, done.errors) == (3, b"in\n", b"")
@@ -479,7 +479,7 @@ def test_local_host_runs_commands_with_a_limit() -> None:
 
 
 def test_local_host_opens_a_command_and_streams() -> None:
-    host = LocalHost()
+    host = LocalConnector()
     program = "import sys; sys.stderr.write('x' * 100_000 + 'end'); sys.stdout.write(sys.stdin.read()[::-1])"
     channel = host.open([sys.executable, "-c", program])
     text = b"one two " * 100_000
@@ -497,7 +497,7 @@ def test_local_host_opens_a_command_and_streams() -> None:
 
 
 def test_local_host_ends_what_does_not_end_by_itself() -> None:
-    host = LocalHost()
+    host = LocalConnector()
     channel = host.open([sys.executable, "-c", SLEEP])
     host.close()
     assert channel.receive() == b""

@@ -9,7 +9,7 @@ from cluster import ROOT
 PACKAGE = ROOT / "geomx_cli"
 BENEATH = {"core"}
 ABOVE = (
-    "__main__", "cli", "commands", "observe", "jobs", "preflight", "inventory_file", "plan", "runtime", "hosts",
+    "__main__", "cli", "commands", "observe", "jobs", "preflight", "plan", "runtime", "hosts",
     "inventory", "ps",
 )  # fmt: skip
 SERVER = ("", "aggregation", "optim", "cluster", "net")
@@ -59,6 +59,13 @@ def test_imports_run_one_way_in_the_parameter_server_too() -> None:
             if part == "ps" and SERVER.index(inner) < SERVER.index(own):
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong
+
+
+def test_only_hosts_and_the_inventory_know_how_a_machine_is_reached() -> None:
+    kinds = {"geomx_cli.inventory.Local", "geomx_cli.inventory.Ssh", "geomx_cli.inventory.access"}
+    for path in PACKAGE.rglob("*.py"):
+        if path.relative_to(PACKAGE).parts[0] not in ("hosts", "inventory"):
+            assert kinds.isdisjoint(imports(path)) and "access.kind" not in path.read_text(), path
 
 
 def test_what_runs_elsewhere_and_the_servers_need_no_framework() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from geomx_cli import inventory_file
+from geomx_cli.commands._inventory import read_inventory
 from geomx_cli.commands.inventory_reference import page
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
-from geomx_cli.inventory import Host, Inventory, Ssh
-from geomx_cli.inventory_file import InventoryFile, starter
-from geomx_cli.inventory_file.keys import HOST_KEYS, TOP_KEYS
-from geomx_cli.inventory_file.lines import Lines
-from geomx_cli.inventory_file.lines import Path as KeyPath
+from geomx_cli.inventory import Host, Inventory, Ssh, starter
+from geomx_cli.inventory.file import InventoryFile
+from geomx_cli.inventory.keys import HOST_KEYS, TOP_KEYS
+from geomx_cli.inventory.lines import Lines
+from geomx_cli.inventory.lines import Path as KeyPath
 
 ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "templates" / "hosts.toml"
@@ -42,7 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def read(folder: Path, text: str) -> InventoryFile:
     path = folder / "hosts.toml"
     path.write_text(text)
-    return inventory_file.read(path)
+    return read_inventory(path)
 
 
 def complaint(folder: Path, text: str) -> tuple[str, str]:
@@ -127,16 +127,16 @@ def test_a_whole_file(tmp_path: Path, home: Path) -> None:
     hub = Ssh(**{**reached, "user": "carol"}, address="192.0.2.1", fingerprint=FINGERPRINT)
     assert inventory.hosts == (
         Host(
-            **common, env=env, name="h", parties=("hub",), ssh=hub, address="10.0.0.1", wan_address="h.example.org",
+            **common, env=env, name="h", parties=("hub",), access=hub, address="10.0.0.1", wan_address="h.example.org",
             listen="0.0.0.0",
         ),
         Host(
             **{**common, "threads": 8, "ports": range(9100, 9120)}, env={"ONE": "1", "TWO": "two"}, name="a1",
-            parties=("A",), ssh=Ssh(**reached, address="box"), address="198.51.100.4", devices=("gpu1", "cpu", "cpu"),
-            workdir="~/work", state_dir="/data/gx",
+            parties=("A",), access=Ssh(**reached, address="box"), address="198.51.100.4",
+            devices=("gpu1", "cpu", "cpu"), workdir="~/work", state_dir="/data/gx",
         ),
         Host(
-            **common, env=env, name="a2.example.org", parties=("A",), ssh=Ssh(**reached, address="a2.example.org"),
+            **common, env=env, name="a2.example.org", parties=("A",), access=Ssh(**reached, address="a2.example.org"),
             interface="eth0", runs=("server",),
         ),
         Host(**common, env=env, name="here", parties=("B",), address="2001:db8::1", devices=("cpu",)),
@@ -189,6 +189,7 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "party without devices": (GOOD + B1.replace('devices = ["cpu"]', ""), 10, "party B has no devices", '["cpu"]'),
     "no devices anywhere": (HUB + A1.replace('devices = ["cpu"]', ""), 5, "party A has no devices", '["cpu"]'),
     "bad topology": ('topology = "ring"\n' + GOOD, 1, "there is no topology 'ring'", "central, spread, flat"),
+    "unknown allocator": ('allocator = "slrum"\n' + GOOD, 1, "there is no allocator 'slrum'", "there are none"),
     "no servers": ("global_servers = 0\n" + GOOD, 1, "global_servers: 0 is out of range", "from 1 to 256"),
     "flat with local servers": (
         'topology = "flat"\nlocal_servers = 2\n' + GOOD, 2, "flat has no local servers", "leave local_servers out",
@@ -287,7 +288,7 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines(tmp_path: Path)
     assert message.splitlines() == [
         "hosts.toml has 4 mistakes:",
         "  hosts.toml:1: there is no key 'colour' here",
-        "    there are central, topology, global_servers, local_servers, host, defaults, job",
+        "    there are central, topology, global_servers, local_servers, allocator, host, defaults, job",
         "  hosts.toml:11: ports: 0 is no port",
         "    a port lies between 1 and 65535",
         "  hosts.toml:13: lr: it is true or false and must be a number",
@@ -300,13 +301,13 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines(tmp_path: Path)
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="there is no inventory") as caught:
-        inventory_file.read(tmp_path / "none.toml")
+        read_inventory(tmp_path / "none.toml")
     assert "geomx init" in caught.value.hint
     with pytest.raises(InvalidSettings, match="Is a directory"):
-        inventory_file.read(tmp_path)
+        read_inventory(tmp_path)
     (tmp_path / "latin.toml").write_bytes(b'central = "hub"\nuser = "Jos\xe9"\n')
     with pytest.raises(InvalidSettings, match=r"latin\.toml:2: this is not UTF-8"):
-        inventory_file.read(tmp_path / "latin.toml")
+        read_inventory(tmp_path / "latin.toml")
 
 
 STRANGE = {
@@ -333,7 +334,7 @@ def test_an_inventory_is_a_plain_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     for path in (tmp_path / "pipe.toml", Path("/dev/zero")):
         with pytest.raises(InvalidSettings, match="is no plain file"):
-            inventory_file.read(path)
+            read_inventory(path)
 
 
 LINES = '''# a comment with [brackets] and = signs
@@ -380,7 +381,7 @@ def test_lines_of_tables_and_keys() -> None:
 def test_the_template_is_the_example_and_names_every_key() -> None:
     text = TEMPLATE.read_text()
     assert (ROOT / "hosts.example.toml").read_text() == text
-    found = inventory_file.read(TEMPLATE)
+    found = read_inventory(TEMPLATE)
     assert {party.name: party.workers for party in found.inventory.parties} == {"shenzhen": 2, "chengdu": 2}
     for key in (*TOP_KEYS, *HOST_KEYS):
         assert f"\n{key.name} = " in text or f"\n# {key.name} = " in text
@@ -396,7 +397,7 @@ def test_the_template_holds_with_everything_that_is_commented_out(tmp_path: Path
     text = "\n".join(opened).replace('runs = ["scheduler"]', 'runs = ["scheduler", "server", "global_server"]')
     found = read(tmp_path, text)
     assert found.inventory.topology == "spread"
-    assert [host.name for host in found.inventory.hosts if host.ssh is None] == ["here"]
+    assert [host.name for host in found.inventory.hosts if host.shares_files] == ["here"]
 
 
 @pytest.mark.parametrize("key", [*TOP_KEYS, *HOST_KEYS], ids=lambda key: key.name)
@@ -467,11 +468,11 @@ def test_hosts_check_as_json(tmp_path: Path) -> None:
         "parties": {"hub": 0, "A": 1}, "job": {}, "notes": ["the central party is hub, which has no devices"],
     }  # fmt: skip
     assert hub == {
-        "host": "h", "parties": ["hub"], "reached": "192.0.2.1:7", "address": "192.0.2.1", "wan_address": "",
+        "host": "h", "parties": ["hub"], "reached": "ssh 192.0.2.1:7", "address": "192.0.2.1", "wan_address": "",
         "servers": {"hub/global_scheduler:0": 9100, "hub/global_server:0": 9101, "hub/scheduler:0": 0},
         "workers": {"hub/worker:0": ""}, "candidates": "9100-9163",
     }  # fmt: skip
-    assert (a1["reached"], a1["workers"]) == ("al@192.0.2.2", {"A/worker:0": "cpu"})
+    assert (a1["reached"], a1["workers"]) == ("ssh al@192.0.2.2", {"A/worker:0": "cpu"})
     assert a1["servers"] == {"A/scheduler:0": 0, "A/server:0": 0}
 
 

@@ -358,19 +358,19 @@ def wide_area() -> Inventory:
         parties=(Party(name="A", workers=3), Party(name="B", workers=1)),
         hosts=(
             Host(
-                name="h", parties=("hub",), ssh=Ssh(address="gate"), address="10.0.0.1", wan_address="192.0.2.1",
+                name="h", parties=("hub",), access=Ssh(address="gate"), address="10.0.0.1", wan_address="192.0.2.1",
                 interface="eth1", python="/opt/py", ports=(9092, 9093, 9094),
             ),
             Host(
-                name="a1", parties=("A",), ssh=Ssh(address="10.1.0.1"), devices=("gpu0", "gpu3"),
+                name="a1", parties=("A",), access=Ssh(address="10.1.0.1"), devices=("gpu0", "gpu3"),
                 ports=(9092, 9093), threads=4, state_dir="/var/gx",
             ),
             Host(
-                name="a2", parties=("A",), ssh=Ssh(address="a2"), address="10.1.0.2", devices=("cpu", "cpu"),
+                name="a2", parties=("A",), access=Ssh(address="a2"), address="10.1.0.2", devices=("cpu", "cpu"),
                 env={"OMP_NUM_THREADS": "7"}, package="/lib/geomx_cli",
             ),
             Host(
-                name="b", parties=("B",), ssh=Ssh(address="b"), address="2001:db8::1", ports=(9092,),
+                name="b", parties=("B",), access=Ssh(address="b"), address="2001:db8::1", ports=(9092,),
                 devices=("cpu",), listen="::",
             ),
         ),
@@ -402,7 +402,7 @@ def test_the_central_party_dials_its_servers_by_their_near_address() -> None:
         *(host for host in wide_area().hosts if host.name != "h"),
         wide_area().host("h").model_copy(update={"name": "g", "devices": ("cpu",)}),
     ]
-    other = Host(name="h2", parties=("hub",), ssh=Ssh(address="10.0.0.2"), devices=("cpu",))
+    other = Host(name="h2", parties=("hub",), access=Ssh(address="10.0.0.2"), devices=("cpu",))
     inventory = wide_area().model_copy(
         update={"central": Party(name="hub", workers=2), "hosts": (*hosts, other)}
     )
@@ -475,7 +475,7 @@ def rearranged(runs: dict[str, tuple[str, ...]], **fields: Any) -> Inventory:
     """Six machines of three parties, with these `runs`."""
     hosts = [
         {
-            "name": name, "parties": (name[0],), "ssh": {"address": name}, "ports": range(9100, 9110),
+            "name": name, "parties": (name[0],), "access": {"kind": "ssh", "address": name}, "ports": range(9100, 9110),
             "devices": () if name[0] == "c" else ("cpu",), "runs": runs.get(name, ()),
         }
         for name in ("c1", "c2", "x1", "x2", "y1", "y2")
@@ -533,7 +533,7 @@ class TestPorts:
     def of(self, *hosts: dict[str, Any], **fields: Any) -> Inventory:
         """Each host is a party of its own; the first is the central one."""
         made = [
-            {"ssh": {"address": f"m{index}"}, "devices": ("cpu",) if index else (), **host}
+            {"access": {"kind": "ssh", "address": f"m{index}"}, "devices": ("cpu",) if index else (), **host}
             | {"name": f"h{index}", "parties": (f"p{index}",)}
             for index, host in enumerate(hosts)
         ]

@@ -18,17 +18,18 @@ from sshd import Person, Sshd, make_key
 
 from geomx_cli.agent import processes
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, InvalidSettings, TimedOut
-from geomx_cli.hosts import SshOptions, everywhere, open_host
-from geomx_cli.hosts.local import LocalHost
-from geomx_cli.hosts.ssh import SshHost
-from geomx_cli.hosts.ssh_config import hops
+from geomx_cli.hosts import connector, everywhere
+from geomx_cli.hosts.local import LocalConnector
+from geomx_cli.hosts.ssh.config import hops
+from geomx_cli.hosts.ssh.connector import SshConnector
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Ssh
 
 Machines = Callable[..., Sshd]
 BINARY = bytes(range(256)) * 20_000
 
 
-def _error(host: SshHost) -> str:
+def _error(host: SshConnector) -> str:
     """What is said when the host is used."""
     with pytest.raises(HostUnreachable) as caught:
         host.run(["true"], limit=60)
@@ -37,7 +38,7 @@ def _error(host: SshHost) -> str:
 
 
 @pytest.fixture
-def host(machines: Machines, person: Person) -> Iterator[SshHost]:
+def host(machines: Machines, person: Person) -> Iterator[SshConnector]:
     """A host behind an sshd of its own."""
     machine = machines()
     person.knows(machine)
@@ -46,7 +47,7 @@ def host(machines: Machines, person: Person) -> Iterator[SshHost]:
     made.close()
 
 
-def test_run_gives_output_errors_and_status(host: SshHost) -> None:
+def test_run_gives_output_errors_and_status(host: SshConnector) -> None:
     done = host.run(["sh", "-c", "cat; echo words >&2; exit 7"], data=b"in", limit=60)
     assert (done.status, done.output, done.errors) == (7, b"in", b"words\n")
     assert host.run(["printf", "%s|", "a b", "$HOME", "'", "*"], limit=60).output == b"a b|$HOME|'|*|"
@@ -56,13 +57,13 @@ def test_run_gives_output_errors_and_status(host: SshHost) -> None:
         host.run(["sleep", "30"], limit=0.3)
 
 
-def test_much_output_on_both_streams_and_much_input(host: SshHost) -> None:
+def test_much_output_on_both_streams_and_much_input(host: SshConnector) -> None:
     done = host.run(["sh", "-c", "tee /dev/stderr"], data=BINARY, limit=60)
     assert done.output == BINARY and done.errors == BINARY
     assert host.run(["true"], data=BINARY, limit=60).status == 0
 
 
-def test_open_streams_both_ways(host: SshHost) -> None:
+def test_open_streams_both_ways(host: SshConnector) -> None:
     channel = host.open(["sh", "-c", "echo oops >&2; cat"])
     sender = threading.Thread(target=lambda: (channel.send(BINARY), channel.close(), channel.close()))
     sender.start()
@@ -76,14 +77,14 @@ def test_open_streams_both_ways(host: SshHost) -> None:
         channel.send(b"more")
 
 
-def test_channel_that_is_closed_takes_no_more(host: SshHost) -> None:
+def test_channel_that_is_closed_takes_no_more(host: SshConnector) -> None:
     channel = host.open(["sleep", "30"])
     channel.close()
     with pytest.raises(OSError):
         channel.send(b"more")
 
 
-def test_answers_without_end_are_refused(host: SshHost, tmp_path: Path) -> None:
+def test_answers_without_end_are_refused(host: SshConnector, tmp_path: Path) -> None:
     for stream in ("cat /dev/zero", "cat /dev/zero >&2"):
         with pytest.raises(CheckFailed, match="sh on alpha wrote more than 16 MiB"):
             host.run(["sh", "-c", stream], limit=60)
@@ -109,7 +110,7 @@ def test_closing_does_not_wait_for_a_connection_that_is_made(person: Person) -> 
         mute.bind(("127.0.0.1", 0))
         mute.listen()
         ssh = Ssh(address="127.0.0.1", port=mute.getsockname()[1], key=str(person.key))
-        host = SshHost("A", ssh, "python3", options=person.options())
+        host = SshConnector("A", ssh, "python3", options=person.options())
         connecting = threading.Thread(target=lambda: _error(host))
         connecting.start()
         stream, _ = mute.accept()
@@ -120,7 +121,7 @@ def test_closing_does_not_wait_for_a_connection_that_is_made(person: Person) -> 
         connecting.join()
 
 
-def test_put_and_get(host: SshHost, tmp_path: Path) -> None:
+def test_put_and_get(host: SshConnector, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "er" / "file"
     host.put(str(path), BINARY, 0o750)
     assert host.get(str(path)) == BINARY
@@ -136,7 +137,7 @@ def test_put_and_get(host: SshHost, tmp_path: Path) -> None:
         host.put(f"{path}/below", b"")
 
 
-def test_threads_share_a_host(host: SshHost, tmp_path: Path) -> None:
+def test_threads_share_a_host(host: SshConnector, tmp_path: Path) -> None:
     def use(number: int) -> bytes:
         host.put(str(tmp_path / "shared" / str(number)), b"%d" % number)
         return host.run(["cat", str(tmp_path / "shared" / str(number))], limit=60).output
@@ -155,9 +156,9 @@ def test_what_start_up_files_print_is_left_out(machines: Machines, person: Perso
 
 
 def test_open_host_tells_this_machine_from_others(machines: Machines, person: Person) -> None:
-    there, here = Host(name="A", parties=("A",), ssh=machines().ssh()), Host(name="B", parties=("B",))
-    assert isinstance(open_host(there, "python3", person.options()), SshHost)
-    assert isinstance(open_host(here, "python3", SshOptions()), LocalHost)
+    there, here = Host(name="A", parties=("A",), access=machines().ssh()), Host(name="B", parties=("B",))
+    assert isinstance(connector(there, "python3", person.options()), SshConnector)
+    assert isinstance(connector(here, "python3", SshOptions()), LocalConnector)
 
 
 def test_unknown_host_key_is_refused_and_accepted_on_demand(machines: Machines, person: Person) -> None:
@@ -282,12 +283,13 @@ def test_key_of_the_ssh_agent(
 
 PROMPT = """
 import sys
-from geomx_cli.hosts import SshOptions, everywhere
-from geomx_cli.hosts.ssh import SshHost
+from geomx_cli.hosts import everywhere
+from geomx_cli.hosts.ssh.connector import SshConnector
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Ssh
 options = SshOptions(config="/none", known_hosts=sys.argv[1])
 ssh = Ssh(address="127.0.0.1", port=int(sys.argv[2]), key=sys.argv[3])
-hosts = [SshHost(name, ssh, "python3", options=options) for name in "ABC"]
+hosts = [SshConnector(name, ssh, "python3", options=options) for name in "ABC"]
 everywhere(lambda host: host.run(["true"], limit=60), hosts)
 print("all in")
 """
@@ -319,7 +321,7 @@ def test_passphrase_is_asked_for_once(machines: Machines, person: Person, tmp_pa
 @pytest.mark.processes
 def test_refused_port_unknown_name_and_no_ssh(person: Person) -> None:
     def say(**place: Any) -> str:
-        return _error(SshHost("A", Ssh(key=str(person.key), **place), "python3", options=person.options()))
+        return _error(SshConnector("A", Ssh(key=str(person.key), **place), "python3", options=person.options()))
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -346,7 +348,7 @@ def test_machine_that_accepts_and_says_nothing(person: Person) -> None:
         mute.bind(("127.0.0.1", 0))
         mute.listen()
         ssh = Ssh(address="127.0.0.1", port=mute.getsockname()[1], key=str(person.key))
-        said = _error(SshHost("A", ssh, "python3", options=person.options()))
+        said = _error(SshConnector("A", ssh, "python3", options=person.options()))
     assert "accepts connections and says nothing: no SSH banner within 8 s" in said
 
 
@@ -431,7 +433,7 @@ def test_alias_jump_and_chain_of_jumps(sites: list[Sshd], person: Person) -> Non
     options = person.options()
 
     def through(ssh: Ssh) -> None:
-        host = SshHost("A", ssh, "python3", options=options)
+        host = SshConnector("A", ssh, "python3", options=options)
         assert host.run(["echo", "there"], limit=60).output == b"there\n"
         host.close()
 
@@ -450,10 +452,10 @@ def test_alias_jump_and_chain_of_jumps(sites: list[Sshd], person: Person) -> Non
 
 def test_jump_that_leads_nowhere(sites: list[Sshd], person: Person) -> None:
     sites[2].stop()
-    said = _error(SshHost("A", Ssh(address="gamma", jump="alpha"), "python3", options=person.options()))
+    said = _error(SshConnector("A", Ssh(address="gamma", jump="alpha"), "python3", options=person.options()))
     assert "cannot be reached: the machine before it gets no connection" in said
     sites[0].stop()
-    said = _error(SshHost("A", Ssh(address="gamma", jump="alpha"), "python3", options=person.options()))
+    said = _error(SshConnector("A", Ssh(address="gamma", jump="alpha"), "python3", options=person.options()))
     assert said.startswith("host A: on the way there, ") and "refuses the connection" in said
 
 
@@ -464,9 +466,10 @@ def test_inventory_wins_over_ssh_config(sites: list[Sshd], person: Person, tmp_p
     before = f"Include more\nUserKnownHostsFile {person.known_hosts}\n"
     person.config.write_text(f"{before}{text}Host omega\n  HostName ::1\n")
     ssh = sites[0].ssh(address="omega")
-    said = _error(SshHost("A", ssh, "python3", options=person.options()))
+    said = _error(SshConnector("A", ssh, "python3", options=person.options()))
     assert f"{ssh.user}@::1 port {ssh.port} refuses" in said
-    assert "/none cannot be used" in _error(SshHost("A", Ssh(address="omega"), "python3", options=person.options()))
+    omega = SshConnector("A", Ssh(address="omega"), "python3", options=person.options())
+    assert "/none cannot be used" in _error(omega)
 
 
 @pytest.mark.processes
@@ -483,7 +486,7 @@ def test_inventory_wins_over_ssh_config(sites: list[Sshd], person: Person, tmp_p
 def test_ssh_config_that_cannot_be_used(person: Person, config: str, words: str) -> None:
     person.config.write_text(config)
     with pytest.raises((InvalidSettings, HostUnreachable), match=words):
-        SshHost("A", Ssh(address="x"), "python3", options=person.options()).run(["true"], limit=60)
+        SshConnector("A", Ssh(address="x"), "python3", options=person.options()).run(["true"], limit=60)
 
 
 def test_ipv6(machines: Machines, person: Person) -> None:

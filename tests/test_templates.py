@@ -8,7 +8,7 @@ import pytest
 from idx import write_data
 from test_inventory_file import geomx
 
-from geomx_cli.inventory_file import starter
+from geomx_cli.inventory import starter
 
 pytestmark = pytest.mark.processes
 

@@ -1,6 +1,6 @@
 """The supervisor that runs once for each host and job: `python -m geomx_cli.agent run DIRECTORY`.
 
-    assignment.py   what the agent is to run, and what it has started: two small files in its directory
+    host_spec.py    what the agent is to run, and what it has started: two small files in its directory
     processes.py    what the kernel says about processes, and how to end them
     child.py        one process of the job
     relay.py        starts the agent, and connects the control machine with its socket
@@ -8,7 +8,9 @@
     outbox.py       what it has not acknowledged
     status.py       what the agent knows of its part, in a file for whoever looks
     supervisor.py   the loop: start, watch, report, stop
-    ending.py       ends some processes while the others go on
+    partial_stop.py ends some processes while the others go on
+    oom_watcher.py  whether the kernel has killed a process for want of memory
+    safe_open.py    opens files of the job, and nothing else
     reaper.py       ends what a killed agent has left
     stop.py, tail.py, pack.py   what `geomx stop`, `logs` and `logs collect` run on a host
 

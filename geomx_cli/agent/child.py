@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.assignment import Task
+from geomx_cli.agent.host_spec import Task
 from geomx_cli.agent.processes import Identity
 from geomx_cli.agent.safe_open import open_record
 from geomx_cli.core.errors import CheckFailed

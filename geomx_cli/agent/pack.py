@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from geomx_cli.agent.assignment import Assignment
+from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.agent.safe_open import open_record
 from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.core.errors import CheckFailed
@@ -28,11 +28,11 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
     """Write the tar. Of files that grow meanwhile it has what they are now; event logs end with a whole line.
     What is no plain file is left out, and named in the manifest.
     """
-    assignment = Assignment.read(directory)
+    host_spec = HostSpec.read(directory)
     files, left_out = [], []
     stream = gzip.GzipFile(fileobj=sys.stdout.buffer, mode="wb", compresslevel=_LEVEL)
     with stream, tarfile.open(fileobj=stream, mode="w|") as tar:
-        for name, process, path in _sources(directory, assignment):
+        for name, process, path in _sources(directory, host_spec):
             try:
                 with open_record(path) as file:
                     files.append({"file": name, "process": process, **_add(tar, name, file)})
@@ -40,20 +40,20 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
                 continue
             except CheckFailed as error:
                 left_out.append(error.message)
-        content = json.dumps({"host": assignment.host, "files": files, "left_out": left_out}).encode()
+        content = json.dumps({"host": host_spec.host, "files": files, "left_out": left_out}).encode()
         tar.addfile(_entry(MANIFEST, len(content)), io.BytesIO(content))
     return 0
 
 
-def _sources(directory: Path, assignment: Assignment) -> Iterator[tuple[str, str, Path]]:
+def _sources(directory: Path, host_spec: HostSpec) -> Iterator[tuple[str, str, Path]]:
     """Name in the tar, process, path."""
-    job_dir = Path(assignment.job_dir)
-    for task in assignment.tasks:
+    job_dir = Path(host_spec.job_dir)
+    for task in host_spec.tasks:
         log = f"logs/{task.file_name}.log"
         for name in (f"events/{task.file_name}.jsonl", f"{log}.1", log):
             yield name, task.name, job_dir / name
     for file in ("agent.log", FILE_NAME):
-        yield f"hosts/{assignment.host}/{file}", "", directory / file
+        yield f"hosts/{host_spec.host}/{file}", "", directory / file
 
 
 def _add(tar: tarfile.TarFile, name: str, file: IO[bytes]) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.assignment import AgentState, Assignment
+from geomx_cli.agent.host_spec import AgentState, HostSpec
 from geomx_cli.agent.processes import Identity
 from geomx_cli.core.errors import CheckFailed
 
-__all__ = ["assignment_of", "main", "reap", "remains"]
+__all__ = ["host_spec_of", "main", "reap", "remains"]
 
 _LIMIT = 3.0
 
@@ -27,9 +27,9 @@ def reap(directory: Path, names: Collection[str] | None = None) -> list[int]:
     Where nothing was started, nothing is done.
     """
     left = processes.end(remains(directory, names), _LIMIT)
-    assignment = assignment_of(directory)
-    if names is None and assignment is not None:
-        assignment.remove_secrets()
+    host_spec = host_spec_of(directory)
+    if names is None and host_spec is not None:
+        host_spec.remove_secrets()
     return sorted({who.pid for who in left})
 
 
@@ -40,7 +40,7 @@ def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[
     Nobody else's process is among them: they are known by pid and start time, by a session that one of them
     still leads, or by the job's own variables in their environment.
     """
-    marks = _marks(directory, assignment_of(directory), names)
+    marks = _marks(directory, host_spec_of(directory), names)
     state = AgentState.read(directory)
     started = {} if state is None else state.processes
     known = [who for name, who in started.items() if names is None or name in names]
@@ -57,20 +57,20 @@ def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[
     return find
 
 
-def assignment_of(directory: Path) -> Assignment | None:
+def host_spec_of(directory: Path) -> HostSpec | None:
     """What agent.json says; None where there is none, or one that is damaged."""
     try:
-        return Assignment.read(directory)
+        return HostSpec.read(directory)
     except (OSError, CheckFailed):
         return None
 
 
 def _marks(
-    directory: Path, assignment: Assignment | None, names: Collection[str] | None
+    directory: Path, host_spec: HostSpec | None, names: Collection[str] | None
 ) -> list[dict[str, str]]:
     """The variables that every process of this part of the job has inherited; one dict for each kind."""
-    if assignment is not None:
-        part = {"GEOMX_JOB": assignment.job, "GEOMX_HOST": assignment.host}
+    if host_spec is not None:
+        part = {"GEOMX_JOB": host_spec.job, "GEOMX_HOST": host_spec.host}
     else:  # the directory says as much, being DIRECTORY/hosts/HOST
         part = {"GEOMX_JOB_DIR": str(directory.parent.parent), "GEOMX_HOST": directory.name}
     return [part] if names is None else [{**part, "GEOMX_PROCESS": name} for name in names]

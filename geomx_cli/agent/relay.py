@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from geomx_cli.agent.assignment import Assignment
+from geomx_cli.agent.host_spec import HostSpec
 
 __all__ = ["attach", "run"]
 
@@ -23,13 +23,13 @@ def run(directory: Path, arguments: Sequence[str]) -> int:
     The agent is a fork of ours, which saves the start of a second interpreter. Returns 1 when it ends before it
     listens, with its last words on stderr.
     """
-    assignment = Assignment.read(directory)
-    assignment.check_files()
+    host_spec = HostSpec.read(directory)
+    host_spec.check_files()
     reading, writing = os.pipe()
     agent = os.fork()
     if agent == 0:
         os.close(reading)
-        _become_agent(directory, assignment, writing)
+        _become_agent(directory, host_spec, writing)
     os.close(writing)
     listens = os.read(reading, 1)
     os.close(reading)
@@ -38,7 +38,7 @@ def run(directory: Path, arguments: Sequence[str]) -> int:
         print(_last_words(directory), file=sys.stderr)
         return 1
     with socket.socket(socket.AF_UNIX) as stream:
-        stream.connect(assignment.socket)
+        stream.connect(host_spec.socket)
         _relay(stream)
     _wait_for(agent)
     return 0
@@ -52,7 +52,7 @@ def attach(directory: Path, arguments: Sequence[str]) -> int:
     """
     with socket.socket(socket.AF_UNIX) as stream:
         try:
-            stream.connect(Assignment.read(directory).socket)
+            stream.connect(HostSpec.read(directory).socket)
         except OSError:
             return _report_end(directory)
         _relay(stream)
@@ -69,7 +69,7 @@ def _report_end(directory: Path) -> int:
     return 0
 
 
-def _become_agent(directory: Path, assignment: Assignment, ready: int) -> None:
+def _become_agent(directory: Path, host_spec: HostSpec, ready: int) -> None:
     """Never returns. `ready`: where to write a byte once the agent listens."""
     status = 1
     try:
@@ -77,7 +77,7 @@ def _become_agent(directory: Path, assignment: Assignment, ready: int) -> None:
         _redirect(directory / "agent.log")
         from geomx_cli.agent.supervisor import Supervisor
 
-        supervisor = Supervisor(directory, assignment)
+        supervisor = Supervisor(directory, host_spec)
         os.write(ready, b"1")
         os.close(ready)
         status = supervisor.run()

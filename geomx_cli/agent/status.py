@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.assignment import Assignment
 from geomx_cli.agent.child import Child
+from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.core.events import Event
 from geomx_cli.core.root_cause import Failure
 
@@ -41,12 +41,12 @@ class StatusFile:
     grows old, its reader sees that, and the control machine gets one "warning" through `tell`.
     """
 
-    def __init__(self, directory: Path, assignment: Assignment, tell: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, directory: Path, host_spec: HostSpec, tell: Callable[[dict[str, Any]], None]) -> None:
         self._tell = tell
         self._warned = False
         self._path = directory / FILE_NAME
-        self._assignment = assignment
-        self._newest: dict[str, dict[str, Event]] = {task.name: {} for task in assignment.tasks}
+        self._host_spec = host_spec
+        self._newest: dict[str, dict[str, Event]] = {task.name: {} for task in host_spec.tasks}
         self._failures: list[dict[str, Any]] = []
         self._next = 0.0
 
@@ -77,8 +77,8 @@ class StatusFile:
         """All that is known, as JSON can carry it. `facts` are the supervisor's own: why it stops, ..."""
         return {
             "schema_version": STATUS_VERSION,
-            "job": self._assignment.job,
-            "host": self._assignment.host,
+            "job": self._host_spec.job,
+            "host": self._host_spec.host,
             "time": time.time(),
             "uptime": processes.uptime(),
             "boot": processes.boot_id(),

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.assignment import AgentState
+from geomx_cli.agent.host_spec import AgentState
 from geomx_cli.agent.processes import Identity
-from geomx_cli.agent.reaper import assignment_of, reap, remains
+from geomx_cli.agent.reaper import host_spec_of, reap, remains
 from geomx_cli.agent.status import FILE_NAME
 
 __all__ = ["main", "stop"]
@@ -43,15 +43,15 @@ def stop(directory: Path, *, party: str = "", patience: float = 10.0) -> dict[st
     was killed, a directory that is damaged or gone, or a reboot: then there is less to do. No process of
     another job is touched.
     """
-    assignment, state = assignment_of(directory), AgentState.read(directory)
+    host_spec, state = host_spec_of(directory), AgentState.read(directory)
     started = dict(state.processes) if state else {}
-    tasks = [task.name for task in assignment.tasks] if assignment else list(started)
+    tasks = [task.name for task in host_spec.tasks] if host_spec else list(started)
     names = [name for name in tasks if not party or name.split("/")[0] == party]
     before = {name for name, who in started.items() if processes.exists(who)}
     agent = state.agent if state and processes.exists(state.agent) else None
     only = names if party else None
     if agent is not None and processes.state(agent) != "T":
-        asked = _ask(assignment.socket if assignment else "", agent, only, patience)
+        asked = _ask(host_spec.socket if host_spec else "", agent, only, patience)
         goes_on = party and before - set(names)
         waited_for = [started[name] for name in names if name in started] + ([] if goes_on else [agent])
         if asked and _wait(lambda: any(map(processes.exists, waited_for)), patience + _MARGIN):
@@ -67,7 +67,7 @@ def stop(directory: Path, *, party: str = "", patience: float = 10.0) -> dict[st
         "processes": told,
         "others": len(rest - set(started.values()) - ({state.agent} if state else set())),
         "left": left,
-        "note": _note(directory, assignment is None, state is None),
+        "note": _note(directory, host_spec is None, state is None),
     }
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.assignment import AgentState, Assignment
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.control import Control, Message
+from geomx_cli.agent.host_spec import AgentState, HostSpec
 from geomx_cli.agent.oom_watcher import OomWatcher
 from geomx_cli.agent.partial_stop import PartialStop
 from geomx_cli.agent.processes import Identity
@@ -49,13 +49,13 @@ class Supervisor:
     kernel kills its children, and reaper.py the rest.
     """
 
-    def __init__(self, directory: Path, assignment: Assignment) -> None:
+    def __init__(self, directory: Path, host_spec: HostSpec) -> None:
         self._directory = directory
-        self._assignment = assignment
-        job_dir = Path(assignment.job_dir)
-        self._children = [Child(task, job_dir, assignment.host, assignment.silence) for task in assignment.tasks]
+        self._host_spec = host_spec
+        job_dir = Path(host_spec.job_dir)
+        self._children = [Child(task, job_dir, host_spec.host, host_spec.silence) for task in host_spec.tasks]
         self._selector = selectors.DefaultSelector()
-        self._control = Control(assignment.socket, self._selector)
+        self._control = Control(host_spec.socket, self._selector)
         self._stage = _Stage.WAITING
         self._deadline = time.monotonic() + _CONNECT
         self._next_look = 0.0
@@ -66,7 +66,7 @@ class Supervisor:
         self._ordered = False  # the control machine asked, for reasons of its own
         self._suspended = False  # the control machine said that it would say nothing for a while
         self._patience = _TERMINATE
-        self._status = StatusFile(directory, assignment, self._control.tell)
+        self._status = StatusFile(directory, host_spec, self._control.tell)
         self._ending = PartialStop()
         self._memory = OomWatcher()
         self._wakeup, self._signals = socket.socketpair()
@@ -86,7 +86,7 @@ class Supervisor:
             raise
         finally:
             left = self._sweep()
-            self._assignment.remove_secrets()
+            self._host_spec.remove_secrets()
             self._status.write(self._content("over", left))
             self._control.tell({"type": "done", "left": left, "why": self._why, "asked": self._asked_by})
             with suppress(OSError):  # a full disk: who is connected is told all the same
@@ -155,15 +155,15 @@ class Supervisor:
 
     def _start(self) -> None:
         self._enter(_Stage.RUNNING)
-        inherited = self._assignment.inherited()
+        inherited = self._host_spec.inherited()
         for child in self._children:
             if child.asked:  # for its end, before its start
                 continue
             try:
-                child.start(inherited, self._assignment.working_dir)
+                child.start(inherited, self._host_spec.working_dir)
             except OSError as error:
                 what = f"could not be started: {error.strerror}: {error.filename}"
-                self._fail(child, Failure(child.name, self._assignment.host, what, time.time()))
+                self._fail(child, Failure(child.name, self._host_spec.host, what, time.time()))
                 break
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
             self._control.tell(child.started_message())
@@ -190,7 +190,7 @@ class Supervisor:
             self._status.write(self._content(self._stage.name.lower()))
 
     def _check_lease(self, now: float) -> None:
-        lease, control = self._assignment.lease, self._control
+        lease, control = self._host_spec.lease, self._control
         if self._suspended and control.connected:
             control.heard = now
         if lease and (control.connected or control.lost) and now - control.heard > lease:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.assignment import AgentState, Assignment
+from geomx_cli.agent.host_spec import AgentState, HostSpec
 from geomx_cli.agent.safe_open import open_record
 from geomx_cli.core.errors import CheckFailed
 
@@ -40,13 +40,13 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
     parser.add_argument("--begin", action="append", default=[], metavar="NAME=PLACE", help="begin there in that log")
     parser.add_argument("names", nargs="+", metavar="NAME")
     given = parser.parse_args(arguments)
-    assignment = Assignment.read(directory)
+    host_spec = HostSpec.read(directory)
     folder, suffix = ("events", "jsonl") if given.events else ("logs", "log")
-    logs, poll = Path(assignment.job_dir, folder), _POLL_EVENTS if given.events else _POLL
+    logs, poll = Path(host_spec.job_dir, folder), _POLL_EVENTS if given.events else _POLL
     places = dict(words.rsplit("=", 1) for words in given.begin)
     tails = [
         _Tail(task.name, logs / f"{task.file_name}.{suffix}", given.lines, int(places.get(task.name, -1)))
-        for task in assignment.tasks
+        for task in host_spec.tasks
         if task.name in given.names
     ]
     try:

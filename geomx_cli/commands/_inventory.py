@@ -1,6 +1,7 @@
 """Which machines a command is about: those of an inventory file, or this one."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,12 +12,13 @@ from geomx_cli.core.options import Value
 from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
-    from geomx_cli.hosts import SshOptions
+    from geomx_cli.hosts.ssh.options import SshOptions
     from geomx_cli.inventory import Inventory
+    from geomx_cli.inventory.file import InventoryFile
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-__all__ = ["DEFAULT_FILE", "inventory_options", "inventory_path", "machines", "ssh_options"]
+__all__ = ["DEFAULT_FILE", "inventory_options", "inventory_path", "machines", "read_inventory", "ssh_options"]
 
 DEFAULT_FILE = "hosts.toml"
 _OF_THIS_MACHINE = ("parties", "workers", "central_workers")
@@ -50,6 +52,18 @@ def inventory_path(hosts: Path | None, *, local: bool) -> Path | None:
     return hosts or (Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None)
 
 
+def read_inventory(path: Path) -> "InventoryFile":
+    """The inventory file at `path`, with the addresses that ssh_config's aliases stand for. Raises InvalidSettings that
+    names every mistake with its line.
+    """
+    from geomx_cli.hosts import with_addresses
+    from geomx_cli.inventory import file
+    from geomx_cli.plan.ports import host_errors
+
+    found = file.read(path, host_errors)
+    return replace(found, inventory=with_addresses(found.inventory, ssh_options()))
+
+
 def machines(
     hosts: Path | None, local: bool, given: Mapping[str, Value]
 ) -> "tuple[Inventory, dict[str, Value]]":
@@ -68,10 +82,9 @@ def machines(
 
         values = {**given, **_fixed(given)}
         return _shaped(this_machine(values, free_ports(ports_needed(values))), values), values
-    from geomx_cli import inventory_file
     from geomx_cli.inventory import validated
 
-    read = inventory_file.read(path)
+    read = read_inventory(path)
     for name in _OF_THIS_MACHINE:
         if name in given and _written(name):
             flag = "--" + name.replace("_", "-")
@@ -107,9 +120,9 @@ def _shaped(inventory: "Inventory", values: Mapping[str, Value]) -> "Inventory":
     return inventory.model_copy(update={"central_server": True}) if wanted else inventory
 
 
-def ssh_options(accept_new_host_keys: bool) -> "SshOptions":
+def ssh_options(accept_new_host_keys: bool = False) -> "SshOptions":
     """What holds for all connections of a command."""
-    from geomx_cli.hosts import SshOptions
+    from geomx_cli.hosts.ssh.options import SshOptions
 
     return SshOptions(accept_new_host_keys=accept_new_host_keys)
 

@@ -48,9 +48,9 @@ def doctor(
     """
     inventory, options = machines(hosts, local, values(table(), parameters))
     from geomx_cli.plan import JobSpec
-    from geomx_cli.preflight import visit
+    from geomx_cli.preflight import examine_inventory
 
-    report = visit(
+    report = examine_inventory(
         inventory,
         JobSpec(options=options, script=script, python=sys.executable),
         ssh_options(accept_new_host_keys),

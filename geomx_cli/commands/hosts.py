@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from geomx_cli.commands._inventory import DEFAULT_FILE
+from geomx_cli.commands._inventory import DEFAULT_FILE, read_inventory
 from geomx_cli.commands._json import print_json
 from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
-    from geomx_cli.inventory_file import InventoryFile
+    from geomx_cli.inventory.file import InventoryFile
     from geomx_cli.plan.preview import Preview
 
 __all__ = ["hosts"]
@@ -26,15 +26,14 @@ def hosts() -> None:
 @click.argument("file", type=click.Path(path_type=Path), default=Path(DEFAULT_FILE), envvar="GEOMX_HOSTS")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
 def check(file: Path, json: bool) -> None:
-    """Find all mistakes in an inventory file, or show what will stand where.
+    """Find all mistakes in an inventory file, or show what will run where.
 
     FILE is $GEOMX_HOSTS, or hosts.toml of this folder, when it is not given. No machine is asked anything: that is
     for geomx doctor. The exit status is 3 when there is a mistake.
     """
-    from geomx_cli import inventory_file
     from geomx_cli.plan.preview import preview
 
-    read = inventory_file.read(file)
+    read = read_inventory(file)
     places = preview(read.inventory)
     if json:
         print_json(_object(read, places), indent=2)
@@ -73,8 +72,7 @@ def _lines(read: "InventoryFile", places: "tuple[Preview, ...]") -> Iterator[str
 
 
 def _host(place: "Preview") -> Iterator[str]:
-    reached = "this machine" if place.reached == "local" else f"ssh {place.reached}"
-    yield f"  {place.host}: {reached}"
+    yield f"  {place.host}: {place.reached}"
     dialled = f"{place.address}, from other parties at {place.wan_address}" if place.wan_address else place.address
     if any(place.servers.values()):
         yield f"    dialled at {dialled}; ports are the first that are free of {place.candidates}"

@@ -19,7 +19,7 @@ def init(directory: Path, template: str | None, force: bool) -> None:
 
     hosts.toml and train.py go to DIRECTORY, by default the working directory; what is there already is left as it is.
     """
-    from geomx_cli.inventory_file import starter
+    from geomx_cli.inventory import starter
 
     enter = "" if directory == Path() else f"  cd {shlex.quote(str(directory))}\n"
     if template is not None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from geomx_cli.inventory_file.keys import HOST_KEYS, TOP_KEYS, Group, Key
-from geomx_cli.inventory_file.starter import FOLDER
+from geomx_cli.inventory.keys import HOST_KEYS, TOP_KEYS, Group, Key
+from geomx_cli.inventory.starter import FOLDER
 
 __all__ = ["page"]
 
@@ -12,7 +12,7 @@ _HEAD = """\
 
 This page is made from the table of keys by `python -m geomx_cli.commands.inventory_reference`.
 
-One file says which machines there are, how they are reached, and what stands where. `geomx init` writes one to begin
+One file says which machines there are, how they are reached, and what runs where. `geomx init` writes one to begin
 with, `geomx hosts check` finds all mistakes in it and shows what it amounts to, `geomx doctor` looks at the machines
 themselves. `geomx launch` and `geomx doctor` use `hosts.toml` of the working directory, or the file of `--hosts` or
 `GEOMX_HOSTS`; with `--local` they use this machine alone.
@@ -38,7 +38,7 @@ _HEADINGS: Mapping[Group, tuple[str, str]] = {
         " `geomx hosts check` shows the ports. Everybody else dials out. Processes of one host use unix sockets.",
     ),
     "work": ("What it works with", ""),
-    "place": ("What stands on it", "Workers follow from `devices`, wherever the rest stands."),
+    "place": ("What runs on it", "Workers follow from `devices`, wherever the rest runs."),
 }
 _TABLE_HEAD = "| Key | Example | Without it | Meaning |\n|---|---|---|---|\n"
 _TAIL = """

@@ -1,4 +1,4 @@
-"""Plug-ins: synchronisation algorithms, codecs and ways of delivery, found by scanning their packages.
+"""Plug-ins: synchronisation algorithms, codecs, ways of delivery and allocators, found by scanning their packages.
 
 A plug-in is a module with a `name`, its `options` and `refuses`. It may have the factories `worker`, `server`
 and `scheduler`, one for each side that it has a part in; what is heavy to import is imported inside them, so
@@ -21,6 +21,7 @@ __all__ = [
     "Side",
     "Spec",
     "algorithms",
+    "allocators",
     "codecs",
     "deliveries",
     "factory",
@@ -36,11 +37,12 @@ __all__ = [
     "users",
 ]
 
-Kind = Literal["algorithm", "codec", "delivery"]
+Kind = Literal["algorithm", "allocator", "codec", "delivery"]
 Side = Literal["worker", "server", "scheduler"]
 
 _PACKAGES: Mapping[Kind, str] = {
     "algorithm": "geomx_cli.runtime.algorithms",
+    "allocator": "geomx_cli.hosts.allocators",
     "codec": "geomx_cli.ps.codecs",
     "delivery": "geomx_cli.ps.delivery",
 }
@@ -99,6 +101,11 @@ def _all(kind: Kind) -> Mapping[str, Plugin]:
 def algorithms() -> Mapping[str, Plugin]:
     """The synchronisation algorithms by name."""
     return _all("algorithm")
+
+
+def allocators() -> Mapping[str, Plugin]:
+    """What gives machines to jobs, by name; see hosts/allocation.py."""
+    return _all("allocator")
 
 
 def codecs() -> Mapping[str, Plugin]:
@@ -177,4 +184,5 @@ def table() -> tuple[Option, ...]:
     """The table of options of the whole program, with the choices of those that name a plug-in."""
     choices = {"algo": tuple(algorithms()), "delivery": tuple(deliveries())}
     base = (replace(option, choices=choices.get(option.name, option.choices)) for option in OPTIONS)
-    return merge(base, [*algorithms().values(), *codecs().values(), *deliveries().values()])
+    kinds = (algorithms(), allocators(), codecs(), deliveries())
+    return merge(base, [plugin for found in kinds for plugin in found.values()])

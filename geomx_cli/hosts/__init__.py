@@ -1,23 +1,22 @@
-"""How to reach a host: one small interface, one module for each way.
+"""How machines are reached: a connector runs commands on one, opens streams to it and copies files to and from it.
 
 Nothing else in geomx knows whether a host is this machine or one behind SSH. What is to run there for long (the
 agent) detaches itself and outlives the connection.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from geomx_cli.core.errors import GeomxError
-from geomx_cli.hosts.credentials import Credentials
 
 if TYPE_CHECKING:
-    from geomx_cli import inventory
+    from geomx_cli.hosts.ssh.options import SshOptions
+    from geomx_cli.inventory import Host, Inventory
 
-__all__ = ["Channel", "Completed", "File", "Host", "SshOptions", "closing", "everywhere", "open_host"]
+__all__ = ["Channel", "Completed", "Connector", "File", "closing", "connector", "everywhere", "with_addresses"]
 
 _AT_ONCE = 64
 _Item = TypeVar("_Item")
@@ -43,21 +42,6 @@ class File:
     mode: int = 0o600
 
 
-@dataclass(frozen=True)
-class SshOptions:
-    """What holds for all hosts behind SSH; give the same object to all, so that a passphrase is asked for once.
-
-    `config`: the user's own ssh_config, which need not exist. `notify` gets what a user should read; any
-    thread calls it.
-    """
-
-    accept_new_host_keys: bool = False
-    config: str = "~/.ssh/config"
-    known_hosts: str = "~/.ssh/known_hosts"
-    notify: Callable[[str], None] = lambda text: None
-    credentials: Credentials = field(default_factory=Credentials)
-
-
 class Channel(Protocol):
     """A command under way on a host: its standard input and output as a byte stream.
 
@@ -78,8 +62,8 @@ class Channel(Protocol):
         """End its standard input; what it still writes may be received. Closing twice does no harm."""
 
 
-class Host(Protocol):
-    """One machine of the inventory. Paths are absolute and of that machine. Each method may be called by any
+class Connector(Protocol):
+    """The way to one machine of the inventory. Paths are absolute and of that machine. Each method may be called by any
     thread.
 
     Every method raises HostUnreachable when the machine cannot be reached, and OSError for what it refuses.
@@ -92,6 +76,12 @@ class Host(Protocol):
     @property
     def python(self) -> str:
         """The interpreter that has geomx."""
+
+    @property
+    def address(self) -> str:
+        """What is dialled to reach it, once names that only this user has (in ~/.ssh/config) are looked up. Raises
+        InvalidSettings where they cannot be.
+        """
 
     def run(self, argv: Sequence[str], *, data: bytes = b"", limit: float) -> Completed:
         """Run a command with `data` on its standard input to its end, at most `limit` seconds. Then TimedOut; a
@@ -113,18 +103,35 @@ class Host(Protocol):
         """Let go of the machine. What has detached itself there keeps running."""
 
 
-def open_host(host: "inventory.Host", python: str, ssh: SshOptions) -> Host:
-    """`host` of the inventory, on this machine or behind SSH. Nothing is connected before it is used.
+def connector(host: "Host", python: str, ssh: "SshOptions") -> Connector:
+    """The connector for `host`, by the type of its `access`. Nothing is connected before it is used.
 
     `python` is the interpreter where the inventory names none.
     """
-    if host.ssh is None:
-        from geomx_cli.hosts.local import LocalHost
+    from geomx_cli.inventory import Local, Ssh
 
-        return LocalHost(host.name, os.path.expanduser(host.python) or python)  # noqa: PTH111 - a command stays one
-    from geomx_cli.hosts.ssh import SshHost
+    match host.access:
+        case Local():
+            from geomx_cli.hosts.local import LocalConnector
 
-    return SshHost(host.name, host.ssh, host.python or python, options=ssh)
+            return LocalConnector(host.name, host.python or python)
+        case Ssh():
+            from geomx_cli.hosts.ssh.connector import SshConnector
+
+            return SshConnector(host.name, host.access, host.python or python, options=ssh)
+
+
+def with_addresses(inventory: "Inventory", ssh: "SshOptions") -> "Inventory":
+    """The inventory with an address for each host of which only a name is known that might be this user's own."""
+    from geomx_cli.inventory import is_ip
+
+    def with_address(host: "Host") -> "Host":
+        if host.address or host.interface or is_ip(host.near_address):
+            return host
+        found = connector(host, "", ssh).address
+        return host if found == host.near_address else host.model_copy(update={"address": found})
+
+    return inventory.with_hosts(map(with_address, inventory.hosts))
 
 
 def everywhere(do: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
@@ -142,7 +149,7 @@ def everywhere(do: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_
 
 
 @contextmanager
-def closing(hosts: Mapping[str, Host]) -> Iterator[Mapping[str, Host]]:
+def closing(hosts: Mapping[str, Connector]) -> Iterator[Mapping[str, Connector]]:
     """Let go of all these hosts at the end."""
     try:
         yield hosts

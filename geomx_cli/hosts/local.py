@@ -11,23 +11,25 @@ from pathlib import Path
 from geomx_cli.core.errors import TimedOut
 from geomx_cli.hosts import Channel, Completed
 
-__all__ = ["LocalHost", "python_path"]
+__all__ = ["LocalConnector", "python_path"]
 
 _CHUNK = 1 << 16
 _ERRORS = 4096
 _ENDING = 2.0
 
 
-class LocalHost:
+class LocalConnector:
     """Commands run as the user who calls, in the current directory."""
+
+    address = "127.0.0.1"
 
     def __init__(self, name: str = "local", python: str = sys.executable) -> None:
         self.name = name
-        self.python = python
+        self.python = os.path.expanduser(python)  # noqa: PTH111 - a command stays one
         self._channels: list[_LocalChannel] = []
 
     def run(self, argv: Sequence[str], *, data: bytes = b"", limit: float) -> Completed:
-        """See Host.run."""
+        """See Connector.run."""
         try:
             done = subprocess.run(
                 argv, input=data, capture_output=True, timeout=limit, env=_environment(), check=False
@@ -38,13 +40,13 @@ class LocalHost:
         return Completed(done.returncode, done.stdout, done.stderr)
 
     def open(self, argv: Sequence[str]) -> Channel:
-        """See Host.open."""
+        """See Connector.open."""
         channel = _LocalChannel(argv)
         self._channels.append(channel)
         return channel
 
     def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
-        """See Host.put."""
+        """See Connector.put."""
         target = Path(path)
         for folder in reversed([target.parent, *target.parent.parents]):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -60,11 +62,11 @@ class LocalHost:
             raise
 
     def get(self, path: str) -> bytes:
-        """See Host.get."""
+        """See Connector.get."""
         return Path(path).read_bytes()
 
     def close(self) -> None:
-        """See Host.close. Waits a moment for commands to end, and ends those that do not."""
+        """See Connector.close. Waits a moment for commands to end, and ends those that do not."""
         for channel in self._channels:
             channel.close()
         for channel in self._channels:

@@ -134,17 +134,20 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
             f"--silence {options['silence']:g}s is too short for a heartbeat every {options['heartbeat']:g}s",
             "make --silence at least twice --heartbeat",
         )
-    remote = [host.name for host in inventory.hosts if host.ssh is not None]
+    remote = [host.name for host in inventory.hosts if not host.shares_files]
     if options["wan"] and remote:
         raise InvalidSettings(
             f"--wan emulates links on one machine, and host {remote[0]} is another", "leave out --wan"
         )
-    for kind, option in (("algorithm", "algo"), ("delivery", "delivery")):
-        name = str(options[option])
-        reason = plugins.find(kind, name).refuses(spec)  # type: ignore[arg-type]
+    chosen: tuple[tuple[plugins.Kind, str, str], ...] = (
+        ("algorithm", "--algo", str(options["algo"])),
+        ("delivery", "--delivery", str(options["delivery"])),
+        ("allocator", "allocator", inventory.allocator),
+    )
+    for kind, key, name in chosen:
+        reason = plugins.find(kind, name).refuses(spec) if name else None
         if reason:
-            hint = f"change --{option} or what it cannot work with"
-            raise InvalidSettings(f"--{option} {name}: {reason}", hint)
+            raise InvalidSettings(f"{key} {name}: {reason}", f"change {key} or what it cannot work with")
 
 
 def _check_training(spec: JobSpec, topology: str) -> None:

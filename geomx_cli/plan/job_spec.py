@@ -46,7 +46,7 @@ class JobSpec:
         return f"{host.sockets}-{token}" if host.sockets else self.socket_dir
 
     def key_file_on(self, host: Host, process: str) -> str:
-        """Where a process that stands on `host` finds its keys; "" in a job without."""
+        """Where a process on `host` finds its keys; "" in a job without."""
         if not self.key_dir:
             return ""
         folder = f"{self.job_dir_on(host)}/keys" if host.state_dir else self.key_dir
@@ -56,7 +56,7 @@ class JobSpec:
         """The script's command; on another machine with the files that it got where they lie there, and its own Python
         in the place of one that is named by its path here.
         """
-        if host.ssh is None:
+        if host.shares_files:
             return list(self.script)
         python = host.python or self.python
         files = {word: f"{self.job_dir_on(host)}/files/{place}" for word, place in self.carried.items()}

@@ -1,21 +1,11 @@
-"""On which hosts of a party its schedulers and servers stand. Pure functions."""
+"""On which hosts of a party its schedulers and servers are placed. Pure functions."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from geomx_cli.inventory import Host, Inventory
+from geomx_cli.inventory import Host, HostError, Inventory
 from geomx_cli.ps.cluster.config import Role
 
-__all__ = ["PlacementError", "hosts_for", "placement_errors", "roles"]
-
-
-@dataclass(frozen=True)
-class PlacementError:
-    """A role that stands where it cannot, or nowhere. `host` has the `runs` to correct."""
-
-    host: str
-    message: str
-    hint: str
+__all__ = ["hosts_for", "placement_errors", "roles"]
 
 
 def roles(inventory: Inventory, party: str) -> tuple[Role, ...]:
@@ -35,20 +25,20 @@ def roles(inventory: Inventory, party: str) -> tuple[Role, ...]:
 def hosts_for(inventory: Inventory, party: str, role: Role, count: int = 1) -> tuple[Host, ...]:
     """The hosts of `count` processes of a role: those whose `runs` has it, in turn.
 
-    Where no host names the role, a scheduler stands on the party's first host that names no roles, and servers
+    Where no host names the role, a scheduler is placed on the party's first host that names no roles, and servers
     on all such hosts in turn. For an inventory in which nothing is `placement_errors`.
     """
     hosts = _candidates(inventory, party, role)
     return tuple(hosts[place % len(hosts)] for place in range(count))
 
 
-def placement_errors(inventory: Inventory) -> tuple[PlacementError, ...]:
+def placement_errors(inventory: Inventory) -> tuple[HostError, ...]:
     """Everything that is wrong with the `runs` of all hosts."""
     names = [party.name for party in (inventory.central, *inventory.parties)]
     return tuple(problem for name in names for problem in _of_party(inventory, name))
 
 
-def _of_party(inventory: Inventory, party: str) -> Iterator[PlacementError]:
+def _of_party(inventory: Inventory, party: str) -> Iterator[HostError]:
     hosts, own = inventory.hosts_of(party), roles(inventory, party)
     known = f"it has {', '.join(own)}" if own else "it has workers only"
     wrong = False
@@ -57,16 +47,16 @@ def _of_party(inventory: Inventory, party: str) -> Iterator[PlacementError]:
             if not any(role in roles(inventory, other) for other in host.parties):
                 wrong = True
                 what = f"party {party} has no {role} with topology {inventory.topology}"
-                yield PlacementError(host.name, what, f"take {role} out of runs; {known}")
+                yield HostError(host.name, "runs", what, f"take {role} out of runs; {known}")
     for role in own:
         named = [host.name for host in hosts if role in host.runs]
         if role.endswith("scheduler") and len(named) > 1:
             what = f"{role} of party {party} is to run on {' and '.join(named)}, and there is one"
-            yield PlacementError(named[1], what, f"leave it in runs of {named[0]} only")
+            yield HostError(named[1], "runs", what, f"leave it in runs of {named[0]} only")
         if not wrong and not _candidates(inventory, party, role):
             names = ", ".join(host.name for host in hosts)
             what = f"no host of party {party} runs its {role}"
-            yield PlacementError(hosts[0].name, what, f'add "{role}" to runs of one of its hosts: {names}')
+            yield HostError(hosts[0].name, "runs", what, f'add "{role}" to runs of one of its hosts: {names}')
 
 
 def _candidates(inventory: Inventory, party: str, role: Role) -> tuple[Host, ...]:

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
-from geomx_cli.inventory import Host, Inventory
+from geomx_cli.inventory import Host, HostError, Inventory
 from geomx_cli.plan.endpoints import dialled, takes_port
-from geomx_cli.plan.placement import PlacementError
+from geomx_cli.plan.placement import placement_errors
 from geomx_cli.plan.topology import build_topology, links
 
-__all__ = ["choose", "free_ports", "ports_needed", "shortage"]
+__all__ = ["choose", "free_ports", "host_errors", "ports_needed"]
 
 
 def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> Inventory:
@@ -23,7 +23,7 @@ def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> 
     InvalidSettings when a host has too few.
     """
     chosen = _distribute(inventory, free)
-    if isinstance(chosen, PlacementError):
+    if isinstance(chosen, HostError):
         raise InvalidSettings(f"host {chosen.host} {chosen.message}", chosen.hint)
     return inventory.with_hosts(
         host.model_copy(update={"ports": tuple(sorted(chosen[host.name], key=host.ports.index))})
@@ -31,15 +31,19 @@ def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> 
     )
 
 
-def shortage(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> PlacementError | None:
-    """The first host for which `choose` would not find enough ports."""
-    chosen = _distribute(inventory, free)
-    return chosen if isinstance(chosen, PlacementError) else None
+def host_errors(inventory: Inventory) -> tuple[HostError, ...]:
+    """Why no job can be planned on the inventory: every role that cannot be placed, or where there is none the first
+    host with too few ports.
+    """
+    if wrong := placement_errors(inventory):
+        return wrong
+    chosen = _distribute(inventory, None)
+    return (chosen,) if isinstance(chosen, HostError) else ()
 
 
 def _distribute(
     inventory: Inventory, free: Mapping[str, Collection[int]] | None
-) -> dict[str, list[int]] | PlacementError:
+) -> dict[str, list[int]] | HostError:
     nodes = build_topology(inventory)
     towards = dialled(links(nodes))
     need = Counter(node.host.name for node in nodes if takes_port(node, towards.get(node.name, ())))
@@ -89,13 +93,14 @@ def _give(name: str, offers: Mapping[str, Sequence[int]], holders: dict[int, str
     return False
 
 
-def _too_few(host: Host, group: Sequence[Host], need: Counter[str], offers: Sequence[int]) -> PlacementError:
+def _too_few(host: Host, group: Sequence[Host], need: Counter[str], offers: Sequence[int]) -> HostError:
     others = [other.name for other in group if other is not host and need[other.name]]
     shared = f", which it shares with {', '.join(others)} at {host.near_address}" if others else ""
     busy = len(host.ports) - len(offers)
     taken = f", {busy} of them taken by other programs" if busy else ""
-    return PlacementError(
+    return HostError(
         host.name,
+        "ports",
         f"needs {need[host.name]} ports for its schedulers and servers and has {len(host.ports)}{taken}{shared}",
         f'give it more in the inventory, as ports = "9100-{9100 + 2 * need.total()}"',
     )

@@ -1,4 +1,4 @@
-"""What would stand on each host of an inventory, for a user to look at before anything is asked of a machine."""
+"""What would run on each host of an inventory, for a user to look at before anything is asked of a machine."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ __all__ = ["Preview", "preview"]
 
 @dataclass(frozen=True)
 class Preview:
-    """One host. `reached` is "local", or what SSH is given, as user@address:port and the machines between.
+    """One host. `reached` says how: "this machine", or "ssh" with user@address:port and the machines between.
 
     `servers` has the port of each of its schedulers and servers that others dial, if all of `candidates` (as ranges)
     are free, and 0 for one that is dialled from its own host only; `workers` has each worker's device, "" for a
@@ -52,23 +52,13 @@ def _of(host: Host, nodes: list[Node], open_ports: Mapping[str, int]) -> Preview
     return Preview(
         host=host.name,
         parties=host.parties,
-        reached=_reached(host),
+        reached=str(host.access),
         address=host.near_address if host.address or not host.interface else f"that of {host.interface}",
         wan_address=host.wan_address or (f"that of {host.wan_interface}" if host.wan_interface else ""),
         servers={node.name: open_ports[node.name] for node in nodes if node.listens},
         workers={node.name: node.device for node in nodes if not node.listens},
         candidates=_ranges(host.ports),
     )
-
-
-def _reached(host: Host) -> str:
-    if host.ssh is None:
-        return "local"
-    ssh = host.ssh
-    address = f"[{ssh.address}]" if ":" in ssh.address and ssh.port else ssh.address
-    target = f"{ssh.user}@{address}" if ssh.user else address
-    port = f":{ssh.port}" if ssh.port else ""
-    return f"{target}{port}" + (f" through {ssh.jump}" if ssh.jump else "")
 
 
 def _ranges(numbers: Iterable[int]) -> str:

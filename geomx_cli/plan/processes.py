@@ -76,7 +76,7 @@ class Layout:
         python = node.host.python or spec.python
         # Servers add arrays in one thread; a worker shares the cores with others unless its host says more.
         threads = node.host.threads if node.role == "worker" else 1
-        env = {"OMP_NUM_THREADS": str(threads), **(spec.env if node.host.ssh is None else {})}
+        env = {"OMP_NUM_THREADS": str(threads), **(spec.env if node.host.shares_files else {})}
         if node.device.startswith("gpu"):
             env["CUDA_VISIBLE_DEVICES"] = node.device.removeprefix("gpu")
         env |= node.host.env

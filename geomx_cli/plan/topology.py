@@ -73,7 +73,7 @@ class Link:
 
     @property
     def near(self) -> bool:
-        """Whether both stand on one planned host."""
+        """Whether both are on one planned host."""
         return self.dialler.host.name == self.listener.host.name
 
 
@@ -82,8 +82,8 @@ def build_topology(inventory: Inventory) -> tuple[Node, ...]:
 
     In topology "spread", and with `central_server`, a central party that trains is a participating one, the last:
     it has a local server of its own, and its first worker is the master. With rank scope "global" the master is global
-    rank 0, and a central party that does not train has no worker. Raises InvalidSettings for a role that cannot stand
-    where the inventory has it.
+    rank 0, and a central party that does not train has no worker. Raises InvalidSettings for a role that cannot be
+    placed where the inventory has it.
     """
     for problem in placement_errors(inventory):
         raise InvalidSettings(f"host {problem.host}: {problem.message}", problem.hint)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from geomx_cli.preflight.check import Check
 from geomx_cli.preflight.connect import Dialled
-from geomx_cli.preflight.survey import Facts
+from geomx_cli.preflight.probe_pool import Facts
 from geomx_cli.ps.net.addresses import is_loopback
 
 __all__ = ["addresses_of", "link_checks"]

@@ -6,9 +6,9 @@ from geomx_cli import __version__
 from geomx_cli.core.units import format_bytes, format_duration
 from geomx_cli.inventory import Host
 from geomx_cli.preflight.check import Check
+from geomx_cli.preflight.probe_pool import OLDEST_PYTHON, Facts, Skew, old_python
 from geomx_cli.preflight.requirements import Requirements
-from geomx_cli.preflight.settle import listening
-from geomx_cli.preflight.survey import OLDEST_PYTHON, Facts, Skew, old_python
+from geomx_cli.preflight.resolve import listening
 from geomx_cli.probe.facts import code_digest
 from geomx_cli.ps.net.addresses import is_loopback
 
@@ -19,12 +19,12 @@ _LITTLE_DISK, _LOW_DISK = 100e6, 1e9
 _EXTRAS = {"mxnet": "geomx-cli[mxnet]", "zmq": "pyzmq"}
 
 
-def check_host(host: Host, facts: Facts, skew: Skew, need: Requirements) -> list[Check]:
+def check_host(host: Host, facts: Facts, skew: Skew, required: Requirements) -> list[Check]:
     """Everything about one host alone that launch wants to know."""
     return [
         _version(host, facts),
         _python(host, facts),
-        *_modules(host, facts, need),
+        *_modules(host, facts, required),
         check_clock(host.name, skew),
         *_folders(host, facts),
         _address(host, facts),
@@ -40,27 +40,27 @@ def check_clock(host: str, skew: Skew) -> Check:
     return Check(host, "clock", "warning", what, "let both keep time by NTP (chrony, systemd-timesyncd)")
 
 
-def check_memory(facts: Mapping[str, Facts], needs: Mapping[str, Requirements]) -> Iterator[Check]:
+def check_memory(facts: Mapping[str, Facts], required: Mapping[str, Requirements]) -> Iterator[Check]:
     """Whether the processes fit into each machine's memory; hosts of one machine count together."""
     for hosts in _machines(facts):
-        need, free = sum(needs[host].memory for host in hosts), min(facts[host].memory for host in hosts)
-        count = sum(needs[host].processes for host in hosts)
-        if not free or need <= free:
+        memory, free = sum(required[host].memory for host in hosts), min(facts[host].memory for host in hosts)
+        count = sum(required[host].processes for host in hosts)
+        if not free or memory <= free:
             yield Check(", ".join(hosts), "memory")
             continue
-        what = f"{count} processes need at least {format_bytes(need)} of memory, and there are {format_bytes(free)}"
+        what = f"{count} processes need at least {format_bytes(memory)} of memory, and there are {format_bytes(free)}"
         yield Check(", ".join(hosts), "memory", "problem", what, "take fewer parties, workers or servers there")
 
 
 def check_hardware(
-    hosts: Iterable[Host], facts: Mapping[str, Facts], needs: Mapping[str, Requirements]
+    hosts: Iterable[Host], facts: Mapping[str, Facts], required: Mapping[str, Requirements]
 ) -> Iterator[Check]:
     """GPUs that the inventory names, and cores against what the workers take."""
     by_name = {host.name: host for host in hosts}
     for name, known in facts.items():
         yield _gpus(by_name[name], known)
     for names in _machines(facts):
-        threads = sum(needs[name].training * by_name[name].threads for name in names)
+        threads = sum(required[name].training * by_name[name].threads for name in names)
         cores = min(facts[name].cores for name in names)
         if threads <= cores:
             yield Check(", ".join(names), "cores")
@@ -97,8 +97,8 @@ def _python(host: Host, facts: Facts) -> Check:
     return Check(host.name, "python", "problem", error.message.removeprefix(f"host {host.name}: "), error.hint)
 
 
-def _modules(host: Host, facts: Facts, need: Requirements) -> Iterator[Check]:
-    missing = [name for name in need.modules if name in facts.missing]
+def _modules(host: Host, facts: Facts, required: Requirements) -> Iterator[Check]:
+    missing = [name for name in required.modules if name in facts.missing]
     if missing:
         packages = " ".join(f"'{_EXTRAS.get(name, name)}'" for name in missing)
         what = f"{facts.executable} has no {', '.join(missing)}"
@@ -106,7 +106,7 @@ def _modules(host: Host, facts: Facts, need: Requirements) -> Iterator[Check]:
         yield Check(host.name, "modules", "problem", what, fix)
         return
     mxnet, numpy = (facts.versions.get(name, "") for name in ("mxnet", "numpy"))
-    if "mxnet" in need.modules and mxnet == "1.9.1" and numpy.partition(".")[0] not in ("", "0", "1"):
+    if "mxnet" in required.modules and mxnet == "1.9.1" and numpy.partition(".")[0] not in ("", "0", "1"):
         what = f"{facts.executable} has numpy {numpy}, with which mxnet {mxnet} does not work"
         fix = f"there: {facts.executable} -m pip install 'numpy<2'"
         yield Check(host.name, "modules", "problem", what, fix)

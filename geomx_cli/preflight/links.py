@@ -7,7 +7,7 @@ from geomx_cli.plan import Plan
 from geomx_cli.preflight.check import Check
 from geomx_cli.preflight.connect import Dial, Dialled, place
 from geomx_cli.preflight.diagnose import addresses_of
-from geomx_cli.preflight.survey import Facts, Survey
+from geomx_cli.preflight.probe_pool import Facts, ProbePool
 
 __all__ = ["dial_all", "listen"]
 
@@ -23,7 +23,7 @@ class _Bind(NamedTuple):
     process: str
 
 
-def listen(survey: Survey, planned: Plan, facts: Mapping[str, Facts]) -> tuple[list[Check], set[tuple[str, int]]]:
+def listen(probes: ProbePool, planned: Plan, facts: Mapping[str, Facts]) -> tuple[list[Check], set[tuple[str, int]]]:
     """Bind every planned port on its host; the checks, and the host and port of each that is listened on."""
     binds: dict[str, list[_Bind]] = {}
     for process in planned.processes:
@@ -31,19 +31,19 @@ def listen(survey: Survey, planned: Plan, facts: Mapping[str, Facts]) -> tuple[l
             if endpoint.protocol == "tcp":
                 binds.setdefault(process.host, []).append(_Bind(*place(endpoint), process.name))
     requests = {
-        host: {"token": survey.token(host), "binds": [(bind.address, bind.port) for bind in own]}
+        host: {"token": probes.token(host), "binds": [(bind.address, bind.port) for bind in own]}
         for host, own in binds.items()
     }
     checks: list[Check] = []
     listened: set[tuple[str, int]] = set()
-    for host, answer in survey.ask("listen", requests, _LISTEN_LIMIT).items():
+    for host, answer in probes.ask("listen", requests, _LISTEN_LIMIT).items():
         bound = list(zip(binds[host], answer["results"], strict=True))
         checks += _ports(host, bound, facts)
         listened |= {(host, bind.port) for bind, result in bound if not result["error"]}
     return checks, listened
 
 
-def dial_all(survey: Survey, wanted: Sequence[Dial]) -> list[Dialled]:
+def dial_all(probes: ProbePool, wanted: Sequence[Dial]) -> list[Dialled]:
     """Dial all at once, each from its host, up to 1000 from one; those whose host fails meanwhile are left out."""
     by_host: dict[str, list[Dial]] = {}
     for each in wanted:
@@ -54,12 +54,12 @@ def dial_all(survey: Survey, wanted: Sequence[Dial]) -> list[Dialled]:
         host: {
             "limit": _DIAL_LIMIT,
             "targets": [
-                {"address": each.address, "port": each.port, "token": survey.token(each.listener)} for each in own
+                {"address": each.address, "port": each.port, "token": probes.token(each.listener)} for each in own
             ],
         }
         for host, own in by_host.items()
     }
-    answers = survey.ask("dial", requests, _DIAL_LIMIT + _SLACK)
+    answers = probes.ask("dial", requests, _DIAL_LIMIT + _SLACK)
     return [
         Dialled(each, str(result["kind"]), str(result["detail"]), str(result["ip"]), float(result["round_trip"]))
         for host, answer in answers.items()

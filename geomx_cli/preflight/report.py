@@ -1,4 +1,4 @@
-"""The doctor's visit: what it looks at, in which order, and what it reports."""
+"""What the doctor looks at, in which order, and what it reports."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -9,9 +9,10 @@ import msgspec
 
 from geomx_cli.core.errors import GeomxError, HostUnreachable, InvalidSettings, TimedOut
 from geomx_cli.core.units import counted
-from geomx_cli.hosts import Host, SshOptions, closing, open_host
-from geomx_cli.inventory import Host as PlannedHost
-from geomx_cli.inventory import Inventory
+from geomx_cli.hosts import Connector, closing, connector
+from geomx_cli.hosts.allocation import allocated
+from geomx_cli.hosts.ssh.options import SshOptions
+from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.job_paths import complete
 from geomx_cli.preflight import hosts as checks_of_hosts
@@ -19,12 +20,12 @@ from geomx_cli.preflight import links
 from geomx_cli.preflight.check import REACHABLE, Check, exit_code, together
 from geomx_cli.preflight.connect import Dialled, dials
 from geomx_cli.preflight.diagnose import link_checks
-from geomx_cli.preflight.requirements import DISTRIBUTIONS, needs
-from geomx_cli.preflight.settle import ALL, listening, settle
-from geomx_cli.preflight.survey import Facts, Survey
+from geomx_cli.preflight.probe_pool import Facts, ProbePool
+from geomx_cli.preflight.requirements import DISTRIBUTIONS, requirements
+from geomx_cli.preflight.resolve import ALL, listening, resolve
 from geomx_cli.preflight.wan import Measured, check_bandwidth, measure
 
-__all__ = ["Report", "examine", "quick", "visit"]
+__all__ = ["Report", "examine", "examine_inventory", "quick"]
 
 SCHEMA_VERSION = 1
 
@@ -33,7 +34,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Report:
-    """What the doctor found. `inventory` is settled as far as the hosts could be asked; `facts` are by host."""
+    """What the doctor found. `inventory` is resolved as far as the hosts could be asked; `facts` are by host."""
 
     inventory: Inventory
     facts: Mapping[str, Facts]
@@ -60,8 +61,8 @@ class Report:
         }
 
 
-def quick(hosts: Mapping[str, Host], inventory: Inventory, spec: JobSpec) -> tuple[Inventory, list[Check]]:
-    """What launch wants to know before each start: the settled inventory, and the checks of hosts, ports and links.
+def quick(hosts: Mapping[str, Connector], inventory: Inventory, spec: JobSpec) -> tuple[Inventory, list[Check]]:
+    """What launch wants to know before each start: the resolved inventory, and the checks of hosts, ports and links.
 
     `hosts` are those of the inventory. Everything that this starts on them has ended when it returns, so that the
     ports are free. A host that cannot be reached or asked is a problem among the checks, and the others are checked
@@ -74,28 +75,31 @@ def quick(hosts: Mapping[str, Host], inventory: Inventory, spec: JobSpec) -> tup
 
 
 def examine(
-    hosts: Mapping[str, Host], inventory: Inventory, spec: JobSpec, *, full: bool, say: Say = lambda text: None
+    hosts: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, *, full: bool, say: Say = lambda text: None
 ) -> Report:
     """The same as `quick`, and if `full` also GPUs, cores, and the bandwidth of each link between parties, which takes
     four seconds for each that shares a machine with another. `say` is told what happens."""
     job = spec if spec.job_dir and spec.socket_dir else complete(spec)
     say(f"asking {counted(len(hosts), 'host')}")
-    with Survey(hosts) as survey:
-        return _Visit(survey, inventory, job, full, say).report()
+    with ProbePool(hosts) as probes:
+        return _Examination(probes, inventory, job, full, say).report()
 
 
-def visit(inventory: Inventory, spec: JobSpec, ssh: SshOptions, *, full: bool, say: Say) -> Report:
-    """`examine` with connections of its own to all hosts of the inventory."""
-    reached = {host.name: open_host(host, spec.python, ssh) for host in inventory.hosts}
-    with closing(reached):
-        return examine(reached, inventory, spec, full=full, say=say)
+def examine_inventory(inventory: Inventory, spec: JobSpec, ssh: SshOptions, *, full: bool, say: Say) -> Report:
+    """`examine` with connections of its own to all hosts of the inventory, or to those that its allocator gives it for
+    that long."""
+    job = complete(spec)
+    with allocated(inventory, job.job, job, ssh, say) as allocation:
+        given = allocation.inventory
+        with closing({host.name: connector(host, spec.python, ssh) for host in given.hosts}) as reached:
+            return examine(reached, given, job, full=full, say=say)
 
 
-class _Visit:
-    """One survey's way from facts to a report."""
+class _Examination:
+    """From the facts of all hosts to a report."""
 
-    def __init__(self, survey: Survey, inventory: Inventory, spec: JobSpec, full: bool, say: Say) -> None:
-        self._survey, self._inventory, self._spec, self._full, self._say = survey, inventory, spec, full, say
+    def __init__(self, probes: ProbePool, inventory: Inventory, spec: JobSpec, full: bool, say: Say) -> None:
+        self._probes, self._inventory, self._spec, self._full, self._say = probes, inventory, spec, full, say
         self._checks: list[Check] = []
         self._wan: list[Measured] = []
 
@@ -103,31 +107,31 @@ class _Visit:
         facts = self._facts()
         self._check_hosts(facts)
         try:
-            self._inventory = settle(self._inventory, facts)
+            self._inventory = resolve(self._inventory, facts)
         except InvalidSettings as error:
             self._checks.append(Check("inventory", "settings", "problem", error.message, error.hint))
         else:
             self._check_network(facts)
-        failed = self._survey.failures
+        failed = self._probes.failures
         failures = [_failure(host.name, failed[host.name]) for host in self._inventory.hosts if host.name in failed]
         lost = {Check(name, REACHABLE) for name in failed}  # some were reached at first
         checks = (check for check in self._checks if check not in lost)
         return Report(self._inventory, facts, tuple(together([*failures, *checks])), tuple(self._wan))
 
     def _facts(self) -> dict[str, Facts]:
-        need = needs(self._inventory, self._spec)
-        modules = sorted({module for each in need.values() for module in each.modules})
-        hosts = {name: self._inventory.host(name) for name in self._survey.hosts}
+        required = requirements(self._inventory, self._spec)
+        modules = sorted({module for each in required.values() for module in each.modules})
+        hosts = {name: self._inventory.host(name) for name in self._probes.hosts}
         common = {
             "modules": modules,
             "distributions": DISTRIBUTIONS,
             "gpus": self._full,
         }
-        return self._survey.facts({name: common | self._questions(host) for name, host in hosts.items()})
+        return self._probes.collect_facts({name: common | self._questions(host) for name, host in hosts.items()})
 
-    def _questions(self, host: PlannedHost) -> dict[str, Any]:
+    def _questions(self, host: Host) -> dict[str, Any]:
         here, temp = "", ""
-        if host.ssh is None:
+        if host.shares_files:
             here, temp = str(PurePath(self._spec.job_dir).parent), str(PurePath(self._spec.socket_dir).parent)
         return {
             "state_dir": host.state_dir or here,
@@ -138,32 +142,32 @@ class _Visit:
         }
 
     def _check_hosts(self, facts: Mapping[str, Facts]) -> None:
-        need = needs(self._inventory, self._spec)
+        required = requirements(self._inventory, self._spec)
         for name, known in facts.items():
             self._checks.append(Check(name, REACHABLE))
             host = self._inventory.host(name)
-            self._checks += checks_of_hosts.check_host(host, known, self._survey.skews[name], need[name])
-        self._checks += checks_of_hosts.check_memory(facts, need)
+            self._checks += checks_of_hosts.check_host(host, known, self._probes.skews[name], required[name])
+        self._checks += checks_of_hosts.check_memory(facts, required)
         if self._full:
-            self._checks += checks_of_hosts.check_hardware(self._inventory.hosts, facts, need)
+            self._checks += checks_of_hosts.check_hardware(self._inventory.hosts, facts, required)
 
     def _check_network(self, facts: Mapping[str, Facts]) -> None:
         planned = plan(self._inventory, self._spec)
         self._say("binding ports and dialling links")
-        checks, listened = links.listen(self._survey, planned, facts)
+        checks, listened = links.listen(self._probes, planned, facts)
         self._checks += checks
         wanted = [
             each
             for each in dials(self._inventory, planned)
-            if each.dialler in self._survey.hosts and (each.listener, each.port) in listened
+            if each.dialler in self._probes.hosts and (each.listener, each.port) in listened
         ]
-        results = links.dial_all(self._survey, wanted)
+        results = links.dial_all(self._probes, wanted)
         self._checks += link_checks(results, facts)
         if self._full:
             self._measure(results, facts)
 
     def _measure(self, results: list[Dialled], facts: Mapping[str, Facts]) -> None:
-        self._wan = measure(self._survey, results, facts, self._say)
+        self._wan = measure(self._probes, results, facts, self._say)
         self._checks += check_bandwidth(self._wan)
 
 

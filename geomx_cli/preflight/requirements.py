@@ -10,7 +10,7 @@ from geomx_cli.plan import JobSpec
 from geomx_cli.plan.topology import Node, build_topology
 from geomx_cli.runtime.training import catalog
 
-__all__ = ["DISTRIBUTIONS", "Requirements", "needs"]
+__all__ = ["DISTRIBUTIONS", "Requirements", "requirements"]
 
 DISTRIBUTIONS = ("numpy", "mxnet")
 """Whose versions matter."""
@@ -30,16 +30,16 @@ class Requirements:
     modules: tuple[str, ...]
 
 
-def needs(inventory: Inventory, spec: JobSpec) -> Mapping[str, Requirements]:
+def requirements(inventory: Inventory, spec: JobSpec) -> Mapping[str, Requirements]:
     """What the job needs of each host."""
     nodes, frameworks = build_topology(inventory), _frameworks(spec)
     return {
-        host.name: _need(host, [node for node in nodes if node.host.name == host.name], spec, frameworks)
+        host.name: _required(host, [node for node in nodes if node.host.name == host.name], spec, frameworks)
         for host in inventory.hosts
     }
 
 
-def _need(host: Host, nodes: list[Node], spec: JobSpec, frameworks: tuple[str, ...]) -> Requirements:
+def _required(host: Host, nodes: list[Node], spec: JobSpec, frameworks: tuple[str, ...]) -> Requirements:
     workers = sum(node.role == "worker" for node in nodes)
     training = sum(node.global_rank is not None for node in nodes)
     bundled = 0 if spec.script else workers

@@ -6,7 +6,7 @@ from typing import Any
 
 from geomx_cli.preflight.check import Check
 from geomx_cli.preflight.connect import Dialled
-from geomx_cli.preflight.survey import Facts, Survey
+from geomx_cli.preflight.probe_pool import Facts, ProbePool
 
 __all__ = ["Measured", "check_bandwidth", "measure"]
 
@@ -35,7 +35,7 @@ class Measured:
 
 
 def measure(
-    survey: Survey, results: Iterable[Dialled], facts: Mapping[str, Facts], say: Callable[[str], None]
+    probes: ProbePool, results: Iterable[Dialled], facts: Mapping[str, Facts], say: Callable[[str], None]
 ) -> list[Measured]:
     """Measure each pair of hosts once, for two seconds each way; links with a machine in common one after the other.
 
@@ -50,8 +50,8 @@ def measure(
         now = _apart(waiting, facts)
         waiting = [result for result in waiting if result not in now]
         say("measuring " + ", ".join(result.dial.subject for result in now))
-        survey.keep_alive()
-        found += _at_once(survey, now)
+        probes.keep_alive()
+        found += _at_once(probes, now)
     return found
 
 
@@ -79,19 +79,19 @@ def _apart(waiting: Sequence[Dialled], facts: Mapping[str, Facts]) -> list[Diall
     return chosen
 
 
-def _at_once(survey: Survey, links: Sequence[Dialled]) -> list[Measured]:
+def _at_once(probes: ProbePool, links: Sequence[Dialled]) -> list[Measured]:
     by_host = {link.dial.dialler: link for link in links}
     requests = {
         host: {
             "address": link.dial.address,
             "port": link.dial.port,
-            "token": survey.token(link.dial.listener),
+            "token": probes.token(link.dial.listener),
             "seconds": _SECONDS,
             "limit": _CONNECT_LIMIT,
         }
         for host, link in by_host.items()
     }
-    answers = survey.ask("measure", requests, 4 * _SECONDS + 2 * _CONNECT_LIMIT + _SLACK)
+    answers = probes.ask("measure", requests, 4 * _SECONDS + 2 * _CONNECT_LIMIT + _SLACK)
     return [_measured(by_host[host], answer) for host, answer in answers.items()]
 
 

@@ -23,7 +23,7 @@ _MOST_PORTS, _MOST = 1024, 64
 
 
 def facts(request: Mapping[str, Any]) -> dict[str, Any]:
-    """See survey.Facts for what each means.
+    """See probe_pool.Facts for what each means.
 
     `request` has `state_dir` and `workdir` ("~" is the account's home), `temp` (a folder for unix sockets; "": that for
     temporary files),

@@ -7,12 +7,12 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
-from geomx_cli.agent.assignment import Assignment
+from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut, WrongHostKey
 from geomx_cli.core.jsonlines import lines
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import last_line
-from geomx_cli.hosts import Channel, Host
+from geomx_cli.hosts import Channel, Connector
 from geomx_cli.jobs.actions.local_events import Broken, Gone, LocalEvent, Mended, Notice
 
 __all__ = ["ANSWER_LIMIT", "AgentConnection", "Inbox", "JsonObject"]
@@ -37,9 +37,9 @@ class AgentConnection:
     `send` may be called by any thread.
     """
 
-    def __init__(self, host: Host, assignment: Assignment, inbox: Inbox) -> None:
+    def __init__(self, host: Connector, host_spec: HostSpec, inbox: Inbox) -> None:
         self.host = host
-        self.assignment = assignment
+        self.host_spec = host_spec
         self.over = False  # there is nothing to be ended: all is, or somebody else sees to it
         self.seen = 0  # the number of the last message that had one
         self.ignored = 0
@@ -82,7 +82,7 @@ class AgentConnection:
         """Seconds since the agent was last heard; those in which the line may be mended do not count."""
         if not self._broken:
             return time.monotonic() - self._heard
-        lease = self.assignment.lease
+        lease = self.host_spec.lease
         return max(0.0, time.monotonic() - self._broken - lease) if lease else 0.0
 
     def absence(self) -> float:
@@ -103,16 +103,16 @@ class AgentConnection:
         self._reader.start()
         if not self._answered.wait(ANSWER_LIMIT):
             what = f"the agent on host {self.host.name} did not answer within {ANSWER_LIMIT:g} s"
-            log = f"{self.assignment.directory}/agent.log"
+            log = f"{self.host_spec.directory}/agent.log"
             raise TimedOut(what, f"see {log} there, and whether that machine is overloaded or its disk hangs")
         if not self._heard:
             if words := self._errors():
-                hint = f"its log is {self.assignment.directory}/agent.log"
+                hint = f"its log is {self.host_spec.directory}/agent.log"
                 raise CheckFailed(f"the agent on host {self.host.name} did not start: {words}", hint)
             raise HostUnreachable(f"the connection to host {self.host.name} ended", "launch again")
 
     def _connect(self, verb: str) -> None:
-        argv = module_command(self.host.python, "geomx_cli.agent", verb, self.assignment.directory)
+        argv = module_command(self.host.python, "geomx_cli.agent", verb, self.host_spec.directory)
         channel = self.host.open(argv)
         hello = json.dumps({"type": "hello", "seen": self.seen}).encode() + b"\n"
         with self._sending, suppress(OSError):
@@ -136,12 +136,12 @@ class AgentConnection:
         while not self._is_over():
             if not self._broken:
                 self._broken = time.monotonic()
-                self._put(Broken(self._errors(), self.assignment.lease))
+                self._put(Broken(self._errors(), self.host_spec.lease))
             if self._connected_again():
                 self._read()
             if self._broken and not self._is_over():
                 if self.silence() > 0:  # not before trying: we may have slept
-                    how = f"cannot be reached: its connection broke, for more than {self.assignment.lease:g} s"
+                    how = f"cannot be reached: its connection broke, for more than {self.host_spec.lease:g} s"
                     self._put(Gone(how, reachable=False))
                     return
                 self._closing.wait(_AGAIN)

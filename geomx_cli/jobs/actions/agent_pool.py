@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
 
-from geomx_cli.agent.assignment import Assignment, FileDigest
+from geomx_cli.agent.host_spec import FileDigest, HostSpec
 from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted
-from geomx_cli.hosts import File, Host, everywhere
+from geomx_cli.hosts import Connector, File, everywhere
 from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection, Inbox, JsonObject
 from geomx_cli.jobs.actions.local_events import Gone
 from geomx_cli.jobs.store import Job
@@ -33,14 +33,14 @@ class AgentPool:
     def __init__(
         self,
         job: Job,
-        hosts: Mapping[str, Host],
-        assignments: Mapping[str, Assignment],
+        hosts: Mapping[str, Connector],
+        host_specs: Mapping[str, HostSpec],
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.inbox: Inbox = SimpleQueue()
         self._job = job
         self._note = note
-        self._lines = {name: AgentConnection(hosts[name], given, self.inbox) for name, given in assignments.items()}
+        self._lines = {name: AgentConnection(hosts[name], given, self.inbox) for name, given in host_specs.items()}
         self._begun: set[str] = set()  # files may lie on these hosts
         self._interrupted = False
         self._copied = threading.Event()  # or interrupted meanwhile
@@ -59,7 +59,7 @@ class AgentPool:
                 self._put(line, files.get(line.host.name, {}))
             except OSError as error:
                 what = f"cannot start on host {line.host.name}: {error.strerror or error}"
-                raise CheckFailed(what, f"make room in {line.assignment.job_dir}, or choose another") from None
+                raise CheckFailed(what, f"make room in {line.host_spec.job_dir}, or choose another") from None
 
         with self._interruptible():
             everywhere(put, self._lines.values())
@@ -134,7 +134,7 @@ class AgentPool:
     def _end(self, line: AgentConnection) -> None:
         try:
             if not line.over:
-                self._job.reap(line.host, line.assignment.directory)
+                self._job.reap(line.host, line.host_spec.directory)
                 line.over = True
         except (GeomxError, OSError) as error:
             self._problems.append(str(error))
@@ -186,9 +186,9 @@ class AgentPool:
     def _put(self, line: AgentConnection, files: Mapping[str, File]) -> None:
         if self._interrupted:
             return
-        seals = {path: FileDigest(file.mode, hashlib.sha256(file.data).hexdigest()) for path, file in files.items()}
-        assignment = replace(line.assignment, files=seals)
-        line.host.put(f"{assignment.directory}/agent.json", assignment.encode())
+        digests = {path: FileDigest(file.mode, hashlib.sha256(file.data).hexdigest()) for path, file in files.items()}
+        host_spec = replace(line.host_spec, files=digests)
+        line.host.put(f"{host_spec.directory}/agent.json", host_spec.encode())
         self._begun.add(line.host.name)
         for path, file in files.items():
             if self._interrupted:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 
-from geomx_cli.agent.assignment import Assignment
+from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.core.errors import (
     CheckFailed,
     DoneInPart,
@@ -13,7 +13,8 @@ from geomx_cli.core.errors import (
     TimedOut,
     TrainingFailed,
 )
-from geomx_cli.hosts import Host, closing, everywhere
+from geomx_cli.hosts import Connector, closing, everywhere
+from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
 from geomx_cli.jobs.actions.local_events import Gone
@@ -50,11 +51,12 @@ def attach(job: KnownJob) -> End:
         if overview.over:
             return overview.conclude()
         outcome, progress = _follow(job, hosts, overview, detaches=state is not None and state.state == "detached")
-        if outcome.left:
-            return End()
-        end = End.of(job.job(), job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
-        job_state.finish(job.directory, end.result)
-        return end
+    if outcome.left:
+        return End()
+    outcome.problems += release(job.inventory, job.plan.job)
+    end = End.of(job.job(), job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
+    job_state.finish(job.directory, end.result)
+    return end
 
 
 def _again(state: job_state.JobState) -> End:
@@ -67,12 +69,12 @@ def _again(state: job_state.JobState) -> End:
 
 
 def _follow(
-    job: KnownJob, hosts: Mapping[str, Host], overview: JobView, *, detaches: bool
+    job: KnownJob, hosts: Mapping[str, Connector], overview: JobView, *, detaches: bool
 ) -> tuple[Outcome, Progress]:
     """To the job's end, or until the user detaches; what went wrong with ending it is among the problems."""
-    assignments = dict(everywhere(lambda host: (host.name, _assignment(job, host)), hosts.values()))
+    host_specs = dict(everywhere(lambda host: (host.name, _host_spec(job, host)), hosts.values()))
     progress, view = Progress.of(job.plan, overview.progress.began), view_for()
-    fleet = AgentPool(job.job(), hosts, assignments, view.note)
+    fleet = AgentPool(job.job(), hosts, host_specs, view.note)
     outcome = Outcome(left="it could not be followed")
     try:
         with interrupts_to(fleet.inbox):
@@ -118,11 +120,11 @@ def _tell_ended(fleet: AgentPool, overview: JobView) -> None:
             fleet.inbox.put((name, done if status.agent == "over" else Gone(status.problem)))
 
 
-def _assignment(job: KnownJob, host: Host) -> Assignment:
+def _host_spec(job: KnownJob, host: Connector) -> HostSpec:
     """What the agent of `host` was given, as it lies there."""
     path = f"{job.directory_on(host.name)}/agent.json"
     try:
-        return Assignment.decode(host.get(path))
+        return HostSpec.decode(host.get(path))
     except (OSError, ValueError):
         hint = f"geomx stop {job.id} ends what runs there"
         raise CheckFailed(f"{path} on host {host.name} is missing or damaged", hint) from None

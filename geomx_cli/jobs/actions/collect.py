@@ -19,7 +19,7 @@ from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import decode, first_line, last_line
-from geomx_cli.hosts import Channel, Host, closing, everywhere
+from geomx_cli.hosts import Channel, Connector, closing, everywhere
 from geomx_cli.jobs.store.registry import KnownJob
 
 __all__ = ["MANIFEST_VERSION", "collect"]
@@ -71,7 +71,7 @@ def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
     kept = _prepare(folder, job)
     problems: list[dict[str, str]] = []
 
-    def fetch(host: Host) -> list[_Entry]:
+    def fetch(host: Connector) -> list[_Entry]:
         try:
             entries, left_out = _fetch(job, host, folder)
             problems.extend({"host": host.name, "problem": what} for what in left_out)
@@ -131,7 +131,7 @@ def _write(
     return manifest
 
 
-def _fetch(job: KnownJob, host: Host, folder: Path) -> tuple[list[_Entry], list[str]]:
+def _fetch(job: KnownJob, host: Connector, folder: Path) -> tuple[list[_Entry], list[str]]:
     """One host's files, verified and in place; and what it left out, in words."""
     channel = host.open(module_command(host.python, "geomx_cli.agent", "pack", job.directory_on(host.name)))
     expected = _expected(job, host.name)

@@ -1,4 +1,4 @@
-"""Signals that would end this process become messages, so that nothing is interrupted half-way."""
+"""Signals that would end this process become exceptions or messages, so that nothing is left behind."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -8,9 +8,23 @@ from types import FrameType
 from geomx_cli.jobs.actions.agent_connection import Inbox
 from geomx_cli.jobs.actions.local_events import Interrupt, Suspend
 
-__all__ = ["interrupts_to", "suspends_to"]
+__all__ = ["interrupts_raised", "interrupts_to", "suspends_to"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def interrupts_raised() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, unless they are ignored here; for the main thread."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from geomx_cli import hosts, preflight
 from geomx_cli.core.errors import Interrupted
 from geomx_cli.core.units import counted, format_duration
-from geomx_cli.hosts import File, Host, SshOptions
+from geomx_cli.hosts import Connector, File
+from geomx_cli.hosts.allocation import allocated
 from geomx_cli.hosts.local import python_path
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions.agent_pool import AgentPool
-from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
+from geomx_cli.jobs.actions.interrupts import interrupts_raised, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.port_lock import PortLock
 from geomx_cli.jobs.actions.watch import Listener, Watch
 from geomx_cli.jobs.store import Job, payload
@@ -28,6 +30,7 @@ from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import detached
 from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.plan.ports import choose
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.training.fetch import Progress as Told
@@ -70,12 +73,16 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
     began, job = time.monotonic(), Job.of(spec)
     packed = payload.pack(spec.script, manner.sync)
     spec = prepared(job, replace(spec, carried=packed.words))
-    remote = {host.name: host.ssh is not None for host in inventory.hosts}
     lease = _lease(manner, float(spec.options["silence"]))
-    reached = {host.name: hosts.open_host(host, spec.python, manner.ssh) for host in inventory.hosts}
+    if inventory.allocator:  # what cannot be planned is refused before anybody waits for machines
+        plan(choose(inventory, None), spec)
     view = view_for()
     try:
-        with job.claimed(), ExitStack() as stack:
+        with job.claimed(), interrupts_raised(), ExitStack() as stack:
+            allocation = stack.enter_context(allocated(inventory, job.id, spec, manner.ssh, view.note))
+            inventory = allocation.inventory
+            connectors = {host.name: hosts.connector(host, spec.python, manner.ssh) for host in inventory.hosts}
+            reached = stack.enter_context(hosts.closing(connectors))
             lock = PortLock(view.note)
             stack.callback(lock.release)
             if manner.chooses_ports:
@@ -83,27 +90,27 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
             inventory = _checked(reached, inventory, spec, view)
             planned = plan(inventory, spec)
             heard = stack.enter_context(manner.listening(planned))
-            provide(planned, reached, remote, view.note, manner.told)
+            provide(planned, inventory, reached, view.note, manner.told)
             job.write_plan(planned, inventory)
             view.note(f"job {job.id}: {_count(planned)}; {log_paths(job, planned)}")
             if spec.script:
                 view.note(f"what the script prints: geomx logs {job.id} -f")
             dirs = working_dirs(inventory, planned)
-            fleet = AgentPool(job, reached, job.assignments(planned, dirs, lease), view.note)
+            fleet = AgentPool(job, reached, job.host_specs(planned, dirs, lease), view.note)
             progress = Progress.of(planned, began)
             watch = Watch(
                 planned, fleet, progress, view, heard=heard, on_listening=lock.release, warned=manner.warned
             )
-            outcome = _carry_out(watch, fleet, _files(job, planned, remote, packed), view, detach=manner.detach)
+            outcome = _carry_out(watch, fleet, _files(job, planned, inventory, packed), view, detach=manner.detach)
+            allocation.kept = outcome is None or bool(outcome.left)
     finally:
         view.close()
-        for host in reached.values():
-            host.close()
     if outcome is None:
         job_state.detach(job.directory)
         return End(detached(job))
     if outcome.left:
         raise Interrupted(outcome.left, f"geomx status {job.id} shows how it goes")
+    outcome.problems += allocation.problems
     end = End.of(job, planned, outcome, progress.totals(), time.monotonic() - began)
     job_state.finish(job.directory, end.result)
     return end
@@ -117,23 +124,23 @@ def prepared(job: Job, spec: JobSpec) -> JobSpec:
 
 
 def _lease(manner: LaunchOptions, default: float) -> float:
-    """As an assignment has it: 0 is for ever."""
+    """As a HostSpec has it: 0 is for ever."""
     if manner.detach:
         return 0.0
     return default if manner.lease is None else manner.lease
 
 
-def _checked(reached: Mapping[str, Host], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:
+def _checked(reached: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:
     """The inventory with what its hosts told. Raises HostUnreachable or CheckFailed when the job cannot start."""
     began = time.monotonic()
-    settled, checks = preflight.quick(reached, inventory, spec)
+    resolved, checks = preflight.quick(reached, inventory, spec)
     for check in checks:
         if check.level == "warning":
             view.note(f"warning: {check.text} ({check.fix})")
     preflight.refuse(checks)
     took = format_duration(time.monotonic() - began)
     view.note(f"{counted(len(checks), 'check')} of {counted(len(reached), 'host')} in {took}")
-    return settled
+    return resolved
 
 
 def _carry_out(
@@ -162,13 +169,12 @@ def _carry_out(
     return outcome
 
 
-def _files(
-    job: Job, planned: Plan, remote: Mapping[str, bool], packed: Payload
-) -> dict[str, dict[str, File]]:
-    """What each host gets, by path: its processes' keys, and if it is another machine what the job takes along."""
+def _files(job: Job, planned: Plan, inventory: Inventory, packed: Payload) -> dict[str, dict[str, File]]:
+    """What each host gets, by path: its processes' keys, and without our files what the job takes along."""
     keys = job.key_files(planned)
     return {
-        name: keys[name] | (packed.on(planned.files_dir(name)) if remote[name] else {}) for name in planned.hosts
+        name: keys[name] | ({} if inventory.host(name).shares_files else packed.on(planned.files_dir(name)))
+        for name in planned.hosts
     }
 
 
@@ -178,7 +184,7 @@ def working_dirs(inventory: Inventory, planned: Plan) -> dict[str, str]:
 
 
 def _start_dir(inventory: Inventory, planned: Plan, name: str) -> str:
-    return str(Path.cwd()) if inventory.host(name).ssh is None else planned.files_dir(name)
+    return str(Path.cwd()) if inventory.host(name).shares_files else planned.files_dir(name)
 
 
 def _count(planned: Plan) -> str:

@@ -13,7 +13,7 @@ from geomx_cli.core.errors import CheckFailed, GeomxError, UsageError
 from geomx_cli.core.jsonlines import lines as whole_lines
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import decode, first_line, last_line
-from geomx_cli.hosts import Channel, Host, everywhere
+from geomx_cli.hosts import Channel, Connector, everywhere
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.state import JobState
 from geomx_cli.plan import Plan, Process
@@ -142,7 +142,7 @@ class LogReader:
 class _Source:
     """The lines of one host: each comes once, over as many connections as it takes."""
 
-    def __init__(self, host: Host, directory: str, names: Sequence[str], notify: Callable[[str], None]) -> None:
+    def __init__(self, host: Connector, directory: str, names: Sequence[str], notify: Callable[[str], None]) -> None:
         self.host = host
         self._argv = module_command(host.python, "geomx_cli.agent", "tail", directory)
         self._names = names

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -13,7 +13,8 @@ from geomx_cli.agent.processes import Identity
 from geomx_cli.core.errors import DoneInPart, GeomxError, UsageError
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import decode, first_line, last_line
-from geomx_cli.hosts import Host, closing, everywhere
+from geomx_cli.hosts import Connector, closing, everywhere
+from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.store import state as job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.view.end import End
@@ -59,10 +60,11 @@ class HostStop:
 
 @dataclass(frozen=True)
 class StopReport:
-    """One entry for each host, in the plan's order."""
+    """One entry for each host, in the plan's order. `problems`: what else went wrong."""
 
     job: str
     hosts: tuple[HostStop, ...]
+    problems: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """All of it as one object."""
@@ -77,7 +79,7 @@ class StopReport:
 
     def error(self) -> DoneInPart | None:
         """What is to be raised when something may still run."""
-        problems = [f"host {one.host}: {one.problem}" for one in self.hosts if one.problem]
+        problems = [*(f"host {one.host}: {one.problem}" for one in self.hosts if one.problem), *self.problems]
         if not problems:
             return None
         return DoneInPart(f"job {self.job} is stopped in part only: {'; '.join(problems)}", "stop it again then")
@@ -103,7 +105,7 @@ def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
             report = _stop_all(job, hosts, party, grace)  # it may have gone on with its start
         if report.error() is None:
             _mark(job, hosts, report)
-        return report
+    return replace(report, problems=release(job.inventory, job.plan.job))
 
 
 def end_launch(job: str, who: Identity) -> StopReport:
@@ -123,7 +125,7 @@ def _lasts(who: Identity, limit: float) -> bool:
     return processes.exists(who)
 
 
-def _stop_all(job: KnownJob, hosts: Mapping[str, Host], party: str, grace: float) -> StopReport:
+def _stop_all(job: KnownJob, hosts: Mapping[str, Connector], party: str, grace: float) -> StopReport:
     return StopReport(job.id, tuple(everywhere(lambda host: _stop(job, host, party, grace), hosts.values())))
 
 
@@ -145,7 +147,7 @@ def _end(who: Identity | None) -> bool:
     return True
 
 
-def _stop(job: KnownJob, host: Host, party: str, grace: float) -> HostStop:
+def _stop(job: KnownJob, host: Connector, party: str, grace: float) -> HostStop:
     argv = module_command(
         host.python, "geomx_cli.agent", "stop", job.directory_on(host.name), "--grace", f"{grace:g}"
     )
@@ -170,7 +172,7 @@ def _report(output: bytes) -> bytes:
     return next((line for line in output.splitlines() if line.startswith(b"{")), b"")
 
 
-def _mark(job: KnownJob, hosts: Mapping[str, Host], report: StopReport) -> None:
+def _mark(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -> None:
     """Write how the job ended, unless that is known or whoever follows it will."""
     state = job_state.JobState.read(job.directory)
     if state is None or state.over or state.followed:

@@ -17,14 +17,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from geomx_cli.agent.assignment import Assignment, Task
+from geomx_cli.agent.host_spec import HostSpec, Task
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import CheckFailed, DoneInPart, GeomxError, InvalidSettings
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.private import make_private
 from geomx_cli.core.root_cause import describe_status
 from geomx_cli.core.untrusted import last_line
-from geomx_cli.hosts import File, Host
+from geomx_cli.hosts import Connector, File
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.store import state
 from geomx_cli.plan import JobSpec, Plan
@@ -61,13 +61,13 @@ class Job:
         job_dir, socket_dir, key_dir = str(self.directory), str(self.sockets), str(self.keys)
         return replace(spec, job=self.id, job_dir=job_dir, socket_dir=socket_dir, key_dir=key_dir)
 
-    def assignments(self, plan: Plan, working_dirs: Mapping[str, str], lease: float) -> dict[str, Assignment]:
+    def host_specs(self, plan: Plan, working_dirs: Mapping[str, str], lease: float) -> dict[str, HostSpec]:
         """Each host's part of the plan. `working_dirs`: where the processes of a host start; `lease`: seconds that
         it goes on without the control machine, 0 for ever.
         """
         clear = ("PORT", "MXNET_KVSTORE_USE_HFA", *(option.env for option in plugins.table()))
         return {
-            host: Assignment(
+            host: HostSpec(
                 job=self.id,
                 host=host,
                 job_dir=plan.job_dirs[host],
@@ -167,7 +167,7 @@ class Job:
                 self.directory.rmdir()
 
     @staticmethod
-    def reap(host: Host, directory: str) -> None:
+    def reap(host: Connector, directory: str) -> None:
         """End what an agent that was killed or hangs has left on `host`, and remove its key files and sockets.
         `directory`: the host's own in the job.
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.module_command import module_command
-from geomx_cli.hosts import Host, everywhere
+from geomx_cli.hosts import Connector, everywhere
+from geomx_cli.inventory import Inventory
 from geomx_cli.plan import Plan
 from geomx_cli.runtime.training import catalog
 
@@ -19,25 +20,29 @@ _WORDS = 500
 
 
 def provide(
-    planned: Plan, hosts: Mapping[str, Host], remote: Mapping[str, bool], note: Callable[[str], None], told: "Progress"
+    planned: Plan,
+    inventory: Inventory,
+    hosts: Mapping[str, Connector],
+    note: Callable[[str], None],
+    told: "Progress",
 ) -> None:
     """See to it that each host that trains has the data; nothing to do for a job with a script or data of one's own.
 
-    `remote` tells of each host whether it is another machine; `told` hears how far a fetch of this one is. Blocks
-    while something is fetched, at most 20 minutes. Raises HostUnreachable or InvalidSettings for this machine,
-    CheckFailed with what was said for another.
+    `told` hears how far a fetch of this machine is. Blocks while something is fetched, at most 20 minutes. Raises
+    HostUnreachable or InvalidSettings for this machine, CheckFailed with what was said for another.
     """
     name, folder = str(planned.spec.options["data"]), str(planned.spec.options["data_dir"])
     if planned.spec.script or name not in catalog.DATA_SETS:
         return
     train = list(dict.fromkeys(process.host for process in planned.processes if process.global_rank is not None))
-    if not all(remote[host] for host in train) and catalog.find(name, folder) is None:
+    far = [host for host in train if not inventory.host(host).shares_files]
+    if far != train and catalog.find(name, folder) is None:
         from geomx_cli.runtime.training import fetch
 
         fetch.ensure(name, folder, told)
-    there = [hosts[host] for host in train if remote[host]]
+    there = [hosts[host] for host in far]
 
-    def fetch_on(host: Host) -> None:
+    def fetch_on(host: Connector) -> None:
         where = ["--data-dir", folder, "--existing"] if folder else []
         done = host.run(module_command(host.python, "geomx_cli", "data", "fetch", name, *where), limit=_LIMIT)
         if done.status != 0:

@@ -77,7 +77,7 @@ def _folder(word: str, inventory: Inventory) -> Path | None:
     if not word:
         return None
     for host in inventory.hosts:
-        if host.ssh is None or not host.workdir:
+        if host.shares_files or not host.workdir:
             return Path(host.workdir or Path.cwd())
     return Path("/") if Path(word).is_absolute() else None
 

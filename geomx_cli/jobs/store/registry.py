@@ -12,7 +12,8 @@ from geomx_cli import hosts as ways
 from geomx_cli.agent.processes import Identity
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.private import require_private
-from geomx_cli.hosts import Host, SshOptions
+from geomx_cli.hosts import Connector
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory, validated
 from geomx_cli.jobs.store import Job
 from geomx_cli.jobs.store.state import JobState
@@ -54,7 +55,7 @@ class KnownJob:
 
     @cached_property
     def inventory(self) -> Inventory:
-        """As it was settled before the start. Raises InvalidSettings where there is none: nothing was started."""
+        """As it was resolved before the start. Raises InvalidSettings where there is none: nothing was started."""
         return validated(self._read("inventory.json"))
 
     @cached_property
@@ -76,11 +77,11 @@ class KnownJob:
         """What the agent of `host` was given."""
         return f"{self.plan.job_dirs[host]}/hosts/{host}"
 
-    def open_hosts(self, names: Iterable[str] | None = None) -> dict[str, Host]:
+    def open_hosts(self, names: Iterable[str] | None = None) -> dict[str, Connector]:
         """A way to each of its hosts, or to those named. Nothing is connected before it is used."""
         options = SshOptions(notify=lambda text: print(text, file=sys.stderr))
         wanted = list(self.plan.hosts if names is None else names)
-        return {name: ways.open_host(self.inventory.host(name), sys.executable, options) for name in wanted}
+        return {name: ways.connector(self.inventory.host(name), sys.executable, options) for name in wanted}
 
     def to_json(self) -> dict[str, Any]:
         """What is known without connecting to a host."""

@@ -22,7 +22,7 @@ def check_script(script: Sequence[str], inventory: Inventory) -> None:
     if not script:
         return
     for host in inventory.hosts:
-        here = host.ssh is None
+        here = host.shares_files
         if here or not host.workdir:
             folder = Path(host.workdir) if host.workdir else Path.cwd()
             if script[0] not in _INTERPRETERS:

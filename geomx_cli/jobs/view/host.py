@@ -7,7 +7,7 @@ from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.core.agent_protocol import AgentStatus
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.core.untrusted import decode, first_line
-from geomx_cli.hosts import Host, everywhere
+from geomx_cli.hosts import Connector, everywhere
 from geomx_cli.jobs.store.registry import KnownJob
 
 __all__ = ["HostStatus", "read_all"]
@@ -40,10 +40,10 @@ class HostStatus:
         return self.agent in ("over", "rebooted", "not started")
 
 
-def read_all(job: KnownJob, hosts: Mapping[str, Host]) -> dict[str, HostStatus]:
+def read_all(job: KnownJob, hosts: Mapping[str, Connector]) -> dict[str, HostStatus]:
     """The status of each of these hosts, asked in parallel; one that does not answer says so in `problem`."""
 
-    def read(host: Host) -> HostStatus:
+    def read(host: Connector) -> HostStatus:
         try:
             return _read(host, job.directory_on(host.name))
         except (GeomxError, OSError) as error:
@@ -52,7 +52,7 @@ def read_all(job: KnownJob, hosts: Mapping[str, Host]) -> dict[str, HostStatus]:
     return {status.host: status for status in everywhere(read, hosts.values())}
 
 
-def _read(host: Host, directory: str) -> HostStatus:
+def _read(host: Connector, directory: str) -> HostStatus:
     done = host.run(["cat", f"{directory}/{FILE_NAME}", *_KERNEL], limit=_LIMIT)
     lines = done.output.decode(errors="replace").splitlines()
     found = next((line for line in lines if line.startswith("{")), "")  # a login shell may have greeted
@@ -67,7 +67,7 @@ def _read(host: Host, directory: str) -> HostStatus:
         return HostStatus(host.name, agent="damaged", problem=f"{directory}/{FILE_NAME} is damaged")
 
 
-def _lives(host: Host, content: AgentStatus) -> bool:
+def _lives(host: Connector, content: AgentStatus) -> bool:
     """Whether the agent that wrote this still runs."""
     pid, started = content.get("agent", (0, 0))
     done = host.run(["cat", f"/proc/{pid}/stat"], limit=_LIMIT)

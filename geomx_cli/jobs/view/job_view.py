@@ -7,7 +7,8 @@ from typing import Any
 
 from geomx_cli.core.agent_protocol import failures_of
 from geomx_cli.core.root_cause import Failure, first_cause
-from geomx_cli.hosts import Host
+from geomx_cli.hosts import Connector
+from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.store import state as job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.state import JobState
@@ -36,7 +37,7 @@ class JobView:
     stopped_by: str
 
     @classmethod
-    def of(cls, job: KnownJob, hosts: Mapping[str, Host]) -> "JobView":
+    def of(cls, job: KnownJob, hosts: Mapping[str, Connector]) -> "JobView":
         """Ask all hosts in parallel; one that does not answer is among `hosts` with its problem."""
         known = JobState.read(job.directory)
         statuses = read_all(job, hosts)
@@ -82,10 +83,13 @@ class JobView:
         return Outcome(failure=self.failure, interrupted=bool(self.stopped_by), stopped_by=self.stopped_by)
 
     def conclude(self) -> End:
-        """The end of a job that is over; kept in state.json where nobody has written one."""
+        """The end of a job that is over; kept in state.json where nobody has written one, and its machines released."""
         job, state = self.job.job(), JobState.read(self.job.directory)
-        end = End.of(job, self.job.plan, self.outcome(), self.progress.totals(), self._seconds())
-        if state is not None and not state.over and not state.followed:
+        outcome, unknown = self.outcome(), state is not None and not state.over and not state.followed
+        if unknown:
+            outcome.problems += release(self.job.inventory, job.id)
+        end = End.of(job, self.job.plan, outcome, self.progress.totals(), self._seconds())
+        if unknown:
             job_state.finish(self.job.directory, end.result)
         return end
 

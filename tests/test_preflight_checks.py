@@ -14,9 +14,9 @@ from geomx_cli.inventory import Host, Ssh
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.preflight import Check, exit_code, hosts, refuse
 from geomx_cli.preflight.check import together
-from geomx_cli.preflight.requirements import Requirements, needs
-from geomx_cli.preflight.settle import settle
-from geomx_cli.preflight.survey import Facts, Folder, Skew
+from geomx_cli.preflight.probe_pool import Facts, Folder, Skew
+from geomx_cli.preflight.requirements import Requirements, requirements
+from geomx_cli.preflight.resolve import resolve
 from geomx_cli.probe.facts import code_digest
 
 GIB = 1 << 30
@@ -115,17 +115,17 @@ def test_a_workdir_that_is_not_there() -> None:
 
 
 def test_hosts_of_one_machine_share_its_memory_and_cores() -> None:
-    need = {"alpha": replace(NEED, memory=3 * GIB), "beta": replace(NEED, memory=6 * GIB)}
+    required = {"alpha": replace(NEED, memory=3 * GIB), "beta": replace(NEED, memory=6 * GIB)}
     alone = {"alpha": FACTS, "beta": changed(boot="two")}
     both = {"alpha": FACTS, "beta": FACTS}
-    assert wrong(list(hosts.check_memory(alone, need))) == []
-    [check] = wrong(list(hosts.check_memory(both, need)))
+    assert wrong(list(hosts.check_memory(alone, required))) == []
+    [check] = wrong(list(hosts.check_memory(both, required)))
     assert (check.subject, check.level) == ("alpha, beta", "problem")
     assert check.what == "6 processes need at least 9.66 GB of memory, and there are 8.59 GB"
-    assert wrong(list(hosts.check_memory({name: changed(memory=0) for name in both}, need))) == []  # nobody knows
+    assert wrong(list(hosts.check_memory({name: changed(memory=0) for name in both}, required))) == []  # nobody knows
     planned = [HOST, HOST.model_copy(update={"name": "beta", "threads": 2})]
-    assert wrong(list(hosts.check_hardware(planned, alone, need))) == []
-    [check] = wrong(list(hosts.check_hardware(planned, both, need)))
+    assert wrong(list(hosts.check_hardware(planned, alone, required))) == []
+    [check] = wrong(list(hosts.check_hardware(planned, both, required)))
     assert (check.level, check.what) == ("warning", "the workers take 6 cores, and there are 4")
 
 
@@ -150,7 +150,7 @@ def test_what_a_job_needs(tmp_path: Path, script: str, frameworks: tuple[str, ..
     (tmp_path / "train.py").write_text(script)
     spec = JobSpec(script=("python", str(tmp_path / "train.py"), "--epochs", "3") if script else ())
     inventory = star(dict.fromkeys(("hub", "alpha"), "127.0.0.1"), range(9000, 9009), alpha={"interface": "lo"})
-    found = needs(inventory, spec)
+    found = requirements(inventory, spec)
     assert found["alpha"].modules == ("zmq", "msgspec", "numpy", "psutil", *frameworks)
     assert (found["hub"].processes, found["hub"].training) == (4, 0)
     assert (found["alpha"].processes, found["alpha"].training) == (3, 1)
@@ -160,63 +160,63 @@ def test_what_a_job_needs(tmp_path: Path, script: str, frameworks: tuple[str, ..
 def test_the_linear_network_needs_no_framework() -> None:
     inventory = star(dict.fromkeys(("hub", "alpha"), "127.0.0.1"), range(9000, 9009))
     spec = JobSpec(options={"network": "linear"})
-    assert needs(inventory, spec)["alpha"].modules == ("zmq", "msgspec", "numpy")
+    assert requirements(inventory, spec)["alpha"].modules == ("zmq", "msgspec", "numpy")
 
 
-def test_settling_fills_in_what_only_the_host_knows() -> None:
+def test_resolving_fills_in_what_only_the_host_knows() -> None:
     asked: dict[str, object] = {
         "address": "", "interface": "lan0", "wan_interface": "wan0", "state_dir": "~/.local/state/geomx",
         "workdir": "~/work", "python": "python3",
     }  # fmt: skip
     inventory = star({"hub": "10.0.0.9", "alpha": ""}, range(9000, 9004), alpha=asked)
-    settled = settle(inventory, {"alpha": FACTS})
-    alpha = settled.host("alpha")
+    resolved = resolve(inventory, {"alpha": FACTS})
+    alpha = resolved.host("alpha")
     assert (alpha.address, alpha.wan_address) == ("10.0.0.5", "192.0.2.5")
     assert (alpha.python, alpha.package) == ("/there/bin/python", "/there/geomx_cli")
     assert (alpha.state_dir, alpha.workdir) == ("/home/me/.local/state/geomx", "/home/me/work")
     assert alpha.ports == (9001,)
-    assert settled.host("hub") == inventory.host("hub").model_copy(update={"ports": (9000, 9001, 9002)})
-    assert settle(settled, {"alpha": FACTS}).host("alpha") == alpha
+    assert resolved.host("hub") == inventory.host("hub").model_copy(update={"ports": (9000, 9001, 9002)})
+    assert resolve(resolved, {"alpha": FACTS}).host("alpha") == alpha
 
 
 def test_who_is_dialled_by_name_listens_on_both_versions_of_ip() -> None:
     facts = changed(free={**FACTS.free, "::": [9003]})
     for known, listens, port in (("10.0.0.5", "", 9001), ("alpha.example.org", "::", 9003)):
         inventory = star({"hub": "10.0.0.9", "alpha": known}, range(9000, 9004))
-        alpha = settle(inventory, {"alpha": facts}).host("alpha")
+        alpha = resolve(inventory, {"alpha": facts}).host("alpha")
         assert (alpha.listen, alpha.ports) == (listens, (port,))
     inventory = star({"hub": "10.0.0.9", "alpha": "alpha.example.org"}, range(9000, 9004))
-    assert settle(inventory, {"alpha": FACTS}).host("alpha").listen == "", "a host without IPv6"
+    assert resolve(inventory, {"alpha": FACTS}).host("alpha").listen == "", "a host without IPv6"
 
 
 def test_each_account_has_its_own_folder_for_sockets() -> None:
-    there: dict[str, object] = {"ssh": Ssh(address="10.0.0.5", user="bob")}
+    there: dict[str, object] = {"access": Ssh(address="10.0.0.5", user="bob")}
     inventory = star({"hub": "127.0.0.1", "alpha": "10.0.0.5"}, range(9000, 9004), alpha=there)
-    settled = settle(inventory, {"alpha": FACTS, "hub": FACTS})
-    planned = plan(settled, JobSpec(job="j", job_dir="/j", socket_dir="/tmp/gx-0-abc", key_dir="/k"))
+    resolved = resolve(inventory, {"alpha": FACTS, "hub": FACTS})
+    planned = plan(resolved, JobSpec(job="j", job_dir="/j", socket_dir="/tmp/gx-0-abc", key_dir="/k"))
     assert planned.socket_dirs == {"hub": "/tmp/gx-0-abc", "alpha": "/run/me/gx-1007-abc"}
     assert planned.process("alpha/server:0").env["GEOMX_SCHEDULER"].startswith("ipc:///run/me/gx-1007-abc/")
 
 
-def test_settling_keeps_an_address_and_takes_one_of_ipv6_where_there_is_no_other() -> None:
+def test_resolving_keeps_an_address_and_takes_one_of_ipv6_where_there_is_no_other() -> None:
     kept: dict[str, object] = {"address": "10.0.0.7", "interface": "lan0", "wan_interface": "six"}
-    alpha = settle(star({"hub": "10.0.0.9", "alpha": ""}, range(9000, 9004), alpha=kept), {"alpha": FACTS})
+    alpha = resolve(star({"hub": "10.0.0.9", "alpha": ""}, range(9000, 9004), alpha=kept), {"alpha": FACTS})
     assert (alpha.host("alpha").address, alpha.host("alpha").wan_address) == ("10.0.0.7", "fd00::6")
     assert alpha.host("alpha").state_dir == ""
 
 
 def test_ports_are_free_where_the_host_listens() -> None:
     inventory = star({"hub": "10.0.0.9", "alpha": "10.0.0.5"}, range(9000, 9004), alpha={"listen": "10.0.0.5"})
-    assert settle(inventory, {"alpha": FACTS}).host("alpha").ports == (9000,)
+    assert resolve(inventory, {"alpha": FACTS}).host("alpha").ports == (9000,)
     inventory = star({"hub": "10.0.0.9", "alpha": "10.0.0.5"}, [9000], hub={"ports": (1, 2, 3)})
     with pytest.raises(InvalidSettings, match=r"host alpha needs 1 .*\(alpha port 9000: sshd \(pid 1\)\)"):
-        settle(inventory, {"alpha": FACTS})
+        resolve(inventory, {"alpha": FACTS})
 
 
 def test_an_interface_that_is_not_there() -> None:
     inventory = star({"hub": "10.0.0.9", "alpha": ""}, range(9000, 9004), alpha={"wan_interface": "eth9"})
     with pytest.raises(InvalidSettings, match="host alpha has no network interface eth9") as raised:
-        settle(inventory, {"alpha": FACTS})
+        resolve(inventory, {"alpha": FACTS})
     assert "lan0 (fd00::5, 10.0.0.5), wan0 (192.0.2.5)" in raised.value.hint
 
 

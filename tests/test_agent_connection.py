@@ -17,11 +17,11 @@ from sshd import Person, Sshd, make_key
 
 from benchmarks.netns import Namespaces, call
 from geomx_cli.agent import processes
-from geomx_cli.agent.assignment import AgentState, Assignment, Task
+from geomx_cli.agent.host_spec import AgentState, HostSpec, Task
 from geomx_cli.core.errors import CheckFailed, Interrupted, InvalidSettings, TimedOut
-from geomx_cli.hosts import Channel, File, Host
-from geomx_cli.hosts.local import LocalHost
-from geomx_cli.hosts.ssh import SshHost
+from geomx_cli.hosts import Channel, Connector, File
+from geomx_cli.hosts.local import LocalConnector
+from geomx_cli.hosts.ssh.connector import SshConnector
 from geomx_cli.jobs.actions.agent_connection import AgentConnection, Inbox
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_to
@@ -49,7 +49,7 @@ class Site:
 
     machine: Sshd
 
-    def __init__(self, folder: Path, host: Host, program: str, lease: float) -> None:
+    def __init__(self, folder: Path, host: Connector, program: str, lease: float) -> None:
         self.host = host
         self.mark = {"GEOMX_JOB": f"line-test-{uuid.uuid4().hex}", "GEOMX_HOST": host.name}
         self.folder = folder / "state"
@@ -57,7 +57,7 @@ class Site:
         sockets = folder / "s"
         key = str(self.folder / "keys" / "one.key")
         task = Task("one", (sys.executable, "-c", program), {**self.mark, "GEOMX_KEY_FILE": key})
-        self.assignment = Assignment(
+        self.host_spec = HostSpec(
             job=self.mark["GEOMX_JOB"], host=host.name, job_dir=str(self.folder), sockets=str(sockets),
             socket=str(sockets / "agent.sock"), working_dir=str(self.folder), clear=(), tasks=(task,), lease=lease,
         )  # fmt: skip
@@ -68,7 +68,7 @@ class Site:
     def new_fleet(self) -> AgentPool:
         """Another control machine."""
         job = Job.of(JobSpec("", job_dir=str(self.folder)))
-        return AgentPool(job, {self.host.name: self.host}, {self.host.name: self.assignment})
+        return AgentPool(job, {self.host.name: self.host}, {self.host.name: self.host_spec})
 
     def start(self) -> None:
         """Start the agent and let it begin."""
@@ -91,24 +91,24 @@ class Site:
     @property
     def agent(self) -> int:
         """The agent's pid."""
-        state = AgentState.read(Path(self.assignment.directory))
+        state = AgentState.read(Path(self.host_spec.directory))
         assert state is not None
         return state.agent.pid
 
     def wait_until_clean(self) -> None:
         """Until no process, key or socket of it is left."""
         end = time.monotonic() + 20
-        while processes.marked(self.mark) or processes.commanded("run", self.assignment.directory):
+        while processes.marked(self.mark) or processes.commanded("run", self.host_spec.directory):
             assert time.monotonic() < end, processes.marked(self.mark)
             time.sleep(0.05)
         assert not (self.folder / "keys").exists()
-        assert not Path(self.assignment.sockets).exists()
+        assert not Path(self.host_spec.sockets).exists()
 
     def close(self) -> None:
         """End everything."""
         self.fleet.close()
         self.host.close()
-        processes.end(lambda: processes.commanded("run", self.assignment.directory), 5)
+        processes.end(lambda: processes.commanded("run", self.host_spec.directory), 5)
         processes.end(lambda: processes.marked(self.mark), 5)
 
 
@@ -122,12 +122,12 @@ def start(tmp_path: Path, machines: Callable[..., Sshd], person: Person) -> Iter
 
     def begin(program: str = SLEEP, *, lease: float = 6, local: bool = False, jump: str = "", **changes: Any) -> Site:
         if local:
-            site = Site(tmp_path, LocalHost("alpha"), program, lease)
+            site = Site(tmp_path, LocalConnector("alpha"), program, lease)
         else:
             machine = machines(**changes)
             person.knows(machine)
             (machine.home / ".bashrc").write_text("echo Welcome\n")
-            host = SshHost("alpha", machine.ssh(jump=jump), sys.executable, options=person.options())
+            host = SshConnector("alpha", machine.ssh(jump=jump), sys.executable, options=person.options())
             site = Site(tmp_path, host, program, lease)
             site.machine = machine
         made.append(site)
@@ -148,7 +148,7 @@ def test_job_over_ssh_from_start_to_end(start: Start) -> None:
     assert kinds == ["hello", "started", "event", "event", "event", "ended"]
     assert site.fleet.close() == []
     site.wait_until_clean()
-    log = Path(site.assignment.directory, "agent.log").read_text()
+    log = Path(site.host_spec.directory, "agent.log").read_text()
     assert log == ""
 
 
@@ -289,7 +289,7 @@ def test_killed_agent_is_not_waited_for(start: Start, local: bool) -> None:
 def test_killed_relay_is_replaced_on_this_machine(start: Start) -> None:
     site = start(lease=6, local=True)
     site.until("started")
-    relays = [who for who in processes.commanded("run", site.assignment.directory) if who.pid != site.agent]
+    relays = [who for who in processes.commanded("run", site.host_spec.directory) if who.pid != site.agent]
     processes.tell(relays, signal.SIGKILL)
     site.until("broken")
     site.until("mended")
@@ -301,12 +301,12 @@ def test_killed_relay_is_replaced_on_this_machine(start: Start) -> None:
 
 @pytest.mark.processes
 def test_agent_that_does_not_start_says_why(tmp_path: Path) -> None:
-    site = Site(tmp_path, LocalHost("alpha"), SLEEP, 6)
-    Path(site.assignment.sockets).mkdir(mode=0o755)
+    site = Site(tmp_path, LocalConnector("alpha"), SLEEP, 6)
+    Path(site.host_spec.sockets).mkdir(mode=0o755)
     with pytest.raises(CheckFailed, match=r"agent on host alpha did not start: .* is not a folder that only you"):
         site.start()
     assert site.fleet.close() == []
-    assert json.loads(Path(site.assignment.directory, "agent.json").read_text())["job"] == site.mark["GEOMX_JOB"]
+    assert json.loads(Path(site.host_spec.directory, "agent.json").read_text())["job"] == site.mark["GEOMX_JOB"]
     site.close()
 
 
@@ -317,10 +317,10 @@ def test_agent_that_says_nothing_is_waited_for_aloud(tmp_path: Path, monkeypatch
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\ncase "$*" in *reap*) exit 0;; esac; exec sleep 100\n')
     python.chmod(0o700)
-    site = Site(tmp_path, LocalHost("alpha", str(python)), SLEEP, 6)
+    site = Site(tmp_path, LocalConnector("alpha", str(python)), SLEEP, 6)
     notes: list[str] = []
     job = Job.of(JobSpec("", job_dir=str(site.folder)))
-    fleet = AgentPool(job, {"alpha": site.host}, {"alpha": site.assignment}, notes.append)
+    fleet = AgentPool(job, {"alpha": site.host}, {"alpha": site.host_spec}, notes.append)
     with pytest.raises(TimedOut, match="agent on host alpha did not answer within 1 s") as caught:
         fleet.start({})
     assert "agent.log" in caught.value.hint
@@ -331,9 +331,9 @@ def test_agent_that_says_nothing_is_waited_for_aloud(tmp_path: Path, monkeypatch
 
 @pytest.mark.processes
 def test_file_that_was_changed_on_the_way_is_refused(tmp_path: Path) -> None:
-    site = Site(tmp_path, LocalHost("alpha"), SLEEP, 6)
+    site = Site(tmp_path, LocalConnector("alpha"), SLEEP, 6)
 
-    class Careless(LocalHost):
+    class Careless(LocalConnector):
         def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
             super().put(path, data[:3] if path.endswith(".key") else data, mode)
 
@@ -346,21 +346,21 @@ def test_file_that_was_changed_on_the_way_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_agents_start_when_all_hosts_have_their_files(tmp_path: Path) -> None:
-    quick = Site(tmp_path / "quick", LocalHost("alpha"), SLEEP, 6)
+    quick = Site(tmp_path / "quick", LocalConnector("alpha"), SLEEP, 6)
     early: list[object] = []
 
-    class Slow(LocalHost):
+    class Slow(LocalConnector):
         def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
             end = time.monotonic() + 1
             while not early and time.monotonic() < end:
-                early.extend(processes.commanded("run", quick.assignment.directory))
+                early.extend(processes.commanded("run", quick.host_spec.directory))
                 time.sleep(0.05)
             super().put(path, data, mode)
 
     slow = Site(tmp_path / "slow", Slow("beta"), SLEEP, 6)
     sites = {"alpha": quick, "beta": slow}
     job = Job.of(JobSpec("", job_dir=str(tmp_path)))
-    given = {name: site.assignment for name, site in sites.items()}
+    given = {name: site.host_spec for name, site in sites.items()}
     fleet = AgentPool(job, {name: site.host for name, site in sites.items()}, given)
     try:
         fleet.start({name: site.files for name, site in sites.items()})
@@ -375,7 +375,7 @@ def test_agents_start_when_all_hosts_have_their_files(tmp_path: Path) -> None:
 
 def test_interrupt_ends_the_copying_of_files(tmp_path: Path, machines: Callable[..., Sshd], person: Person) -> None:
     person.knows(machine := machines())
-    host = SshHost("alpha", machine.ssh(), sys.executable, options=person.options())
+    host = SshConnector("alpha", machine.ssh(), sys.executable, options=person.options())
     site = Site(tmp_path, host, SLEEP, 6)
     large = site.folder / "large"
     site.files[str(large)] = File(bytes(64 << 20))
@@ -414,11 +414,11 @@ def _line(folder: Path, program: str) -> tuple[AgentConnection, Inbox]:
     python = folder / "python"
     python.write_text(f"#!{sys.executable}\nimport sys\n{program}\n")
     python.chmod(0o700)
-    assignment = Assignment(
+    host_spec = HostSpec(
         job="", host="alpha", job_dir=str(folder), sockets="", socket="", working_dir="", clear=(), tasks=()
     )
     inbox = Inbox()
-    return AgentConnection(LocalHost("alpha", str(python)), assignment, inbox), inbox
+    return AgentConnection(LocalConnector("alpha", str(python)), host_spec, inbox), inbox
 
 
 @pytest.mark.processes
@@ -448,7 +448,7 @@ def test_line_without_end_ends_it_all(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_trouble_of_our_own_while_a_line_is_mended_is_not_its_end(tmp_path: Path) -> None:
-    class Forgetful(LocalHost):
+    class Forgetful(LocalConnector):
         troubles = iter([InvalidSettings("known_hosts is no file"), CheckFailed("no")])
 
         def open(self, argv: Sequence[str]) -> Channel:
@@ -460,7 +460,7 @@ def test_trouble_of_our_own_while_a_line_is_mended_is_not_its_end(tmp_path: Path
     site.start()
     site.until("started")
     processes.tell(
-        [who for who in processes.commanded("run", site.assignment.directory) if who.pid != site.agent], signal.SIGKILL
+        [who for who in processes.commanded("run", site.host_spec.directory) if who.pid != site.agent], signal.SIGKILL
     )
     site.until("broken")
     site.until("mended")

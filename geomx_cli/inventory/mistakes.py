@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.inventory_file.lines import Lines, Path
+from geomx_cli.inventory.lines import Lines, Path
 
 __all__ = ["Mistakes", "shortened"]
 

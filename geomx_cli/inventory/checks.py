@@ -1,18 +1,16 @@
 """What must hold among the hosts of an inventory file, and the inventory that they make."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from geomx_cli.inventory import Inventory, validated
-from geomx_cli.inventory_file import values
-from geomx_cli.inventory_file.keys import DEFAULT_PORTS, HOST_KEYS
-from geomx_cli.inventory_file.mistakes import Mistakes
-from geomx_cli.plan.placement import placement_errors
-from geomx_cli.plan.ports import shortage
+from geomx_cli.inventory import HostError, Inventory, validated, values
+from geomx_cli.inventory.keys import DEFAULT_PORTS, HOST_KEYS
+from geomx_cli.inventory.mistakes import Mistakes
 from geomx_cli.ps.net.addresses import is_loopback
 
-__all__ = ["build", "cross_check"]
+__all__ = ["Check", "build", "cross_check"]
 
+Check = Callable[[Inventory], Iterable[HostError]]
 Table = Mapping[str, Any]
 _SSH = {key.name: key.name.removeprefix("ssh_") for key in HOST_KEYS if key.group == "ssh"}
 _PLAIN = [key.name for key in HOST_KEYS if key.group != "ssh" and key.name not in ("party", "ports")]
@@ -32,11 +30,12 @@ def cross_check(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> None:
         _parties(top, hosts, mistakes)
 
 
-def build(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> tuple[Inventory, tuple[str, ...]]:
-    """The inventory, and what was decided for the user. Raises InvalidSettings for roles that cannot stand
-    where they are wanted and for too few ports."""
-    central, note = _central(top, hosts)
-    fields = {name: top[name] for name in ("topology", "global_servers", "local_servers") if name in top}
+def build(top: Table, hosts: Sequence[Table], mistakes: Mistakes, check: Check) -> tuple[Inventory, tuple[str, ...]]:
+    """The inventory, and what was decided for the user. Raises InvalidSettings for what `check` finds in it."""
+    central, notes = _central(top, hosts)
+    if top.get("allocator"):
+        notes = [*notes, f"{top['allocator']} gives the hosts their machines at launch"]
+    fields = {name: value for name, value in top.items() if name != "central"}
     workers = _workers(hosts)
     inventory = validated(
         {
@@ -47,21 +46,19 @@ def build(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> tuple[Inven
         }
     )
     places = {host.name: index for index, host in enumerate(inventory.hosts)}
-    problems = [(problem, "runs") for problem in placement_errors(inventory)]
-    if not problems and (short := shortage(inventory, None)):
-        problems.append((short, "ports"))
-    for problem, key in problems:
-        mistakes.add(("host", places[problem.host], key), problem.message, problem.hint)
+    for error in check(inventory):
+        mistakes.add(("host", places[error.host], error.key), error.message, error.hint)
     mistakes.raise_if_any()
-    return inventory, tuple(note)
+    return inventory, tuple(notes)
 
 
 def _host(table: Table) -> dict[str, Any]:
     ssh = {field: table[name] for name, field in _SSH.items() if name in table and name not in ("local", "ssh")}
+    address = table.get("ssh", table["name"])
     return {
         **{name: table[name] for name in _PLAIN if name in table},
         "parties": (table["party"],),
-        "ssh": None if table.get("local") else {"address": table.get("ssh", table["name"]), **ssh},
+        "access": {"kind": "local"} if table.get("local") else {"kind": "ssh", "address": address, **ssh},
         "ports": table.get("ports") or values.ports(DEFAULT_PORTS),
     }
 

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import OPTIONS, check
-from geomx_cli.core.plugins import table
-from geomx_cli.inventory_file import values
+from geomx_cli.core.plugins import allocators, table
+from geomx_cli.inventory import values
 
 __all__ = ["DEFAULT_PORTS", "HOST_KEYS", "TOP_KEYS", "Key"]
 
@@ -46,6 +46,15 @@ def _option(name: str) -> values.Parse:
     return parse
 
 
+def _allocator(value: Any) -> str:
+    """The name of a plug-in; "" for "none"."""
+    found: str = values.text('"none"')(value)
+    known = ("none", *allocators())
+    if found not in known:
+        raise InvalidSettings(f"there is no allocator {found!r}", values.nearest(found, known))
+    return "" if found == "none" else found
+
+
 _RESERVED = frozenset({"MXNET_KVSTORE_USE_HFA", *(option.env for option in table())})
 
 TOP_KEYS: tuple[Key, ...] = (
@@ -65,6 +74,11 @@ TOP_KEYS: tuple[Key, ...] = (
     Key(
         "local_servers", "file", _option("local_servers"), "1", "1",
         "Local servers in each party that share the model.", shared=False,
+    ),
+    Key(
+        "allocator", "file", _allocator, '"none"', "none",
+        "What gives the hosts their machines when a job is launched, and takes them back at its end, as a batch system:"
+        " a plug-in by its name. none: the machines are those that the hosts name.", shared=False,
     ),
 )  # fmt: skip
 
@@ -152,7 +166,7 @@ HOST_KEYS: tuple[Key, ...] = (
     Key(
         "runs", "place", values.roles, '["scheduler", "server"]',
         "schedulers on a party's first host, servers on its hosts in turn",
-        "Only these stand here beside workers: scheduler, server, global_scheduler, global_server.", shared=False,
+        "Only these run here beside workers: scheduler, server, global_scheduler, global_server.", shared=False,
     ),
 )  # fmt: skip
 

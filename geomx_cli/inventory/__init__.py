@@ -1,18 +1,21 @@
-"""The inventory: which machines there are, in which party, and what stands where. Frozen and validated."""
+"""The inventory: which machines there are, in which party, and what runs where. Frozen and validated."""
 
 import ipaddress
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
+from geomx_cli.inventory.access import Local, Ssh
 from geomx_cli.ps.cluster.config import Role
 
 __all__ = [
-    "CENTRAL", "DEVICE", "NAME", "Host", "Inventory", "Party", "RankScope", "Ssh", "Topology", "is_ip", "validated",
+    "CENTRAL", "DEVICE", "NAME", "Host", "HostError", "Inventory", "Local", "Party", "RankScope", "Ssh", "Topology",
+    "is_ip", "validated",
 ]  # fmt: skip
 
 CENTRAL = "central"
@@ -29,17 +32,6 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Ssh(_Frozen):
-    """How a machine is reached. What is empty is looked up in the user's own ~/.ssh/config."""
-
-    address: str = Field(min_length=1, description="name, IP address or alias of ~/.ssh/config")
-    port: int = Field(default=0, ge=0, le=65535, description="0: that of ~/.ssh/config, or 22")
-    user: str = ""
-    key: str = Field(default="", description="path of a private key; empty: the agent's and the usual ones")
-    jump: str = Field(default="", description="user@host:port of the machines between, separated by commas")
-    fingerprint: str = Field(default="", description="SHA256:... of the host key; empty: known_hosts")
-
-
 class Host(_Frozen):
     """One planned host. Its processes reach each other over unix sockets, those of other hosts over TCP.
 
@@ -49,7 +41,7 @@ class Host(_Frozen):
 
     name: str = Field(pattern=NAME)
     parties: tuple[str, ...] = Field(min_length=1, description="whose processes it runs; one as a rule")
-    ssh: Ssh | None = Field(default=None, description="how it is reached; None: it is this machine")
+    access: Local | Ssh = Field(default=Local(), discriminator="kind", description="how it is reached")
     address: str = Field(default="", description="what hosts of its own party dial; see near_address")
     wan_address: str = Field(default="", description="what hosts of other parties dial; empty: the address")
     listen: str = Field(default="", description="what to bind; empty: what fits the addresses")
@@ -64,7 +56,7 @@ class Host(_Frozen):
     sockets: str = Field(default="", description="how paths of folders for unix sockets begin; empty: the job's own")
     env: Mapping[str, str] = Field(default_factory=dict, description="variables for each of its processes")
     ports: tuple[int, ...] = Field(default=(), description="for its schedulers and servers, in this order")
-    runs: tuple[Role, ...] = Field(default=(), description="roles that stand here; empty: by rule")
+    runs: tuple[Role, ...] = Field(default=(), description="roles that run here; empty: by rule")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -77,8 +69,15 @@ class Host(_Frozen):
 
     @property
     def near_address(self) -> str:
-        """What hosts of its own party dial: `address`, or as long as it is unknown what SSH dials."""
-        return self.address or (self.ssh.address if self.ssh else "127.0.0.1")
+        """What hosts of its own party dial: `address`, or as long as it is unknown what geomx itself dials."""
+        return self.address or self.access.address
+
+    @property
+    def shares_files(self) -> bool:
+        """Whether it is the machine on which geomx is typed, with the same files, environment and account. To any other
+        a job's files are sent, and its paths mean something else there.
+        """
+        return self.access.shares_files
 
     @property
     def known_as(self) -> frozenset[tuple[str, str]]:
@@ -90,6 +89,16 @@ class Host(_Frozen):
         """What a process on `other` dials to reach this host."""
         near = not set(self.parties).isdisjoint(other.parties)
         return self.near_address if near else self.wan_address or self.near_address
+
+
+@dataclass(frozen=True)
+class HostError:
+    """What is wrong with one key of one host. Neither text names the host."""
+
+    host: str
+    key: str
+    message: str
+    hint: str
 
 
 class Party(_Frozen):
@@ -108,6 +117,7 @@ class Inventory(_Frozen):
     parties: tuple[Party, ...] = Field(min_length=1)
     central: Party
     hosts: tuple[Host, ...] = Field(min_length=1)
+    allocator: str = Field(default="", description="gives the hosts their machines at launch; empty: they have them")
     topology: Topology = "central"
     global_servers: int = Field(default=1, ge=1, le=256)
     central_server: bool = Field(default=False, description="a central party that trains has a local server")

@@ -1,4 +1,4 @@
-"""A survey of the hosts of an inventory: on each a checker for a moment (see probe/), all asked in parallel."""
+"""A probe on each host of an inventory for a moment (see probe/), all asked in parallel, and what they tell."""
 
 import secrets
 import time
@@ -10,10 +10,10 @@ import msgspec
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut
 from geomx_cli.core.module_command import module_command
-from geomx_cli.hosts import Host, everywhere
+from geomx_cli.hosts import Connector, everywhere
 from geomx_cli.preflight.probe_client import ProbeClient
 
-__all__ = ["OLDEST_PYTHON", "Facts", "Folder", "Skew", "Survey", "old_python"]
+__all__ = ["OLDEST_PYTHON", "Facts", "Folder", "ProbePool", "Skew", "old_python"]
 
 OLDEST_PYTHON = (3, 11)
 
@@ -93,23 +93,23 @@ class Skew:
         return cls(clock - (sent + received) / 2, (received - sent) / 2)
 
 
-class Survey:
+class ProbePool:
     """A checker on each of `hosts`, from the making of this object until `close`; also a context manager.
 
     A host that fails, now or later, has its error in `failures` and is asked nothing more; the others go on.
     `token(host)` is what a dialler shows to the listeners of that host. For one thread at a time.
     """
 
-    def __init__(self, hosts: Mapping[str, Host]) -> None:
+    def __init__(self, hosts: Mapping[str, Connector]) -> None:
         self.failures: dict[str, GeomxError] = {}
         self.skews: dict[str, Skew] = {}
         self._tokens = {name: secrets.token_hex(16) for name in hosts}
         self._open: dict[str, ProbeClient] = {}
         opened = self._each(lambda name: _start(hosts[name]), hosts)
-        self._open = {name: questioner for name, (questioner, _) in opened.items()}
+        self._open = {name: client for name, (client, _) in opened.items()}
         self.skews = {name: skew for name, (_, skew) in opened.items()}
 
-    def __enter__(self) -> "Survey":
+    def __enter__(self) -> "ProbePool":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -129,7 +129,7 @@ class Survey:
         """What the listeners on `host` want to hear."""
         return self._tokens[host]
 
-    def facts(self, requests: Mapping[str, Mapping[str, Any]]) -> dict[str, Facts]:
+    def collect_facts(self, requests: Mapping[str, Mapping[str, Any]]) -> dict[str, Facts]:
         """What hosts tell of themselves; see probe/facts.py for a request's fields."""
         answers = self.ask("facts", requests, _FACTS_LIMIT)
         return self._each(lambda name: _decoded(name, answers[name]), answers)
@@ -159,32 +159,32 @@ class Survey:
         return {name: results[name] for name in names if name in results}
 
 
-def _start(host: Host) -> tuple[ProbeClient, Skew]:
+def _start(host: Connector) -> tuple[ProbeClient, Skew]:
     """Open a checker. Raises HostUnreachable, or CheckFailed when the host has no Python or geomx that works."""
     try:
-        questioner = ProbeClient(host.name, host.open(module_command(host.python, "geomx_cli.probe")))
+        client = ProbeClient(host.name, host.open(module_command(host.python, "geomx_cli.probe")))
     except (FileNotFoundError, PermissionError):
         raise _no_python(host) from None
     try:
-        questioner.ask("clock", {}, _START_LIMIT)
+        client.ask("clock", {}, _START_LIMIT)
         sent = time.time()
-        clock = float(questioner.ask("clock", {}, _START_LIMIT)["clock"])
-        return questioner, Skew.of(sent, clock, time.time())
+        clock = float(client.ask("clock", {}, _START_LIMIT)["clock"])
+        return client, Skew.of(sent, clock, time.time())
     except HostUnreachable:
-        questioner.close(release=False)
-        raise _explain(host, questioner) from None
+        client.close(release=False)
+        raise _explain(host, client) from None
     except TimedOut:
-        questioner.close(release=False)
+        client.close(release=False)
         raise TimedOut(
             f"host {host.name}: geomx did not start within {_START_LIMIT:g} s",
             "see how long a command takes there (ssh ... true): a slow start-up file of its shell, or too much load",
         ) from None
     except GeomxError:
-        questioner.close(release=False)
+        client.close(release=False)
         raise
 
 
-def _explain(host: Host, questioner: ProbeClient) -> CheckFailed:
+def _explain(host: Connector, client: ProbeClient) -> CheckFailed:
     """What is the matter on a host where the checker ended at once. Raises HostUnreachable when it is lost."""
     python = host.python
     done = host.run([python, "-c", _PYTHON], limit=_START_LIMIT)
@@ -199,11 +199,11 @@ def _explain(host: Host, questioner: ProbeClient) -> CheckFailed:
             f"host {host.name}: {python} has no geomx",
             f"install geomx there with {python} -m pip install, or set python of {host.name} to where it is",
         )
-    last = questioner.errors().strip().splitlines()[-1:] or ["it said nothing"]
+    last = client.errors().strip().splitlines()[-1:] or ["it said nothing"]
     return CheckFailed(f"host {host.name}: geomx does not start: {last[0]}", f"install it anew in {python}")
 
 
-def _no_python(host: Host) -> CheckFailed:
+def _no_python(host: Connector) -> CheckFailed:
     hint = f"install it there, or set python of {host.name} to where it is"
     return CheckFailed(f"host {host.name}: there is no Python at {host.python}", hint)
 

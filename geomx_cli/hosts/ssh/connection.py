@@ -13,10 +13,10 @@ from typing import Any
 import paramiko
 
 from geomx_cli.core.errors import HostUnreachable
-from geomx_cli.hosts import SshOptions
-from geomx_cli.hosts.credentials import Credential
-from geomx_cli.hosts.host_keys import check_host_key, known_types
-from geomx_cli.hosts.ssh_config import Hop
+from geomx_cli.hosts.ssh.config import Hop
+from geomx_cli.hosts.ssh.credentials import Credential
+from geomx_cli.hosts.ssh.host_keys import check_host_key, known_types
+from geomx_cli.hosts.ssh.options import SshOptions
 
 __all__ = ["Connection"]
 

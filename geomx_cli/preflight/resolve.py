@@ -6,26 +6,26 @@ from collections.abc import Mapping, Sequence
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.inventory import Host, Inventory, is_ip
 from geomx_cli.plan import ports
-from geomx_cli.preflight.survey import Facts
+from geomx_cli.preflight.probe_pool import Facts
 
-__all__ = ["ALL", "listening", "settle"]
+__all__ = ["ALL", "listening", "resolve"]
 
 ALL = "::"
 """What to bind to be dialled at every address of a host, whichever version of IP it is of."""
 
 
-def settle(inventory: Inventory, facts: Mapping[str, Facts]) -> Inventory:
+def resolve(inventory: Inventory, facts: Mapping[str, Facts]) -> Inventory:
     """The inventory with absolute paths, addresses in place of interfaces, and the ports that are to be used.
 
     A host without facts keeps what it has, and its ports are taken to be free. Raises InvalidSettings for an
     interface that is not there or has no address, and for a host with too few free ports.
     """
-    settled = inventory.with_hosts(
-        _settled(host, facts[host.name]) if host.name in facts else host for host in inventory.hosts
+    resolved = inventory.with_hosts(
+        _resolved(host, facts[host.name]) if host.name in facts else host for host in inventory.hosts
     )
-    free = {host.name: _free(host, facts.get(host.name)) for host in settled.hosts}
+    free = {host.name: _free(host, facts.get(host.name)) for host in resolved.hosts}
     try:
-        return ports.choose(settled, free)
+        return ports.choose(resolved, free)
     except InvalidSettings as error:
         raise InvalidSettings(error.message + _holders(inventory, facts), error.hint) from None
 
@@ -37,12 +37,12 @@ def listening(host: Host) -> str:
     return ALL if ":" in host.near_address else "0.0.0.0"
 
 
-def _settled(host: Host, facts: Facts) -> Host:
+def _resolved(host: Host, facts: Facts) -> Host:
     python = host.python if host.python.startswith("/") else facts.executable
     known = {"python": python, "package": host.package or facts.package}
-    if host.state_dir or host.ssh is not None:
+    if host.state_dir or not host.shares_files:
         known["state_dir"] = facts.state.path
-    if host.ssh is not None:
+    if not host.shares_files:
         known["sockets"] = f"{facts.temp.rstrip('/')}/gx-{facts.uid}"
     if host.workdir:
         known["workdir"] = facts.work.path
@@ -50,12 +50,12 @@ def _settled(host: Host, facts: Facts) -> Host:
         if interface:
             found = _address(host, facts, interface)
             known[field] = getattr(host, field) or found
-    settled = host.model_copy(update=known)
+    resolved = host.model_copy(update=known)
     # A name may stand for addresses of both versions, and who dials it takes the one that it likes.
-    names = [known for known in (settled.near_address, settled.wan_address) if known and not is_ip(known)]
+    names = [known for known in (resolved.near_address, resolved.wan_address) if known and not is_ip(known)]
     if any(name != "localhost" for name in names) and not host.listen and ALL in facts.free:
-        return settled.model_copy(update={"listen": ALL})
-    return settled
+        return resolved.model_copy(update={"listen": ALL})
+    return resolved
 
 
 def _address(host: Host, facts: Facts, interface: str) -> str:

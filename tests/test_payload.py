@@ -43,7 +43,7 @@ def test_folder_that_cannot_be_read_is_named() -> None:
 @pytest.mark.parametrize("program", ["python", "python3.12", ".venv/bin/python", "/opt/x/bin/python3"])
 def test_each_machine_has_its_own_python(program: str) -> None:
     spec = JobSpec("job", script=(program, "train.py", "x"), carried={"train.py": "train.py"}, job_dir="/jobs/job")
-    far = Host(name="far", parties=("A",), ssh=Ssh(address="far"), address="far", python="/there/python")
+    far = Host(name="far", parties=("A",), access=Ssh(address="far"), address="far", python="/there/python")
     near = Host(name="near", parties=("A",), address="127.0.0.1")
     assert spec.command_on(far) == ["/there/python", "/jobs/job/files/train.py", "x"]
     assert spec.command_on(near)[0] == program

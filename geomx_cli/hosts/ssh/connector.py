@@ -12,13 +12,14 @@ from typing import TypeVar
 import paramiko
 
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, TimedOut
-from geomx_cli.hosts import Channel, Completed, SshOptions
-from geomx_cli.hosts.connection import Connection
-from geomx_cli.hosts.ssh_config import hops
-from geomx_cli.hosts.ssh_streams import LARGEST, MARK, Kept, OwnOutput, SshChannel, drain, in_thread, send_input
+from geomx_cli.hosts import Channel, Completed
+from geomx_cli.hosts.ssh.config import hops
+from geomx_cli.hosts.ssh.connection import Connection
+from geomx_cli.hosts.ssh.options import SshOptions
+from geomx_cli.hosts.ssh.streams import LARGEST, MARK, Kept, OwnOutput, SshChannel, drain, in_thread, send_input
 from geomx_cli.inventory import Ssh
 
-__all__ = ["SshHost"]
+__all__ = ["SshConnector"]
 
 _PIECE = 1 << 20
 _BEGIN = 10.0  # seconds for a command to be started
@@ -28,7 +29,7 @@ _SLOW = "see whether that machine is overloaded, or its disk hangs; geomx doctor
 _Result = TypeVar("_Result")
 
 
-class SshHost:
+class SshConnector:
     """Connects when it is first used, and again when it is used after the connection broke.
 
     Commands run as the login user's shell runs them, without a terminal, in the home directory. Nothing secret
@@ -47,8 +48,13 @@ class SshHost:
         self._files: paramiko.SFTPClient | None = None
         self._files_lock = threading.Lock()  # paramiko's is made for one thread at a time
 
+    @property
+    def address(self) -> str:
+        """See Connector.address."""
+        return hops(self._ssh, self._options)[-1].address
+
     def run(self, argv: Sequence[str], *, data: bytes = b"", limit: float) -> Completed:
-        """See Host.run."""
+        """See Connector.run."""
         what = f"{argv[0]} on {self.name} did not end within {limit:g} s"
         with self._session(limit) as session, self._limit(limit, session.close, what):
             session.exec_command(self._command(argv))
@@ -67,14 +73,14 @@ class SshHost:
         return Completed(status, output.getvalue(), errors.getvalue())
 
     def open(self, argv: Sequence[str]) -> Channel:
-        """See Host.open."""
+        """See Connector.open."""
         session = self._open_session(_BEGIN)
         with self._limit(_BEGIN, session.close, f"{argv[0]} on {self.name} was not started within {_BEGIN:g} s"):
             session.exec_command(self._command(argv))
         return SshChannel(session)
 
     def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
-        """See Host.put. The file has its mode before it has a content."""
+        """See Connector.put. The file has its mode before it has a content."""
         part = f"{path}.{threading.get_ident()}.part"
 
         def put(files: paramiko.SFTPClient) -> None:
@@ -98,7 +104,7 @@ class SshHost:
         self._with_files(put, f"{path} on {self.name} was not written", len(data))
 
     def get(self, path: str) -> bytes:
-        """See Host.get. A file of more than 16 MiB is refused."""
+        """See Connector.get. A file of more than 16 MiB is refused."""
         what = f"{path} on {self.name} was not read"
         size = self._with_files(lambda files: files.stat(path).st_size or 0, what, 0)
         if size > LARGEST:
@@ -112,7 +118,7 @@ class SshHost:
         return self._with_files(get, what, size)
 
     def close(self) -> None:
-        """See Host.close."""
+        """See Connector.close."""
         with self._lock:
             self._closings += 1  # one that is being made comes to nothing
             connection, self._connection, self._files = self._connection, None, None

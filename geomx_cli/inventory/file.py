@@ -10,12 +10,12 @@ from typing import Any
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Kind, Option, Value, check, decode
-from geomx_cli.inventory import Host, Inventory, is_ip
-from geomx_cli.inventory_file.checks import build, cross_check
-from geomx_cli.inventory_file.keys import HOST_KEYS, TOP_KEYS, Key
-from geomx_cli.inventory_file.lines import Lines
-from geomx_cli.inventory_file.mistakes import Mistakes, shortened
-from geomx_cli.inventory_file.values import kind_of, nearest
+from geomx_cli.inventory import Inventory
+from geomx_cli.inventory.checks import Check, build, cross_check
+from geomx_cli.inventory.keys import HOST_KEYS, TOP_KEYS, Key
+from geomx_cli.inventory.lines import Lines
+from geomx_cli.inventory.mistakes import Mistakes, shortened
+from geomx_cli.inventory.values import kind_of, nearest
 
 __all__ = ["InventoryFile", "read"]
 
@@ -35,20 +35,20 @@ class InventoryFile:
     notes: tuple[str, ...]
 
 
-def read(path: Path) -> InventoryFile:
-    """Read the inventory at `path`. A host that is known by an alias of ssh_config has for its address what that
-    stands for. Nothing is looked at but the file, ssh_config, and whether private keys are there.
+def read(path: Path, check: Check) -> InventoryFile:
+    """Read the inventory at `path`. Nothing is looked at but the file, and whether private keys are there.
 
-    Raises InvalidSettings that names every mistake with its line and what to write instead.
+    `check` gives what is wrong with an inventory that is right by itself: whether a job can be planned on it. Raises
+    InvalidSettings that names every mistake with its line and what to write instead.
     """
     text = _text(path)
     try:
-        return _read(path, text)
+        return _read(path, text, check)
     except RecursionError:
         raise InvalidSettings(f"{path.name} is nested too deeply", "see docs/inventory.md for an example") from None
 
 
-def _read(path: Path, text: str) -> InventoryFile:
+def _read(path: Path, text: str, check: Check) -> InventoryFile:
     data = _parsed(path.name, text)
     mistakes = Mistakes(path.name, Lines.of(text))
     top = _entries(data, TOP_KEYS, (), mistakes, beside=_TABLES)
@@ -56,18 +56,8 @@ def _read(path: Path, text: str) -> InventoryFile:
     job = _job(data, mistakes)
     cross_check(top, hosts, mistakes)
     mistakes.raise_if_any()
-    inventory, notes = build(top, hosts, mistakes)
-    return InventoryFile(path, inventory.with_hosts(map(_with_address, inventory.hosts)), job, notes)
-
-
-def _with_address(host: Host) -> Host:
-    if host.ssh is None or host.address or host.interface or is_ip(host.ssh.address):
-        return host
-    from geomx_cli.hosts import SshOptions
-    from geomx_cli.hosts.ssh_config import hops
-
-    meant = hops(host.ssh, SshOptions())[-1].address
-    return host if meant == host.ssh.address else host.model_copy(update={"address": meant})
+    inventory, notes = build(top, hosts, mistakes, check)
+    return InventoryFile(path, inventory, job, notes)
 
 
 def _text(path: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import paramiko
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.hosts import SshOptions
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Ssh
 
 __all__ = ["Hop", "hops"]

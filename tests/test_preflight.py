@@ -13,16 +13,17 @@ from pathlib import Path
 
 import pytest
 from cluster import ROOT, free_ports
-from networks import Network, PrefixedHost, bare_python, star
+from networks import Network, PrefixedConnector, bare_python, star
 from sshd import Person, Sshd
 
 from geomx_cli import preflight
 from geomx_cli.core.errors import CheckFailed, HostUnreachable
-from geomx_cli.hosts import Host, SshOptions
-from geomx_cli.hosts.local import LocalHost
+from geomx_cli.hosts import Connector
+from geomx_cli.hosts.local import LocalConnector
+from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan import JobSpec
-from geomx_cli.preflight import Check, survey
+from geomx_cli.preflight import Check, probe_pool
 
 SPEC = JobSpec(python=sys.executable, script=("python", "train.py"))
 NAMES = ("hub", "alpha", "beta")
@@ -42,14 +43,14 @@ def network() -> Iterator[Network]:
 def check(network: Network) -> Callable[..., preflight.Report]:
     """Checks the star of three sites."""
 
-    def visit(**changes: Mapping[str, object]) -> preflight.Report:
+    def run(**changes: Mapping[str, object]) -> preflight.Report:
         inventory = star({name: network.address(name) for name in NAMES}, range(9000, 9008), **changes)
         return examine({name: network.host(name, sys.executable) for name in NAMES}, inventory)
 
-    return visit
+    return run
 
 
-def examine(reached: Mapping[str, Host], inventory: Inventory, *, full: bool = False) -> preflight.Report:
+def examine(reached: Mapping[str, Connector], inventory: Inventory, *, full: bool = False) -> preflight.Report:
     try:
         return preflight.examine(reached, inventory, SPEC, full=full)
     finally:
@@ -57,8 +58,8 @@ def examine(reached: Mapping[str, Host], inventory: Inventory, *, full: bool = F
             host.close()
 
 
-def local(name: str) -> LocalHost:
-    return LocalHost(name, sys.executable)
+def local(name: str) -> LocalConnector:
+    return LocalConnector(name, sys.executable)
 
 
 def wrong(report: preflight.Report) -> list[Check]:
@@ -74,17 +75,17 @@ def only(report: preflight.Report) -> Check:
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_all_is_well_and_the_ports_are_free_afterwards(address: str) -> None:
     reached = {name: local(name) for name in NAMES}
-    settled, checks = preflight.quick(reached, star(dict.fromkeys(NAMES, address), free_ports(8)), SPEC)
+    resolved, checks = preflight.quick(reached, star(dict.fromkeys(NAMES, address), free_ports(8)), SPEC)
     assert [found for found in checks if found.level != "ok"] == []
     preflight.refuse(checks)
     subjects = {found.subject for found in checks if found.name == "link"}
     assert subjects == {"alpha -> hub", "beta -> hub"}
-    for host in settled.hosts:
+    for host in resolved.hosts:
         assert (host.python, host.package) == (sys.executable, str(ROOT / "geomx_cli"))
         for port in host.ports:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             socket.create_server((address, port), family=family).close()
-    assert len({port for host in settled.hosts for port in host.ports}) == sum(len(h.ports) for h in settled.hosts)
+    assert len({port for host in resolved.hosts for port in host.ports}) == sum(len(h.ports) for h in resolved.hosts)
     for host in reached.values():
         host.close()
 
@@ -103,7 +104,7 @@ def test_only_what_is_free_is_taken_and_a_holder_is_named() -> None:
 def test_a_port_that_is_taken_at_the_last_moment() -> None:
     [port] = free_ports(1)
     hub = local("hub")
-    with closing(hub), survey.Survey({"hub": hub}) as asked, socket.create_server(("127.0.0.1", port)):
+    with closing(hub), probe_pool.ProbePool({"hub": hub}) as asked, socket.create_server(("127.0.0.1", port)):
         bind = {"token": asked.token("hub"), "binds": [("127.0.0.1", port)]}
         [result] = asked.ask("listen", {"hub": bind}, 5.0)["hub"]["results"]
     assert result["in_use"]
@@ -225,7 +226,7 @@ def test_a_host_that_cannot_be_reached_beside_two_good_ones(tmp_path: Path) -> N
 
 def with_alpha(python: str, *env: str) -> preflight.Report:
     """The star, where alpha has another Python and environment."""
-    alpha = PrefixedHost("alpha", python, ["env", "-C", "/", *env])
+    alpha = PrefixedConnector("alpha", python, ["env", "-C", "/", *env])
     return examine({"hub": local("hub"), "alpha": alpha, "beta": local("beta")}, star(HERE, free_ports(8)))
 
 
@@ -351,9 +352,9 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_connections_are_made_and_closed_for_a_visit() -> None:
+def test_connections_are_made_and_closed_for_an_inventory() -> None:
     said: list[str] = []
-    report = preflight.visit(star(HERE, free_ports(8)), SPEC, SshOptions(), full=False, say=said.append)
+    report = preflight.examine_inventory(star(HERE, free_ports(8)), SPEC, SshOptions(), full=False, say=said.append)
     assert report.exit_code == 0
     assert said == ["asking 3 hosts", "binding ports and dialling links"]
 

@@ -217,7 +217,7 @@ def devices(value: Any) -> tuple[str, ...]:
 
 
 def roles(value: Any) -> tuple[Role, ...]:
-    """Which schedulers and servers stand on a host."""
+    """Which schedulers and servers run on a host."""
     known = [role for role in get_args(Role) if role != "worker"]
     found = _texts(value, '["scheduler", "server"]')
     for role in found:

@@ -13,7 +13,7 @@ from geomx_cli.agent.processes import Identity, boot_id
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.process_name import file_name
 
-__all__ = ["AgentState", "Assignment", "FileDigest", "Task"]
+__all__ = ["AgentState", "FileDigest", "HostSpec", "Task"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class HostSpec:
     """One host's part of a job. Holds no keys, only the paths of their files.
 
     `job_dir` has events/ and logs/; `sockets` is a short folder that the agents of the machine share;
@@ -84,7 +84,7 @@ class Assignment:
         return json.dumps(asdict(self), indent=1).encode()
 
     @classmethod
-    def read(cls, directory: Path) -> "Assignment":
+    def read(cls, directory: Path) -> "HostSpec":
         """Read agent.json. Raises OSError where it cannot be read, CheckFailed for one that no launch has written."""
         path = directory / "agent.json"
         try:
@@ -93,7 +93,7 @@ class Assignment:
             raise CheckFailed(f"{path} is damaged", "somebody else writes there, or the disk is full") from None
 
     @classmethod
-    def decode(cls, data: bytes) -> "Assignment":
+    def decode(cls, data: bytes) -> "HostSpec":
         """What `encode` made. Raises ValueError for anything else."""
         try:
             fields = json.loads(data)
@@ -101,7 +101,7 @@ class Assignment:
             files = {path: FileDigest(**seal) for path, seal in fields.pop("files").items()}
             return cls(**{**fields, "clear": tuple(fields["clear"]), "tasks": tasks, "files": files})
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"no assignment: {error!r}") from None
+            raise ValueError(f"no host spec: {error!r}") from None
 
     def check_files(self) -> None:
         """Raises CheckFailed when a file of the job is missing or not what was put there."""

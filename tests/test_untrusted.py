@@ -21,7 +21,7 @@ from geomx_cli.core.errors import CheckFailed, TrainingFailed
 from geomx_cli.core.jsonlines import lines
 from geomx_cli.core.options import defaults
 from geomx_cli.core.untrusted import decode, plain
-from geomx_cli.hosts.local import LocalHost
+from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.attach import attach
 from geomx_cli.jobs.actions.local_events import Gone, LocalEvent
@@ -148,9 +148,9 @@ def test_no_host_can_speak_for_the_control_machine(known: KnownJob, kind: str) -
 
 def watched(known: KnownJob, messages: Sequence[tuple[str, dict[str, Any] | LocalEvent]]) -> Outcome:
     """What comes of it when agents say this."""
-    hosts = {name: LocalHost(name) for name in known.plan.hosts}
-    assignments = known.job().assignments(known.plan, dict.fromkeys(hosts, ""), 6)
-    fleet = AgentPool(known.job(), hosts, assignments)
+    hosts = {name: LocalConnector(name) for name in known.plan.hosts}
+    host_specs = known.job().host_specs(known.plan, dict.fromkeys(hosts, ""), 6)
+    fleet = AgentPool(known.job(), hosts, host_specs)
     for message in messages:
         fleet.inbox.put(message)
     try:

@@ -1,0 +1,199 @@
+"""Machines from an allocator: real jobs run on those that it gives at launch, and it has them back however a job ends.
+
+The allocator is tests/allocators/pool.py; the roles are the small programs of stand_in.py.
+"""
+
+import getpass
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from desk import Desk, Launch
+from sshd import Sshd
+
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import CheckFailed, InvalidSettings
+from geomx_cli.hosts import allocators
+from geomx_cli.hosts.allocation import allocated, release
+from geomx_cli.hosts.ssh.options import SshOptions
+from geomx_cli.inventory import Host, Inventory, Local, Party
+from geomx_cli.plan import JobSpec, plan
+
+OURS = Path(__file__).with_name("allocators")
+COMMAND = (
+    "import sys; from geomx_cli.hosts import allocators; allocators.__path__.append(sys.argv.pop(1));"
+    "from geomx_cli.cli import main; sys.exit(main())"
+)
+HERE = {"access": {"kind": "local"}, "address": "127.0.0.1"}
+SPEC = JobSpec(options={"topology": "central"})
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A pool of two machines, which are this one, and its allocator among ours."""
+    folder = tmp_path / "pool"
+    fill(folder, HERE, HERE)
+    monkeypatch.setenv("POOL", str(folder))
+    allocators.__path__.append(str(OURS))
+    plugins._all.cache_clear()
+    yield folder
+    allocators.__path__.remove(str(OURS))
+    plugins._all.cache_clear()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, pool: Path) -> Iterator[Desk]:
+    """A desk where geomx has the allocator of the pool."""
+    made = Desk(tmp_path, [sys.executable, "-c", COMMAND, str(OURS)], {"POOL": str(pool)})
+    yield made
+    made.close()
+
+
+def fill(pool: Path, *machines: dict[str, Any]) -> None:
+    """Put these machines into a pool, and no others."""
+    shutil.rmtree(pool, ignore_errors=True)
+    (pool / "free").mkdir(parents=True)
+    for number, machine in enumerate(machines):
+        (pool / "free" / f"machine-{number}").write_text(json.dumps(machine))
+
+
+def free(pool: Path) -> int:
+    return len(list((pool / "free").iterdir()))
+
+
+def inventory(**changes: Any) -> Inventory:
+    hosts = (Host(name="h", parties=("hub",)), Host(name="a", parties=("A",), devices=("cpu",)))
+    fields = {"parties": (Party(name="A", workers=1),), "central": Party(name="hub", workers=0), "hosts": hosts}
+    return Inventory(**{**fields, "allocator": "pool", **changes})
+
+
+def launch(desk: Desk, *arguments: str, **story: str) -> Launch:
+    return desk.launch(*arguments, story={"*": "", **story}, allocator="pool")
+
+
+@pytest.mark.parametrize(("story", "status"), [({}, 0), ({"A/worker:1": "raise"}, 1)])
+def test_a_job_runs_on_what_it_is_given_and_gives_it_back(
+    jobs: Desk, pool: Path, story: dict[str, str], status: int
+) -> None:
+    job = launch(jobs, **story)
+    assert job.finish() == status
+    assert "asking pool for 2 machines" in job.errors
+    kept = json.loads((job.directory / "inventory.json").read_bytes())
+    assert [host["access"]["kind"] for host in kept["hosts"]] == ["local", "local"]
+    assert free(pool) == 2
+
+
+def test_machines_behind_ssh(jobs: Desk, pool: Path, sites: list[Sshd]) -> None:
+    fill(
+        pool,
+        *(
+            {
+                "access": {
+                    "kind": "ssh", "address": site.address, "port": site.port, "user": getpass.getuser(),
+                    "key": str(site.person.key), "fingerprint": site.fingerprint,
+                },
+                "address": "127.0.0.1",
+                "state_dir": str(site.state_dir),
+            }
+            for site in sites[:2]
+        ),
+    )  # fmt: skip
+    job = launch(jobs, "--detach", **{"*": "forever"})
+    assert job.finish() == 0
+    assert free(pool) == 0
+    assert [host["agent"] for host in jobs.json("status")["hosts"]] == ["running", "running"]
+    assert "A/worker:0 begins" in jobs.geomx("logs", "--role", "worker").stdout
+    assert jobs.json("stop")["complete"]
+    assert free(pool) == 2
+
+
+def test_interrupted_at_its_start_or_in_the_middle(jobs: Desk, pool: Path) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        (pool / "closed").touch()
+        job = launch(jobs, **{"*": "forever"})
+        job.wait_for(lambda: len(list(pool.iterdir())) > 2)
+        os.kill(job.process.pid, number)
+        assert job.finish() == 130
+        assert "interrupted" in job.errors
+        for folder in set(pool.iterdir()) - {pool / "free"}:
+            folder.rmdir() if folder.is_dir() else folder.unlink()
+    job = launch(jobs, **{"*": "forever"}).wait_until_running()
+    assert free(pool) == 0
+    os.kill(job.process.pid, signal.SIGINT)
+    assert job.finish() == 130
+    assert free(pool) == 2
+
+
+def test_a_job_that_goes_on_alone_keeps_them_until_its_end(jobs: Desk, pool: Path) -> None:
+    job = launch(jobs, "--detach", **{"*": "wait"})
+    assert job.finish() == 0
+    assert free(pool) == 0
+    (job.directory / "go").touch()
+    assert jobs.geomx("attach").returncode == 0
+    assert free(pool) == 2
+
+
+def test_the_end_of_a_job_that_nobody_follows(jobs: Desk, pool: Path) -> None:
+    job = launch(jobs, "--detach", **{"*": "wait"})
+    assert job.finish() == 0
+    (job.directory / "go").touch()
+    job.wait_for(lambda: jobs.json("status")["state"] == "done")
+    assert free(pool) == 2
+
+
+def test_stop_after_launch_was_killed(jobs: Desk, pool: Path) -> None:
+    job = launch(jobs, **{"*": "forever"}).wait_until_running()
+    os.kill(job.process.pid, signal.SIGKILL)
+    job.finish()
+    assert free(pool) == 0
+    assert jobs.json("stop")["complete"]
+    assert free(pool) == 2
+
+
+def test_too_few_machines(jobs: Desk, pool: Path) -> None:
+    fill(pool, HERE)
+    job = launch(jobs)
+    assert job.finish() == 5
+    assert job.errors.splitlines()[-2:] == [
+        "error: allocator pool: there is no machine for A",
+        "  wait until another job has ended",
+    ]
+    assert free(pool) == 1
+
+
+def test_machines_that_cannot_be_released(jobs: Desk, pool: Path) -> None:
+    (pool / "broken").touch()
+    job = launch(jobs)
+    assert job.finish() == 7
+    assert f"allocator pool has not released the machines of {job.id}: the pool does not answer" in job.errors
+    (pool / "broken").unlink()
+    assert jobs.geomx("stop", job.id).returncode == 0
+    assert free(pool) == 2
+
+
+def test_the_shape_that_was_asked_for_is_given(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, said = inventory(), list[str]()
+    with allocated(asked, "one", SPEC, SshOptions(), said.append) as allocation:
+        assert free(pool) == 0
+        assert [host.access for host in allocation.inventory.hosts] == [Local(), Local()]
+        with pytest.raises(CheckFailed, match="allocator pool: there is no machine for h"):
+            allocated(asked, "two", SPEC, SshOptions(), said.append).__enter__()
+        allocation.kept = True
+    assert free(pool) == 0
+    assert release(asked, "one") == release(asked, "one") == ()
+    fill(pool, HERE, {**HERE, "devices": ["cpu", "cpu"]})
+    with pytest.raises(TypeError, match="allocator pool gives other hosts than it was asked for"):
+        allocated(asked, "three", SPEC, SshOptions(), said.append).__enter__()
+    monkeypatch.delenv("POOL")
+    assert allocated(inventory(allocator=""), "four", SPEC, SshOptions(), said.append).__enter__().inventory.hosts
+
+
+def test_a_job_that_the_allocator_refuses(pool: Path) -> None:
+    with pytest.raises(InvalidSettings, match="allocator pool: it has no machines for one plane"):
+        plan(inventory(topology="flat"), JobSpec(job="j", job_dir="/j", socket_dir="/s"))
