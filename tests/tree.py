@@ -11,6 +11,7 @@ from typing import Any
 
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
+from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.members import CENTRAL
@@ -88,8 +89,9 @@ class Tree:
 
     def __init__(
         self, parties: Sequence[int], part: Callable[[int, bool], ServerAlgorithm], *, central: int = 0, roots: int = 1,
-        size: int = 8, dtype: str = "float32", row: int = 1,
+        size: int = 8, dtype: str = "float32", row: int = 1, compress: str = "",
     ) -> None:  # fmt: skip
+        self._compress = compress
         self._shape = {"length": size, "dtype": [str(kind) for kind in DTYPES].index(dtype), "row": row}
         self.crossed: list[int] = []
         self._delivery = Delivery()
@@ -179,6 +181,7 @@ class Tree:
 
     def _node(self, part: ServerAlgorithm, members: list[int], upstream: UpstreamClient | None, party: int = 0) -> Node:
         rounds = Aggregator(
+            compression=Compression(self._compress),
             delivery=self._delivery, upstream=upstream, own_rank=lambda: party,  # type: ignore[arg-type]
             table=SliceTable(
                 algorithm=part, roots=None if upstream is None else lambda: len(upstream.links), owing=lambda: members,

@@ -139,12 +139,20 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
         raise InvalidSettings(
             f"--wan emulates links on one machine, and host {remote[0]} is another", "leave out --wan"
         )
+    _check_codec(str(options["compress"]))
     for kind, option in (("algorithm", "algo"), ("delivery", "delivery")):
         name = str(options[option])
         reason = plugins.find(kind, name).refuses(spec)  # type: ignore[arg-type]
         if reason:
             hint = f"change --{option} or what it cannot work with"
             raise InvalidSettings(f"--{option} {name}: {reason}", hint)
+
+
+def _check_codec(spec: str) -> None:
+    if spec:
+        from geomx_cli.ps.aggregation.compression import parse_codec
+
+        parse_codec(spec)
 
 
 def _check_training(spec: JobSpec, topology: str) -> None:

@@ -353,12 +353,15 @@ class MxnetStore(MxnetStanding):
 
     @_guarded
     def set_gradient_compression(self, compression_params: Any) -> None:
-        """Choose a codec for what crosses the wide area, as in {"type": "none"}; "none" is all there is."""
+        """Choose the codec of what crosses between parties and global servers, as in {"type": "fp16"}; blocks until all
+        servers use it. Let all workers call it, before the first push. Raises MXNetError for one that does not exist.
+        """
         kind = compression_params.get("type") if isinstance(compression_params, Mapping) else None
         known = ("none", *plugins.codecs())
-        if kind not in known:
-            hint = f"""set {{"type": ...}} to {" or ".join(f'"{name}"' for name in known)}"""
-            raise InvalidSettings(f"there is no gradient compression {kind!r}", hint)
+        if kind not in known or len(compression_params) > 1:
+            hint = f"""set {{"type": ...}}, and nothing else, to {" or ".join(f'"{name}"' for name in known)}"""
+            raise InvalidSettings(f"there is no gradient compression {kind or compression_params!r}", hint)
+        self._store.set_compression("" if kind == "none" else str(kind))
 
     @_guarded
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:

@@ -17,7 +17,8 @@ __all__ = ["Cohort", "Result", "RoundState", "SliceState", "Waiter"]
 class Waiter:
     """Who waits for a result, and the number of its request; of a pull also the rank among the contributors.
 
-    reply: see wire.Reply. numbers: those of the rows that a pull is for, None for all.
+    reply: see wire.Reply. codec: in which the result may come, "" for none. newest: of a pull: what rounds of others
+    have led to, not an initial value. numbers: those of the rows that a pull is for, None for all.
     """
 
     link: Link
@@ -25,6 +26,8 @@ class Waiter:
     priority: int
     rank: int = -1
     reply: Reply = Reply.FULL
+    codec: str = ""
+    newest: bool = False
     numbers: Array | None = None
 
 
@@ -41,7 +44,8 @@ class RoundState:
 class Result:
     """What the members of a round were answered: the value, its version, the ranks and weight that are in it.
 
-    `array` is None if nobody in the round wants it. changed: the rows that a round of rows has changed.
+    `array` is None if nobody in the round wants it. `encoded` is the same by `codec`, if there is one. changed: the
+    rows that a round of rows has changed.
     `owed` are the ranks that have not acknowledged it: one whose answer was lost asks again.
     """
 
@@ -51,6 +55,8 @@ class Result:
     weight: float = 0.0
     owed: set[int] = field(default_factory=set)
     changed: Rows | None = None
+    encoded: memoryview | None = None
+    codec: str = ""
 
     def content(self, reply: Reply, row: int) -> Content | None:
         """What goes to one who wants this; None if that was not kept."""

@@ -12,8 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
+from geomx_cli.ps.aggregation.compression import received
 from geomx_cli.ps.net.link import Lane, Link
-from geomx_cli.ps.net.payload import Content, content, row_numbers
+from geomx_cli.ps.net.payload import Content, row_numbers
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
 
@@ -65,7 +66,7 @@ class UpstreamClient:
         """Handle a RESULT. One that was answered before is dropped; one of another slice or round is refused."""
         if link not in self.links:
             raise BadMessage("a result from a process that is no server of this one")
-        found = content(header, payload if payload is not None else memoryview(b""))
+        found = received(header, payload if payload is not None else memoryview(b""))
         pending = self._pending.get(header.request)
         if pending is not None:
             _check(pending.header, header)
@@ -123,8 +124,10 @@ def _check(asked: Header, result: Header) -> None:
     if found != wanted or (length and (result.dtype != asked.dtype or result.row != asked.row or result.wide)):
         raise BadMessage(f"a result of (key, slice, round, length) {found} where {wanted} was asked for")
     of_rows = asked.form == Form.ROWS if asked.kind == Kind.PULL else asked.reply != Reply.FULL
-    if result.form != Form.FULL and not of_rows:
+    if result.form == Form.ROWS and not of_rows:
         raise BadMessage("a result of rows where all elements were asked for")
+    if result.form == Form.ENCODED and result.codec != asked.codec:
+        raise BadMessage(f"a result encoded as {result.codec!r} where {asked.codec!r} was asked for")
 
 
 def _check_numbers(asked: _Pending, found: Rows) -> None:
