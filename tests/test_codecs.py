@@ -1,5 +1,8 @@
 """Codecs: what each makes of an array, what is refused, and rounds of real clusters against numpy."""
 
+import contextlib
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +89,174 @@ def test_wrong_specs(spec: str) -> None:
 
 
 def test_every_codec_is_among_the_tested() -> None:
-    assert set(plugins.codecs()) == set(BITS)
+    assert set(plugins.codecs()) == {*BITS, *(spec.partition(":")[0] for spec in QUANTISERS)}
+
+
+# Codecs with a residual: each one's rule, computed in another way.
+
+
+def by_blocks(rule: Callable[[Array], Array], size: int) -> Callable[[Array], Array]:
+    return lambda array: np.concatenate([rule(array[i : i + size]) for i in range(0, len(array), size)])
+
+
+def int8(block: Array) -> Array:
+    step = np.abs(block).max() / np.float32(127)
+    return (np.rint(block / step) * step if step else block * 0).astype(np.float32)
+
+
+def q4(block: Array) -> Array:
+    peak = np.abs(block).max()
+    levels = np.array([np.float32(2.0 ** (level - 7)) for level in range(1, 8)])
+    found = np.zeros_like(block)
+    for place, value in enumerate(block):
+        part = abs(value) / peak if peak else 0
+        if part >= 2**-6.5:
+            nearest = np.argmin(np.abs(np.log2(levels.astype(np.float64)) - np.log2(np.float64(part))))
+            found[place] = np.sign(value) * levels[nearest] * peak
+    return found
+
+
+def top(count: Callable[[int], int], values: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    def keep(array: Array) -> Array:
+        order = sorted(range(len(array)), key=lambda place: -abs(array[place]))
+        chosen = sorted(order[: count(len(array))])
+        found = np.zeros_like(array)
+        found[chosen] = values(array[chosen])
+        return found
+
+    return keep
+
+
+def two_levels(array: Array) -> Array:
+    high = np.abs(array) > np.abs(array).sum() / np.float32(len(array))
+    found = np.zeros_like(array)
+    for group in (high, ~high):
+        if group.any():
+            found[group] = np.sign(array[group]) * rounded(np.abs(array[group]).sum() / np.float32(group.sum()), 11)
+    return found
+
+
+def sparseloco(array: Array) -> Array:
+    if len(array) < 4096:
+        return rounded(array, 11)
+    return by_blocks(top(lambda size: math.ceil(size / 64), two_levels), 4096)(array)
+
+
+QUANTISERS: dict[str, Callable[[Array], Array]] = {
+    "int8": by_blocks(int8, 256),
+    "q4": by_blocks(q4, 256),
+    "topk:0.05,fp32": top(lambda size: math.ceil(size * 0.05), lambda values: values),
+    "topk:0.001": top(lambda size: math.ceil(size * 0.001), lambda values: rounded(values, 11)),
+    "bsc:0.02,fp16": top(lambda size: math.ceil(size * 0.02), lambda values: rounded(values, 11)),
+    "bsc:0.3+int8": top(lambda size: math.ceil(size * 0.3), by_blocks(int8, 256)),
+    "2bit:0.75": lambda array: np.where(array >= 0.75, 0.75, np.where(array <= -0.75, -0.75, 0)).astype(np.float32),
+    "1bit:0.25": lambda array: np.where(array > 0.25, 1, -1).astype(np.float32),
+    "sparseloco": sparseloco,
+}
+DECAY = {"sparseloco": np.float32(0.95)}
+
+
+@pytest.mark.parametrize("spec", QUANTISERS)
+@pytest.mark.parametrize("size", [1, 5, 255, 257, 4096, 9000, 70_001])
+def test_lossy_codecs_follow_their_rule(spec: str, size: int) -> None:
+    array = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    array *= np.exp(np.random.default_rng(size + 1).standard_normal(size)).astype(np.float32)
+    codec = parse_codec(spec)
+    assert codec is not None
+    found = codec.decode(codec.encode(array), size)
+    np.testing.assert_allclose(found, QUANTISERS[spec](array), rtol=2e-6)
+    assert found.dtype == np.float32
+    for empty in (np.zeros(size, np.float32), np.zeros(0, np.float32)):
+        there = codec.decode(codec.encode(empty), len(empty))
+        assert len(there) == len(empty) and ("1bit" in spec or not there.any())
+
+
+@pytest.mark.parametrize("spec", QUANTISERS)
+@given(seed=st.integers(0, 2**32), size=st.integers(0, 9000))
+def test_damaged_payloads_are_refused_or_decode_to_as_many_finite_numbers(spec: str, seed: int, size: int) -> None:
+    codec, random = parse_codec(spec), np.random.default_rng(seed)
+    assert codec is not None
+    payload = bytearray(codec.encode(random.standard_normal(size).astype(np.float32)))
+    for _ in range(random.integers(1, 5)):
+        if payload:
+            payload[random.integers(len(payload))] = random.integers(256)
+    payload = payload[: random.integers(len(payload) // 2, len(payload) + 1)]
+    with contextlib.suppress(BadMessage):
+        assert len(codec.decode(memoryview(payload), size)) == size
+
+
+def simulate(spec: str, given: Sequence[Sequence[Array]], start: Array, *, optimizer: bool) -> list[Array]:
+    """Results of rounds of parties' sums; with an optimizer the global weights are start - the sums of what arrives."""
+    codec, quantise = parse_codec(spec), QUANTISERS[spec]
+    assert codec is not None
+    decay, momentum = DECAY.get(spec, np.float32(1)), np.float32(0.9) if spec.startswith("bsc") else None
+    residuals = [np.zeros_like(start) for _ in given[0]]
+    momenta = [np.zeros_like(start) for _ in given[0]]
+    weights = known = start
+    down = np.zeros_like(start)
+    results = []
+    for round_ in given:
+        arrived = []
+        for party, own in enumerate(round_):
+            if momentum is not None:
+                momenta[party] = momenta[party] * momentum + own
+            residuals[party] = residuals[party] * decay + (own if momentum is None else momenta[party])
+            sent = quantise(residuals[party])
+            residuals[party] = residuals[party] - sent
+            if momentum is not None:
+                momenta[party] = np.where(sent != 0, 0, momenta[party]).astype(np.float32)
+            arrived.append(sent)
+        total = sum(arrived[1:], arrived[0])
+        if spec in ("2bit:0.75", "1bit:0.25"):
+            weights = weights - total if optimizer else total
+            results.append(weights)
+        elif optimizer:
+            weights = weights - total
+            known = known + quantise(weights - known)
+            results.append(known)
+        else:
+            down = down + total
+            results.append(quantise(down))
+            down = down - results[-1]
+    return results
+
+
+@pytest.mark.parametrize("optimizer", [True, False], ids=["weights", "sums"])
+@pytest.mark.parametrize("spec", QUANTISERS)
+def test_what_is_lost_comes_with_later_rounds(spec: str, optimizer: bool) -> None:
+    size, rounds = 5000, 12
+    random = np.random.default_rng(3)
+    given = random.standard_normal((rounds, 2, size)).astype(np.float32)
+    start = random.standard_normal(size).astype(np.float32)
+    tree = Tree([1, 1], lambda _, __: FsaServer(), size=size, compress=spec, central=1)
+    if optimizer:
+        tree.use("sgd", learning_rate=1.0).init(start)
+        for who in ((0, 0), (1, 0), (-1, 0)):
+            tree.pull(who)
+    for number, sums in enumerate(given, 1):
+        for party in (0, 1):
+            tree.push((party, 0), number, sums[party])
+        tree.push((-1, 0), number, None)
+    wanted = simulate(spec, given, start, optimizer=optimizer)
+    for party in (0, 1, -1):
+        found = [result.value for result in tree.got((party, 0)) if result.round]
+        for number in range(rounds):
+            wrong = np.abs(found[number] - wanted[number]) > 1e-4
+            assert not wrong.any(), number
+        assert found[-1].tobytes() == tree.last((0, 0)).tobytes()
+
+
+@pytest.mark.parametrize("spec", ["int8", "bsc:0.02,fp16"])
+def test_a_worker_that_has_not_pulled_gets_its_first_result_exact(spec: str) -> None:
+    tree = Tree([1], lambda _, __: FsaServer(), size=300, compress=spec).use("sgd", learning_rate=1.0)
+    start = np.linspace(1, 2, 300, dtype=np.float32)
+    tree.init(start)
+    tree.push((0, 0), 1, np.zeros(300, np.float32))
+    assert tree.last((0, 0)).tobytes() == start.tobytes()
+    tree.push((0, 0), 2, np.full(300, np.inf, np.float32))
+    assert not np.isfinite(tree.last((0, 0))).any()
+    tree.push((0, 0), 3, np.ones(300, np.float32))
+    assert not np.isfinite(tree.last((0, 0))).any()
 
 
 def expected(parties: list[list[int]], bits: int, *, optimizer: bool, central: tuple[int, ...] = ()) -> list[Array]:

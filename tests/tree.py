@@ -170,7 +170,7 @@ class Tree:
         return (self._root(where), CENTRAL + rank) if party < 0 else (self.servers[party], rank)
 
     def _server(self, party: int, part: ServerAlgorithm, workers: int) -> Node:
-        upstream = UpstreamClient(self._delivery)  # type: ignore[arg-type]
+        upstream = UpstreamClient(self._delivery, Compression(self._compress))  # type: ignore[arg-type]
         for root in self.roots:
             wire = root.wires[party] = Wire(up=partial(self._at_root, root, party))
             wire.down = partial(self._below_root, upstream, wire)
@@ -181,7 +181,7 @@ class Tree:
 
     def _node(self, part: ServerAlgorithm, members: list[int], upstream: UpstreamClient | None, party: int = 0) -> Node:
         rounds = Aggregator(
-            compression=Compression(self._compress),
+            compression=Compression(self._compress) if upstream is None else upstream.compression,
             delivery=self._delivery, upstream=upstream, own_rank=lambda: party,  # type: ignore[arg-type]
             table=SliceTable(
                 algorithm=part, roots=None if upstream is None else lambda: len(upstream.links), owing=lambda: members,

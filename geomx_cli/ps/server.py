@@ -43,7 +43,8 @@ class Server:
         self._settings = settings
         self._is_root = settings.role == "global_server" or settings.upper is None
         self._members = Members(settings, self._is_root)
-        self._upstream = None if self._is_root else UpstreamClient(delivery)
+        compression = Compression(settings.text("compress"))
+        self._upstream = None if self._is_root else UpstreamClient(delivery, compression)
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive,
             on_reconnect=self._come_back, on_asked=self._on_asked,
@@ -59,7 +60,7 @@ class Server:
         self._stalls = Stalls(self._table, self._members.links, None if upstream is None else self._tell_roots)
         self.rounds = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._party_index, table=self._table,
-            compression=Compression(settings.text("compress")),
+            compression=compression,
             warn=lambda message: events.write("warning", message=message),
         )  # fmt: skip
         self._party_index = 0

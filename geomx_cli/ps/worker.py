@@ -96,8 +96,8 @@ class Worker:
         self.ready: Future[WorkerInfo] = Future()
         self.error: GeomxError | None = None
         self.asynchronous = False
-        self.upstream = UpstreamClient(delivery)
         self.compression = Compression()
+        self.upstream = UpstreamClient(delivery, self.compression)
         self.open: set[PendingExchange] = set()
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_reconnect=self.upstream.repeat,
@@ -164,7 +164,7 @@ class Worker:
         voice = self._voice if operation.kind == Kind.EXCHANGE else ()
         # A local server has what rounds have led to; where it does not have all of it, the roots have to be asked.
         round_ = 0 if operation.in_turn and not self.asynchronous else operation.round
-        codec = self.compression.spec if operation.kind == Kind.EXCHANGE or round_ else ""
+        codec = self.compression.spec if operation.kind == Kind.PULL and round_ else ""
         for index, piece, rows in operation.pieces():
             header = Header(
                 kind=operation.kind, key=placement.key, slice=index, root=piece.root, offset=piece.offset,
@@ -186,7 +186,9 @@ class Worker:
         if src is None or isinstance(src, Rows):
             return None
         array = src[piece.offset : piece.end]
-        if header.kind == Kind.EXCHANGE and (encoded := self.compression.contribution(array, header.dtype)):
+        if header.kind == Kind.EXCHANGE and (
+            encoded := self.compression.contribution((header.key, header.slice), array, header.dtype)
+        ):
             header.form = Form.ENCODED
             return encoded
         return as_payload(array, header.dtype)

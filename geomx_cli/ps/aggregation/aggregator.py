@@ -139,7 +139,9 @@ class Aggregator:
         if not header.round - 1 - MAX_ROUNDS_AHEAD <= header.acked < header.round:
             raise BadMessage(f"a contribution to round {header.round} from one that has {header.acked} results")
         cohort.acknowledge(rank, header.acked)
-        waiter = Waiter(link, header.request, header.priority, reply=header.reply, codec=header.codec)
+        waiter = Waiter(
+            link, header.request, header.priority, reply=header.reply, codec=header.codec, follows=header.follows
+        )
         if header.round <= cohort.finished:
             result = cohort.results.get(header.round)
             if result is not None:  # else this repeat came late: the sender has acknowledged the result since
@@ -195,11 +197,12 @@ class Aggregator:
 
     def export_state(self) -> dict[str, Array]:
         """See state.py."""
-        return export_state(self.table.entries, self.optimizer)
+        return export_state(self.table.entries, self.optimizer) | self.compression.export_state()
 
     def import_state(self, state: dict[str, Array]) -> None:
         """See state.py."""
         import_state(state, self.table.entries, self.optimizer)
+        self.compression.import_state(state)
 
     # Inside.
 
@@ -247,6 +250,8 @@ class Aggregator:
         self._report_conflicts(entry, accumulator)
         if self._upstream is None:
             before = entry.slot.version
+            if not before and entry.slot.value is not None:
+                self.compression.starts_from(entry.slot.id, cohort.member, entry.slot.value, entry.dtype)
             self._update(entry, cohort, accumulator, total)
             if entry.slot.version != before:  # where all abstain, others' rounds may have made it newer than this one's
                 cohort.version = entry.slot.version
@@ -262,6 +267,10 @@ class Aggregator:
                 entry.slot.value = cast(decision.array, entry.dtype)
                 merge_hyper(entry.hyper, accumulator.hyper)
                 self._finish(entry, cohort, accumulator)
+
+    def _gives_sums(self, entry: SliceState) -> bool:
+        """Whether results are sums of contributions, each of its own round, not a value that rounds change."""
+        return self.history.present(entry.hyper) is None and not self.table.algorithm.starts_from_value
 
     def _update(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content) -> None:
         """A root makes the new value, or the rows of it that change."""
@@ -293,10 +302,7 @@ class Aggregator:
         entry.forwarded += 1
         hyper = merge_hyper(entry.hyper, accumulator.hyper)  # with what rounds that did not go up have changed
         entry.hyper = {}
-        payload: memoryview | None = None
-        about: dict[str, Any] = {"codec": self.compression.spec}
-        if weight:
-            payload, about = self.compression.sum(total, entry.dtype)
+        payload, about = self.compression.sum(entry.slot.id, total, entry.dtype) if weight else (None, {})
         header = Header(
             kind=Kind.EXCHANGE, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, round=entry.forwarded,
@@ -360,8 +366,12 @@ class Aggregator:
             self._given(entry, cohort.member)
             cohort.version = entry.slot.version
         encoded = None
-        if self._upstream is None and array is not None:
-            array, encoded = self.compression.result(array, entry.dtype)
+        if self._upstream is None and changed is not None:
+            self.compression.forget(entry.slot.id, cohort.member)
+        elif self._upstream is None and array is not None:
+            array, encoded = self.compression.result(
+                entry.slot.id, cohort.member, array, entry.dtype, is_sum=self._gives_sums(entry)
+            )
         result = Result(
             array, entry.slot.version, ranks, accumulator.weight, set(waiters), changed, encoded, self.compression.spec
         )
@@ -419,7 +429,7 @@ class Aggregator:
             return
         array, encoded = entry.give(), None
         if waiter.newest:
-            array, encoded = self.compression.result(array, entry.dtype)
+            array, encoded = self.compression.newest(array, entry.dtype)
         result = Result(array, entry.slot.version, encoded=encoded, codec=self.compression.spec)
         self._answer(entry, waiter, 0, result)
 
@@ -432,10 +442,11 @@ class Aggregator:
         if found is None:
             raise BadMessage(f"a repeat of round {round_} that asks for more than before")
         if found is result.array and result.encoded is not None and waiter.codec == result.codec:
-            about = {"form": Form.ENCODED, "codec": result.codec}
-            self._send_down(entry, waiter, round_, result, result.encoded, about)
-        else:
-            self._send_content(entry, waiter, round_, result, found)
+            payload, form = result.encoded
+            if form == Form.ENCODED or waiter.follows:
+                self._send_down(entry, waiter, round_, result, payload, {"form": form, "codec": result.codec})
+                return
+        self._send_content(entry, waiter, round_, result, found)
 
     def _send_content(self, entry: SliceState, waiter: Waiter, round_: int, result: Result, found: Content) -> None:
         self._send_down(entry, waiter, round_, result, as_payload(found, entry.dtype), form_of(found))

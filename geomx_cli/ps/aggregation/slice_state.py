@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from geomx_cli.ps.aggregation.accumulator import Accumulator
 from geomx_cli.ps.aggregation.algorithm import SliceView
+from geomx_cli.ps.aggregation.compression import Encoded
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import DTYPES, Array, Content
 from geomx_cli.ps.net.rows import Rows
@@ -17,8 +18,9 @@ __all__ = ["Cohort", "Result", "RoundState", "SliceState", "Waiter"]
 class Waiter:
     """Who waits for a result, and the number of its request; of a pull also the rank among the contributors.
 
-    reply: see wire.Reply. codec: in which the result may come, "" for none. newest: of a pull: what rounds of others
-    have led to, not an initial value. numbers: those of the rows that a pull is for, None for all.
+    reply: see wire.Reply. codec: in which the result may come, "" for none. follows: it has the result of the round
+    before. newest: of a pull: what rounds of others have led to, not an initial value. numbers: those of the rows that
+    a pull is for, None for all.
     """
 
     link: Link
@@ -27,6 +29,7 @@ class Waiter:
     rank: int = -1
     reply: Reply = Reply.FULL
     codec: str = ""
+    follows: bool = False
     newest: bool = False
     numbers: Array | None = None
 
@@ -55,7 +58,7 @@ class Result:
     weight: float = 0.0
     owed: set[int] = field(default_factory=set)
     changed: Rows | None = None
-    encoded: memoryview | None = None
+    encoded: Encoded | None = None
     codec: str = ""
 
     def content(self, reply: Reply, row: int) -> Content | None:

@@ -28,6 +28,10 @@ def codec(argument: str) -> "Bf16":
 class Bf16:
     """The payload: the upper halves of the elements as fp32, little-endian."""
 
+    decay = 0.0
+    momentum = 0.0
+    results = "values"
+
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
         with np.errstate(over="ignore"):

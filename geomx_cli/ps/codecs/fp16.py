@@ -34,6 +34,10 @@ def codec(argument: str) -> "Fp16":
 class Fp16:
     """The payload: the elements as little-endian fp16, then the exponent of the power of two as int16."""
 
+    decay = 0.0
+    momentum = 0.0
+    results = "values"
+
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
         exponent = _exponent(array)

@@ -65,11 +65,14 @@ class Kind(IntEnum):
 
 
 class Form(IntEnum):
-    """How the payload is to be read: all elements, rows of a matrix, or all elements as a codec has encoded them."""
+    """How the payload is to be read: all elements, rows of a matrix, all elements as a codec has encoded them, or so
+    the changes since the result of the round before.
+    """
 
     FULL = 0
     ROWS = 1
     ENCODED = 2
+    CHANGE = 3
 
 
 class Reply(IntEnum):
@@ -117,7 +120,8 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     contributors: ranks merged into the payload. weight: their sum of weights; 0, and no payload, from those who only
     take the round's result. An EXCHANGE with a weight and no payload asks whether the contribution has come.
     wide: the payload of an fp16 slice is fp32.
-    codec: that of a payload of `form` ENCODED; of an EXCHANGE also the one in which its result may come.
+    codec: that of a payload of `form` ENCODED or CHANGE; of an EXCHANGE also the one in which its result may come.
+    follows: of an EXCHANGE: its sender has, or will have, the result of the round before.
     reply: of an EXCHANGE, see Reply. A RESULT of fewer elements than all is of `form` ROWS.
     asynchronous: of a RESULT: parties go through rounds by themselves, so the global servers may have a newer value.
     value: version of a result. form and place of the payload. priority: higher goes first.
@@ -145,6 +149,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     weight: float = 0.0
     wide: bool = False
     codec: _Codec = ""
+    follows: bool = False
     reply: Reply = Reply.FULL
     asynchronous: bool = False
     value: _Count = 0
@@ -191,8 +196,9 @@ def _check_rows(header: Header) -> None:
     of_rows = header.form == Form.ROWS
     if (header.rows and not of_rows) or (of_rows and header.kind in (Kind.PUSH, Kind.CONTROL)):
         raise BadMessage(f"{header.rows} rows in a {header.kind.name} of form {header.form.name}")
-    if header.form == Form.ENCODED and header.kind not in (Kind.EXCHANGE, Kind.RESULT):
-        raise BadMessage(f"an encoded {header.kind.name}")
+    kinds = {Form.ENCODED: (Kind.EXCHANGE, Kind.RESULT), Form.CHANGE: (Kind.RESULT,)}
+    if header.kind not in kinds.get(header.form, (header.kind,)):
+        raise BadMessage(f"a {header.kind.name} of form {header.form.name}")
 
 
 def encode_body(body: dict[str, Any]) -> bytes:
