@@ -114,8 +114,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "compress", "text", "", "GEOMX_COMPRESS",
-        "Codec of what crosses between parties and global servers, in both directions: fp16 or bf16; none by default."
-        " In a flat cluster, between workers and servers.",
+        "Codec of what crosses between parties and global servers, in both directions: fp16, bf16, int8, q4, topk:0.01,"
+        " bsc:0.01, sparseloco; or upwards only: 2bit:0.5, 1bit. None by default. In a flat cluster, between workers"
+        " and servers.",
     ),
     _net(
         "window", "size", 0, "GEOMX_WINDOW",
