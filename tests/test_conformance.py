@@ -35,6 +35,7 @@ CASES = [
     Case(Script("estimator")),
     Case(Script("optimizers", ("server",))),
     Case(Script("half")),
+    Case(Script("two_bit")),
     Case(Script("asynchronous")),
     Case(Script("embedding"), 1e-6, "MXNet's operator for sparse gradients rounds in another order"),
     Case(Script("kvstore", ("dist",))),

@@ -3,6 +3,7 @@
 import random
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +16,20 @@ SCRIPT = [sys.executable, str(ROOT / "tests/scripts/in_flight.py")]
 SIZES, ROUNDS, ROW, CUTS = (3_000, 700, 5), 100, 5, 300
 
 
-def expected(optimizer: bool, sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS) -> dict[str, np.ndarray]:
+def expected(
+    optimizer: bool, sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS,
+    crossed: Callable[[np.ndarray], np.ndarray] = lambda array: array,
+) -> dict[str, np.ndarray]:  # fmt: skip
     """What each round of each tensor comes to, for parties of two workers."""
     results = {}
     for index, size in enumerate(sizes):
         weight, momentum = initial(size, index), np.zeros(size, np.float32)
         for number in range(rounds):
             a0, a1, b0, b1 = (gradient(rank, number, size, index) for rank in range(4))
-            total = (a0 + a1) + (b0 + b1)
+            total = crossed(a0 + a1) + crossed(b0 + b1)
             momentum = np.float32(0.9) * momentum - np.float32(0.1) * (np.float32(0.25) * total)
             weight = weight + momentum
-            results[f"{number}-{index}"] = weight if optimizer else total
+            results[f"{number}-{index}"] = crossed(weight if optimizer else total)
     return results
 
 
@@ -72,9 +76,12 @@ def test_every_round_has_its_own_result(
 
 
 def check_rounds(
-    cluster: Cluster, tmp_path: Path, roots: int, cut: str, optimizer: bool, row: int, ahead: int = 12
-) -> None:
-    """Run the job while links are cut, and compare each worker's result of each round; `row` 0: dense ones."""
+    cluster: Cluster, tmp_path: Path, roots: int, cut: str, optimizer: bool, row: int, ahead: int = 12,
+    crossed: Callable[[np.ndarray], np.ndarray] = lambda array: array, **env: str,
+) -> None:  # fmt: skip
+    """Run the job while links are cut, and compare each worker's result of each round; `row` 0: dense ones. crossed:
+    what becomes of an array between a party and the global servers.
+    """
     names = [*(f"root{rank}" for rank in range(roots)), "Asrv0", "Bsrv0"]
     near, far = free_ports(len(names)), free_ports(len(names))
     for name, front, port in zip(names, near, far, strict=True):
@@ -95,6 +102,7 @@ def check_rounds(
         "MXNET_KVSTORE_BIGARRAY_BOUND": "1024",
         **({"SERVER_OPTIMIZER": "1"} if optimizer else {}),
         **({"ROW": str(row)} if row else {}),
+        **env,
     }
     cluster.launch(SCRIPT, roots=roots)
     chosen = {"below": proxies[:1], "above": proxies[1:], "both": proxies}[cut]
@@ -109,7 +117,7 @@ def check_rounds(
             proxy.cut(chance=0.4)
     cluster.finish()
     assert sum(proxy.cuts for proxy in chosen) > 20
-    check_results(tmp_path, expected_of_rows(optimizer) if row else expected(optimizer))
+    check_results(tmp_path, expected_of_rows(optimizer) if row else expected(optimizer, crossed=crossed))
 
 
 @pytest.mark.parametrize("roots", [1, 3])

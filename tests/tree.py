@@ -11,6 +11,7 @@ from typing import Any
 
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
+from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.members import CENTRAL
@@ -88,8 +89,9 @@ class Tree:
 
     def __init__(
         self, parties: Sequence[int], part: Callable[[int, bool], ServerAlgorithm], *, central: int = 0, roots: int = 1,
-        size: int = 8, dtype: str = "float32", row: int = 1,
+        size: int = 8, dtype: str = "float32", row: int = 1, compress: str = "",
     ) -> None:  # fmt: skip
+        self._compress = compress
         self._shape = {"length": size, "dtype": [str(kind) for kind in DTYPES].index(dtype), "row": row}
         self.crossed: list[int] = []
         self._delivery = Delivery()
@@ -168,7 +170,7 @@ class Tree:
         return (self._root(where), CENTRAL + rank) if party < 0 else (self.servers[party], rank)
 
     def _server(self, party: int, part: ServerAlgorithm, workers: int) -> Node:
-        upstream = UpstreamClient(self._delivery)  # type: ignore[arg-type]
+        upstream = UpstreamClient(self._delivery, Compression(self._compress))  # type: ignore[arg-type]
         for root in self.roots:
             wire = root.wires[party] = Wire(up=partial(self._at_root, root, party))
             wire.down = partial(self._below_root, upstream, wire)
@@ -179,6 +181,7 @@ class Tree:
 
     def _node(self, part: ServerAlgorithm, members: list[int], upstream: UpstreamClient | None, party: int = 0) -> Node:
         rounds = Aggregator(
+            compression=Compression(self._compress) if upstream is None else upstream.compression,
             delivery=self._delivery, upstream=upstream, own_rank=lambda: party,  # type: ignore[arg-type]
             table=SliceTable(
                 algorithm=part, roots=None if upstream is None else lambda: len(upstream.links), owing=lambda: members,

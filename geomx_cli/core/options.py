@@ -113,6 +113,12 @@ OPTIONS: tuple[Option, ...] = (
         minimum=1024, maximum=8_388_608,
     ),
     _net(
+        "compress", "text", "", "GEOMX_COMPRESS",
+        "Codec of what crosses between parties and global servers, in both directions: fp16, bf16, int8, q4, topk:0.01,"
+        " bsc:0.01, sparseloco; or upwards only: 2bit:0.5, 1bit. None by default. In a flat cluster, between workers"
+        " and servers.",
+    ),
+    _net(
         "window", "size", 0, "GEOMX_WINDOW",
         "Bytes under way on one link before the sender waits for credit; 0 measures what the link needs.",
         minimum=0, maximum=2**30,

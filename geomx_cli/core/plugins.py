@@ -1,8 +1,9 @@
 """Plug-ins: synchronisation algorithms, codecs, ways of delivery and allocators, found by scanning their packages.
 
-A plug-in is a module with a `name`, its `options` and `refuses`. It may have the factories `worker`, `server`
-and `scheduler`, one for each side that it has a part in; what is heavy to import is imported inside them, so
-that a scan is cheap. A new plug-in is one new file. A module whose name starts with "_" is none.
+An algorithm, delivery or allocator is a module with a `name`, its `options` and `refuses`. It may have the factories `worker`,
+`server` and `scheduler`, one for each side that it has a part in; what is heavy to import is imported inside them, so
+that a scan is cheap. A codec is a module with a `name` and the factory `codec`. A new plug-in is one new file. A
+module whose name starts with "_" is none.
 """
 
 import importlib
@@ -73,8 +74,8 @@ class Plugin(Protocol):
         """Why the job cannot work with this plug-in, as one sentence without a full stop; None if it can."""
 
 
-def scan(package: str) -> dict[str, Plugin]:
-    """The plug-ins of `package` by name, sorted.
+def scan(package: str, parts: tuple[str, ...] = ("name", "options", "refuses")) -> dict[str, Plugin]:
+    """The plug-ins of `package` by name, sorted; each has these `parts`.
 
     Raises TypeError for a module that is none and for a name taken twice: these are mistakes in a plug-in.
     """
@@ -83,7 +84,7 @@ def scan(package: str) -> dict[str, Plugin]:
         if item.name.rpartition(".")[2].startswith("_"):
             continue
         module = importlib.import_module(item.name)
-        missing = [part for part in ("name", "options", "refuses") if not hasattr(module, part)]
+        missing = [part for part in parts if not hasattr(module, part)]
         if missing:
             raise TypeError(f"{item.name} is no plug-in: it has no {', '.join(missing)}")
         plugin = cast(Plugin, module)
@@ -95,7 +96,7 @@ def scan(package: str) -> dict[str, Plugin]:
 
 @cache
 def _all(kind: Kind) -> Mapping[str, Plugin]:
-    return scan(_PACKAGES[kind])
+    return scan(_PACKAGES[kind], ("name", "codec")) if kind == "codec" else scan(_PACKAGES[kind])
 
 
 def algorithms() -> Mapping[str, Plugin]:
@@ -109,7 +110,7 @@ def allocators() -> Mapping[str, Plugin]:
 
 
 def codecs() -> Mapping[str, Plugin]:
-    """The codecs by name."""
+    """The codecs by name. They import numpy, so they are only scanned for a job that asks for one."""
     return _all("codec")
 
 
@@ -184,5 +185,5 @@ def table() -> tuple[Option, ...]:
     """The table of options of the whole program, with the choices of those that name a plug-in."""
     choices = {"algo": tuple(algorithms()), "delivery": tuple(deliveries())}
     base = (replace(option, choices=choices.get(option.name, option.choices)) for option in OPTIONS)
-    kinds = (algorithms(), allocators(), codecs(), deliveries())
+    kinds = (algorithms(), allocators(), deliveries())
     return merge(base, [plugin for found in kinds for plugin in found.values()])

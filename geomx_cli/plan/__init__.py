@@ -139,6 +139,7 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
         raise InvalidSettings(
             f"--wan emulates links on one machine, and host {remote[0]} is another", "leave out --wan"
         )
+    _check_codec(str(options["compress"]))
     chosen: tuple[tuple[plugins.Kind, str, str], ...] = (
         ("algorithm", "--algo", str(options["algo"])),
         ("delivery", "--delivery", str(options["delivery"])),
@@ -148,6 +149,13 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
         reason = plugins.find(kind, name).refuses(spec) if name else None
         if reason:
             raise InvalidSettings(f"{key} {name}: {reason}", f"change {key} or what it cannot work with")
+
+
+def _check_codec(spec: str) -> None:
+    if spec:
+        from geomx_cli.ps.aggregation.compression import parse_codec
+
+        parse_codec(spec)
 
 
 def _check_training(spec: JobSpec, topology: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, TimedOut
 from geomx_cli.core.events import EventLog
+from geomx_cli.ps.aggregation.compression import parse_codec
 from geomx_cli.ps.aggregation.upstream import Delivery
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.liveness import NEWS, newest
@@ -277,6 +278,24 @@ class Client:
         if not self.trains:
             body |= self._hold_rounds(serial)
         self.tell("optimizer", body, "take the optimizer")
+
+    def set_compression(self, spec: str) -> None:
+        """Have every exchange with the global servers use the codec SPEC (see `--compress`); blocks until all servers
+        do. The same again is free. A round that is under way may be encoded or not, so call it before training.
+
+        Raises InvalidSettings for a codec that does not exist, and where another one is in use.
+        """
+        parse_codec(spec)
+        self.tell("compression", {"spec": spec}, "take the codec")
+        if self.flat:
+            changed: Future[None] = Future()
+
+            def change() -> None:
+                self._worker.compression.set(spec)
+                changed.set_result(None)
+
+            self._worker.node.loop.submit(change)
+            self._wait(changed, self.answer_limit, "this worker's own loop")
 
     def leave_optimizer_to_workers(self, kind: str, serial: int = 0) -> None:
         """Tell the roots that every worker runs an optimizer of this class itself; blocks. They refuse the next round

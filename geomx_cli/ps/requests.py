@@ -1,6 +1,6 @@
 """What members may ask of a server beside tensors: who takes part, where a tensor goes, which optimizer, a barrier."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from geomx_cli.ps.cluster.members import Members
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import NEAR, Partition, Placement, Slice, Tensor
 from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.wire import Header
 from geomx_cli.ps.optimizer_service import OptimizerService
 from geomx_cli.ps.optimizer_state_service import OptimizerStateService
@@ -50,6 +51,7 @@ class Requests:
             "optimizer": self._on_optimizer,
             "barrier": self._on_barrier,
             "mode": self._on_mode,
+            "compression": self._on_compression,
             **dict.fromkeys(OptimizerStateService.TOPICS, self._on_state),
         }
         self._state_desk = OptimizerStateService(rounds, node.settings.number("timeout"))
@@ -179,7 +181,7 @@ class Requests:
     def _on_optimizer(self, request: Request) -> None:
         """See OptimizerService. All roots hear of it."""
         if self._upstream is not None:
-            self._relay_to_all(request, self._upstream)
+            self._relay_to_all(request, self._upstream.links)
         else:
             self._node.loop.call_later(0.0, self._go_on)
             request.answer(self._optimizer_service.serve(request.body, self._members.rank_of(request.link)))
@@ -194,11 +196,19 @@ class Requests:
     def _on_mode(self, request: Request) -> None:
         """Whether the roots take each party's contributions by themselves: a script says so by its store's type."""
         if self._upstream is not None:
-            self._relay_to_all(request, self._upstream)
+            self._relay_to_all(request, self._upstream.links)
             return
         if request.body["asynchronous"] and not self._rounds.go_alone():
             raise InvalidSettings("the rounds have begun", "create the store before anybody trains")
         request.answer()
+
+    def _on_compression(self, request: Request) -> None:
+        """All global servers, and then all local servers, use this codec before anybody who has asked is answered."""
+        if self._upstream is not None:
+            self._relay_to_all(request, self._upstream.links)
+        else:
+            self._rounds.compression.set(str(request.body["spec"]))
+            self._relay_to_all(request, self._members.local_servers())
 
     def _on_state(self, request: Request) -> None:
         """The optimizer's state at the root that the request names. What can be read again is not kept as an answer."""
@@ -212,8 +222,12 @@ class Requests:
         answer = partial(request.answer, keep=keep)
         self._node.talk.ask(links[root], request.topic, request.body, answer, request.refuse)
 
-    def _relay_to_all(self, request: Request, upstream: UpstreamClient) -> None:
-        missing = set(range(len(upstream.links)))
+    def _relay_to_all(self, request: Request, links: Sequence[Link]) -> None:
+        """Answer when all of these have answered the same."""
+        if not links:
+            request.answer()
+            return
+        missing = set(range(len(links)))
         errors: list[GeomxError] = []
 
         def answered(index: int, _: Body) -> None:
@@ -225,7 +239,7 @@ class Requests:
             errors.append(error)
             answered(index, {})
 
-        for index, link in enumerate(upstream.links):
+        for index, link in enumerate(links):
             self._node.talk.ask(link, request.topic, request.body, partial(answered, index), partial(failed, index))
 
     def _on_barrier(self, request: Request) -> None:

@@ -15,6 +15,7 @@ from geomx_cli.core.events import EventLog
 from geomx_cli.core.units import counted
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
+from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.stalls import STALL, Stalls
 from geomx_cli.ps.aggregation.stragglers import StalledWait, StragglerMonitor
@@ -42,7 +43,8 @@ class Server:
         self._settings = settings
         self._is_root = settings.role == "global_server" or settings.upper is None
         self._members = Members(settings, self._is_root)
-        self._upstream = None if self._is_root else UpstreamClient(delivery)
+        compression = Compression(settings.text("compress"))
+        self._upstream = None if self._is_root else UpstreamClient(delivery, compression)
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive,
             on_reconnect=self._come_back, on_asked=self._on_asked,
@@ -58,6 +60,7 @@ class Server:
         self._stalls = Stalls(self._table, self._members.links, None if upstream is None else self._tell_roots)
         self.rounds = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._party_index, table=self._table,
+            compression=compression,
             warn=lambda message: events.write("warning", message=message),
         )  # fmt: skip
         self._party_index = 0
@@ -235,6 +238,10 @@ class Server:
         if self._upstream is not None and request.link in self._upstream.links and request.topic == "behind":
             # Where contributions are on their way to the roots, nobody of this party is.
             request.answer({"processes": [] if self._upstream.waiting else self._patience.behind()})
+            return
+        if self._upstream is not None and request.link in self._upstream.links and request.topic == "compression":
+            self.rounds.compression.set(str(request.body["spec"]))
+            request.answer()
             return
         rank = self._members.rank_of(request.link)
         if request.topic == "stuck":

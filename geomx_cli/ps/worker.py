@@ -11,6 +11,7 @@ import numpy as np
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.events import EventLog
+from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.upstream import Delivery, UpstreamClient
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.liveness import NEWS, newest
@@ -22,7 +23,7 @@ from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Array, Content, as_payload, dtype_code, form_of, numbers_payload
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, Reply
+from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Kind, Reply
 from geomx_cli.ps.pending_exchange import PendingExchange
 
 __all__ = ["Operation", "Worker", "WorkerInfo"]
@@ -95,7 +96,8 @@ class Worker:
         self.ready: Future[WorkerInfo] = Future()
         self.error: GeomxError | None = None
         self.asynchronous = False
-        self.upstream = UpstreamClient(delivery)
+        self.compression = Compression()
+        self.upstream = UpstreamClient(delivery, self.compression)
         self.open: set[PendingExchange] = set()
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_reconnect=self.upstream.repeat,
@@ -162,19 +164,34 @@ class Worker:
         voice = self._voice if operation.kind == Kind.EXCHANGE else ()
         # A local server has what rounds have led to; where it does not have all of it, the roots have to be asked.
         round_ = 0 if operation.in_turn and not self.asynchronous else operation.round
+        codec = self.compression.spec if operation.kind == Kind.PULL and round_ else ""
         for index, piece, rows in operation.pieces():
             header = Header(
                 kind=operation.kind, key=placement.key, slice=index, root=piece.root, offset=piece.offset,
                 length=piece.length, dtype=dtype, row=placement.row or 1, round=round_, contributors=voice,
                 weight=operation.weight, priority=operation.priority, hyper=operation.hyper, reply=operation.reply,
-                **({} if rows is None else form_of(rows)),
+                codec=codec, **({} if rows is None else form_of(rows)),
             )  # fmt: skip
             if operation.numbers is not None and rows is not None:
                 payload: memoryview | None = numbers_payload(rows.numbers)
                 offset, place = place, place + len(rows) * placement.row
             else:
-                payload, offset = _payload(operation.src, piece, rows, dtype), piece.offset
+                payload, offset = self._payload(header, operation.src, piece, rows), piece.offset
             self.upstream.send(piece.server, header, payload, self._taker(exchange, operation, offset))
+
+    def _payload(self, header: Header, src: Content | None, piece: Slice, rows: Rows | None) -> memoryview | None:
+        """What a slice sends of `src`; `rows` are its own."""
+        if rows is not None:
+            return as_payload(rows, header.dtype)
+        if src is None or isinstance(src, Rows):
+            return None
+        array = src[piece.offset : piece.end]
+        if header.kind == Kind.EXCHANGE and (
+            encoded := self.compression.contribution((header.key, header.slice), array, header.dtype)
+        ):
+            header.form = Form.ENCODED
+            return encoded
+        return as_payload(array, header.dtype)
 
     def ask(self, future: "Future[Body]", topic: str, body: Body, server: int, limit: float) -> None:
         """Make a request of one server; the answer goes to `future`. Whoever is at a barrier waits for others."""
@@ -250,6 +267,8 @@ class Worker:
         before = 0 if flat else sum(workers if central else workers[:party_index])
         contributor = self._rank + CENTRAL if central else self._rank
         self._voice = (contributor,)
+        if flat:
+            self.compression.set(self._settings.text("compress"))
         self.node.telemetry["state"] = "training"
         self.ready.set_result(
             WorkerInfo(
@@ -283,10 +302,3 @@ class Worker:
 
     def _on_request(self, request: Request) -> None:
         raise BadMessage(f"unknown topic {request.topic!r} for a worker")
-
-
-def _payload(src: Content | None, piece: Slice, rows: Rows | None, dtype: int) -> memoryview | None:
-    """What a slice sends of `src`; `rows` are its own."""
-    if rows is not None:
-        return as_payload(rows, dtype)
-    return None if src is None or isinstance(src, Rows) else as_payload(src[piece.offset : piece.end], dtype)

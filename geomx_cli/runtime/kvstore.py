@@ -275,6 +275,10 @@ class Store:
         self._hyper.begin(params, serial)
         self._has_optimizer = True
 
+    def set_compression(self, spec: str) -> None:
+        """See Client.set_compression."""
+        self._client.set_compression(spec)
+
     def leave_optimizer_to_workers(self, kind: str) -> None:
         """Have the servers sum alone, as every worker that trains runs an optimizer of this class itself; blocks."""
         serial = self._next_serial()

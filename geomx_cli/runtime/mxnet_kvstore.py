@@ -353,12 +353,17 @@ class MxnetStore(MxnetStanding):
 
     @_guarded
     def set_gradient_compression(self, compression_params: Any) -> None:
-        """Choose a codec for what crosses the wide area, as in {"type": "none"}; "none" is all there is."""
-        kind = compression_params.get("type") if isinstance(compression_params, Mapping) else None
+        """Choose the codec of what crosses between parties and global servers, as in {"type": "fp16"} or {"type":
+        "2bit", "threshold": 0.5}; a threshold is what follows the colon in `--compress 2bit:0.5`. Blocks until all
+        servers use it. Let all workers call it, before the first push. Raises MXNetError for one that does not exist.
+        """
+        params = dict(compression_params) if isinstance(compression_params, Mapping) else {}
+        kind, argument = params.pop("type", None), params.pop("threshold", None)
         known = ("none", *plugins.codecs())
-        if kind not in known:
+        if kind not in known or params:
             hint = f"""set {{"type": ...}} to {" or ".join(f'"{name}"' for name in known)}"""
-            raise InvalidSettings(f"there is no gradient compression {kind!r}", hint)
+            raise InvalidSettings(f"there is no gradient compression {kind or compression_params!r}", hint)
+        self._store.set_compression(str(kind) if argument is None else f"{kind}:{argument}")
 
     @_guarded
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:

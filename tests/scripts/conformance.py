@@ -28,8 +28,9 @@ def refused(words, call, *args, **kwargs):
 
 def check_refusals(kv):
     dense, sparse = mx.nd.ones((2, 2)), mx.nd.ones((2, 2)).tostype("csr")
-    refused("gradient compression '2bit' (set {\"type\"", kv.set_gradient_compression, {"type": "2bit", "threshold": 1})
-    refused("gradient compression None", kv.set_gradient_compression, "none")
+    refused("gradient compression 3bit (set {\"type\"", kv.set_gradient_compression, {"type": "3bit", "threshold": 1})
+    refused("takes no argument", kv.set_gradient_compression, {"type": "fp16", "threshold": 1})
+    refused("gradient compression 'none'", kv.set_gradient_compression, "none")
     kv.set_gradient_compression({"type": "none"})
     refused("no optimizer on the servers", kv.save_optimizer_states, "x")
     refused("cannot read x", kv.load_optimizer_states, "x")

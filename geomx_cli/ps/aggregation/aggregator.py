@@ -6,11 +6,13 @@ go through them together; a root of an asynchronous one takes each member's by i
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution, merge_hyper
 from geomx_cli.ps.aggregation.algorithm import Aggregate, PushUp, RowAlgorithm
+from geomx_cli.ps.aggregation.compression import Compression, received
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
 from geomx_cli.ps.aggregation.slice_state import Cohort, Result, SliceState, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
@@ -23,23 +25,22 @@ from geomx_cli.ps.net.payload import (
     Content,
     as_payload,
     cast,
-    content,
     form_of,
     numbers_payload,
     row_numbers,
-    sum_payload,
     view,
 )
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import MAX_HYPER, MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, Reply
+from geomx_cli.ps.net.wire import MAX_HYPER, MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Kind, Reply
 from geomx_cli.ps.optim.optimizers import Optimizer
 
 __all__ = ["Aggregator"]
 
 
 class Aggregator:
-    """`upstream` is None at a root, `table` has all slices; `warn` gets what the user should know of. `asynchronous`:
-    whether the roots take each party's contributions by themselves; a local server knows by their results.
+    """`upstream` is None at a root, `table` has all slices; `compression` has the codec of what crosses between roots
+    and those below; `warn` gets what the user should know of. `asynchronous`: whether the roots take each party's
+    contributions by themselves; a local server knows by their results.
 
     Used by the loop's thread only.
     """
@@ -51,6 +52,7 @@ class Aggregator:
         upstream: UpstreamClient | None,
         own_rank: Callable[[], int],
         table: SliceTable,
+        compression: Compression | None = None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.history = OptimizerHistory()
@@ -63,6 +65,7 @@ class Aggregator:
         self._warn = warn
         self._warned: set[str] = set()
         self.table = table
+        self.compression = compression or Compression()
         self._takes_rows = isinstance(table.algorithm, RowAlgorithm) and table.algorithm.takes_rows
 
     @property
@@ -104,7 +107,8 @@ class Aggregator:
         Who pulls after it has begun to push asks, in an asynchronous job, for the newest value: that of the root.
         """
         entry, numbers = self.table.entry(header), row_numbers(header, payload)
-        waiter = Waiter(link, header.request, header.priority, rank, numbers=numbers)
+        newest = self.asynchronous and header.round > 0
+        waiter = Waiter(link, header.request, header.priority, rank, codec=header.codec, newest=newest, numbers=numbers)
         link.consumed(0 if payload is None else len(payload))
         if any(known.link is link and known.request == header.request for known in entry.pulls):
             return
@@ -124,7 +128,7 @@ class Aggregator:
         """
         entry, rank = self.table.entry(header), header.contributors[0]
         asks = header.weight > 0 and payload is None
-        given = content(header, payload) if header.weight and not asks else None
+        given = received(header, payload) if header.weight and not asks else None
         size = 0 if payload is None else len(payload)
         if given is None and size:
             raise BadMessage("a contribution of weight 0 with a payload")
@@ -135,7 +139,9 @@ class Aggregator:
         if not header.round - 1 - MAX_ROUNDS_AHEAD <= header.acked < header.round:
             raise BadMessage(f"a contribution to round {header.round} from one that has {header.acked} results")
         cohort.acknowledge(rank, header.acked)
-        waiter = Waiter(link, header.request, header.priority, reply=header.reply)
+        waiter = Waiter(
+            link, header.request, header.priority, reply=header.reply, codec=header.codec, follows=header.follows
+        )
         if header.round <= cohort.finished:
             result = cohort.results.get(header.round)
             if result is not None:  # else this repeat came late: the sender has acknowledged the result since
@@ -191,11 +197,12 @@ class Aggregator:
 
     def export_state(self) -> dict[str, Array]:
         """See state.py."""
-        return export_state(self.table.entries, self.optimizer)
+        return export_state(self.table.entries, self.optimizer) | self.compression.export_state()
 
     def import_state(self, state: dict[str, Array]) -> None:
         """See state.py."""
         import_state(state, self.table.entries, self.optimizer)
+        self.compression.import_state(state)
 
     # Inside.
 
@@ -243,6 +250,8 @@ class Aggregator:
         self._report_conflicts(entry, accumulator)
         if self._upstream is None:
             before = entry.slot.version
+            if not before and entry.slot.value is not None:
+                self.compression.starts_from(entry.slot.id, cohort.member, entry.slot.value, entry.dtype)
             self._update(entry, cohort, accumulator, total)
             if entry.slot.version != before:  # where all abstain, others' rounds may have made it newer than this one's
                 cohort.version = entry.slot.version
@@ -258,6 +267,10 @@ class Aggregator:
                 entry.slot.value = cast(decision.array, entry.dtype)
                 merge_hyper(entry.hyper, accumulator.hyper)
                 self._finish(entry, cohort, accumulator)
+
+    def _gives_sums(self, entry: SliceState) -> bool:
+        """Whether results are sums of contributions, each of its own round, not a value that rounds change."""
+        return self.history.present(entry.hyper) is None and not self.table.algorithm.starts_from_value
 
     def _update(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content) -> None:
         """A root makes the new value, or the rows of it that change."""
@@ -289,13 +302,12 @@ class Aggregator:
         entry.forwarded += 1
         hyper = merge_hyper(entry.hyper, accumulator.hyper)  # with what rounds that did not go up have changed
         entry.hyper = {}
-        payload, wide = sum_payload(total, entry.dtype) if weight else (None, False)
+        payload, about = self.compression.sum(entry.slot.id, total, entry.dtype) if weight else (None, {})
         header = Header(
             kind=Kind.EXCHANGE, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, round=entry.forwarded,
-            contributors=(self._own_rank(),), weight=weight, wide=wide, reply=self._reply(entry, cohort),
-            priority=accumulator.priority, hyper=hyper,
-            **(form_of(total) if weight else {}),
+            contributors=(self._own_rank(),), weight=weight, reply=self._reply(entry, cohort),
+            priority=accumulator.priority, hyper=hyper, **about,
         )  # fmt: skip
 
         def on_result(result: Header, found: Content) -> None:
@@ -353,7 +365,16 @@ class Aggregator:
         if array is not None and cohort.version != entry.slot.version:  # others' rounds are in the value as well
             self._given(entry, cohort.member)
             cohort.version = entry.slot.version
-        result = Result(array, entry.slot.version, ranks, accumulator.weight, set(waiters), changed)
+        encoded = None
+        if self._upstream is None and changed is not None:
+            self.compression.forget(entry.slot.id, cohort.member)
+        elif self._upstream is None and array is not None:
+            array, encoded = self.compression.result(
+                entry.slot.id, cohort.member, array, entry.dtype, is_sum=self._gives_sums(entry)
+            )
+        result = Result(
+            array, entry.slot.version, ranks, accumulator.weight, set(waiters), changed, encoded, self.compression.spec
+        )
         cohort.results[cohort.finished] = result
         for waiter in waiters.values():
             self._answer(entry, waiter, cohort.finished, result)
@@ -383,7 +404,7 @@ class Aggregator:
         header = Header(
             kind=Kind.PULL, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, round=asked.round, priority=asked.priority,
-            form=asked.form, rows=asked.rows,
+            form=asked.form, rows=asked.rows, codec=self.compression.spec if asked.round else "",
         )  # fmt: skip
         self._upstream.send(entry.root, header, None if numbers is None else numbers_payload(numbers), on_result)
 
@@ -401,31 +422,45 @@ class Aggregator:
 
     def _answer_pull(self, entry: SliceState, waiter: Waiter) -> None:
         self._given(entry, self.table.member(waiter.rank), waiter.numbers)
-        if waiter.numbers is None:
-            found: Content = entry.give()
-        else:
+        if waiter.numbers is not None:
             assert entry.slot.value is not None
             found = Rows.of(entry.slot.value, entry.row, waiter.numbers)
-        self._send_down(entry, waiter, 0, Result(None, entry.slot.version), found)
+            self._send_content(entry, waiter, 0, Result(None, entry.slot.version), found)
+            return
+        array, encoded = entry.give(), None
+        if waiter.newest:
+            array, encoded = self.compression.newest(array, entry.dtype)
+        result = Result(array, entry.slot.version, encoded=encoded, codec=self.compression.spec)
+        self._answer(entry, waiter, 0, result)
 
     def _answer_newest(self, entry: SliceState, waiter: Waiter, above: Header, found: Content) -> None:
         """The root's value for one who asks; what this server has stays as its rounds left it."""
-        self._send_down(entry, waiter, 0, Result(None, above.value), found)
+        self._send_content(entry, waiter, 0, Result(None, above.value), found)
 
     def _answer(self, entry: SliceState, waiter: Waiter, round_: int, result: Result) -> None:
         found = result.content(waiter.reply, entry.row)
         if found is None:
             raise BadMessage(f"a repeat of round {round_} that asks for more than before")
-        self._send_down(entry, waiter, round_, result, found)
+        if found is result.array and result.encoded is not None and waiter.codec == result.codec:
+            payload, form = result.encoded
+            if form == Form.ENCODED or waiter.follows:
+                self._send_down(entry, waiter, round_, result, payload, {"form": form, "codec": result.codec})
+                return
+        self._send_content(entry, waiter, round_, result, found)
 
-    def _send_down(self, entry: SliceState, waiter: Waiter, round_: int, result: Result, found: Content) -> None:
+    def _send_content(self, entry: SliceState, waiter: Waiter, round_: int, result: Result, found: Content) -> None:
+        self._send_down(entry, waiter, round_, result, as_payload(found, entry.dtype), form_of(found))
+
+    def _send_down(
+        self, entry: SliceState, waiter: Waiter, round_: int, result: Result, payload: memoryview, about: dict[str, Any]
+    ) -> None:
         header = Header(
             kind=Kind.RESULT, request=waiter.request, key=entry.slot.key, slice=entry.slot.index, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, round=round_, value=result.version,
             contributors=result.contributors, weight=result.weight, asynchronous=self.asynchronous,
-            priority=waiter.priority, **form_of(found),
+            priority=waiter.priority, **about,
         )  # fmt: skip
-        self._delivery.down(waiter.link, header, as_payload(found, entry.dtype))
+        self._delivery.down(waiter.link, header, payload)
 
     def _acknowledge(self, entry: SliceState, waiter: Waiter) -> None:
         header = Header(kind=Kind.RESULT, request=waiter.request, key=entry.slot.key, slice=entry.slot.index)

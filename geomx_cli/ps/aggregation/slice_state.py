@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from geomx_cli.ps.aggregation.accumulator import Accumulator
 from geomx_cli.ps.aggregation.algorithm import SliceView
+from geomx_cli.ps.aggregation.compression import Encoded
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import DTYPES, Array, Content
 from geomx_cli.ps.net.rows import Rows
@@ -17,7 +18,9 @@ __all__ = ["Cohort", "Result", "RoundState", "SliceState", "Waiter"]
 class Waiter:
     """Who waits for a result, and the number of its request; of a pull also the rank among the contributors.
 
-    reply: see wire.Reply. numbers: those of the rows that a pull is for, None for all.
+    reply: see wire.Reply. codec: in which the result may come, "" for none. follows: it has the result of the round
+    before. newest: of a pull: what rounds of others have led to, not an initial value. numbers: those of the rows that
+    a pull is for, None for all.
     """
 
     link: Link
@@ -25,6 +28,9 @@ class Waiter:
     priority: int
     rank: int = -1
     reply: Reply = Reply.FULL
+    codec: str = ""
+    follows: bool = False
+    newest: bool = False
     numbers: Array | None = None
 
 
@@ -41,7 +47,8 @@ class RoundState:
 class Result:
     """What the members of a round were answered: the value, its version, the ranks and weight that are in it.
 
-    `array` is None if nobody in the round wants it. changed: the rows that a round of rows has changed.
+    `array` is None if nobody in the round wants it. `encoded` is the same by `codec`, if there is one. changed: the
+    rows that a round of rows has changed.
     `owed` are the ranks that have not acknowledged it: one whose answer was lost asks again.
     """
 
@@ -51,6 +58,8 @@ class Result:
     weight: float = 0.0
     owed: set[int] = field(default_factory=set)
     changed: Rows | None = None
+    encoded: Encoded | None = None
+    codec: str = ""
 
     def content(self, reply: Reply, row: int) -> Content | None:
         """What goes to one who wants this; None if that was not kept."""

@@ -12,8 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
+from geomx_cli.ps.aggregation.compression import Compression, received
 from geomx_cli.ps.net.link import Lane, Link
-from geomx_cli.ps.net.payload import Content, content, row_numbers
+from geomx_cli.ps.net.payload import Content, row_numbers
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
 
@@ -34,49 +35,75 @@ class Delivery(Protocol):
 
 @dataclass(slots=True)
 class _Pending:
-    """`asked`: the server has been asked whether it has this contribution, and has not said."""
+    """`asked`: the server has been asked whether it has this contribution, and has not said. `result` has come, and
+    waits for those of rounds before.
+    """
 
     server: int
     header: Header
     payload: memoryview | None
     on_result: OnResult
     asked: bool = False
+    result: tuple[Header, Content] | None = None
 
 
 class UpstreamClient:
-    """Links to the servers above, by rank, and what they still owe. Used by the loop's thread only."""
+    """Links to the servers above, by rank, and what they still owe; `compression` is this end's of encoded exchanges.
+    Used by the loop's thread only.
+    """
 
-    def __init__(self, delivery: Delivery) -> None:
+    def __init__(self, delivery: Delivery, compression: Compression | None = None) -> None:
         self.links: list[Link] = []
+        self.compression = compression or Compression()
         self._delivery = delivery
         self._serial = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
-        self._rounds: dict[tuple[int, int], list[int]] = {}  # of each slice those without a result, ascending
+        self._rounds: dict[tuple[int, int], dict[int, _Pending]] = {}  # of each slice, ascending
 
     def send(self, server: int, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
         """Send an EXCHANGE, PUSH or PULL; `on_result` gets the RESULT with its payload, valid as long as it is held."""
         header.request = next(self._serial)
         pending = self._pending[header.request] = _Pending(server, header, payload, on_result)
         if header.kind == Kind.EXCHANGE:
-            self._rounds.setdefault((header.key, header.slice), []).append(header.round)
+            where = (header.key, header.slice)
+            rounds = self._rounds.setdefault(where, {})
+            header.codec = self.compression.spec
+            header.follows = bool(rounds) or self.compression.has_reference(where)
+            rounds[header.round] = pending
         self._send(pending)
 
     def on_result(self, link: Link, header: Header, payload: memoryview | None) -> None:
         """Handle a RESULT. One that was answered before is dropped; one of another slice or round is refused."""
         if link not in self.links:
             raise BadMessage("a result from a process that is no server of this one")
-        found = content(header, payload if payload is not None else memoryview(b""))
+        found = received(header, payload if payload is not None else memoryview(b""))
         pending = self._pending.get(header.request)
         if pending is not None:
             _check(pending.header, header)
             if isinstance(found, Rows) and pending.header.kind == Kind.PULL:
                 _check_numbers(pending, found)
-            del self._pending[header.request]
-            if pending.header.kind == Kind.EXCHANGE:
-                self._rounds[header.key, header.slice].remove(header.round)
         link.consumed(0 if payload is None else len(payload))
-        if pending is not None:
-            pending.on_result(header, found)
+        if pending is None or pending.result is not None:
+            return
+        pending.result = header, found
+        if pending.header.kind == Kind.EXCHANGE and self.compression.changes:
+            rounds = self._rounds[header.key, header.slice]
+            while rounds and (first := next(iter(rounds.values()))).result is not None:
+                self._finish(first)
+        else:
+            self._finish(pending)
+
+    def _finish(self, pending: _Pending) -> None:
+        """Hand a result over."""
+        assert pending.result is not None
+        (header, found), asked = pending.result, pending.header
+        where = (asked.key, asked.slice)
+        del self._pending[asked.request]
+        if asked.kind == Kind.EXCHANGE:
+            del self._rounds[where][asked.round]
+        if asked.kind == Kind.EXCHANGE or (asked.kind == Kind.PULL and not asked.round and not header.value):
+            found = self.compression.take(where, found, asked.dtype, header.form)
+        pending.on_result(header, found)
 
     def repeat(self, link: Link, lane: Lane) -> None:
         """Get again what has no result yet from this server, and may have been lost on this lane.
@@ -105,7 +132,7 @@ class UpstreamClient:
     def _send(self, pending: _Pending) -> None:
         header = pending.header
         if header.kind == Kind.EXCHANGE:
-            header.acked = self._rounds[header.key, header.slice][0] - 1
+            header.acked = next(iter(self._rounds[header.key, header.slice])) - 1
         self._delivery.up(self.links[pending.server], header, None if pending.asked else pending.payload)
 
     @property
@@ -123,8 +150,12 @@ def _check(asked: Header, result: Header) -> None:
     if found != wanted or (length and (result.dtype != asked.dtype or result.row != asked.row or result.wide)):
         raise BadMessage(f"a result of (key, slice, round, length) {found} where {wanted} was asked for")
     of_rows = asked.form == Form.ROWS if asked.kind == Kind.PULL else asked.reply != Reply.FULL
-    if result.form != Form.FULL and not of_rows:
+    if result.form == Form.ROWS and not of_rows:
         raise BadMessage("a result of rows where all elements were asked for")
+    if result.form in (Form.ENCODED, Form.CHANGE) and result.codec != asked.codec:
+        raise BadMessage(f"a result encoded as {result.codec!r} where {asked.codec!r} was asked for")
+    if result.form == Form.CHANGE and not asked.follows:
+        raise BadMessage("a result that is a change to one that is not here")
 
 
 def _check_numbers(asked: _Pending, found: Rows) -> None:

@@ -88,6 +88,10 @@ class Members:
         """The links of one rank: several where a party has several local servers."""
         return self._links.get(rank, [])
 
+    def local_servers(self) -> list[Link]:
+        """The parties' local servers; none in a flat cluster."""
+        return [link for rank, links in self._links.items() if self.is_party(rank) for link in links]
+
     def trains(self, rank: int) -> bool:
         """Whether this rank contributes: it is no master worker that does not train."""
         return rank < CENTRAL or self._central_train

@@ -15,6 +15,7 @@ import msgspec
 __all__ = [
     "DTYPE_NAMES",
     "ITEM_SIZES",
+    "MAX_CODEC",
     "MAX_ELEMENTS",
     "MAX_HYPER",
     "MAX_MESSAGE",
@@ -33,11 +34,13 @@ __all__ = [
     "largest_message",
 ]
 
-VERSION = 2
+VERSION = 3
 MAX_ELEMENTS = 8_388_608
 ROW_NUMBER_SIZE = 4
 MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
 MAX_CONTROL = 16 * 2**20
+MAX_CODEC = 64
+"""Characters of a codec's name with its argument."""
 MAX_HYPER = 16
 """Hyper-parameters in one message."""
 DTYPE_NAMES = ("float32", "float64", "float16")
@@ -62,10 +65,14 @@ class Kind(IntEnum):
 
 
 class Form(IntEnum):
-    """How the payload is to be read: all elements, or rows of a matrix."""
+    """How the payload is to be read: all elements, rows of a matrix, all elements as a codec has encoded them, or so
+    the changes since the result of the round before.
+    """
 
     FULL = 0
     ROWS = 1
+    ENCODED = 2
+    CHANGE = 3
 
 
 class Reply(IntEnum):
@@ -92,6 +99,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Length = Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _Name = Annotated[str, msgspec.Meta(max_length=128)]
+_Codec = Annotated[str, msgspec.Meta(max_length=MAX_CODEC)]
 _Ranks = Annotated[tuple[_Rank, ...], msgspec.Meta(max_length=4096)]
 _Hyper = Annotated[dict[Annotated[str, msgspec.Meta(max_length=32)], float], msgspec.Meta(max_length=MAX_HYPER)]
 
@@ -112,6 +120,8 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     contributors: ranks merged into the payload. weight: their sum of weights; 0, and no payload, from those who only
     take the round's result. An EXCHANGE with a weight and no payload asks whether the contribution has come.
     wide: the payload of an fp16 slice is fp32.
+    codec: that of a payload of `form` ENCODED or CHANGE; of an EXCHANGE also the one in which its result may come.
+    follows: of an EXCHANGE: its sender has, or will have, the result of the round before.
     reply: of an EXCHANGE, see Reply. A RESULT of fewer elements than all is of `form` ROWS.
     asynchronous: of a RESULT: parties go through rounds by themselves, so the global servers may have a newer value.
     value: version of a result. form and place of the payload. priority: higher goes first.
@@ -138,6 +148,8 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     contributors: _Ranks = ()
     weight: float = 0.0
     wide: bool = False
+    codec: _Codec = ""
+    follows: bool = False
     reply: Reply = Reply.FULL
     asynchronous: bool = False
     value: _Count = 0
@@ -184,6 +196,9 @@ def _check_rows(header: Header) -> None:
     of_rows = header.form == Form.ROWS
     if (header.rows and not of_rows) or (of_rows and header.kind in (Kind.PUSH, Kind.CONTROL)):
         raise BadMessage(f"{header.rows} rows in a {header.kind.name} of form {header.form.name}")
+    kinds = {Form.ENCODED: (Kind.EXCHANGE, Kind.RESULT), Form.CHANGE: (Kind.RESULT,)}
+    if header.kind not in kinds.get(header.form, (header.kind,)):
+        raise BadMessage(f"a {header.kind.name} of form {header.form.name}")
 
 
 def encode_body(body: dict[str, Any]) -> bytes:

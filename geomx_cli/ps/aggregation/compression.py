@@ -1,0 +1,230 @@
+"""Which codec the exchanges with the global servers use, and what each end keeps of a slice for it."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.payload import DTYPES, Array, Content, cast, content, form_of, sum_payload
+from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, Form, Header
+
+__all__ = ["Codec", "Compression", "Encoded", "parse_codec", "received"]
+
+Where = tuple[int, int]
+"""Key and index of a slice."""
+Encoded = tuple[memoryview, Form]
+"""A payload, and whether it is the elements (ENCODED) or their changes (CHANGE)."""
+_FP32 = np.dtype(np.float32)
+
+
+class Codec(Protocol):
+    """How the elements of a slice become fewer bytes. Has no state; used by the thread of one loop only.
+
+    decay: what a contribution loses is kept, times this, and added to the next one; 0 keeps nothing.
+    momentum: of momentum correction with factor masking, see codecs/bsc.py; 0 for none.
+    results: whether results of rounds travel as encoded values, as encoded changes of the values, or exact.
+    """
+
+    decay: float
+    momentum: float
+    results: Literal["values", "changes", "exact"]
+
+    def encode(self, array: Array) -> memoryview:
+        """The payload for a 1-D array of float32 or float64, which does not change. Its elements are finite where
+        `decay` is not 0.
+        """
+
+    def decode(self, payload: memoryview, length: int) -> Array:
+        """`length` elements, a new 1-D array of float32. Raises BadMessage for a payload that `encode` cannot make."""
+
+
+@lru_cache(64)
+def parse_codec(spec: str) -> Codec | None:
+    """The codec that `--compress SPEC` means, NAME or NAME:ARGUMENT; None for "" and "none".
+
+    Raises InvalidSettings for one that does not exist, and for a wrong argument.
+    """
+    if spec in ("", "none"):
+        return None
+    name, _, argument = spec.partition(":")
+    if len(spec) > MAX_CODEC:
+        raise InvalidSettings(f"a codec of {len(spec)} characters", "write NAME or NAME:ARGUMENT")
+    made: Codec = plugins.find("codec", name).codec(argument)  # type: ignore[attr-defined]
+    return made
+
+
+def received(header: Header, payload: memoryview | None) -> Content:
+    """What a payload holds, decoded; of `form` CHANGE the change. Raises BadMessage."""
+    if header.form not in (Form.ENCODED, Form.CHANGE):
+        return content(header, payload)
+    try:
+        codec = parse_codec(header.codec)
+    except InvalidSettings as error:
+        raise BadMessage(error.message) from None
+    if codec is None or payload is None:
+        raise BadMessage("an encoded payload without a codec" if payload else "no payload where an encoded one belongs")
+    return codec.decode(payload, header.length).astype(_exact(header.dtype), copy=False)
+
+
+class Compression:
+    """One process's end of encoded exchanges: a global server's, a local server's, in a flat cluster a worker's.
+
+    Contributions are encoded once, and what is sent again are the same bytes. A global server encodes the result of a
+    round once, for all; those that it sends the elements themselves (workers beside it) get them as the others decode
+    them, so that all have the same. Its own value stays exact. Initial values and rows are not encoded.
+
+    Changes are those since the last result that everybody has (the *reference*, kept at both ends), so what a codec
+    loses of one is in the next one. Sums have no such reference: what is lost of one is added to the next. What is
+    not finite travels as it is.
+    """
+
+    def __init__(self, spec: str = "") -> None:
+        self._codec = parse_codec(spec)
+        self.spec = spec if self._codec else ""
+        self.given_bytes = 0
+        self.encoded_bytes = 0
+        self._kept: dict[Where, dict[str, Array]] = {}
+
+    def set(self, spec: str) -> None:
+        """Use this codec from now on. Raises InvalidSettings where another one is in use."""
+        codec = parse_codec(spec)
+        if self.spec and (not codec or spec != self.spec):
+            what = f"gradient compression {spec or 'none'} where {self.spec} is in use"
+            raise InvalidSettings(what, "let all workers, and --compress, ask for the same")
+        self._codec, self.spec = codec, spec if codec else ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether results travel as changes to those before, and so have to be taken in order."""
+        return self._codec is not None and self._codec.results == "changes"
+
+    # Contributions, at the end that gives them.
+
+    def sum(self, where: Where, found: Content, dtype: int) -> tuple[memoryview, dict[str, Any]]:
+        """The payload of a party's sum, and the fields of its header about it."""
+        if not isinstance(found, Rows) and (encoded := self.contribution(where, found, dtype)):
+            return encoded, {"form": Form.ENCODED}
+        payload, wide = sum_payload(found, dtype)
+        return payload, {"wide": wide, **form_of(found)}
+
+    def contribution(self, where: Where, array: Array, dtype: int) -> memoryview | None:
+        """The encoded payload; None for what travels as it is."""
+        codec = self._codec
+        if codec is None:
+            return None
+        given = array.astype(_exact(dtype), copy=False)
+        if not codec.decay:
+            return self._encode(codec, given, dtype)
+        if not np.isfinite(given).all():
+            return None
+        kept = self._kept.setdefault(where, {})
+        residual = kept.setdefault("residual", np.zeros_like(given))
+        if codec.momentum:
+            momentum = kept.setdefault("momentum", np.zeros_like(given))
+            momentum *= given.dtype.type(codec.momentum)
+            momentum += given
+            given = momentum
+        if codec.decay != 1:
+            residual *= given.dtype.type(codec.decay)
+        residual += given
+        payload = self._encode(codec, residual, dtype)
+        sent = codec.decode(payload, len(array))
+        residual -= sent
+        if codec.momentum:
+            momentum[sent != 0] = 0
+        return payload
+
+    # Results, at a global server.
+
+    def starts_from(self, where: Where, member: int, value: Array, dtype: int) -> None:
+        """All who take part in the first round of a cohort may have this value."""
+        if self.changes:
+            self._kept.setdefault(where, {}).setdefault(f"reference/{member}", value.astype(_exact(dtype), copy=False))
+
+    def result(
+        self, where: Where, member: int, array: Array, dtype: int, *, is_sum: bool
+    ) -> tuple[Array, Encoded | None]:
+        """The result of a cohort's round as all get it, in the slice's dtype, and encoded if it is."""
+        codec = self._codec
+        if codec is None or codec.results == "exact":
+            return array, None
+        if codec.results == "values":
+            return self.newest(array, dtype)
+        exact = array.astype(_exact(dtype), copy=False)
+        kept, name = self._kept.setdefault(where, {}), f"reference/{member}"
+        if is_sum:
+            if not np.isfinite(exact).all():
+                return array, None
+            residual = kept.setdefault("residual", np.zeros_like(exact))
+            residual += exact
+            payload = self._encode(codec, residual, dtype)
+            sent = codec.decode(payload, len(array))
+            residual -= sent
+            return cast(sent, dtype), (payload, Form.ENCODED)
+        reference = kept.get(name)
+        with np.errstate(invalid="ignore", over="ignore"):
+            change = None if reference is None else exact - reference
+        if reference is None or change is None or not np.isfinite(change).all():
+            kept[name] = exact
+            return array, None
+        payload = self._encode(codec, change, dtype)
+        new = cast(reference + codec.decode(payload, len(array)), dtype)
+        kept[name] = new.astype(_exact(dtype), copy=False)
+        return new, (payload, Form.CHANGE)
+
+    def forget(self, where: Where, member: int) -> None:
+        """The last round of a cohort has changed only rows, and not all have the value: the next result is exact."""
+        self._kept.get(where, {}).pop(f"reference/{member}", None)
+
+    def newest(self, array: Array, dtype: int) -> tuple[Array, Encoded | None]:
+        """A value that is pulled between rounds; changes to it are not known, so it is encoded only as itself."""
+        codec = self._codec
+        if codec is None or codec.results != "values":
+            return array, None
+        payload = self._encode(codec, array.astype(_exact(dtype), copy=False), dtype)
+        return cast(codec.decode(payload, len(array)), dtype), (payload, Form.ENCODED)
+
+    # Results, at the end that takes them.
+
+    def has_reference(self, where: Where) -> bool:
+        """Whether the last result is here to which the next one's changes are made."""
+        return "reference" in self._kept.get(where, {})
+
+    def take(self, where: Where, found: Content, dtype: int, form: Form) -> Content:
+        """A result, or the initial value: `found` is what has been received. To be called in the order of rounds."""
+        if not self.changes or isinstance(found, Rows):
+            return found
+        kept = self._kept.setdefault(where, {})
+        new = cast(kept["reference"] + found if form == Form.CHANGE else found, dtype)
+        kept["reference"] = new.astype(_exact(dtype), copy=False)
+        return new
+
+    # State.
+
+    def export_state(self) -> dict[str, Array]:
+        """Copies of all that is kept, by "codec/KEY/SLICE/NAME"."""
+        kept = self._kept.items()
+        return {f"codec/{key}/{index}/{name}": item.copy() for (key, index), own in kept for name, item in own.items()}
+
+    def import_state(self, state: Mapping[str, Array]) -> None:
+        """Take up what another process has exported."""
+        for name, array in state.items():
+            kind, _, rest = name.partition("/")
+            if kind == "codec":
+                key, index, what = rest.split("/", 2)
+                self._kept.setdefault((int(key), int(index)), {})[what] = array.copy()
+
+    def _encode(self, codec: Codec, array: Array, dtype: int) -> memoryview:
+        payload = codec.encode(array)
+        self.given_bytes += len(array) * DTYPES[dtype].itemsize
+        self.encoded_bytes += len(payload)
+        return payload
+
+
+def _exact(dtype: int) -> "np.dtype[Any]":
+    """In what sums and changes of such slices are computed."""
+    return np.promote_types(DTYPES[dtype], _FP32)

@@ -1,0 +1,52 @@
+"""bf16: half the bytes of fp32, with its range and 8 significant bits.
+
+Every element is rounded to nearest even; there is no residual. For gradients fp16 is the more accurate of the two.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.wire import BadMessage
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.net.payload import Array
+
+__all__ = ["codec"]
+
+name = "bf16"
+
+
+def codec(argument: str) -> "Bf16":
+    """Takes no argument."""
+    if argument:
+        raise InvalidSettings(f"bf16:{argument}: bf16 takes no argument", "write bf16")
+    return Bf16()
+
+
+class Bf16:
+    """The payload: the upper halves of the elements as fp32, little-endian."""
+
+    decay = 0.0
+    momentum = 0.0
+    results = "values"
+
+    def encode(self, array: "Array") -> memoryview:
+        """See Codec."""
+        with np.errstate(over="ignore"):
+            single = array.astype("<f4")
+        bits = single.view("<u4")
+        nan = np.isnan(single)
+        bits += 0x7FFF + ((bits >> 16) & 1)
+        halves = (bits >> 16).astype("<u2")
+        halves[nan] = 0x7FC0  # the sum above may have carried it into another number
+        return memoryview(halves.data).cast("B")
+
+    def decode(self, payload: memoryview, length: int) -> "Array":
+        """See Codec."""
+        if len(payload) != 2 * length:
+            raise BadMessage(f"{len(payload)} bytes of bf16 for {length} elements")
+        bits = np.frombuffer(payload, "<u2").astype(np.uint32)
+        bits <<= 16
+        return bits.view(np.float32)

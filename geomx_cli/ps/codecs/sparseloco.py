@@ -1,0 +1,126 @@
+"""sparseloco: 200 times fewer bytes than fp32, for the rare exchanges of DiLoCo, ESync and HFA (arXiv:2508.15706).
+
+What is left from before counts 0.95 (e = 0.95 e + difference). In chunks of 4096 elements the 64 of the largest
+magnitude travel: a sign, and one bit for which of two levels the magnitude has. Magnitudes above the mean of the 64
+have as level their mean, the others theirs, both in fp16. Indices are gaps in Rice code with 5 low bits. The last chunk
+keeps as large a part of its elements. Slices of fewer than 4096 elements travel as fp16.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.codecs._sparse import largest
+from geomx_cli.ps.codecs.fp16 import Fp16
+from geomx_cli.ps.net.wire import BadMessage
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.net.payload import Array
+
+__all__ = ["codec"]
+
+name = "sparseloco"
+_CHUNK, _KEPT, _LOW_BITS = 4096, 64, 5
+_LEVEL = np.dtype("<f2")
+
+
+def codec(argument: str) -> "SparseLoCo":
+    """Takes no argument."""
+    if argument:
+        raise InvalidSettings(f"sparseloco:{argument}: sparseloco takes no argument", "write sparseloco")
+    return SparseLoCo()
+
+
+class SparseLoCo:
+    """The payload: two levels of each chunk in fp16, the power of two that they are multiplied by as int16, then bits,
+    each kind beginning with a byte of its own: the low bits of gaps, signs, levels, and the gaps' high parts, each so
+    many ones and a zero.
+    """
+
+    decay = 0.95
+    momentum = 0.0
+    results = "changes"
+
+    def __init__(self) -> None:
+        self._fp16 = Fp16()
+
+    def encode(self, array: "Array") -> memoryview:
+        """See Codec."""
+        if len(array) < _CHUNK:
+            return self._fp16.encode(array)
+        chunks = _Chunks(len(array))
+        indices = chunks.largest(np.abs(array))
+        values = array[chunks.starts + indices].astype(np.float32, copy=False)
+        magnitude = np.abs(values)
+        high = magnitude > np.repeat(np.add.reduceat(magnitude, chunks.first) / chunks.counts, chunks.counts)
+        levels = np.zeros((len(chunks.counts), 2), np.float32)
+        for place, group in enumerate((~high, high)):
+            total = np.add.reduceat(np.where(group, magnitude, 0), chunks.first)
+            levels[:, place] = total / np.maximum(np.add.reduceat(group.astype(np.int64), chunks.first), 1)
+        gaps = np.diff(indices, prepend=-1) - 1
+        gaps[chunks.first] = indices[chunks.first]
+        low = np.unpackbits((gaps << (8 - _LOW_BITS)).astype(np.uint8)[:, None], axis=1)[:, :_LOW_BITS]
+        ends = np.cumsum((gaps >> _LOW_BITS) + 1) - 1
+        unary = np.ones(int(ends[-1]) + 1, np.uint8)
+        unary[ends] = 0
+        bits = (np.packbits(part) for part in (low.reshape(-1), values < 0, high, unary))
+        return memoryview(bytes(self._fp16.encode(levels.reshape(-1))) + b"".join(part.tobytes() for part in bits))
+
+    def decode(self, payload: memoryview, length: int) -> "Array":
+        """See Codec."""
+        if length < _CHUNK:
+            return self._fp16.decode(payload, length)
+        chunks = _Chunks(length)
+        count, place = int(chunks.counts.sum()), 2 * 2 * len(chunks.counts) + 2
+        sizes = [-(-_LOW_BITS * count // 8), -(-count // 8), -(-count // 8)]
+        if not place + sum(sizes) < len(payload) <= place + sum(sizes) + length // 8:
+            raise BadMessage(f"{len(payload)} bytes of sparseloco for {length} elements")
+        levels = self._fp16.decode(payload[:place], 2 * len(chunks.counts)).reshape(-1, 2)
+        if not (np.isfinite(levels) & (levels >= 0)).all():
+            raise BadMessage("sparseloco with a level that is no finite number from 0")
+        parts = []
+        for size in (*sizes, len(payload) - place - sum(sizes)):
+            parts.append(np.unpackbits(np.frombuffer(payload, np.uint8, size, place)))
+            place += size
+        low = np.packbits(parts[0][: _LOW_BITS * count].reshape(-1, _LOW_BITS), axis=1)[:, 0] >> (8 - _LOW_BITS)
+        ends = np.flatnonzero(parts[3] == 0)[:count]
+        if len(ends) < count:
+            raise BadMessage(f"{len(ends)} indices of sparseloco where there should be {count}")
+        gaps = ((np.diff(ends, prepend=-1) - 1) << _LOW_BITS) + low
+        total = np.cumsum(gaps + 1)
+        before = np.concatenate([[0], total[chunks.first[1:] - 1]])
+        indices = total - np.repeat(before, chunks.counts) - 1
+        if (indices >= np.repeat(chunks.lengths, chunks.counts)).any():
+            raise BadMessage("sparseloco with an index beyond its chunk")
+        values = levels[np.repeat(np.arange(len(chunks.counts)), chunks.counts), parts[2][:count]]
+        array = np.zeros(length, np.float32)
+        array[chunks.starts + indices] = np.where(parts[1][:count], -values, values)
+        return array
+
+
+class _Chunks:
+    """The chunks of a slice: how long each is, how many elements of it travel, and where the first of them is among all
+    that do; `starts` has the offset of its chunk for each of these.
+    """
+
+    def __init__(self, length: int) -> None:
+        whole, rest = divmod(length, _CHUNK)
+        self.lengths = np.array([_CHUNK] * whole + [rest] * (rest > 0))
+        self.counts = -(-self.lengths * _KEPT // _CHUNK)
+        self.first = np.cumsum(self.counts) - self.counts
+        self.starts = np.repeat(np.arange(len(self.lengths)) * _CHUNK, self.counts)
+
+    def largest(self, magnitude: "Array") -> "Array":
+        """The indices in its chunk of each element that travels, ascending; of equal ones the first."""
+        whole = len(magnitude) // _CHUNK
+        rows = magnitude[: whole * _CHUNK].reshape(whole, _CHUNK)
+        bounds = np.partition(rows, _CHUNK - _KEPT, axis=1)[:, _CHUNK - _KEPT]
+        taken = rows >= bounds[:, None]
+        for row in np.flatnonzero(np.count_nonzero(taken, axis=1) > _KEPT):
+            taken[row] = False
+            taken[row, largest(rows[row], _KEPT)] = True
+        found = np.flatnonzero(taken) % _CHUNK
+        if len(self.counts) == whole:
+            return found
+        return np.concatenate([found, largest(magnitude[whole * _CHUNK :], int(self.counts[-1]))])

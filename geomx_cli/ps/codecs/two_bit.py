@@ -1,0 +1,66 @@
+"""2bit:T: two bits an element upwards, with error feedback, as MXNet 1.9.1 compresses; results travel as they are.
+
+r = r + g; an element arrives as T where r >= T, as -T where r <= -T, else as 0, and is taken from r, which is kept.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.wire import BadMessage
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.net.payload import Array
+
+__all__ = ["codec", "threshold_of"]
+
+name = "2bit"
+
+
+def codec(argument: str) -> "TwoBit":
+    """The threshold, 0.5 if there is none."""
+    return TwoBit(threshold_of(argument, name))
+
+
+def threshold_of(argument: str, what: str) -> "np.float32":
+    """The threshold that an argument means. Raises InvalidSettings."""
+    try:
+        threshold = np.float32(argument or 0.5)
+    except ValueError:
+        threshold = np.float32(0)
+    if not 0 < threshold < np.inf:
+        raise InvalidSettings(f"{what}:{argument}: {argument!r} is no threshold", f"write {what}:0.5")
+    return threshold
+
+
+class TwoBit:
+    """The payload: four elements a byte, the first one in its lowest bits; 1 is T, 2 is -T."""
+
+    decay = 1.0
+    momentum = 0.0
+    results = "exact"
+
+    def __init__(self, threshold: "np.float32") -> None:
+        self._levels = np.array([0, threshold, -threshold, 0], np.float32)
+        self._threshold = threshold
+
+    def encode(self, array: "Array") -> memoryview:
+        """See Codec."""
+        codes = np.zeros(-(-len(array) // 4) * 4, np.uint8)
+        codes[: len(array)] = (array >= self._threshold) | ((array <= -self._threshold).view(np.uint8) << 1)
+        packed = codes[::4] | (codes[1::4] << 2) | (codes[2::4] << 4) | (codes[3::4] << 6)
+        return memoryview(packed.data)
+
+    def decode(self, payload: memoryview, length: int) -> "Array":
+        """See Codec."""
+        if len(payload) != -(-length // 4):
+            raise BadMessage(f"{len(payload)} bytes of 2bit for {length} elements")
+        packed = np.frombuffer(payload, np.uint8)
+        codes = np.empty((len(packed), 4), np.uint8)
+        for place in range(4):
+            codes[:, place] = (packed >> (2 * place)) & 3
+        if (codes == 3).any():
+            raise BadMessage("2bit with a code of 3")
+        found: Array = self._levels[codes.reshape(-1)[:length]]
+        return found

@@ -1,0 +1,377 @@
+"""Codecs: what each makes of an array, what is refused, and rounds of real clusters against numpy."""
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cluster import Cluster
+from hypothesis import given
+from hypothesis import strategies as st
+from test_exact import SCRIPT, SIZES, assert_equal, gradient, initial, run
+from test_in_flight import check_rounds
+from test_mxnet_store import hooked
+from tree import Tree
+
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.compression import parse_codec
+from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.net.wire import BadMessage
+from geomx_cli.runtime.algorithms.fsa import FsaServer
+from geomx_cli.runtime.algorithms.hfa import HfaServer
+
+BITS = {"fp16": 11, "bf16": 8}
+Array = np.ndarray
+
+
+def rounded(array: Array, bits: int) -> Array:
+    """Each element with so many significant bits, to nearest even."""
+    mantissa, exponent = np.frexp(array.astype(np.float64))
+    return np.ldexp(np.rint(mantissa * 2.0**bits) / 2.0**bits, exponent).astype(array.dtype)
+
+
+def there_and_back(spec: str, array: Array) -> Array:
+    codec = parse_codec(spec)
+    assert codec is not None
+    payload = codec.encode(array)
+    assert len(payload) <= 2 * len(array) + 2
+    return codec.decode(payload, len(array))
+
+
+@pytest.mark.parametrize("spec", BITS)
+@given(seed=st.integers(0, 2**32), size=st.integers(0, 300), scale=st.integers(-100, 100), wide=st.booleans())
+def test_codecs_round_to_nearest(spec: str, seed: int, size: int, scale: int, wide: bool) -> None:
+    array = np.random.default_rng(seed).standard_normal(size) * 2.0**scale
+    array[np.abs(array) < 2.0 ** (scale - 20)] = 0
+    array = array.astype(np.float64 if wide else np.float32)
+    wanted = rounded(array.astype(np.float32) if spec == "bf16" else array, BITS[spec])
+    assert np.array_equal(there_and_back(spec, array), wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("spec", BITS)
+def test_what_is_not_finite_stays_what_it_is(spec: str) -> None:
+    array = np.array([np.inf, -np.inf, np.nan, -np.nan, 1.5, 0, -0.0, 3e38, 1e-45], np.float32)
+    array[3:4].view(np.uint32)[:] = 0xFFFFFFFF  # a NaN that rounding of its bits would carry into a zero
+    found = there_and_back(spec, array)
+    assert np.array_equal(np.isnan(found), np.isnan(array))
+    assert np.array_equal(found[[0, 1, 5, 6]], array[[0, 1, 5, 6]])
+    assert np.signbit(found[6])
+    assert np.isclose(found[7], 3e38, rtol=0.01)
+    assert np.array_equal(there_and_back(spec, np.full(3, np.nan, np.float32)), np.full(3, np.nan), equal_nan=True)
+
+
+@pytest.mark.parametrize("values", [(1e-9, 3e-8, -2e-10), (7e4, -3e9, 1e8)])
+def test_fp16_keeps_what_would_vanish_or_overflow_in_half_precision(values: tuple[float, ...]) -> None:
+    array = np.array(values, np.float32)
+    assert np.array_equal(there_and_back("fp16", array), rounded(array, 11))
+
+
+@pytest.mark.parametrize("spec", BITS)
+def test_malformed_payloads(spec: str) -> None:
+    codec = parse_codec(spec)
+    assert codec is not None
+    payload = bytes(codec.encode(np.ones(5, np.float32)))
+    for wrong in (payload[:-1], payload + b"\0", b""):
+        with pytest.raises(BadMessage):
+            codec.decode(memoryview(wrong), 5)
+    if spec == "fp16":
+        with pytest.raises(BadMessage, match="exponent 32767"):
+            codec.decode(memoryview(payload[:-2] + b"\xff\x7f"), 5)
+
+
+@pytest.mark.parametrize("spec", ["fp17", "fp16:2", "bf16:x", ":", "none:1", "fp16" + " " * 100])
+def test_wrong_specs(spec: str) -> None:
+    with pytest.raises(InvalidSettings):
+        parse_codec(spec)
+
+
+def test_every_codec_is_among_the_tested() -> None:
+    assert set(plugins.codecs()) == {*BITS, *(spec.partition(":")[0] for spec in QUANTISERS)}
+
+
+# Codecs with a residual: each one's rule, computed in another way.
+
+
+def by_blocks(rule: Callable[[Array], Array], size: int) -> Callable[[Array], Array]:
+    return lambda array: np.concatenate([rule(array[i : i + size]) for i in range(0, len(array), size)])
+
+
+def int8(block: Array) -> Array:
+    step = np.abs(block).max() / np.float32(127)
+    return (np.rint(block / step) * step if step else block * 0).astype(np.float32)
+
+
+def q4(block: Array) -> Array:
+    peak = np.abs(block).max()
+    levels = np.array([np.float32(2.0 ** (level - 7)) for level in range(1, 8)])
+    found = np.zeros_like(block)
+    for place, value in enumerate(block):
+        part = abs(value) / peak if peak else 0
+        if part >= 2**-6.5:
+            nearest = np.argmin(np.abs(np.log2(levels.astype(np.float64)) - np.log2(np.float64(part))))
+            found[place] = np.sign(value) * levels[nearest] * peak
+    return found
+
+
+def top(count: Callable[[int], int], values: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    def keep(array: Array) -> Array:
+        order = sorted(range(len(array)), key=lambda place: -abs(array[place]))
+        chosen = sorted(order[: count(len(array))])
+        found = np.zeros_like(array)
+        found[chosen] = values(array[chosen])
+        return found
+
+    return keep
+
+
+def two_levels(array: Array) -> Array:
+    high = np.abs(array) > np.abs(array).sum() / np.float32(len(array))
+    found = np.zeros_like(array)
+    for group in (high, ~high):
+        if group.any():
+            found[group] = np.sign(array[group]) * rounded(np.abs(array[group]).sum() / np.float32(group.sum()), 11)
+    return found
+
+
+def sparseloco(array: Array) -> Array:
+    if len(array) < 4096:
+        return rounded(array, 11)
+    return by_blocks(top(lambda size: math.ceil(size / 64), two_levels), 4096)(array)
+
+
+QUANTISERS: dict[str, Callable[[Array], Array]] = {
+    "int8": by_blocks(int8, 256),
+    "q4": by_blocks(q4, 256),
+    "topk:0.05,fp32": top(lambda size: math.ceil(size * 0.05), lambda values: values),
+    "topk:0.001": top(lambda size: math.ceil(size * 0.001), lambda values: rounded(values, 11)),
+    "bsc:0.02,fp16": top(lambda size: math.ceil(size * 0.02), lambda values: rounded(values, 11)),
+    "bsc:0.3+int8": top(lambda size: math.ceil(size * 0.3), by_blocks(int8, 256)),
+    "2bit:0.75": lambda array: np.where(array >= 0.75, 0.75, np.where(array <= -0.75, -0.75, 0)).astype(np.float32),
+    "1bit:0.25": lambda array: np.where(array > 0.25, 1, -1).astype(np.float32),
+    "sparseloco": sparseloco,
+}
+DECAY = {"sparseloco": np.float32(0.95)}
+
+
+@pytest.mark.parametrize("spec", QUANTISERS)
+@pytest.mark.parametrize("size", [1, 5, 255, 257, 4096, 9000, 70_001])
+def test_lossy_codecs_follow_their_rule(spec: str, size: int) -> None:
+    array = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    array *= np.exp(np.random.default_rng(size + 1).standard_normal(size)).astype(np.float32)
+    codec = parse_codec(spec)
+    assert codec is not None
+    found = codec.decode(codec.encode(array), size)
+    np.testing.assert_allclose(found, QUANTISERS[spec](array), rtol=2e-6)
+    assert found.dtype == np.float32
+    for empty in (np.zeros(size, np.float32), np.zeros(0, np.float32)):
+        there = codec.decode(codec.encode(empty), len(empty))
+        assert len(there) == len(empty) and ("1bit" in spec or not there.any())
+
+
+@pytest.mark.parametrize("spec", QUANTISERS)
+@given(seed=st.integers(0, 2**32), size=st.integers(0, 9000))
+def test_damaged_payloads_are_refused_or_decode_to_as_many_finite_numbers(spec: str, seed: int, size: int) -> None:
+    codec, random = parse_codec(spec), np.random.default_rng(seed)
+    assert codec is not None
+    payload = bytearray(codec.encode(random.standard_normal(size).astype(np.float32)))
+    for _ in range(random.integers(1, 5)):
+        if payload:
+            payload[random.integers(len(payload))] = random.integers(256)
+    payload = payload[: random.integers(len(payload) // 2, len(payload) + 1)]
+    with contextlib.suppress(BadMessage):
+        assert len(codec.decode(memoryview(payload), size)) == size
+
+
+def simulate(spec: str, given: Sequence[Sequence[Array]], start: Array, *, optimizer: bool) -> list[Array]:
+    """Results of rounds of parties' sums; with an optimizer the global weights are start - the sums of what arrives."""
+    codec, quantise = parse_codec(spec), QUANTISERS[spec]
+    assert codec is not None
+    decay, momentum = DECAY.get(spec, np.float32(1)), np.float32(0.9) if spec.startswith("bsc") else None
+    residuals = [np.zeros_like(start) for _ in given[0]]
+    momenta = [np.zeros_like(start) for _ in given[0]]
+    weights = known = start
+    down = np.zeros_like(start)
+    results = []
+    for round_ in given:
+        arrived = []
+        for party, own in enumerate(round_):
+            if momentum is not None:
+                momenta[party] = momenta[party] * momentum + own
+            residuals[party] = residuals[party] * decay + (own if momentum is None else momenta[party])
+            sent = quantise(residuals[party])
+            residuals[party] = residuals[party] - sent
+            if momentum is not None:
+                momenta[party] = np.where(sent != 0, 0, momenta[party]).astype(np.float32)
+            arrived.append(sent)
+        total = sum(arrived[1:], arrived[0])
+        if spec in ("2bit:0.75", "1bit:0.25"):
+            weights = weights - total if optimizer else total
+            results.append(weights)
+        elif optimizer:
+            weights = weights - total
+            known = known + quantise(weights - known)
+            results.append(known)
+        else:
+            down = down + total
+            results.append(quantise(down))
+            down = down - results[-1]
+    return results
+
+
+@pytest.mark.parametrize("optimizer", [True, False], ids=["weights", "sums"])
+@pytest.mark.parametrize("spec", QUANTISERS)
+def test_what_is_lost_comes_with_later_rounds(spec: str, optimizer: bool) -> None:
+    size, rounds = 5000, 12
+    random = np.random.default_rng(3)
+    given = random.standard_normal((rounds, 2, size)).astype(np.float32)
+    start = random.standard_normal(size).astype(np.float32)
+    tree = Tree([1, 1], lambda _, __: FsaServer(), size=size, compress=spec, central=1)
+    if optimizer:
+        tree.use("sgd", learning_rate=1.0).init(start)
+        for who in ((0, 0), (1, 0), (-1, 0)):
+            tree.pull(who)
+    for number, sums in enumerate(given, 1):
+        for party in (0, 1):
+            tree.push((party, 0), number, sums[party])
+        tree.push((-1, 0), number, None)
+    wanted = simulate(spec, given, start, optimizer=optimizer)
+    for party in (0, 1, -1):
+        found = [result.value for result in tree.got((party, 0)) if result.round]
+        for number in range(rounds):
+            wrong = np.abs(found[number] - wanted[number]) > 1e-4
+            assert not wrong.any(), number
+        assert found[-1].tobytes() == tree.last((0, 0)).tobytes()
+
+
+@pytest.mark.parametrize("spec", ["int8", "bsc:0.02,fp16"])
+def test_a_worker_that_has_not_pulled_gets_its_first_result_exact(spec: str) -> None:
+    tree = Tree([1], lambda _, __: FsaServer(), size=300, compress=spec).use("sgd", learning_rate=1.0)
+    start = np.linspace(1, 2, 300, dtype=np.float32)
+    tree.init(start)
+    tree.push((0, 0), 1, np.zeros(300, np.float32))
+    assert tree.last((0, 0)).tobytes() == start.tobytes()
+    tree.push((0, 0), 2, np.full(300, np.inf, np.float32))
+    assert not np.isfinite(tree.last((0, 0))).any()
+    tree.push((0, 0), 3, np.ones(300, np.float32))
+    assert not np.isfinite(tree.last((0, 0))).any()
+
+
+def expected(parties: list[list[int]], bits: int, *, optimizer: bool, central: tuple[int, ...] = ()) -> list[Array]:
+    """Five rounds: parties' sums and every result are rounded, the global weights and central workers' are not."""
+    results = []
+    for index, size in enumerate(SIZES):
+        weight, momentum = initial(size, index), np.zeros(size, np.float32)
+        for number in range(5):
+            sums = []
+            for party in parties:
+                members = [gradient(rank, number, size, index) for rank in party]
+                sums.append(rounded(sum(members[1:], members[0]), bits))
+            sums += [gradient(rank, number, size, index) for rank in central]
+            total = sum(sums[1:], sums[0])
+            if optimizer:
+                momentum = np.float32(0.9) * momentum - np.float32(0.1) * (np.float32(0.25) * total)
+                weight = weight + momentum
+            else:
+                weight = total
+        results.append(rounded(weight, bits))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("spec", "optimizer", "shape"),
+    [("fp16", True, {"roots": 2}), ("fp16", False, {"local_servers": 2}), ("bf16", True, {})],
+)
+def test_rounds_of_a_cluster(cluster: Cluster, tmp_path: Path, spec: str, optimizer: bool, shape: dict) -> None:
+    env = {"GEOMX_COMPRESS": spec, "SHUFFLE": "1", "SERVER_OPTIMIZER": "1" if optimizer else ""}
+    found = run(cluster, tmp_path, env, **shape)
+    assert_equal(found, expected([[0, 1], [2, 3]], BITS[spec], optimizer=optimizer))
+
+
+def test_central_workers_get_what_the_others_get(cluster: Cluster, tmp_path: Path) -> None:
+    found = run(cluster, tmp_path, {"GEOMX_COMPRESS": "fp16"}, central_workers=2)
+    assert len(found) == 6
+    assert_equal(found, expected([[0, 1], [2, 3]], 11, optimizer=True, central=(4, 5)))
+
+
+def test_workers_of_a_flat_cluster_encode(cluster: Cluster, tmp_path: Path) -> None:
+    out = str(tmp_path / "w{rank}.npz")
+    cluster.environment = {"OUT": out, "SHUFFLE": "1", "SERVER_OPTIMIZER": "1", "GEOMX_COMPRESS": "fp16"}
+    cluster.launch_flat(SCRIPT, servers=2)
+    cluster.finish()
+    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    assert_equal(found, expected([[0], [1], [2], [3]], 11, optimizer=True))
+
+
+def test_hfa_rounds_differences_and_milestones() -> None:
+    def normal(*seed: int) -> Array:
+        return np.random.default_rng(seed).standard_normal(8).astype(np.float32)
+
+    tree = Tree([2, 2], lambda workers, is_root: HfaServer(2, workers, by_samples=False), compress="fp16")
+    world = normal(9)
+    tree.init(world)
+    for party in (0, 1):
+        tree.pull((party, 0))
+        assert tree.last((party, 0)).tobytes() == world.tobytes()
+    milestone = world
+    for number in range(1, 7):
+        means = []
+        for party in (0, 1):
+            given = [normal(number, party, rank) / np.float32(2) for rank in (0, 1)]
+            for rank in (0, 1):
+                tree.push((party, rank), number, given[rank])
+            means.append(given[0] + given[1])
+        if number % 2 == 0:
+            total = rounded(means[0] - milestone, 11) + rounded(means[1] - milestone, 11)
+            world = world + total / np.float32(2)
+            milestone = rounded(world, 11)
+            means = [milestone, milestone]
+        for party in (0, 1):
+            assert tree.last((party, 1)).tobytes() == means[party].tobytes()
+    assert set(tree.crossed) == {0, 32, 18}
+
+
+def test_parties_that_train_asynchronously_pull_the_newest_value_rounded() -> None:
+    tree = Tree([1, 1], lambda _, __: FsaServer(asynchronous=True), central=1, compress="fp16")
+    tree.use("sgd", learning_rate=1.0)
+    weight = np.linspace(1, 2, 8, dtype=np.float32) / np.float32(3)
+    tree.init(weight)
+    tree.push((0, 0), 1, weight)
+    after = weight - rounded(weight, 11)
+    assert tree.last((0, 0)).tobytes() == rounded(after, 11).tobytes()
+    tree.push((1, 0), 1, weight * np.float32(-2))
+    newest = after - rounded(weight * np.float32(-2), 11)
+    for who in ((0, 0), (-1, 0)):
+        tree.pull(who, number=1)
+        assert tree.last(who).tobytes() == rounded(newest, 11).tobytes()
+
+
+def test_rows_are_not_encoded() -> None:
+    tree = Tree([1], lambda _, __: FsaServer(), row=2, compress="fp16")
+    value = np.linspace(1, 2, 8, dtype=np.float32) / np.float32(3)
+    tree.init(value)
+    rows = Rows(np.array([1, 3]), value.reshape(-1, 2)[[1, 3]])
+    tree.push((0, 0), 1, rows)
+    tree.pull((0, 0), number=1, rows=np.array([1, 3]))
+    assert tree.last((0, 0)).values.tobytes() == rows.values.tobytes()
+
+
+@pytest.mark.parametrize("who", ["workers", "master"])
+def test_a_script_asks_for_compression(cluster: Cluster, who: str) -> None:
+    argv, env = hooked("compressed.py", who)
+    cluster.launch(argv, env=env, roots=2, local_servers=2)
+    cluster.finish()
+
+
+def test_a_script_asks_for_compression_in_a_flat_cluster(cluster: Cluster) -> None:
+    argv, env = hooked("compressed.py", "workers")
+    ranks = {f"w{rank}": {"GEOMX_RANK": str(rank)} for rank in range(4)}
+    cluster.launch_flat(argv, workers=4, servers=2, env=env, worker_env=ranks)
+    cluster.finish()
+
+
+def test_every_round_is_right_though_links_are_cut(cluster: Cluster, tmp_path: Path) -> None:
+    env = {"GEOMX_COMPRESS": "fp16"}
+    check_rounds(cluster, tmp_path, 2, "both", optimizer=True, row=0, crossed=lambda array: rounded(array, 11), **env)
