@@ -15,13 +15,13 @@ import pytest
 from browser import Browser
 from desk import Desk
 from idx import write_data
-from test_job_trial import planned
+from test_job_records import planned
 
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.jobs.actions.logs import LogReader
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.observe.dashboard.curve import MOST, DownsampledSeries, Flow
-from geomx_cli.observe.dashboard.live import JobModel
+from geomx_cli.observe.dashboard.downsampled_series import MOST, DownsampledSeries, Flow
+from geomx_cli.observe.dashboard.job_model import JobModel
 from geomx_cli.observe.dashboard.server import Server, remembered, started
 
 BEGAN = 1000.0
@@ -108,7 +108,7 @@ def test_who_says_nothing_is_lost_and_sends_nothing(monkeypatch: pytest.MonkeyPa
         live.take("A/server:0", telemetry(second, state="serving", bytes=counted))
     assert live.snapshot()["links"][0]["bytes_per_s"] == 5000
     now = time.monotonic()
-    monkeypatch.setattr("geomx_cli.observe.dashboard.live.time.monotonic", lambda: now + 400)
+    monkeypatch.setattr("geomx_cli.observe.dashboard.job_model.time.monotonic", lambda: now + 400)
     states = {row["name"]: row["state"] for row in live.snapshot()["processes"]}
     assert states["A/server:0"] == "lost" and states["A/worker:0"] == "starting"
     assert live.snapshot()["links"][0]["bytes_per_s"] == 0

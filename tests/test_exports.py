@@ -16,7 +16,7 @@ from cluster import free_ports
 from desk import Desk
 from idx import write_data
 from tensorboardX.proto.event_pb2 import Event as BoardEvent
-from test_job_trial import planned
+from test_job_records import planned
 
 from geomx_cli.commands._exports import exporting
 from geomx_cli.core.errors import CheckFailed, InvalidSettings

@@ -11,7 +11,7 @@ from rich.console import Console
 from geomx_cli.core.options import defaults
 from geomx_cli.core.root_cause import Failure, describe_status
 from geomx_cli.jobs.store import Job
-from geomx_cli.jobs.view.explanation import explain
+from geomx_cli.jobs.view.failure_report import explain
 from geomx_cli.jobs.view.log_paths import log_paths
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress

@@ -12,7 +12,7 @@ from geomx_cli.jobs.store import state as job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.state import JobState
 from geomx_cli.jobs.view.end import End
-from geomx_cli.jobs.view.explanation import failure_fields
+from geomx_cli.jobs.view.failure_report import failure_fields
 from geomx_cli.jobs.view.host import HostStatus, read_all
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress, Row

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from geomx_cli.core import plugins
-from geomx_cli.observe.report.trial import COMPENSATED, MODES, NON_IID
+from geomx_cli.observe.report.run_records import COMPENSATED, MODES, NON_IID
 
 __all__ = ["PHASES", "Style", "style"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from geomx_cli.core.events import Event
 from geomx_cli.core.untrusted import plain
-from geomx_cli.observe.dashboard.curve import DownsampledSeries, Flow
+from geomx_cli.observe.dashboard.downsampled_series import DownsampledSeries, Flow
 from geomx_cli.plan import Plan, Process
 
 __all__ = ["ENDS", "JobModel"]

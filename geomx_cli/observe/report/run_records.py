@@ -8,7 +8,7 @@ from pathlib import Path
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.observe.report.about import Metadata
+from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.record import Worker
 
 __all__ = ["COMPENSATED", "MODES", "NON_IID", "RunRecords", "modes_in", "title"]
@@ -28,7 +28,7 @@ MANY = 8
 
 @dataclass(frozen=True)
 class RunRecords:
-    """`workers` by host and device, sorted. `about`: what is known beside their records; None for ESync's own.
+    """`workers` by host and device, sorted. `metadata`: what is known beside their records; None for ESync's own.
 
     unread: why records of some hosts are not there.
     """
@@ -37,7 +37,7 @@ class RunRecords:
     network: str
     mode: str
     workers: Mapping[str, Mapping[str, Worker]]
-    about: Metadata | None = None
+    metadata: Metadata | None = None
     unread: tuple[str, ...] = ()
 
     @classmethod
@@ -70,7 +70,7 @@ class RunRecords:
         return title(self.mode)
 
     @property
-    def judge(self) -> Worker:
+    def evaluator(self) -> Worker:
         """The worker that evaluates."""
         return max(self.each(), key=lambda worker: len(worker.accuracies))
 

@@ -10,9 +10,9 @@ import numpy as np
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.observe.report.process_log import ProcessLog
 
-__all__ = ["ABOUT", "Metadata"]
+__all__ = ["FILE_NAME", "Metadata"]
 
-ABOUT = "job.json"
+FILE_NAME = "job.json"
 """Its file, beside the folders of the trial's hosts."""
 STEP = 0.5
 MOST = 2000
@@ -40,7 +40,7 @@ class Metadata(msgspec.Struct):
     @classmethod
     def read(cls, folder: Path) -> "Metadata | None":
         """What lies beside a trial's records; None where nothing does. Raises InvalidSettings where it is damaged."""
-        path = folder / ABOUT
+        path = folder / FILE_NAME
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except FileNotFoundError:
@@ -51,7 +51,7 @@ class Metadata(msgspec.Struct):
 
     def write(self, folder: Path) -> None:
         """Raises OSError."""
-        (folder / ABOUT).write_bytes(msgspec.json.encode(self))
+        (folder / FILE_NAME).write_bytes(msgspec.json.encode(self))
 
     @property
     def total(self) -> int | None:
