@@ -212,7 +212,7 @@ class Worker:
             if exchange.missing == 0:
                 self.open.discard(exchange)
                 if operation.kind == Kind.EXCHANGE:
-                    self.node.telemetry["round"] = max(operation.round, self.node.telemetry["round"])
+                    self.node.telemetry.round = max(operation.round, self.node.telemetry.round)
                     self._done[key] = max(operation.round, self._done.get(key, 0))
                     self._missing[key].remove(operation.round)
                     self._go_on(key)
@@ -250,7 +250,7 @@ class Worker:
         before = 0 if flat else sum(workers if central else workers[:party_index])
         contributor = self._rank + CENTRAL if central else self._rank
         self._voice = (contributor,)
-        self.node.telemetry["state"] = "training"
+        self.node.telemetry.state = "training"
         self.ready.set_result(
             WorkerInfo(
                 rank=self._rank,

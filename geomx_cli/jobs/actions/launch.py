@@ -54,7 +54,7 @@ class LaunchOptions:
     warned: tuple[str, ...] = ()
     ssh: SshOptions = field(default_factory=SshOptions)
     chooses_ports: bool = False
-    listening: Callable[[Plan], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda process, event: None)
+    listening: Callable[[Progress], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda *_: None)
 
 
 def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
@@ -82,7 +82,8 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
                 lock.acquire()
             inventory = _checked(reached, inventory, spec, view)
             planned = plan(inventory, spec)
-            heard = stack.enter_context(manner.listening(planned))
+            progress = Progress.of(planned, began)
+            on_event = stack.enter_context(manner.listening(progress))
             provide(planned, reached, remote, view.note, manner.told)
             job.write_plan(planned, inventory)
             view.note(f"job {job.id}: {_count(planned)}; {log_paths(job, planned)}")
@@ -90,9 +91,8 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
                 view.note(f"what the script prints: geomx logs {job.id} -f")
             dirs = working_dirs(inventory, planned)
             fleet = AgentPool(job, reached, job.assignments(planned, dirs, lease), view.note)
-            progress = Progress.of(planned, began)
             watch = Watch(
-                planned, fleet, progress, view, heard=heard, on_listening=lock.release, warned=manner.warned
+                planned, fleet, progress, view, on_event=on_event, on_listening=lock.release, warned=manner.warned
             )
             outcome = _carry_out(watch, fleet, _files(job, planned, remote, packed), view, detach=manner.detach)
     finally:

@@ -19,16 +19,16 @@ REDIRECT_PAGE = "dashboard.html"
 
 
 def show(
-    job: KnownJob, port: int, *, opens: bool, told: Callable[[str], None], heard: Callable[[str, Event], None]
-) -> None:
-    """Answer until SIGINT or SIGTERM; call it from the main thread. `told` hears the page's address, `heard` each
-    event. Raises CheckFailed where the port is taken.
+    job: KnownJob, model: JobModel, port: int, *, opens: bool, on_url: Callable[[str], None],
+    on_event: Callable[[str, Event], None],
+) -> None:  # fmt: skip
+    """Answer until SIGINT or SIGTERM; call it from the main thread. `on_url` gets the page's address, `on_event` each
+    event once it is in `model`. Raises CheckFailed where the port is taken.
     """
-    model = JobModel(job.plan, job.started)
 
     def take(process: str, event: Event) -> None:
         model.take(process, event)
-        heard(process, event)
+        on_event(process, event)
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
@@ -37,7 +37,7 @@ def show(
         server = started(lambda: page_state(job, model, events), port, *remembered(job.directory))
         stack.callback(server.close)
         server.remember(job.directory)
-        told(server.url)
+        on_url(server.url)
         if opens and (page := _redirect_page(job.directory, server.url)):
             webbrowser.open(page)
         while True:

@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.jobs.actions.collect import collect as collect_logs
 from geomx_cli.jobs.store.registry import KnownJob
@@ -105,7 +103,7 @@ def _write_records(trial: JobRecords, place: Path) -> bool:
             for record in trial.logs[name].records():
                 if not folder.exists():
                     folder.mkdir(parents=True)
-                (folder / f"iter-{record.num_iters}.txt").write_bytes(msgspec.json.encode(record))
+                (folder / f"iter-{record.num_iters}.txt").write_bytes(record.encode())
                 written = True
         if written:
             trial.metadata.write(part)

@@ -44,9 +44,7 @@ class JobRecords:
     @classmethod
     def read(cls, plan: Plan, events: Path) -> "JobRecords":
         """From the event logs in a folder."""
-        return cls(
-            plan, {one.name: ProcessLog.read(events / f"{one.file_name}.jsonl", one.name) for one in plan.processes}
-        )
+        return cls(plan, {one.name: ProcessLog.read(events / f"{one.file_name}.jsonl", one) for one in plan.processes})
 
     @property
     def places(self) -> dict[str, tuple[str, str]]:
@@ -69,7 +67,7 @@ class JobRecords:
             job=self.plan.job, topology=self.plan.topology, options=dict(self.plan.spec.options),
             traffic=traffic(parties, self.logs), seconds=seconds, wan_bytes=counts, starts=self._starts(),
             evaluation_on_clock=None if self.plan.spec.script else True,
-            epsilon=max((log.epsilon for log in self.logs.values() if log.epsilon is not None), default=None),
+            recorded=self._recorded(),
         )  # fmt: skip
 
     def trial(self, folder: Path) -> RunRecords:
@@ -79,8 +77,15 @@ class JobRecords:
             found.setdefault(host, {})[device] = self.logs[name].worker()
         return RunRecords(folder, network_of(self.plan), mode_of(self.plan.spec.options), found, self.metadata)
 
+    def _recorded(self) -> dict[str, float]:
+        largest: dict[str, float] = {}
+        for log in self.logs.values():
+            for name, value in log.state.recorded.items():
+                largest[name] = max(value, largest.get(name, value))
+        return largest
+
     def _starts(self) -> dict[str, float]:
-        begun = {"/".join(place): self.logs[name].training for name, place in self.places.items()}
+        begun = {"/".join(place): self.logs[name].state.trains_since for name, place in self.places.items()}
         first = min((when for when in begun.values() if when is not None), default=0.0)
         return {worker: round(when - first, 3) for worker, when in begun.items() if when is not None}
 
