@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from geomx_cli.core import plugins
 from geomx_cli.observe.report.record import Record, Worker, read_record
-from geomx_cli.observe.report.run_records import MODES, NON_IID, RunRecords
+from geomx_cli.observe.report.run_records import NON_IID, RunRecords, place_of
 from geomx_cli.observe.report.summary import Summary
 
 __all__ = ["Bars", "Curves", "Figure", "Matrix", "Span", "Timeline", "of"]
 
-STANDALONE = "local"
 PHASES = ("computes", "evaluates", "sends", "waits")
 MOST_ROUNDS = 200
 SHORT = 180.0  # seconds, up to which an axis has those
@@ -77,7 +77,7 @@ Figure = Curves | Bars | Timeline | Matrix
 
 def of(network: str, trials: Sequence[RunRecords], target: float) -> Iterator[Figure]:
     """All figures that these trials of a network have data for."""
-    ordered = sorted(trials, key=lambda trial: _place(trial.mode))
+    ordered = sorted(trials, key=lambda trial: place_of(trial.mode))
     alike = [trial for trial in ordered if not trial.mode.endswith(NON_IID)]
     unlike = [trial for trial in ordered if trial.mode.endswith(NON_IID)]
     summaries = {trial.mode: Summary.of(trial, target, parity=False) for trial in ordered}
@@ -106,10 +106,6 @@ def of(network: str, trials: Sequence[RunRecords], target: float) -> Iterator[Fi
             yield _matrix(network, trial)
 
 
-def _place(mode: str) -> tuple[int, bool]:
-    return list(MODES).index(mode.removesuffix(NON_IID)), mode.endswith(NON_IID)
-
-
 def _curves(
     trials: Sequence[RunRecords], x: Callable[..., float]
 ) -> dict[str, Sequence[tuple[float, float]]]:
@@ -133,7 +129,7 @@ def _megabytes(trial: RunRecords, seconds: float) -> float:
 def _standalone(trials: Sequence[RunRecords]) -> float | None:
     """What one worker by itself came to, where that was tried too."""
     for trial in trials:
-        if trial.mode.removesuffix(NON_IID) == STANDALONE and trial.evaluator.accuracies:
+        if plugins.is_standalone(trial.mode.removesuffix(NON_IID)) and trial.evaluator.accuracies:
             return trial.evaluator.accuracies[-1][1]
     return None
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from geomx_cli.core import plugins
 from geomx_cli.core.process_name import file_name
 from geomx_cli.observe.report.metadata import Metadata, traffic, wan_bytes
 from geomx_cli.observe.report.process_log import ProcessLog
@@ -28,10 +29,8 @@ def network_of(plan: Plan) -> str:
 
 
 def mode_of(options: Mapping[str, Any]) -> str:
-    """The algorithm; "dcasgd" where that compensates for delay; with "-niid" where workers have unlike data."""
-    algorithm = str(options["algo"])
-    compensated = algorithm in ("async", "mixed") and str(options["optimizer"]).startswith("dcasgd")
-    return ("dcasgd" if compensated else algorithm) + ("" if is_iid(str(options["split"])) else NON_IID)
+    """The algorithm, or a variant of it, with "-niid" where workers have unlike data."""
+    return plugins.mode(options) + ("" if is_iid(str(options["split"])) else NON_IID)
 
 
 @dataclass(frozen=True)
