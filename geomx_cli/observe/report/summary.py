@@ -157,7 +157,7 @@ def _original_rate(samples: int, workers: list[Worker]) -> float:
 
 
 def _original_traffic(mode: str, workers: list[Worker], evaluator: Worker) -> float:
-    if mode.startswith(("async", "dcasgd")):
+    if mode.startswith(("async", "dcasgd")):  # the asynchronous ones that ESync's drawer has
         rounds, seconds = sum(len(worker.steps) for worker in workers), workers[0].seconds
     else:
         rounds, seconds = len(evaluator.accuracies) * WORKERS_OF_ESYNC, evaluator.seconds
