@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+import msgspec
 import numpy as np
 from tensors import LISTS
 
@@ -68,7 +69,7 @@ class Client:
             assert (out == self._client.num_all_workers).all(), "a wrong result"
 
     def bytes(self) -> Any:
-        return self._client.traffic()
+        return msgspec.to_builtins(self._client.traffic())
 
     def close(self) -> None:
         self._client.leave()

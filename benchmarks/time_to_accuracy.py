@@ -33,7 +33,7 @@ from wan import Wan
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import CheckFailed, GeomxError, UsageError
-from geomx_cli.core.events import Event
+from geomx_cli.core.events import RoundCompleted
 from geomx_cli.core.options import Value, decode
 from geomx_cli.runtime.training.checkpoint import Checkpoint
 
@@ -99,10 +99,10 @@ class Bench:
         return {"name": name, "ended": ended, "waiting": waiting, "targets": targets, "last": vars(last)}
 
 
-def _waiting(rounds: Sequence[Event]) -> float:
+def _waiting(rounds: Sequence[RoundCompleted]) -> float:
     """The part of a round that a worker waits for its result: the median over its rounds."""
-    begun = [0.0, *(event["total_time"] for event in rounds)]
-    parts = [event["wait"] / (event["total_time"] - start) for event, start in zip(rounds, begun, strict=False)]
+    begun = [0.0, *(event.total_time for event in rounds)]
+    parts = [(event.wait or 0.0) / (event.total_time - start) for event, start in zip(rounds, begun, strict=False)]
     return float(statistics.median(parts)) if parts else 0.0
 
 
@@ -189,9 +189,9 @@ def straggling_party(bench: Bench) -> list[dict[str, Any]]:
     return rows
 
 
-def _pace(rounds: Sequence[Event]) -> float:
+def _pace(rounds: Sequence[RoundCompleted]) -> float:
     """Steps a second, from round to round; MixedSync has one in each."""
-    times = [event["total_time"] for event in rounds]
+    times = [event.total_time for event in rounds]
     return float((len(times) - 1) / (times[-1] - times[0]))
 
 

@@ -17,7 +17,8 @@ from wan import Wan
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import TrainingFailed
-from geomx_cli.core.events import Event, read_events
+from geomx_cli.core.events import RoundCompleted, parse
+from geomx_cli.core.jsonlines import read_objects
 from geomx_cli.core.options import Value, defaults
 from geomx_cli.core.process_name import file_name
 from geomx_cli.runtime.training.checkpoint import Checkpoint
@@ -81,10 +82,11 @@ class Job:
         found = (self._directory / "checkpoints").glob("step-*.npz")
         return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")))
 
-    def rounds(self, process: str) -> list[Event]:
-        """The events "round" of one of `workers`."""
+    def rounds(self, process: str) -> list[RoundCompleted]:
+        """The rounds of one of `workers`."""
         path = self._directory / "events" / f"{file_name(process)}.jsonl"
-        return [event for event, _ in read_events(path) if event["event"] == "round"]
+        events = (parse(fields) for fields, _ in read_objects(path))
+        return [event for event in events if isinstance(event, RoundCompleted)]
 
     def mark(self, path: Path, checkpoint: Checkpoint, accuracy: float) -> Mark:
         """What the job had come to then. HFA's rounds are counted where they cross the WAN."""

@@ -13,11 +13,11 @@ def write(folder: Path, number: int, record: Any) -> None:
     (folder / f"iter-{number}.txt").write_text(text)
 
 
-def esync_record(number: int, steps: int, *, judge: bool) -> dict[str, Any]:
+def esync_record(number: int, steps: int, *, evaluator: bool) -> dict[str, Any]:
     """A round in which each step has 64 samples."""
     time = {str(step): PHASES | {"local update": 0.002} for step in range(steps)}
     record = {"time": {**time, str(steps): {"check ready": 0.001, "global update": 2.5}}, "num_samples": 64 * steps}
-    return {**record, "total_time": 10.4 * number, **({"accuracy": 0.1 + 0.1234567 * number} if judge else {})}
+    return {**record, "total_time": 10.4 * number, **({"accuracy": 0.1 + 0.1234567 * number} if evaluator else {})}
 
 
 def sync_record(number: int) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def train() -> None:
         samples = 64 if number < ROUNDS else 24  # the last batch of an epoch is smaller
         say("round", num_iters=number, num_samples=samples, total_time=number * 0.5, loss=1 / number)
     say("telemetry", state="training", round=ROUNDS, bytes={"lan": [100, 200], "wan": [7, 9]}, progress=1.0)
-    say("evaluation", accuracy=ACCURACY)
+    say("evaluation", round=ROUNDS, accuracy=ACCURACY)
     Path(os.environ["GEOMX_JOB_DIR"], f"done-{os.getpid()}").touch()
 
 

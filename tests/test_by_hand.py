@@ -14,7 +14,7 @@ from cluster import RUNTIME, Cluster, free_ports, until
 from idx import write_data
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.events import Event, read_events
+from geomx_cli.core.jsonlines import read_objects
 from geomx_cli.runtime.training import networks
 from geomx_cli.runtime.training.checkpoint import Checkpoint
 
@@ -30,10 +30,10 @@ def start(cluster: Cluster, tmp_path: Path, **changes: Any) -> None:
     cluster.launch(RUNTIME, env=env, **changes)
 
 
-def events_of(directory: Path, name: str) -> list[Event]:
+def events_of(directory: Path, name: str) -> list[dict[str, Any]]:
     """What a process has written so far."""
     path = directory / "events" / f"{name}.jsonl"
-    return [event for event, _ in read_events(path)] if path.exists() else []
+    return [event for event, _ in read_objects(path)] if path.exists() else []
 
 
 def test_twelve_processes_train(cluster: Cluster, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The live page: what is folded from events, who may see it, and a real job in a real browser."""
 
+import contextlib
 import http.client
 import json
 import random
@@ -15,13 +16,14 @@ import pytest
 from browser import Browser
 from desk import Desk
 from idx import write_data
-from test_job_trial import planned
+from test_job_records import planned
 
 from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.events import parse
 from geomx_cli.jobs.actions.logs import LogReader
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.observe.dashboard.curve import MOST, DownsampledSeries, Flow
-from geomx_cli.observe.dashboard.live import JobModel
+from geomx_cli.observe.dashboard.downsampled_series import MOST, DownsampledSeries, Flow
+from geomx_cli.observe.dashboard.job_model import JobModel
 from geomx_cli.observe.dashboard.server import Server, remembered, started
 
 BEGAN = 1000.0
@@ -53,24 +55,31 @@ def telemetry(seconds: float, **fields: Any) -> dict[str, Any]:
     return {"time": BEGAN + seconds, "event": "telemetry", "bytes": counted, **fields}
 
 
+def take(model: JobModel, process: str, fields: dict[str, Any]) -> None:
+    """As from an event log: what makes no sense is passed over."""
+    with contextlib.suppress(ValueError):
+        if (event := parse(fields)) is not None:
+            model.take(process, event)
+
+
 def test_events_are_folded() -> None:
-    live = JobModel(planned(), BEGAN)
-    live.take("A/worker:0", {"time": BEGAN + 1, "event": "state", "state": "training"})
+    model = JobModel(planned(), BEGAN)
+    take(model, "A/worker:0", {"time": BEGAN + 1, "event": "state", "state": "training"})
     training = {"state": "training", "round": 4, "samples_per_s": 50.0, "loss": 2.0, "waiting": 0.25, "progress": 0.5}
-    live.take("A/worker:0", telemetry(2, **training))
-    live.take("A/worker:0", {"time": BEGAN + 3, "event": "evaluation", "accuracy": 0.6, "round": 3})
+    take(model, "A/worker:0", telemetry(2, **training))
+    take(model, "A/worker:0", {"time": BEGAN + 3, "event": "evaluation", "accuracy": 0.6, "round": 3})
     for second, sent in ((2, 1000), (4, 5000)):
         counted = {"lan": [0, 0], "wan": [sent, 10], "peers": {ROOT: [sent, 10], "a stranger": [1, 1]}}
-        live.take("A/server:0", telemetry(second, state="serving", bytes=counted))
-    live.take("B/worker:1", {"time": BEGAN + 5, "event": "failed", "message": "no \x1b[31mdisk", "hint": "buy one"})
-    live.take("nobody", telemetry(1))
+        take(model, "A/server:0", telemetry(second, state="serving", bytes=counted))
+    take(model, "B/worker:1", {"time": BEGAN + 5, "event": "failed", "message": "no \x1b[31mdisk", "hint": "buy one"})
+    take(model, "nobody", telemetry(1))
     huge = {"lan": [0, 0], "wan": [1, 1], "peers": {ROOT: [10**400, 1]}}
     for broken in (
         {}, {"time": "x", "event": "state"}, {"time": 1, "event": "telemetry", "bytes": 3}, {"time": 2},
         {"time": 1e300, "event": "state", "state": "odd"}, telemetry(1, bytes=huge),
     ):  # fmt: skip
-        live.take("A/worker:1", broken)
-    known = json.loads(json.dumps(live.snapshot()))
+        take(model, "A/worker:1", broken)
+    known = json.loads(json.dumps(model.snapshot()))
     rows = {row["name"]: row for row in known["processes"]}
     assert rows["A/worker:0"]["round"] == 4 and rows["A/worker:0"]["waiting"] == 0.25 and rows["A/worker:0"]["trains"]
     assert rows["B/worker:1"]["state"] == "failed" and rows["A/server:0"]["wan"] == [5000, 10]
@@ -84,37 +93,37 @@ def test_events_are_folded() -> None:
 
 
 def test_many_workers_are_shown_by_party() -> None:
-    live = JobModel(planned(workers=8), BEGAN)
+    model = JobModel(planned(workers=8), BEGAN)
     for rank in range(8):
-        live.take(f"A/worker:{rank}", telemetry(1, state="training", samples_per_s=10.0 * rank, loss=1.0))
-    assert live.snapshot()["curves"]["speed"] == {"party A": [(1.5, 280.0)]}, "all of them together"
-    assert live.snapshot()["curves"]["loss"] == {"party A": [(1.5, 1.0)]}, "their mean"
+        take(model, f"A/worker:{rank}", telemetry(1, state="training", samples_per_s=10.0 * rank, loss=1.0))
+    assert model.snapshot()["curves"]["speed"] == {"party A": [(1.5, 280.0)]}, "all of them together"
+    assert model.snapshot()["curves"]["loss"] == {"party A": [(1.5, 1.0)]}, "their mean"
 
 
 def test_a_loss_that_is_no_number_is_shown_as_such() -> None:
-    live = JobModel(planned(), BEGAN)
+    model = JobModel(planned(), BEGAN)
     for second, loss in ((1, 2.0), (2, float("nan")), (3, float("nan"))):
-        live.take("A/worker:0", telemetry(second, state="training", loss=loss))
-    live.take("A/worker:0", telemetry(float("inf"), state="training", loss=1.0))
-    known = json.loads(json.dumps(live.snapshot(), allow_nan=False))
+        take(model, "A/worker:0", telemetry(second, state="training", loss=loss))
+    take(model, "A/worker:0", telemetry(float("inf"), state="training", loss=1.0))
+    known = json.loads(json.dumps(model.snapshot(), allow_nan=False))
     row = next(row for row in known["processes"] if row["name"] == "A/worker:0")
     assert row["loss"] is None and known["curves"]["loss"] == {"A/worker:0": [[1.5, 2.0]]} and known["seconds"] == 3.0
 
 
 def test_who_says_nothing_is_lost_and_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    live = JobModel(planned(), BEGAN)
+    model = JobModel(planned(), BEGAN)
     for second, sent in ((1, 0), (2, 5000)):
         counted = {"lan": [0, 0], "wan": [sent, 0], "peers": {ROOT: [sent, 0]}}
-        live.take("A/server:0", telemetry(second, state="serving", bytes=counted))
-    assert live.snapshot()["links"][0]["bytes_per_s"] == 5000
+        take(model, "A/server:0", telemetry(second, state="serving", bytes=counted))
+    assert model.snapshot()["links"][0]["bytes_per_s"] == 5000
     now = time.monotonic()
-    monkeypatch.setattr("geomx_cli.observe.dashboard.live.time.monotonic", lambda: now + 400)
-    states = {row["name"]: row["state"] for row in live.snapshot()["processes"]}
+    monkeypatch.setattr("geomx_cli.observe.dashboard.job_model.time.monotonic", lambda: now + 400)
+    states = {row["name"]: row["state"] for row in model.snapshot()["processes"]}
     assert states["A/server:0"] == "lost" and states["A/worker:0"] == "starting"
-    assert live.snapshot()["links"][0]["bytes_per_s"] == 0
-    live.take("A/server:0", telemetry(3, state="serving"))
-    assert {row["name"]: row["state"] for row in live.snapshot()["processes"]}["A/server:0"] == "serving"
-    assert {row["state"] for row in live.snapshot(over=True)["processes"]} == {"ended"}
+    assert model.snapshot()["links"][0]["bytes_per_s"] == 0
+    take(model, "A/server:0", telemetry(3, state="serving"))
+    assert {row["name"]: row["state"] for row in model.snapshot()["processes"]}["A/server:0"] == "serving"
+    assert {row["state"] for row in model.snapshot(over=True)["processes"]} == {"ended"}
 
 
 def test_a_flow_has_all_that_was_moved_in_few_points() -> None:

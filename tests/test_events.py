@@ -3,12 +3,28 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from cluster import ROOT, Cluster
 from test_exact import assert_equal, expected, run
 
-from geomx_cli.core.events import EventLog, read_events
+from geomx_cli.core.events import (
+    SCHEMA_VERSION,
+    Evaluated,
+    EventLog,
+    ProcessFailed,
+    ProcessFinished,
+    RosterComplete,
+    RoundCompleted,
+    StateChanged,
+    Telemetry,
+    Traffic,
+    WarningRaised,
+    parse,
+)
+from geomx_cli.core.jsonlines import read_objects
 
 FULL = Path("/dev/full")
 
@@ -16,22 +32,79 @@ FULL = Path("/dev/full")
 def test_events_are_read_as_they_were_written_and_a_line_under_way_is_left(tmp_path: Path) -> None:
     path = tmp_path / "events" / "worker.jsonl"
     log = EventLog(path, party="A", role="worker", rank=1)
-    log.write("state", state="waiting")
-    log.write("round", round=1, loss=0.5)
+    log.write(StateChanged(state="waiting"))
+    log.write(RoundCompleted(num_iters=1, total_time=2.0, loss=float("nan"), recorded={"own": 0.5}))
     with path.open("ab") as file:
         file.write(b'no event\n"neither"\n{"event": "finished"')
-    found = list(read_events(path))
+    found = list(read_objects(path))
     assert [event["event"] for event, _ in found] == ["state", "round"]
     assert all((event["party"], event["role"], event["rank"]) == ("A", "worker", 1) for event, _ in found)
-    assert list(read_events(path, found[0][1])) == found[1:]
+    assert list(read_objects(path, found[0][1])) == found[1:]
     log.close()
-    log.write("dropped")
+    log.write(StateChanged(state="dropped"))
+
+
+def test_what_is_parsed_is_what_was_written(tmp_path: Path) -> None:
+    written = [
+        StateChanged(state="waiting", message="for B"),
+        Telemetry(state="training", round=3, loss=float("inf"), bytes=Traffic((1, 2), (3, 4), {"B/server:0": (3, 4)})),
+        RoundCompleted(num_iters=3, total_time=1.5, times={"0": {"own phase": 0.25}}, recorded={"epsilon": 0.5}),
+        Evaluated(round=3, accuracy=0.5), WarningRaised(message="x", reason="y"), RosterComplete(members=[{"rank": 1}]),
+        ProcessFailed(message="x", hint="y", peer="z"), ProcessFinished(rounds=3, accuracy=1.0, stopped="time"),
+    ]  # fmt: skip
+    log = EventLog(tmp_path / "log")
+    for event in written:
+        log.write(event)
+    found = [parse(fields) for fields, _ in read_objects(tmp_path / "log")]
+    events = [event for event in found if event is not None]
+    assert all(event.time > 1e9 for event in events) and [event.number for event in events] == list(range(1, 9))
+    assert [msgspec.structs.replace(event, time=0.0, number=0) for event in events] == written
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"event": "state", "state": "x"}, {"event": "state", "time": 1}, {"event": "state", "time": 1, "state": ["x"]},
+        {"event": "state", "time": float("nan"), "state": "x"}, {"event": "state", "time": 1e300, "state": "x"},
+        {"event": "telemetry", "time": 1, "round": float("inf")}, {"event": "telemetry", "time": 1, "bytes": 3},
+        {"event": "telemetry", "time": 1, "bytes": {"wan": [1, 10**400]}}, {"event": "telemetry", "time": True},
+        {"event": "telemetry", "time": 1, "progress": 1.5}, {"event": "telemetry", "time": 1, "round": -1},
+        {"event": "round", "time": 1, "num_iters": 1, "total_time": 1, "recorded": {"own": "text"}},
+        {"event": "round", "time": 1, "num_iters": 1, "total_time": 1, "times": {"first": {}}},
+        {"event": "evaluation", "time": 1, "round": 1, "accuracy": float("nan")},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_events_of_wrong_types_or_out_of_bounds_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        parse(fields)
+
+
+def test_events_of_a_later_version_are_passed_over() -> None:
+    state = {"event": "state", "time": 1, "state": "training"}
+    assert parse({**state, "colour": {"of": "later"}}) == StateChanged(time=1, state="training"), "a new field"
+    assert parse({**state, "event": "quorum"}) is None, "a new kind"
+    assert parse({**state, "schema_version": SCHEMA_VERSION + 1, "state": 7}) is None, "another meaning"
+    for odd in ({}, {**state, "schema_version": "2"}, {"event": []}, {"event": {}}, {"event": None}):
+        assert parse(odd) is None
+
+
+@pytest.mark.processes
+def test_the_agent_starts_without_what_decodes_events() -> None:
+    code = (
+        "import importlib, pkgutil, sys, geomx_cli.agent as agent;"
+        "[importlib.import_module('geomx_cli.agent.' + one.name) for one in pkgutil.iter_modules(agent.__path__)"
+        " if one.name != '__main__'];"
+        "print(*{'msgspec', 'numpy', 'pydantic', 'click', 'zmq'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 def test_a_full_disk_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     log = EventLog(FULL)
     for number in range(3):
-        log.write("warning", message=f"this is number {number}")
+        log.write(WarningRaised(message=f"this is number {number}"))
     log.close()
     assert capsys.readouterr().err == "no more events are written to /dev/full: No space left on device\n"
 
@@ -41,10 +114,10 @@ def test_nothing_is_raised_when_that_cannot_be_told_either() -> None:
     script = """if True:
         import sys
         from pathlib import Path
-        from geomx_cli.core.events import EventLog
+        from geomx_cli.core.events import EventLog, WarningRaised
         log = EventLog(Path("/dev/full"), talk=sys.stderr)
         for _ in range(3):
-            log.write("warning", message="nobody hears it")
+            log.write(WarningRaised(message="nobody hears it"))
         print("went on")
     """
     with FULL.open("wb") as stderr:  # which Python itself may end with status 120 for
@@ -55,7 +128,7 @@ def test_nothing_is_raised_when_that_cannot_be_told_either() -> None:
 
 def test_what_cannot_be_logged_is_still_said(capsys: pytest.CaptureFixture[str]) -> None:
     log = EventLog(FULL, talk=sys.stderr)
-    log.write("warning", message="listen")
+    log.write(WarningRaised(message="listen"))
     log.close()
     assert capsys.readouterr().err.endswith("warning: listen\n")
 

@@ -10,12 +10,12 @@ from records import esync_record, sync_record, write
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.observe.report import RunRecords, figures
-from geomx_cli.observe.report.about import Metadata
 from geomx_cli.observe.report.figures import Bars, Curves, Matrix, Span, Timeline
+from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.plots import draw
+from geomx_cli.observe.report.run_records import MODES, modes_in
 from geomx_cli.observe.report.styles import style
 from geomx_cli.observe.report.terminal import painted
-from geomx_cli.observe.report.trial import MODES, modes_in
 
 STARTS = {"A/cpu0": 0.0, "A/cpu1": 0.5}
 TIMES = {"compute": 3.0, "communicate": 1.0, "wait": 0.25}
@@ -35,7 +35,7 @@ def base(tmp_path: Path) -> Path:
         options, sent = {"wan": "" if mode == "hfa" else "50mbit"}, [0, 2_000_000, 6_000_000]
         Metadata("job-1", "central", options, traffic, [0.0, 10.0, 30.0], sent, STARTS).write(folder)
     for number in (1, 2):
-        write(tmp_path / "cnn" / "esync" / "cloud3" / "gpu0", number, esync_record(number, 3, judge=True))
+        write(tmp_path / "cnn" / "esync" / "cloud3" / "gpu0", number, esync_record(number, 3, evaluator=True))
     write(tmp_path / "cnn" / "local" / "here" / "cpu", 1, sync_record(1))
     return tmp_path
 
@@ -58,7 +58,7 @@ def test_accuracy_over_time_and_bytes_is_that_of_raw_points(base: Path) -> None:
 
 
 def test_time_is_in_minutes_where_there_are_many(base: Path) -> None:
-    write(base / "cnn" / "esync" / "cloud3" / "gpu0", 3, {**esync_record(3, 3, judge=True), "total_time": 600.0})
+    write(base / "cnn" / "esync" / "cloud3" / "gpu0", 3, {**esync_record(3, 3, evaluator=True), "total_time": 600.0})
     curve = drawn(base)["accuracy"]
     assert curve.x == "time (minutes)" and curve.curves["hfa"] == [(5 / 60, 0.5), (0.25, 0.9)]
 

@@ -10,7 +10,7 @@ from records import PHASES, esync_record, sync_record, write
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.observe.report import RunRecords, Summary
-from geomx_cli.observe.report.trial import title
+from geomx_cli.observe.report.run_records import title
 
 pytestmark = pytest.mark.processes
 
@@ -22,7 +22,7 @@ def esync(tmp_path: Path) -> Path:
     """Six workers, six rounds: one step of the processors, three of the others; cloud3's gpu0 evaluates."""
     for host, device in DEVICES:
         for number in range(1, 7):
-            record = esync_record(number, 1 if device == "cpu" else 3, judge=(host, device) == ("cloud3", "gpu0"))
+            record = esync_record(number, 1 if device == "cpu" else 3, evaluator=(host, device) == ("cloud3", "gpu0"))
             write(tmp_path / "resnet18-v1" / "esync" / host / device, number, record)
     return tmp_path
 

@@ -32,7 +32,7 @@ from geomx_cli.jobs.store import Job
 from geomx_cli.jobs.store import state as job_state
 from geomx_cli.jobs.store.registry import KnownJob, all_jobs
 from geomx_cli.jobs.store.state import JobState
-from geomx_cli.jobs.view.explanation import explain
+from geomx_cli.jobs.view.failure_report import explain
 from geomx_cli.jobs.view.follow import PlainView
 from geomx_cli.jobs.view.job_view import JobView
 from geomx_cli.jobs.view.outcome import Outcome
@@ -177,8 +177,8 @@ def test_job_that_was_never_started(known: KnownJob) -> None:
     begun = JobView.of(known, known.open_hosts())  # launch is still copying files
     assert (begun.state, begun.over) == ("running", False)
     again = follower_is_gone(known)
-    overview = JobView.of(again, again.open_hosts())
-    assert (overview.state, overview.over) == ("failed", True)
+    job_view = JobView.of(again, again.open_hosts())
+    assert (job_view.state, job_view.over) == ("failed", True)
     for _ in range(2):
         end = attach(replace(again))
         assert isinstance(end.error, TrainingFailed) and "was never started" in str(end.error)
@@ -218,12 +218,12 @@ def test_host_speaks_for_its_own_processes_only(known: KnownJob) -> None:
     for host in others:
         write_status(known, host)
     again = follower_is_gone(known)
-    overview = JobView.of(again, again.open_hosts())
-    ended = {row.process.host for row in overview.progress.rows.values() if row.status is not None}
-    assert ended == {first} and overview.failure is not None and overview.failure.host == first
-    text = explain(overview.failure, known.plan, known.job()).message
+    job_view = JobView.of(again, again.open_hosts())
+    ended = {row.process.host for row in job_view.progress.rows.values() if row.status is not None}
+    assert ended == {first} and job_view.failure is not None and job_view.failure.host == first
+    text = explain(job_view.failure, known.plan, known.job()).message
     assert "red text2Jend" in text and not any(code in text for code in "\x1b\x07\x08\r\x9b")
-    json.dumps(overview.to_json())
+    json.dumps(job_view.to_json())
 
 
 STRANGE = ["", "{", "[]", "Welcome\n{}\n", '{"process": 3}\n', '{"process": "x", "line": ""}\n']

@@ -9,7 +9,7 @@ from test_inventory_file import geomx
 from test_mxnet_store import hooked
 
 from geomx_cli.core.env_names import without_effect
-from geomx_cli.core.events import read_events
+from geomx_cli.core.jsonlines import read_objects
 
 OF_GEOMX = {
     "ENABLE_DGT": "2", "DMLC_K": "0.8", "ADAPTIVE_K_FLAG": "1", "DMLC_K_MIN": "0.2", "DGT_BLOCK_SIZE": "4096",
@@ -42,7 +42,7 @@ def test_every_process_started_by_hand_tells(cluster: Cluster, tmp_path: Path) -
     cluster.launch_flat(argv, workers=1, env=env)
     cluster.finish()
     for name in cluster.each:
-        events = [event for event, _ in read_events(tmp_path / "events" / f"{name}.jsonl")]
+        events = [event for event, _ in read_objects(tmp_path / "events" / f"{name}.jsonl")]
         warned = [event["message"] for event in events if event["event"] == "warning"]
         assert [sentence.split()[0] for sentence in warned] == ["ENABLE_DGT", "ENABLE_P3"]
         assert all(cluster.output(name).count(f"warning: {sentence}\n") == 1 for sentence in warned)

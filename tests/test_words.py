@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from geomx_cli.core.events import Traffic, parse
 from geomx_cli.core.options import defaults
 from geomx_cli.core.root_cause import Failure, describe_status
 from geomx_cli.jobs.store import Job
-from geomx_cli.jobs.view.explanation import explain
+from geomx_cli.jobs.view.failure_report import explain
 from geomx_cli.jobs.view.log_paths import log_paths
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
@@ -38,9 +39,8 @@ def job(planned: Plan) -> Job:
 def progress(planned: Plan) -> Progress:
     """In the midst of a training with large numbers; one worker has failed."""
     progress = Progress.of(planned, time.monotonic())
-    progress.accuracy = 0.8888
     for row in progress.rows.values():
-        row.lan = row.wan = (715_000, 1_234_567_890)
+        row.traffic = Traffic(lan=(715_000, 1_234_567_890), wan=(715_000, 1_234_567_890))
         if row.trains:
             row.state, row.round, row.samples_per_s, row.loss = "evaluating", 12345, 1234.0, 0.4321
             row.accuracy, row.progress, row.left_s = 0.8888, 0.5, 123.0
@@ -142,7 +142,9 @@ def test_the_accuracy_at_the_end_is_the_last_word(planned: Plan) -> None:
     for event in (
         {"event": "telemetry", "accuracy": 0.25}, {"event": "finished", "accuracy": 0.5, "samples": 1},
         {"event": "telemetry", "accuracy": 0.25}, {"event": "evaluation", "accuracy": 0.25, "round": 2},
-        {"event": "round", "accuracy": 0.25, "num_iters": 2, "num_samples": 1},
+        {"event": "round", "accuracy": 0.25, "num_iters": 2, "num_samples": 1, "total_time": 1.0},
     ):  # fmt: skip
-        progress.add("A/worker:0", {"time": time.time(), **event}, 0.0)
+        taken = parse({"time": time.time(), **event})
+        assert taken is not None
+        progress.take("A/worker:0", taken, time.monotonic())
     assert (progress.accuracy, progress.rows["A/worker:0"].accuracy) == (0.5, 0.5)

@@ -15,7 +15,7 @@ from geomx_cli.agent.host_spec import Task
 from geomx_cli.agent.processes import Identity
 from geomx_cli.agent.safe_open import open_record
 from geomx_cli.core.errors import CheckFailed
-from geomx_cli.core.events import Event, read_events
+from geomx_cli.core.jsonlines import read_objects
 from geomx_cli.core.root_cause import Failure, describe_status, exception_line
 
 __all__ = ["Child"]
@@ -52,7 +52,7 @@ class Child:
         self._offset = 0
         self._saw_round = False
         self._samples = 0
-        self._own_words: Event | None = None
+        self._own_words: dict[str, Any] | None = None
         self._silence = silence
         self._stopped_since: float | None = None
         self._stop_noticed = False
@@ -113,18 +113,19 @@ class Child:
         except (OSError, CheckFailed):  # none yet, a full disk, or something else in its place
             return
 
-    def new_events(self) -> list[Event]:
+    def new_events(self) -> list[dict[str, Any]]:
         """What it has written since the last call; of its rounds only its very first and the newest.
 
-        A round gets the field "samples": those of all rounds so far. Long texts are cut short.
+        A round gets the field "samples": those of all rounds so far. Long texts are cut short, long lists and
+        objects left out.
         """
         if not self._events.is_file():  # not yet; or a script has put a pipe there
             return []
-        events: list[Event] = []
-        newest: Event | None = None
-        for written, offset in read_events(self._events, self._offset):
+        events: list[dict[str, Any]] = []
+        newest: dict[str, Any] | None = None
+        for written, offset in read_objects(self._events, self._offset):
             self._offset = offset
-            event = {name: _shortened(value) for name, value in written.items()}
+            event = {name: _shortened(value) for name, value in written.items() if not _is_long(value)}
             kind = event.get("event")
             if kind == "round":
                 event["samples"] = self._samples = self._samples + _count(event.get("num_samples"))
@@ -223,10 +224,13 @@ def _count(value: Any) -> int:
     return value if isinstance(value, int) and value > 0 else 0
 
 
+def _is_long(value: Any) -> bool:
+    """Whether a field of an event is left out where it is passed on: the event log has it."""
+    return isinstance(value, dict | list) and len(str(value)) > 16 * _SHOWN
+
+
 def _shortened(value: Any) -> Any:
-    """A value of an event as it is passed on: a script may write what it likes there."""
+    """A text of an event as it is passed on: a script may write what it likes there."""
     if isinstance(value, str) and len(value) > _SHOWN:
         return f"{value[:_SHOWN]}... ({len(value)} characters; the event log has them)"
-    if isinstance(value, dict | list) and len(str(value)) > 16 * _SHOWN:
-        return f"{str(value)[:_SHOWN]}... (the event log has all)"
     return value

@@ -14,7 +14,6 @@ from typing import Any
 from geomx_cli.agent import processes
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec
-from geomx_cli.core.events import Event
 from geomx_cli.core.root_cause import Failure
 
 __all__ = ["FILE_NAME", "STATUS_VERSION", "StatusFile"]
@@ -26,10 +25,10 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "state": ("state",),
     "telemetry": ("state", "round", "samples_per_s", "loss", "accuracy", "progress", "left_s", "bytes"),
     "round": ("num_iters", "loss", "total_time", "samples", "accuracy"),
-    "evaluation": ("accuracy",),
+    "evaluation": ("round", "accuracy"),
     "finished": (),
 }
-"""Of which events the newest is kept, and which fields: all that progress.py reads."""
+"""Of which events the newest is kept, and which fields: all that the reducer reads."""
 _FAILURES = 8  # of each host; the first are those that tell
 _TEXT = 500  # characters of a text that a process has chosen
 
@@ -46,16 +45,17 @@ class StatusFile:
         self._warned = False
         self._path = directory / FILE_NAME
         self._host_spec = host_spec
-        self._newest: dict[str, dict[str, Event]] = {task.name: {} for task in host_spec.tasks}
+        self._newest: dict[str, dict[str, dict[str, Any]]] = {task.name: {} for task in host_spec.tasks}
         self._failures: list[dict[str, Any]] = []
         self._next = 0.0
 
-    def note(self, process: str, event: Event) -> None:
+    def note(self, process: str, event: Mapping[str, Any]) -> None:
         """A process has written an event."""
         kind = event.get("event")
         if not isinstance(kind, str) or kind not in _FIELDS or not isinstance(event.get("time"), int | float):
             return
-        kept = {name: _bounded(event[name]) for name in ("time", "event", *_FIELDS[kind]) if name in event}
+        names = ("schema_version", "number", "time", "event", *_FIELDS[kind])
+        kept = {name: _bounded(event[name]) for name in names if name in event}
         self._newest[process][kind] = kept
         if kind == "state":
             self.change()
@@ -107,7 +107,7 @@ class StatusFile:
                 self._tell({"type": "warning", "message": what})
 
 
-def _describe(child: Child, newest: Mapping[str, Event]) -> dict[str, Any]:
+def _describe(child: Child, newest: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "pid": child.identity.pid if child.identity else 0,
         "state": "running" if child.running else "not started" if child.status is None else "ended",

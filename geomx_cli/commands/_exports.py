@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from geomx_cli.core.events import Event
-    from geomx_cli.plan import Plan
+    from geomx_cli.jobs.view.progress import Progress
 
 __all__ = ["export_options", "exporting"]
 
@@ -33,9 +33,10 @@ def export_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def exporting(
-    plan: "Plan", tensorboard: str | None, metrics_port: int | None, metrics_token: str | None = None
+    progress: "Progress", tensorboard: str | None, metrics_port: int | None, metrics_token: str | None = None
 ) -> Iterator[Callable[[str, "Event"], None]]:
-    """What is to hear each event of a job, with the process that wrote it, as long as the block runs.
+    """Export the figures of `progress` as long as the block runs; what it yields is to be called with each event and
+    the process that wrote it, after that is in `progress`.
 
     Raises UsageError for a token without a port, InvalidSettings where a package is not installed, CheckFailed where
     the folder or port cannot be used.
@@ -44,32 +45,21 @@ def exporting(
         from geomx_cli.core.errors import UsageError
 
         raise UsageError("--metrics-token without --metrics-port", "give both")
-    takers: list[Callable[[str, Event], None]] = []
     with contextlib.ExitStack() as stack:
+        board = None
         if tensorboard:
             from geomx_cli.observe.exports.tensorboard import Board
 
-            board = Board(Path(tensorboard, plan.job))
+            board = Board(Path(tensorboard, progress.job))
             stack.callback(board.close)
-            takers.append(board.take)
             click.echo(f"TensorBoard's event files: {board.folder}", err=True)
         if metrics_port:
             from geomx_cli.observe.exports.prometheus import Metrics
 
-            metrics = Metrics(plan, metrics_port, _token(metrics_token))
+            metrics = Metrics(progress, metrics_port, _token(metrics_token))
             stack.callback(metrics.close)
-            takers.append(metrics.take)
             click.echo(f"metrics: http://127.0.0.1:{metrics_port}/metrics", err=True)
-
-        def take(process: str, event: "Event") -> None:
-            for taker in list(takers):
-                try:
-                    taker(process, event)
-                except Exception as error:  # training does not end because a figure of it cannot be shown
-                    takers.remove(taker)
-                    click.echo(f"warning: no more figures are exported: {error!r}", err=True)
-
-        yield take
+        yield board.take if board is not None else lambda process, event: None
 
 
 def _token(path: str | None) -> str:

@@ -59,22 +59,22 @@ def compare(names: tuple[str, ...], target: float, json: bool) -> None:
 
 def _unlike(trials: "list[RunRecords]") -> set[str]:
     """Options beside those of algorithms in which the trials differ, as far as they are known."""
-    known = [trial.about.options for trial in trials if trial.about is not None]
+    known = [trial.metadata.options for trial in trials if trial.metadata is not None]
     return {f"--{name.replace('_', '-')}" for name in ALIKE if len({str(options.get(name)) for options in known}) > 1}
 
 
 def _trial(name: str) -> "RunRecords":
     from geomx_cli.jobs.store.registry import find
     from geomx_cli.observe.report import RunRecords
-    from geomx_cli.observe.report.about import ABOUT
     from geomx_cli.observe.report.collected import fetched
+    from geomx_cli.observe.report.metadata import FILE_NAME
 
     folder = Path(name).absolute()
-    if (folder / ABOUT).exists():
+    if (folder / FILE_NAME).exists():
         return RunRecords.read(folder.parent.parent, folder.parent.name, folder.name)
     if folder.is_dir() and not (folder / "plan.json").exists():
         hint = "name a job, or a folder BASE/NETWORK/MODE as in results/cnn/hfa"
-        raise InvalidSettings(f"{name} has no {ABOUT}: it is no trial", hint)
+        raise InvalidSettings(f"{name} has no {FILE_NAME}: it is no trial", hint)
     return fetched(find(name))
 
 
@@ -82,7 +82,7 @@ def _row(name: str, trial: "RunRecords", summary: "Summary") -> dict[str, Any]:
     found = summary.to_json(trial)
     kept = ("network", "mode", "rounds", "samples", "seconds", "samples_per_s", "busy", "bytes", "accuracy")
     reached = found["target"]["reached"]
-    job = trial.about.job if trial.about is not None else name
+    job = trial.metadata.job if trial.metadata is not None else name
     return {"job": job, **{key: found[key] for key in kept}, "reached": reached, "problems": trial.problems}
 
 
@@ -105,6 +105,6 @@ def _print_table(trials: "list[RunRecords]", summaries: "list[Summary]", target:
             f"{one.samples_per_s:.0f}",
             f"{100 * one.busy:.0f} %",
             "-" if one.wan_bytes is None else format_bytes(one.wan_bytes),
-            trial.about.job if trial.about is not None else "",
+            trial.metadata.job if trial.metadata is not None else "",
         )
     Console(width=max(Console().width, WIDTH)).print(table)  # rather a wrapped line than a figure cut short

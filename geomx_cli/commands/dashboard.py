@@ -36,6 +36,7 @@ def dashboard(
       geomx dashboard 20260729-17 --open
       geomx dashboard --tensorboard runs --metrics-port 9600
     """
+    from geomx_cli.observe.dashboard.job_model import JobModel
     from geomx_cli.observe.dashboard.show import show
 
     def tell(url: str) -> None:
@@ -43,5 +44,6 @@ def dashboard(
         click.echo("Ctrl-C ends the dashboard; the job goes on", err=True)
 
     job = chosen(name)
-    with exporting(job.plan, tensorboard, metrics_port, metrics_token) as take:
-        show(job, port, opens=opens, told=tell, heard=take)
+    model = JobModel(job.plan, job.started)
+    with exporting(model.progress, tensorboard, metrics_port, metrics_token) as on_event:
+        show(job, model, port, opens=opens, on_url=tell, on_event=on_event)

@@ -42,7 +42,7 @@ def draw(base: Path, network: str, output: Path | None, form: str, terminal: boo
       geomx draw -b results -n cnn --terminal
     """
     from geomx_cli.observe.report import RunRecords, figures
-    from geomx_cli.observe.report.trial import modes_in
+    from geomx_cli.observe.report.run_records import modes_in
 
     if terminal and output is not None:
         raise UsageError("--terminal writes no files", "leave out --output")

@@ -138,7 +138,7 @@ def launch(
         warned=tuple(ignored),
         ssh=ssh_options(accept_new_host_keys),
         chooses_ports=inventory_path(hosts, local=local) is not None,
-        listening=lambda planned: exporting(planned, tensorboard, metrics_port, metrics_token),
+        listening=lambda progress: exporting(progress, tensorboard, metrics_port, metrics_token),
     )
     return tell(launching.launch(inventory, spec, manner), json=json)
 

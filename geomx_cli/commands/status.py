@@ -40,15 +40,15 @@ def status(name: str, watch: bool, json: bool) -> None:
     from geomx_cli.core.errors import DoneInPart
 
     job = chosen(name)
-    overview = _watch(job) if watch else _look(job)
-    if overview.over:
-        overview.conclude()
+    job_view = _watch(job) if watch else _look(job)
+    if job_view.over:
+        job_view.conclude()
     if json:
-        print_json(overview.to_json())
+        print_json(job_view.to_json())
     else:
-        _print(overview)
-    if overview.unreachable:
-        texts = [f"host {one.host}: {one.problem}" for one in overview.unreachable]
+        _print(job_view)
+    if job_view.unreachable:
+        texts = [f"host {one.host}: {one.problem}" for one in job_view.unreachable]
         raise DoneInPart(f"not all hosts can be reached: {'; '.join(texts)}", "what the others say is above")
 
 
@@ -68,36 +68,36 @@ def _watch(job: "KnownJob") -> "JobView":
     view = view_for()
     try:
         with closing(job.open_hosts()) as hosts:
-            overview = JobView.of(job, hosts)
+            job_view = JobView.of(job, hosts)
             try:
-                while not overview.over:
-                    view.show(overview.progress)
+                while not job_view.over:
+                    view.show(job_view.progress)
                     time.sleep(_EVERY)
-                    overview = JobView.of(job, hosts)
+                    job_view = JobView.of(job, hosts)
             except KeyboardInterrupt:  # the way out
                 pass
-            return overview
+            return job_view
     finally:
         view.close()
 
 
-def _print(overview: "JobView") -> None:
+def _print(job_view: "JobView") -> None:
     from rich.console import Console
 
     from geomx_cli.core.units import counted, format_duration
-    from geomx_cli.jobs.view.explanation import explain
+    from geomx_cli.jobs.view.failure_report import explain
     from geomx_cli.jobs.view.table import ProcessTable
 
-    job = overview.job
+    job = job_view.job
     since = format_duration(max(0.0, time.time() - job.started))
     hosts = f"{len(job.plan.processes)} processes on {counted(len(job.plan.hosts), 'host')}"
-    click.echo(f"job {job.plan.job}: {overview.state}; started {since} ago; {hosts}")
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDTH).print(ProcessTable(overview.progress))
-    for one in overview.hosts.values():
+    click.echo(f"job {job.plan.job}: {job_view.state}; started {since} ago; {hosts}")
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _WIDTH).print(ProcessTable(job_view.progress))
+    for one in job_view.hosts.values():
         if one.problem and one.reachable:
             click.echo(f"host {one.host}: {one.problem}")
-    if overview.stopped_by:
-        click.echo(f"it was stopped by {overview.stopped_by}")
-    elif overview.failure is not None:
-        error = explain(overview.failure, job.plan, job.job())
+    if job_view.stopped_by:
+        click.echo(f"it was stopped by {job_view.stopped_by}")
+    elif job_view.failure is not None:
+        error = explain(job_view.failure, job.plan, job.job())
         click.echo(f"{error.message}\n  {error.hint}")

@@ -29,8 +29,8 @@ def summarize(base: Path, network: str, mode: str, target: float, parity: bool, 
 
     Beside the hosts' folders it writes two files: ESYNC's (as ESync.json, Sync.json, HFA.json; the lists that its
     drawer reads) and summary.json, which has what those lack: time and accuracy in pairs, bytes both ways, computing,
-    exchanging and waiting, rounds, and time and bytes to the target, from raw points. Modes are esync, sync, async,
-    dcasgd, fsa, mixed, hfa, diloco and local, with -niid behind it for data split by class.
+    exchanging and waiting, rounds, and time and bytes to the target, from raw points. A mode is the name of an
+    algorithm, or dcasgd, with -niid behind it for data split by class.
 
     A record that is missing, damaged or there twice is named, and the rest is summed up; the exit code is 7 then.
 

@@ -1,25 +1,191 @@
-"""The event log: what one process has to say, as JSON lines, one event a line.
+"""The event log: what one process has to say, as JSON lines, one event a line, each of a kind with typed fields.
 
-Every line carries `time` (Unix seconds), `party`, `role`, `rank` and `event`; the rest are the event's own fields.
-Status, summaries, figures and the live view read nothing else.
+Every line carries `schema_version`, `number` (1, 2, ...), `time` (Unix seconds), `party`, `role`, `rank` and `event`,
+the kind; the rest are the kind's own fields. Status, summaries, figures and the live view read nothing else.
 
-Events: "state" (state), "telemetry" (state, round, bytes, progress, ...), "round" (a worker's record of one round),
-"evaluation" (accuracy), "warning" (message), "failed" (message, hint, peer), "finished".
+A later version may add kinds and fields, which earlier ones pass over. The schema's version grows when a field changes
+its meaning; events of a larger one are passed over too.
 """
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
-__all__ = ["Event", "EventLog", "read_events"]
+import msgspec
+from msgspec import Meta
 
-Event = dict[str, Any]
+__all__ = [
+    "MAX_COUNT",
+    "MAX_SECONDS",
+    "SCHEMA_VERSION",
+    "Evaluated",
+    "Event",
+    "EventLog",
+    "ProcessFailed",
+    "ProcessFinished",
+    "RosterComplete",
+    "RoundCompleted",
+    "StateChanged",
+    "Telemetry",
+    "Traffic",
+    "WarningRaised",
+    "parse",
+]
+
+SCHEMA_VERSION = 1
+MAX_SECONDS = 1e10
+MAX_COUNT = 1 << 53
+
+Count = Annotated[int, Meta(ge=0, lt=MAX_COUNT)]
+Seconds = Annotated[float, Meta(ge=0, lt=MAX_SECONDS)]
+Rate = Annotated[float, Meta(ge=0, lt=1e18)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Step = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]
+Pair = tuple[Count, Count]
+
+
+class Traffic(msgspec.Struct):
+    """Bytes of messages (sent, received) so far: inside the party, to other parties, and those by peer."""
+
+    lan: Pair = (0, 0)
+    wan: Pair = (0, 0)
+    peers: dict[str, Pair] = {}
+
+
+class Event(msgspec.Struct, tag_field="event", kw_only=True, omit_defaults=True):
+    """What all kinds have, set when it is written. `time`: Unix seconds by the clock of the process's host."""
+
+    time: Seconds = 0.0
+    number: Count = 0
+
+    @property
+    def order(self) -> tuple[int, float]:
+        """Orders the events of one process, though the clock of its host may have been set back."""
+        return self.number, self.time
+
+
+class StateChanged(Event, tag="state"):
+    """The process is in another state: "waiting", "training", "serving", "finished"."""
+
+    state: str
+    message: str = ""
+
+
+class Telemetry(Event, tag="telemetry"):
+    """The newest figures, once a second.
+
+    waiting: the part of its time that a worker waits for others. progress: the part of the training that is done.
+    left_s: seconds until it is. refused: messages that were dropped, by reason. versions: rounds of each party that an
+    asynchronous root has applied.
+    """
+
+    state: str = ""
+    round: Count = 0
+    samples_per_s: Rate | None = None
+    loss: float | None = None
+    accuracy: Share | None = None
+    waiting: Share | None = None
+    progress: Share | None = None
+    left_s: Seconds | None = None
+    bytes: Traffic | None = None
+    refused: dict[str, Count] = {}
+    versions: dict[str, Count] = {}
+
+
+class RoundCompleted(Event, tag="round"):
+    """A worker's record of a round. times: seconds by phase of each local step. total_time: seconds since training
+    began. communicate, wait: seconds that the exchange was under way, and that the worker had nothing else to do.
+
+    recorded: the algorithm's own figures. samples: those of all rounds so far, added by the agent, which does not pass
+    all rounds on.
+    """
+
+    num_iters: Count
+    total_time: Seconds
+    num_samples: Count = 0
+    times: dict[Step, dict[str, Seconds]] = {}
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
+    compute: Seconds | None = None
+    communicate: Seconds | None = None
+    wait: Seconds | None = None
+    loss: float | None = None
+    accuracy: Share | None = None
+    recorded: dict[str, float] = {}
+    samples: Count = 0
+
+
+class Evaluated(Event, tag="evaluation"):
+    """The weights after `round` have this test accuracy. seconds: what finding that took."""
+
+    round: Count
+    accuracy: Share
+    seconds: Seconds = 0.0
+
+
+class WarningRaised(Event, tag="warning"):
+    """Something that a user should know of, and the job goes on. reason: in a word, for refused messages."""
+
+    message: str
+    reason: str = ""
+
+
+class RosterComplete(Event, tag="roster"):
+    """All members of a scheduler's plane have joined."""
+
+    members: list[dict[str, Any]] = []
+    message: str = ""
+
+
+class ProcessFailed(Event, tag="failed"):
+    """The process ends because of this. peer: whose fault it is, if another's."""
+
+    message: str
+    hint: str = ""
+    peer: str = ""
+
+
+class ProcessFinished(Event, tag="finished"):
+    """The process has done its part. What follows only workers of the bundled training say: rounds, samples, seconds of
+    training; why it ended ("epochs", "time", ...); the digest of the weights; their test accuracy, on one worker.
+    """
+
+    rounds: Count | None = None
+    samples: Count | None = None
+    seconds: Seconds | None = None
+    stopped: str = ""
+    parameters: str = ""
+    accuracy: Share | None = None
+
+
+_KINDS: Mapping[str, type[Event]] = {
+    "state": StateChanged, "telemetry": Telemetry, "round": RoundCompleted, "evaluation": Evaluated,
+    "warning": WarningRaised, "roster": RosterComplete, "failed": ProcessFailed, "finished": ProcessFinished,
+}  # fmt: skip
+
+
+def parse(fields: Mapping[str, Any]) -> Event | None:
+    """An event from the JSON object that it was written as; None for a kind or schema that this version does not know.
+
+    Raises ValueError, which says what is wrong, for fields of a wrong type, missing, or out of bounds.
+    """
+    kind, version = fields.get("event"), fields.get("schema_version", 1)
+    if not isinstance(kind, str) or kind not in _KINDS or not isinstance(version, int) or version > SCHEMA_VERSION:
+        return None
+    try:
+        event = msgspec.convert(fields, _KINDS[kind])
+    except (RecursionError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+    if not event.time:
+        raise ValueError("it has no time")
+    return event
 
 
 class EventLog:
@@ -40,22 +206,24 @@ class EventLog:
         self._path = path
         self._file = -1
         self._full = False
+        self._numbers = itertools.count(1)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    def write(self, event: str, **fields: Any) -> None:
+    def write(self, event: Event) -> None:
         """Append one event with the time of now."""
         if self._file >= 0 and not self._full:
-            line = json.dumps({"time": round(time.time(), 6), **self._who, "event": event, **fields}).encode() + b"\n"
+            line = self._line(event)
             try:
                 if os.write(self._file, line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
                 self._full = True  # and stays open: another thread may be about to write
                 _say(sys.stderr, f"no more events are written to {self._path}: {error.strerror}")
-        if self._talk is not None and "message" in fields and event != "failed":
-            _say(self._talk, f"{time.strftime('%H:%M:%S')} {event}: {fields['message']}")
+        message = getattr(event, "message", "")
+        if self._talk is not None and message and not isinstance(event, ProcessFailed):
+            _say(self._talk, f"{time.strftime('%H:%M:%S')} {event.__struct_config__.tag}: {message}")
 
     def close(self) -> None:
         """Close the file; later writes are dropped."""
@@ -63,28 +231,13 @@ class EventLog:
             os.close(self._file)
             self._file = -1
 
+    def _line(self, event: Event) -> bytes:
+        fields = msgspec.to_builtins(event)
+        fields |= {"schema_version": SCHEMA_VERSION, "number": next(self._numbers), "time": round(time.time(), 6)}
+        return json.dumps({**self._who, **fields}).encode() + b"\n"  # not by msgspec: a loss may be NaN
+
 
 def _say(stream: TextIO, text: str) -> None:
     """Print a line; the stream may be a file on the same full disk."""
     with contextlib.suppress(OSError):
         print(text, file=stream, flush=True)
-
-
-def read_events(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
-    """Yield each whole event from byte `start` on, with the offset behind it.
-
-    A line that is still being written (no newline yet) is left for the next call; one that is no JSON object is
-    passed over.
-    """
-    with path.open("rb") as file:
-        file.seek(start)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            start += len(line)
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict):
-                yield event, start

@@ -1,16 +1,20 @@
-"""Plug-ins: synchronisation algorithms, codecs, ways of delivery and allocators, found by scanning their packages.
+"""Plug-ins: synchronisation algorithms, codecs, ways of delivery and allocators, found by scanning their packages, and
+among the entry points of whatever is installed beside geomx.
 
-An algorithm, delivery or allocator is a module with a `name`, its `options` and `refuses`. It may have the factories `worker`,
-`server` and `scheduler`, one for each side that it has a part in; what is heavy to import is imported inside them, so
-that a scan is cheap. A codec is a module with a `name` and the factory `codec`. A new plug-in is one new file. A
-module whose name starts with "_" is none.
+An algorithm, delivery or allocator is a module with a `name`, its `options` and `refuses`. It may have the factories
+`worker`, `server` and `scheduler`, one for each side that it has a part in; what is heavy to import is imported inside
+them, so that a scan is cheap. A codec is a module with a `name` and the factory `codec`. A new plug-in is one new file.
+A module whose name starts with "_" is none. A distribution of one's own offers its modules in the groups
+geomx.algorithms, geomx.codecs, geomx.deliveries and geomx.allocators.
 """
 
 import importlib
+import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from types import ModuleType
 from typing import Any, Literal, Protocol, cast
 
 from geomx_cli.core.errors import InvalidSettings
@@ -29,12 +33,13 @@ __all__ = [
     "find",
     "forced_options",
     "in_two_tiers",
-    "look",
+    "is_standalone",
     "merge",
+    "mode",
+    "modes",
     "ranks_by_party",
     "scan",
     "table",
-    "title",
     "users",
 ]
 
@@ -47,6 +52,13 @@ _PACKAGES: Mapping[Kind, str] = {
     "codec": "geomx_cli.ps.codecs",
     "delivery": "geomx_cli.ps.delivery",
 }
+_GROUPS: Mapping[Kind, str] = {
+    "algorithm": "geomx.algorithms", "allocator": "geomx.allocators", "codec": "geomx.codecs",
+    "delivery": "geomx.deliveries",
+}  # fmt: skip
+_PARTS = ("name", "options", "refuses")
+_CODEC_PARTS = ("name", "codec")
+Look = tuple[str, str, str]
 
 
 class Spec(Protocol):
@@ -74,7 +86,7 @@ class Plugin(Protocol):
         """Why the job cannot work with this plug-in, as one sentence without a full stop; None if it can."""
 
 
-def scan(package: str, parts: tuple[str, ...] = ("name", "options", "refuses")) -> dict[str, Plugin]:
+def scan(package: str, parts: tuple[str, ...] = _PARTS) -> dict[str, Plugin]:
     """The plug-ins of `package` by name, sorted; each has these `parts`.
 
     Raises TypeError for a module that is none and for a name taken twice: these are mistakes in a plug-in.
@@ -83,20 +95,35 @@ def scan(package: str, parts: tuple[str, ...] = ("name", "options", "refuses")) 
     for item in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
         if item.name.rpartition(".")[2].startswith("_"):
             continue
-        module = importlib.import_module(item.name)
-        missing = [part for part in parts if not hasattr(module, part)]
-        if missing:
-            raise TypeError(f"{item.name} is no plug-in: it has no {', '.join(missing)}")
-        plugin = cast(Plugin, module)
-        if plugin.name in found:
-            raise TypeError(f"{item.name}: there is a plug-in named {plugin.name!r} already")
-        found[plugin.name] = plugin
+        _add(importlib.import_module(item.name), found, parts)
     return dict(sorted(found.items()))
+
+
+def _add(module: ModuleType, found: dict[str, Plugin], parts: tuple[str, ...]) -> None:
+    missing = [part for part in parts if not hasattr(module, part)]
+    if missing:
+        raise TypeError(f"{module.__name__} is no plug-in: it has no {', '.join(missing)}")
+    plugin = cast(Plugin, module)
+    if plugin.name in found:
+        raise TypeError(f"{module.__name__}: there is a plug-in named {plugin.name!r} already")
+    found[plugin.name] = plugin
 
 
 @cache
 def _all(kind: Kind) -> Mapping[str, Plugin]:
-    return scan(_PACKAGES[kind], ("name", "codec")) if kind == "codec" else scan(_PACKAGES[kind])
+    """Those of geomx, and behind them those that are installed. Raises InvalidSettings for one of the latter that
+    cannot be loaded.
+    """
+    parts = _CODEC_PARTS if kind == "codec" else _PARTS
+    found = scan(_PACKAGES[kind], parts)
+    for entry in importlib.metadata.entry_points(group=_GROUPS[kind]):
+        try:
+            _add(entry.load(), found, parts)
+        except Exception as error:
+            whose = f" of {entry.dist.name}" if entry.dist is not None else ""
+            hint = "correct it, or uninstall what it came with"
+            raise InvalidSettings(f"the {kind} {entry.value}{whose} cannot be loaded: {error!r}", hint) from error
+    return found
 
 
 def algorithms() -> Mapping[str, Plugin]:
@@ -132,14 +159,29 @@ def factory(plugin: Plugin, side: Side) -> Callable[..., Any] | None:
     return getattr(plugin, side, None)
 
 
-def title(algorithm: str) -> str:
-    """What it is called in reports: its module's `title`, or its name."""
-    return str(getattr(find("algorithm", algorithm), "title", algorithm))
+def modes() -> Mapping[str, tuple[str, Look | None]]:
+    """What reports tell apart: the algorithms, and the `variants` that modules of theirs have. By name, sorted: title
+    (its module's `title`, or its name), and colour (as in "#E69F00"), marker and hatch (matplotlib's) in figures.
+    """
+    found: dict[str, tuple[str, Look | None]] = {}
+    for name, plugin in algorithms().items():
+        found |= getattr(plugin, "variants", {})
+        found[name] = str(getattr(plugin, "title", name)), getattr(plugin, "look", None)
+    return dict(sorted(found.items()))
 
 
-def look(algorithm: str) -> tuple[str, str, str] | None:
-    """Its colour (as in "#E69F00"), marker and hatch (matplotlib's) in figures: its module's `look`, or None."""
-    return getattr(find("algorithm", algorithm), "look", None)
+def mode(options: Mapping[str, Value]) -> str:
+    """What a job with these options is in reports: its algorithm, or a variant of that, which its module's `variant`
+    names.
+    """
+    name = str(options["algo"])
+    variant: Callable[[Mapping[str, Value]], str] = getattr(algorithms().get(name), "variant", lambda _: "")
+    return variant(options) or name
+
+
+def is_standalone(algorithm: str) -> bool:
+    """Whether it is one worker by itself, which others are compared with: its module's `standalone`."""
+    return bool(getattr(algorithms().get(algorithm), "standalone", False))
 
 
 def forced_options(algorithm: str) -> Mapping[str, Value]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, TimedOut
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.events import EventLog, Traffic
 from geomx_cli.ps.aggregation.compression import parse_codec
 from geomx_cli.ps.aggregation.upstream import Delivery
 from geomx_cli.ps.cluster.config import NodeSettings
@@ -24,7 +24,6 @@ from geomx_cli.ps.cluster.liveness import NEWS, newest
 from geomx_cli.ps.cluster.partition import Placement, Slice, Tensor
 from geomx_cli.ps.net.payload import Array, Content
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.transport import Traffic
 from geomx_cli.ps.net.wire import MAX_HYPER, Kind, Reply
 from geomx_cli.ps.pending_exchange import PendingExchange
 from geomx_cli.ps.worker import Operation, Worker, WorkerInfo
@@ -357,8 +356,9 @@ class Client:
         return self._worker.error
 
     def report(self, **telemetry: Any) -> None:
-        """Set fields of this process's telemetry."""
-        self._worker.node.telemetry.update(telemetry)
+        """Set fields of this process's Telemetry."""
+        for name, value in telemetry.items():
+            setattr(self._worker.node.telemetry, name, value)
 
     def traffic(self) -> Traffic:
         """Bytes of messages so far."""

@@ -11,7 +11,7 @@ One loop handles one message at a time. A server ends when all members have said
 from collections.abc import Iterator
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.events import EventLog, StateChanged, WarningRaised
 from geomx_cli.core.units import counted
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
@@ -61,7 +61,7 @@ class Server:
         self.rounds = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._party_index, table=self._table,
             compression=compression,
-            warn=lambda message: events.write("warning", message=message),
+            warn=lambda message: events.write(WarningRaised(message=message)),
         )  # fmt: skip
         self._party_index = 0
         self._requests = Requests(self.node, self._members, self._upstream, self.rounds, lambda: self._party_index)
@@ -137,10 +137,11 @@ class Server:
 
     def _joined(self) -> None:
         self._check_identities()
-        self.node.telemetry["state"] = "serving"
+        self.node.telemetry.state = "serving"
         roots = len(self.node.memberships[-1].servers())
         kind = "a root" if self._is_root else f"a local server below {counted(roots, 'root')}"
-        self.node.events.write("state", state="serving", message=f"{kind}, listening on {' '.join(self._endpoints)}")
+        message = f"{kind}, listening on {' '.join(self._endpoints)}"
+        self.node.events.write(StateChanged(state="serving", message=message))
         self._serve()
 
     # Members.
@@ -206,7 +207,7 @@ class Server:
         done = self._members.goodbye(request.link)
         self.node.answer_bye(request)
         if done:
-            self.node.telemetry["state"] = "finished"
+            self.node.telemetry.state = "finished"
             self.node.goodbye(self._upstream.links if self._upstream is not None else ())
 
     # Tensors.
@@ -271,6 +272,6 @@ class Server:
             yield StalledWait("come to a barrier", began, ranks)
 
     def _report(self) -> None:
-        self.node.telemetry["round"] = self.rounds.last_round
+        self.node.telemetry.round = self.rounds.last_round
         if self._is_root and self._table.algorithm.asynchronous:
-            self.node.telemetry["versions"] = self._members.by_party(self.rounds.versions)
+            self.node.telemetry.versions = self._members.by_party(self.rounds.versions)

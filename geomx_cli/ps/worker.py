@@ -229,7 +229,7 @@ class Worker:
             if exchange.missing == 0:
                 self.open.discard(exchange)
                 if operation.kind == Kind.EXCHANGE:
-                    self.node.telemetry["round"] = max(operation.round, self.node.telemetry["round"])
+                    self.node.telemetry.round = max(operation.round, self.node.telemetry.round)
                     self._done[key] = max(operation.round, self._done.get(key, 0))
                     self._missing[key].remove(operation.round)
                     self._go_on(key)
@@ -269,7 +269,7 @@ class Worker:
         self._voice = (contributor,)
         if flat:
             self.compression.set(self._settings.text("compress"))
-        self.node.telemetry["state"] = "training"
+        self.node.telemetry.state = "training"
         self.ready.set_result(
             WorkerInfo(
                 rank=self._rank,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TrainingFailed
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.events import EventLog, ProcessFailed, ProcessFinished
 from geomx_cli.runtime import settings as variables
 from geomx_cli.runtime.plugin_factory import event_log, part, warn_of_variables
 from geomx_cli.runtime.settings import Settings
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
             os._exit(error.exit_code)  # at a normal exit MXNet would wait for operations that never end
         return error.exit_code
     if settings.role != "worker":
-        events.write("finished")
+        events.write(ProcessFinished())
     return 0
 
 
@@ -119,7 +119,7 @@ def _collect_from_now_on() -> None:
 
 def _say(events: EventLog, error: GeomxError) -> None:
     peer = error.peer if isinstance(error, PeerLost) else ""
-    events.write("failed", message=error.message, hint=error.hint, peer=peer)
+    events.write(ProcessFailed(message=error.message, hint=error.hint, peer=peer))
     who = f"{peer}: " if peer and peer not in error.message else ""
     print(f"error: {who}{error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr, flush=True)
 

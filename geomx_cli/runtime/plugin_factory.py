@@ -9,7 +9,7 @@ from typing import Any, Literal
 from geomx_cli.core import plugins
 from geomx_cli.core.env_names import without_effect
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.events import EventLog, WarningRaised
 from geomx_cli.core.process_name import file_name
 from geomx_cli.runtime.settings import Settings
 
@@ -28,7 +28,7 @@ def event_log(settings: Settings) -> EventLog:
 def warn_of_variables(events: EventLog, settings: Settings) -> None:
     """Say on stderr and in the event log which variables that are set here have no effect."""
     for sentence in without_effect(os.environ):
-        events.write("warning", message=sentence)
+        events.write(WarningRaised(message=sentence))
         if settings.role == "worker":  # others say on stderr what they write
             print(f"warning: {sentence}", file=sys.stderr, flush=True)
 

@@ -77,10 +77,12 @@ class Session:
         if self._aborted or os.getpid() != self._process:
             return
         self._aborted = True
+        from geomx_cli.core.events import ProcessFailed
+
         cause = self._cause(error)
         try:
             peer = cause.peer if isinstance(cause, PeerLost) else ""
-            self._log().write("failed", message=cause.message, hint=cause.hint, peer=peer)
+            self._log().write(ProcessFailed(message=cause.message, hint=cause.hint, peer=peer))
         except (OSError, GeomxError) as second:
             print(f"cannot write the event log: {second}", file=sys.stderr)
         if self._client is not None:
@@ -159,9 +161,11 @@ class Session:
         if status not in (None, 0) and calls == self._calls():
             self.abort(SystemExit(status))
             return
+        from geomx_cli.core.events import ProcessFinished
+
         try:
             if self.finish():
-                self._log().write("finished")
+                self._log().write(ProcessFinished())
         except GeomxError as error:
             print(f"error: {error}", file=sys.stderr)
             self.abort(error)

@@ -12,6 +12,7 @@ import random
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from geomx_cli.core import plugins
@@ -85,4 +86,4 @@ client.leave()
 client.barrier("all")
 gate("close")
 client.close(TrainingFailed("it was told to fail") if "FAIL" in os.environ else None)
-print("bytes", client.traffic(), flush=True)
+print("bytes", msgspec.to_builtins(client.traffic()), flush=True)

@@ -47,10 +47,10 @@ def attach(job: KnownJob) -> End:
     if state is not None and state.over:
         return _again(state)
     with closing(job.open_hosts()) as hosts:
-        overview = JobView.of(job, hosts)
-        if overview.over:
-            return overview.conclude()
-        outcome, progress = _follow(job, hosts, overview, detaches=state is not None and state.state == "detached")
+        job_view = JobView.of(job, hosts)
+        if job_view.over:
+            return job_view.conclude()
+        outcome, progress = _follow(job, hosts, job_view, detaches=state is not None and state.state == "detached")
     if outcome.left:
         return End()
     outcome.problems += release(job.inventory, job.plan.job)
@@ -69,17 +69,17 @@ def _again(state: job_state.JobState) -> End:
 
 
 def _follow(
-    job: KnownJob, hosts: Mapping[str, Connector], overview: JobView, *, detaches: bool
+    job: KnownJob, hosts: Mapping[str, Connector], job_view: JobView, *, detaches: bool
 ) -> tuple[Outcome, Progress]:
     """To the job's end, or until the user detaches; what went wrong with ending it is among the problems."""
     host_specs = dict(everywhere(lambda host: (host.name, _host_spec(job, host)), hosts.values()))
-    progress, view = Progress.of(job.plan, overview.progress.began), view_for()
+    progress, view = Progress.of(job.plan, job_view.progress.began), view_for()
     fleet = AgentPool(job.job(), hosts, host_specs, view.note)
     outcome = Outcome(left="it could not be followed")
     try:
         with interrupts_to(fleet.inbox):
-            _tell_ended(fleet, overview)
-            fleet.follow([name for name, status in overview.hosts.items() if not status.over])
+            _tell_ended(fleet, job_view)
+            fleet.follow([name for name, status in job_view.hosts.items() if not status.over])
             job_state.begin(job.directory)
             how = "Ctrl-C lets go of it" if detaches else "Ctrl-C stops it"
             view.note(f"job {job.id}: following again; {how}")
@@ -109,9 +109,9 @@ def _close(fleet: AgentPool, view: View, left: str) -> list[str]:
     return problems
 
 
-def _tell_ended(fleet: AgentPool, overview: JobView) -> None:
+def _tell_ended(fleet: AgentPool, job_view: JobView) -> None:
     """Of hosts whose part is over, what their agents would say."""
-    for name, status in overview.hosts.items():
+    for name, status in job_view.hosts.items():
         if status.over and status.content is not None:
             content = status.content
             fleet.inbox.put((name, {"type": "hello", "status": content, "late": status.late}))

@@ -57,7 +57,7 @@ class LaunchOptions:
     warned: tuple[str, ...] = ()
     ssh: SshOptions = field(default_factory=SshOptions)
     chooses_ports: bool = False
-    listening: Callable[[Plan], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda process, event: None)
+    listening: Callable[[Progress], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda *_: None)
 
 
 def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
@@ -89,7 +89,8 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
                 lock.acquire()
             inventory = _checked(reached, inventory, spec, view)
             planned = plan(inventory, spec)
-            heard = stack.enter_context(manner.listening(planned))
+            progress = Progress.of(planned, began)
+            on_event = stack.enter_context(manner.listening(progress))
             provide(planned, inventory, reached, view.note, manner.told)
             job.write_plan(planned, inventory)
             view.note(f"job {job.id}: {_count(planned)}; {log_paths(job, planned)}")
@@ -97,9 +98,8 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
                 view.note(f"what the script prints: geomx logs {job.id} -f")
             dirs = working_dirs(inventory, planned)
             fleet = AgentPool(job, reached, job.host_specs(planned, dirs, lease), view.note)
-            progress = Progress.of(planned, began)
             watch = Watch(
-                planned, fleet, progress, view, heard=heard, on_listening=lock.release, warned=manner.warned
+                planned, fleet, progress, view, on_event=on_event, on_listening=lock.release, warned=manner.warned
             )
             outcome = _carry_out(watch, fleet, _files(job, planned, inventory, packed), view, detach=manner.detach)
             allocation.kept = outcome is None or bool(outcome.left)

@@ -177,11 +177,11 @@ def _mark(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -> 
     state = job_state.JobState.read(job.directory)
     if state is None or state.over or state.followed:
         return
-    overview = JobView.of(job, hosts)
-    failed_before = overview.failure is not None and not overview.stopped_by
-    if failed_before or (overview.over and not any(one.did for one in report.hosts)):
-        overview.conclude()
+    job_view = JobView.of(job, hosts)
+    failed_before = job_view.failure is not None and not job_view.stopped_by
+    if failed_before or (job_view.over and not any(one.did for one in report.hosts)):
+        job_view.conclude()
         return
     outcome, seconds = Outcome(interrupted=True, stopped_by="geomx stop"), max(0.0, time.time() - job.started)
-    end = End.of(job.job(), job.plan, outcome, overview.progress.totals(), seconds)
+    end = End.of(job.job(), job.plan, outcome, job_view.progress.totals(), seconds)
     job_state.finish(job.directory, end.result)

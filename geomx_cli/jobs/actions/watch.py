@@ -5,9 +5,11 @@ it.
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from queue import Empty
+from typing import Any
 
+from geomx_cli.core import events
 from geomx_cli.core.agent_protocol import (
     AgentStatus,
     Done,
@@ -24,7 +26,7 @@ from geomx_cli.core.agent_protocol import (
     parse,
 )
 from geomx_cli.core.env_names import NO_EFFECT
-from geomx_cli.core.events import Event
+from geomx_cli.core.events import Event, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.jobs.actions.agent_pool import AgentPool, JsonObject
 from geomx_cli.jobs.actions.local_events import Broken, Gone, Interrupt, LocalEvent, Mended, Notice, Suspend
@@ -54,17 +56,17 @@ class Watch:
     lost agent (its stream ended, or it does not answer) is a failure too; its processes are ended in its place. Put an
     Interrupt into the fleet's inbox to stop the job, and a second one to kill it; with `detaches` it lets go of the
     job instead, as another geomx does that takes it over. A Suspend stops this process, until somebody continues it.
-    `heard` is told of each event that a process wrote, `on_listening` that the job has taken its ports. What several
+    `on_event` gets each event that a process wrote, `on_listening` that the job has taken its ports. What several
     processes warn of a variable is shown once, and what is in `warned` not at all.
     """
 
     def __init__(
         self, plan: Plan, fleet: AgentPool, progress: Progress, view: View, *, detaches: bool = False,
-        heard: Listener = lambda process, event: None, on_listening: Callable[[], None] = lambda: None,
+        on_event: Listener = lambda process, event: None, on_listening: Callable[[], None] = lambda: None,
         warned: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._on_listening = on_listening
-        self._heard = heard
+        self._on_event = on_event
         self._detaches = detaches
         self._plan = plan
         self._fleet = fleet
@@ -145,11 +147,8 @@ class Watch:
                 self._lose(host, f"says what no agent says: {error}")
             return
         match known:
-            case ProcessEvent(process, event, age):
-                self._progress.add(process, event, age)
-                self._heard(process, event)
-                if event.get("event") == "warning":
-                    self._warn(process, str(event.get("message", "")))
+            case ProcessEvent(process, fields, age):
+                self._take_event(process, fields, age)
             case Warned(text):
                 self._view.note(f"warning: host {host}: {text}")
             case Hello(status, late):
@@ -168,6 +167,18 @@ class Watch:
                 self._end(host, why, left)
             case Replaced():
                 self._let_go("another geomx follows the job now")
+
+    def _take_event(self, process: str, fields: Mapping[str, Any], age: float) -> None:
+        try:
+            event = events.parse(fields)
+        except ValueError:  # a script may write what it likes to its event log
+            return
+        if event is None:
+            return
+        self._progress.take(process, event, time.monotonic() - age)
+        self._on_event(process, event)
+        if isinstance(event, WarningRaised):
+            self._warn(process, event.message)
 
     def _take_local(self, host: str, event: LocalEvent) -> None:
         match event:

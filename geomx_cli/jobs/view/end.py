@@ -6,7 +6,7 @@ from typing import Any
 
 from geomx_cli.core.errors import DoneInPart, GeomxError, Interrupted
 from geomx_cli.jobs.store import Job
-from geomx_cli.jobs.view.explanation import explain
+from geomx_cli.jobs.view.failure_report import explain
 from geomx_cli.jobs.view.log_paths import log_paths
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Totals

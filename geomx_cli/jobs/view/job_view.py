@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from geomx_cli.core.agent_protocol import failures_of
@@ -13,10 +13,11 @@ from geomx_cli.jobs.store import state as job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.state import JobState
 from geomx_cli.jobs.view.end import End
-from geomx_cli.jobs.view.explanation import failure_fields
+from geomx_cli.jobs.view.failure_report import failure_fields
 from geomx_cli.jobs.view.host import HostStatus, read_all
 from geomx_cli.jobs.view.outcome import Outcome
-from geomx_cli.jobs.view.progress import Progress, Row
+from geomx_cli.jobs.view.progress import Progress
+from geomx_cli.jobs.view.reducer import ProcessState
 
 __all__ = ["JobView"]
 
@@ -149,15 +150,16 @@ def _mark(progress: Progress, host: str, status: HostStatus) -> None:
             row.state = "not started" if status.agent in ("not started", "over") else f"? {status.agent}"
 
 
-def _row(row: Row, hosts: Mapping[str, HostStatus]) -> dict[str, Any]:
-    fields = asdict(row)
-    process = fields.pop("process")
-    content = hosts[row.process.host].content
-    known = content["processes"].get(row.process.name) if content else None
-    names = ("state", "round", "samples_per_s", "loss", "accuracy", "progress", "left_s", "status", "asked")
+def _row(row: ProcessState, hosts: Mapping[str, HostStatus]) -> dict[str, Any]:
+    process, content = row.process, hosts[row.process.host].content
+    known = content["processes"].get(process.name) if content else None
+    names = ("loss", "accuracy", "progress", "left_s", "status", "asked")
     return {
-        **{name: process[name] for name in ("name", "host", "party", "role", "rank", "global_rank")},
+        **{name: getattr(process, name) for name in ("name", "host", "party", "role", "rank", "global_rank")},
         "pid": known["pid"] if known else 0,
-        **{name: fields[name] for name in names},
-        "bytes": {"lan": list(row.lan), "wan": list(row.wan)},
+        "state": row.state,
+        "round": row.round,
+        "samples_per_s": row.samples_per_s or 0.0,
+        **{name: getattr(row, name) for name in names},
+        "bytes": {"lan": list(row.traffic.lan), "wan": list(row.traffic.wan)},
     }

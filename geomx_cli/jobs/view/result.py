@@ -6,7 +6,7 @@ from typing import Any
 from geomx_cli.core.errors import DoneInPart, GeomxError, Interrupted, TrainingFailed
 from geomx_cli.core.units import format_bytes, format_duration
 from geomx_cli.jobs.store import Job
-from geomx_cli.jobs.view.explanation import failure_fields
+from geomx_cli.jobs.view.failure_report import failure_fields
 from geomx_cli.jobs.view.log_paths import is_here, on_hosts
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Totals

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from geomx_cli.core.units import format_bytes, format_duration
-from geomx_cli.jobs.view.progress import Progress, Row
+from geomx_cli.jobs.view.progress import Progress
+from geomx_cli.jobs.view.reducer import ProcessState
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -57,7 +58,7 @@ class ProcessTable:
         yield Text("\n".join(words))
 
 
-def _table(rows: Sequence[Row], columns: Sequence[str]) -> "Table":
+def _table(rows: Sequence[ProcessState], columns: Sequence[str]) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -70,7 +71,7 @@ def _table(rows: Sequence[Row], columns: Sequence[str]) -> "Table":
     return table
 
 
-def _columns(rows: Sequence[Row], width: int) -> list[str]:
+def _columns(rows: Sequence[ProcessState], width: int) -> list[str]:
     """Those that there is room for."""
     cells = [_cells(row) for row in rows]
     widths = {name: max(usual, len(name), *(len(cell[name]) for cell in cells)) for name, usual in _WIDTHS.items()}
@@ -80,7 +81,7 @@ def _columns(rows: Sequence[Row], width: int) -> list[str]:
     return list(widths)
 
 
-def _most_wanted(rows: Sequence[Row], room: int) -> list[Row]:
+def _most_wanted(rows: Sequence[ProcessState], room: int) -> list[ProcessState]:
     """As many as there is room for, with a line for the others, in their order."""
     if len(rows) <= room:
         return list(rows)
@@ -89,11 +90,11 @@ def _most_wanted(rows: Sequence[Row], room: int) -> list[Row]:
     return [row for row in rows if row.process.name in names]
 
 
-def _has_failed(row: Row) -> bool:
+def _has_failed(row: ProcessState) -> bool:
     return bool(row.status) and not row.asked
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _cells(row: ProcessState) -> dict[str, str]:
     return {
         "process": row.process.name,
         "state": row.state,
@@ -101,8 +102,8 @@ def _cells(row: Row) -> dict[str, str]:
         "samples/s": f"{row.samples_per_s:.0f}" if row.samples_per_s else "",
         "loss": "" if row.loss is None else f"{row.loss:.3f}",
         "accuracy": "" if row.accuracy is None else f"{row.accuracy:.4f}",
-        "LAN up/down": _up_down(row.lan),
-        "WAN up/down": _up_down(row.wan),
+        "LAN up/down": _up_down(row.traffic.lan),
+        "WAN up/down": _up_down(row.traffic.wan),
     }
 
 

@@ -1,20 +1,20 @@
 """Prometheus's metrics, by prometheus_client, on this machine's loopback."""
 
 import hmac
-import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
-from geomx_cli.core.events import Event
-from geomx_cli.plan import Plan
+from geomx_cli.jobs.view.progress import Progress
+from geomx_cli.jobs.view.reducer import ProcessState
 
 __all__ = ["Metrics"]
 
 ADDRESS = "127.0.0.1"
+LABELS = ["job", "process", "party", "role"]
 _App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 GAUGES = {
     "round": "Rounds that the process has completed.",
@@ -54,9 +54,9 @@ def _guarded(app: _App, port: int, token: str) -> _App:
 
 
 class Metrics:
-    """Answers at /metrics from the start, in a thread of its own. `take` may be called by any thread. Close it."""
+    """Answers at /metrics from the start, in a thread of its own, with what is in `progress` then. Close it."""
 
-    def __init__(self, plan: Plan, port: int, token: str = "") -> None:
+    def __init__(self, progress: Progress, port: int, token: str = "") -> None:
         """Raises InvalidSettings without prometheus_client, CheckFailed where the port is taken. token: what who asks
         has to know, as in "Authorization: Bearer TOKEN"; "" for nothing.
         """
@@ -65,16 +65,9 @@ class Metrics:
         except ImportError:
             hint = "pip install 'geomx-cli[metrics]'"
             raise InvalidSettings("--metrics-port needs prometheus_client", hint) from None
-        labels, registry = ("job", "process", "party", "role"), client.CollectorRegistry()
-        self._names = {one.name: (plan.job, one.name, one.party, one.role) for one in plan.processes}
-        self._gauges: dict[str, Any] = {
-            name: client.Gauge(f"geomx_{name}", text, labels, registry=registry) for name, text in GAUGES.items()
-        }
-        self._accuracy: Any = client.Gauge("geomx_accuracy", "Test accuracy.", ("job",), registry=registry)
-        self._bytes: Any = client.Counter(
-            "geomx_bytes", "Bytes of messages.", (*labels, "net", "direction"), registry=registry
-        )
-        self._counted: dict[tuple[str, str, str], float] = {}
+        self._progress = progress
+        registry = client.CollectorRegistry()
+        registry.register(self)
         answer = _guarded(client.make_wsgi_app(registry), port, token)
         try:
             self._server = make_server(ADDRESS, port, answer, _Server, _Quiet)
@@ -84,25 +77,31 @@ class Metrics:
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
-    def take(self, process: str, event: Event) -> None:
-        """Take the newest figures from an event."""
-        labels = self._names.get(process)
-        if labels is None:
-            return
-        if event.get("event") in ("evaluation", "finished") and _is_number(event.get("accuracy")):
-            self._accuracy.labels(labels[0]).set(event["accuracy"])
-        if event.get("event") != "telemetry":
-            return
-        for name, gauge in self._gauges.items():
-            if isinstance(event.get(name), int | float):  # also where it is no number any more, as a loss may be
-                gauge.labels(*labels).set(event[name])
-        counted: Any = event.get("bytes")
-        for net in ("lan", "wan") if isinstance(counted, dict) else ():
-            for direction, count in zip(("sent", "received"), counted.get(net, ()), strict=False):
-                if _is_number(count):
-                    before = self._counted.get((process, net, direction), 0)
-                    self._counted[process, net, direction] = count
-                    self._bytes.labels(*labels, net, direction).inc(max(0, count - before))
+    def collect(self) -> Iterator[Any]:
+        """See prometheus_client's Collector: what is known of the job now."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        progress = self._progress
+        rows = [row for row in progress.rows.values() if row.telemetry_time]
+        for name, text in GAUGES.items():
+            gauge = GaugeMetricFamily(f"geomx_{name}", text, labels=LABELS)
+            for row in rows:
+                if (value := getattr(row, name)) is not None:  # also where it is no number any more, as a loss may be
+                    gauge.add_metric(self._labels(row), value)
+            yield gauge
+        accuracy = GaugeMetricFamily("geomx_accuracy", "Test accuracy.", labels=["job"])
+        if progress.accuracy is not None:
+            accuracy.add_metric([progress.job], progress.accuracy)
+        yield accuracy
+        counts = CounterMetricFamily("geomx_bytes", "Bytes of messages.", labels=[*LABELS, "net", "direction"])
+        for row in rows:
+            for net, pair in (("lan", row.traffic.lan), ("wan", row.traffic.wan)):
+                for direction, count in zip(("sent", "received"), pair, strict=True):
+                    counts.add_metric([*self._labels(row), net, direction], count)
+        yield counts
+
+    def _labels(self, row: ProcessState) -> list[str]:
+        return [self._progress.job, row.process.name, row.process.party, row.process.role]
 
     def close(self) -> None:
         """Answer no more."""
@@ -110,6 +109,3 @@ class Metrics:
         self._server.server_close()
         self._thread.join(timeout=5)
 
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
-from geomx_cli.core.events import Event
+from geomx_cli.core.events import Evaluated, Event, ProcessFinished, Telemetry
 
 __all__ = ["Board"]
 
@@ -46,21 +46,15 @@ class Board:
 
     def take(self, process: str, event: Event) -> None:
         """Write down what an event says; one that says nothing of this kind is passed over."""
-        kind, when = event.get("event"), event.get("time")
-        if not isinstance(when, int | float):
-            return
-        if kind == "evaluation" or (kind == "finished" and event.get("accuracy") is not None):
-            self._add("accuracy", event.get("accuracy"), event.get("round", event.get("rounds")), when)
-        if kind == "telemetry" and event.get("round") != self._rounds.get(process):
-            number = event.get("round")
-            for name in SCALARS:
-                if name in event:
-                    self._add(f"{name}/{process}", event[name], number, when)
-            counted = event.get("bytes")
-            if isinstance(counted, dict) and sum(counted.get("wan", ())):
-                self._add(f"wan_MB/{process}", sum(counted["wan"]) / 1e6, number, when)
-            if isinstance(number, int):
+        match event:
+            case Evaluated(round=number, accuracy=accuracy) | ProcessFinished(rounds=number, accuracy=accuracy):
+                self._add("accuracy", accuracy, number, event.time)
+            case Telemetry(round=number) if number != self._rounds.get(process):
                 self._rounds[process] = number
+                for name in SCALARS:
+                    self._add(f"{name}/{process}", getattr(event, name), number, event.time)
+                if event.bytes is not None and any(event.bytes.wan):
+                    self._add(f"wan_MB/{process}", sum(event.bytes.wan) / 1e6, number, event.time)
 
     def close(self) -> None:
         """Write what is left."""
@@ -68,8 +62,8 @@ class Board:
             self._scalars.put(None, timeout=LIMIT)
         self._thread.join(LIMIT)
 
-    def _add(self, tag: str, value: Any, step: Any, when: float) -> None:
-        if isinstance(value, int | float) and isinstance(step, int) and math.isfinite(value):
+    def _add(self, tag: str, value: float | None, step: int | None, when: float) -> None:
+        if value is not None and step is not None and math.isfinite(value):
             with contextlib.suppress(queue.Full):
                 self._scalars.put_nowait((tag.replace(":", "-"), value, step, when))
 

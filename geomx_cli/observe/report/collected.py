@@ -15,14 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.jobs.actions.collect import collect as collect_logs
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.observe.report.about import Metadata
-from geomx_cli.observe.report.job_trial import JobTrial, mode_of, network_of
-from geomx_cli.observe.report.trial import RunRecords
+from geomx_cli.observe.report.job_records import JobRecords, mode_of, network_of
+from geomx_cli.observe.report.metadata import Metadata
+from geomx_cli.observe.report.run_records import RunRecords
 
 __all__ = ["collect", "fetched"]
 
@@ -40,7 +38,7 @@ def collect(job: KnownJob, base: Path, *, overwrite: bool = False) -> dict[str, 
         if not overwrite:
             _check(place, job.plan.job)
         manifest = collect_logs(job, folder)
-        trial = JobTrial.read(job.plan, folder / "events")
+        trial = JobRecords.read(job.plan, folder / "events")
         written = _write_records(trial, place)
     for process in job.plan.processes:
         if (folder / "events" / f"{process.file_name}.jsonl").exists():
@@ -73,17 +71,17 @@ def fetched(job: KnownJob) -> RunRecords:
     """
     with tempfile.TemporaryDirectory(prefix="geomx-") as folder:
         manifest = collect_logs(job, Path(folder, "job"))
-        trial = JobTrial.read(job.plan, Path(folder, "job", "events")).trial(job.directory)
+        trial = JobRecords.read(job.plan, Path(folder, "job", "events")).trial(job.directory)
     problems = [f"host {one['host']}: {one['problem']}" for one in manifest["problems"]]
     return replace(trial, unread=tuple(problems))
 
 
 def _check(place: Path, job: str) -> None:
     try:
-        about = Metadata.read(place)
-        if about is None and (not place.exists() or not any(place.iterdir())):
+        metadata = Metadata.read(place)
+        if metadata is None and (not place.exists() or not any(place.iterdir())):
             return
-        whose = f"job {about.job}" if about is not None else "somebody else"
+        whose = f"job {metadata.job}" if metadata is not None else "somebody else"
     except (InvalidSettings, OSError):
         whose = "a job that cannot be told"
     if whose != f"job {job}":
@@ -91,7 +89,7 @@ def _check(place: Path, job: str) -> None:
         raise InvalidSettings(f"{place} has the records of {whose}", hint)
 
 
-def _write_records(trial: JobTrial, place: Path) -> bool:
+def _write_records(trial: JobRecords, place: Path) -> bool:
     """Write all records anew; whether there are any, and else what lies there stays. Raises CheckFailed where that
     cannot be done.
     """
@@ -105,10 +103,10 @@ def _write_records(trial: JobTrial, place: Path) -> bool:
             for record in trial.logs[name].records():
                 if not folder.exists():
                     folder.mkdir(parents=True)
-                (folder / f"iter-{record.num_iters}.txt").write_bytes(msgspec.json.encode(record))
+                (folder / f"iter-{record.num_iters}.txt").write_bytes(record.encode())
                 written = True
         if written:
-            trial.about.write(part)
+            trial.metadata.write(part)
             if place.exists():
                 place.rename(old)
             part.rename(place)

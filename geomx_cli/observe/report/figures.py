@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from geomx_cli.core import plugins
 from geomx_cli.observe.report.record import Record, Worker, read_record
+from geomx_cli.observe.report.run_records import NON_IID, RunRecords, place_of
 from geomx_cli.observe.report.summary import Summary
-from geomx_cli.observe.report.trial import MODES, NON_IID, RunRecords
 
 __all__ = ["Bars", "Curves", "Figure", "Matrix", "Span", "Timeline", "of"]
 
-STANDALONE = "local"
 PHASES = ("computes", "evaluates", "sends", "waits")
 MOST_ROUNDS = 200
 SHORT = 180.0  # seconds, up to which an axis has those
@@ -77,7 +77,7 @@ Figure = Curves | Bars | Timeline | Matrix
 
 def of(network: str, trials: Sequence[RunRecords], target: float) -> Iterator[Figure]:
     """All figures that these trials of a network have data for."""
-    ordered = sorted(trials, key=lambda trial: _place(trial.mode))
+    ordered = sorted(trials, key=lambda trial: place_of(trial.mode))
     alike = [trial for trial in ordered if not trial.mode.endswith(NON_IID)]
     unlike = [trial for trial in ordered if trial.mode.endswith(NON_IID)]
     summaries = {trial.mode: Summary.of(trial, target, parity=False) for trial in ordered}
@@ -87,7 +87,7 @@ def of(network: str, trials: Sequence[RunRecords], target: float) -> Iterator[Fi
         if curves:
             title = f"Test accuracy of {network} on {data} data"
             yield Curves(name, title, f"time ({unit})", "test accuracy", curves, _standalone(which))
-    counted = [trial for trial in ordered if trial.about is not None and trial.about.seconds]
+    counted = [trial for trial in ordered if trial.metadata is not None and trial.metadata.seconds]
     curves = _curves(counted, _megabytes)
     if curves:
         title = f"Test accuracy of {network} by traffic"
@@ -102,39 +102,35 @@ def of(network: str, trials: Sequence[RunRecords], target: float) -> Iterator[Fi
         workers = dict(_round(trial))
         if workers:
             yield Timeline(f"timeline-{trial.mode}", f"One round of {network}, {trial.title}", workers)
-        if trial.about is not None and any(trial.about.traffic.values()):
+        if trial.metadata is not None and any(trial.metadata.traffic.values()):
             yield _matrix(network, trial)
-
-
-def _place(mode: str) -> tuple[int, bool]:
-    return list(MODES).index(mode.removesuffix(NON_IID)), mode.endswith(NON_IID)
 
 
 def _curves(
     trials: Sequence[RunRecords], x: Callable[..., float]
 ) -> dict[str, Sequence[tuple[float, float]]]:
     return {
-        trial.mode: [(x(trial, seconds), accuracy) for seconds, accuracy in trial.judge.accuracies]
+        trial.mode: [(x(trial, seconds), accuracy) for seconds, accuracy in trial.evaluator.accuracies]
         for trial in trials
-        if trial.judge.accuracies
+        if trial.evaluator.accuracies
     }
 
 
 def _longest(trials: Sequence[RunRecords]) -> float:
-    return max((trial.judge.seconds for trial in trials), default=0.0)
+    return max((trial.evaluator.seconds for trial in trials), default=0.0)
 
 
 def _megabytes(trial: RunRecords, seconds: float) -> float:
     """Between parties, by then."""
-    sent = trial.about.bytes_by(seconds) if trial.about is not None else None
+    sent = trial.metadata.bytes_by(seconds) if trial.metadata is not None else None
     return (sent or 0) / 1e6
 
 
 def _standalone(trials: Sequence[RunRecords]) -> float | None:
     """What one worker by itself came to, where that was tried too."""
     for trial in trials:
-        if trial.mode.removesuffix(NON_IID) == STANDALONE and trial.judge.accuracies:
-            return trial.judge.accuracies[-1][1]
+        if plugins.is_standalone(trial.mode.removesuffix(NON_IID)) and trial.evaluator.accuracies:
+            return trial.evaluator.accuracies[-1][1]
     return None
 
 
@@ -159,7 +155,7 @@ def _round(trial: RunRecords) -> Iterator[tuple[str, Sequence[Span]]]:
     number = (fewest + 1) // 2
     if not number:
         return
-    starts = trial.about.starts if trial.about is not None else {}
+    starts = trial.metadata.starts if trial.metadata is not None else {}
     alike = all(len(worker.samples) == fewest for worker in trial.each())
     slowest = next(name for name in _names(trial) if len(_worker(trial, name).samples) == fewest)
     begin, end = (_end(trial, slowest, index) + starts.get(slowest, 0.0) for index in (number - 1, number))
@@ -208,8 +204,8 @@ def _spans(begin: float, record: Record, start: float) -> Iterator[Span]:
 
 
 def _matrix(network: str, trial: RunRecords) -> Matrix:
-    assert trial.about is not None
-    traffic = trial.about.traffic
+    assert trial.metadata is not None
+    traffic = trial.metadata.traffic
     parties = list(traffic)
     rows = [[traffic[sender].get(receiver, 0) / 1e6 for receiver in parties] for sender in parties]
     return Matrix(f"matrix-{trial.mode}", f"Traffic between parties: {network}, {trial.title}", parties, rows)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.observe.report.figures import Bars, Curves, Figure, Matrix, Timeline
+from geomx_cli.observe.report.run_records import title
 from geomx_cli.observe.report.styles import PHASES, style
-from geomx_cli.observe.report.trial import title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["MAX_SECONDS", "MOST_COUNTED", "Record", "Worker", "check", "read_record"]
+from geomx_cli.core.events import MAX_COUNT, MAX_SECONDS, RoundCompleted
+
+__all__ = ["Record", "Worker", "read_record"]
 
 MAX_BYTES = 4 << 20
 PIECE = 1 << 15
-MAX_SECONDS = 1e10
-MOST_COUNTED = 1 << 53
 _NAME = re.compile(r"iter-([0-9]{1,9})\.txt", re.ASCII)
 
 
@@ -22,7 +22,8 @@ class Record(msgspec.Struct, omit_defaults=True):
     """A round. `time`: seconds by phase of each local step; total_time: seconds since the worker began to train.
 
     accuracy is there only where it was evaluated; what follows it is not in records of ESync's own workers.
-    evaluation_on_clock: whether total_time has the time of evaluations in it. epsilon: ESync's, seconds.
+    evaluation_on_clock: whether total_time has the time of evaluations in it. recorded: the algorithm's own figures,
+    which stand in the file under their own names, and are not read from there.
     """
 
     num_iters: int
@@ -37,7 +38,22 @@ class Record(msgspec.Struct, omit_defaults=True):
     wait: float | None = None
     loss: float | None = None
     evaluation_on_clock: bool | None = None
-    epsilon: float | None = None
+    recorded: dict[str, float] = {}
+
+    @classmethod
+    def of(cls, event: RoundCompleted, accuracy: float | None) -> "Record":
+        """The record of a round whose weights have this test accuracy."""
+        return cls(
+            num_iters=event.num_iters, time=event.times, num_samples=event.num_samples, total_time=event.total_time,
+            accuracy=accuracy, bytes_sent=event.bytes_sent, bytes_received=event.bytes_received, compute=event.compute,
+            communicate=event.communicate, wait=event.wait, loss=event.loss, evaluation_on_clock=True,
+            recorded=event.recorded,
+        )  # fmt: skip
+
+    def encode(self) -> bytes:
+        """As it stands in a file."""
+        fields = msgspec.to_builtins(self)
+        return msgspec.json.encode({**fields.pop("recorded", {}), **fields})
 
     def aggregation(self) -> float:
         """Seconds that the exchange of the round took."""
@@ -142,19 +158,19 @@ def read_record(path: str, number: int) -> Record:
         raise ValueError(f"it is no whole record: {error}" if data.strip() else "it is empty") from None
     if record.num_iters != number:
         raise ValueError(f"it is a record of round {record.num_iters}")
-    check(record)
+    _check(record)
     return record
 
 
-def check(record: Record) -> None:
+def _check(record: Record) -> None:
     """Raises ValueError where its numbers make no sense: whoever wrote it, no report fails for one."""
     counts = (record.num_iters, record.num_samples, record.bytes_sent, record.bytes_received)
-    told = (record.total_time, record.compute, record.communicate, record.wait, record.accuracy, record.epsilon)
+    told = (record.total_time, record.compute, record.communicate, record.wait, record.accuracy)
     times = [seconds for seconds in told if seconds is not None]
     for step in record.time.values():
         times += step.values()
     if (
-        any(not 0 <= count < MOST_COUNTED for count in counts)
+        any(not 0 <= count < MAX_COUNT for count in counts)
         or any(not 0 <= seconds < MAX_SECONDS for seconds in times)
         or not all(map(_is_number, record.time))
     ):

@@ -7,9 +7,10 @@ side by side, hatches and markers tell them apart as well. An algorithm that say
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from geomx_cli.core import plugins
-from geomx_cli.observe.report.trial import COMPENSATED, MODES, NON_IID
+from geomx_cli.observe.report.run_records import NON_IID
 
 __all__ = ["PHASES", "Style", "style"]
 
@@ -25,20 +26,20 @@ class Style:
 
 
 _MORE = (("#A6761D", "<", "x."), ("#1B9E77", ">", "+o"), ("#E7298A", "p", "|."), ("#66A61E", "d", "-o"))
+_more = itertools.cycle(_MORE)
 
 
-def _styles() -> dict[str, Style]:
-    more = itertools.cycle(_MORE)
-    known = {mode: Style("#009E73", "v", "--") if mode == COMPENSATED else None for mode in MODES}
-    return {mode: style or Style(*(plugins.look(mode) or next(more))) for mode, style in known.items()}
-
-
-_STYLES: Mapping[str, Style] = _styles()
 PHASES: Mapping[str, str] = {"computes": "#0072B2", "evaluates": "#009E73", "sends": "#E69F00", "waits": "#D0D0D0"}
 """The colours of what a worker does."""
 
 
 def style(mode: str) -> Style:
     """Of a mode; on data that are divided otherwise the same with dashed lines and finer hatches."""
-    look = _STYLES[mode.removesuffix(NON_IID)]
+    look = _plain(mode.removesuffix(NON_IID))
     return replace(look, line="--", hatch=look.hatch * 2 or "oo..") if mode.endswith(NON_IID) else look
+
+
+@cache
+def _plain(mode: str) -> Style:
+    _, look = plugins.modes().get(mode, ("", None))
+    return Style(*(look or next(_more)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.observe.report.record import Worker
-from geomx_cli.observe.report.trial import RunRecords, title
+from geomx_cli.observe.report.run_records import RunRecords, title
 
 __all__ = ["SUMMARY_VERSION", "Reached", "Summary", "original", "write"]
 
@@ -62,19 +62,19 @@ class Summary:
         seconds = max(worker.seconds for worker in workers)
         samples = sum(sum(worker.samples) for worker in workers)
         sent, received = (sum(getattr(worker, way) for worker in workers) for way in ("sent", "received"))
-        judge = trial.judge
-        first = next((point for point in judge.accuracies if point[1] >= target), None)
+        evaluator = trial.evaluator
+        first = next((point for point in evaluator.accuracies if point[1] >= target), None)
         rate, traffic = _per(samples, seconds), _per(sent + received, seconds) / 1e6
         if parity:
-            rate, traffic = _original_rate(samples, workers), _original_traffic(trial.mode, workers, judge)
+            rate, traffic = _original_rate(samples, workers), _original_traffic(trial.mode, workers, evaluator)
         busy = [_original_busy(one) if parity else _per(one.compute, one.seconds) for one in workers]
         return cls(
             network=trial.network, mode=trial.mode, workers=len(workers),
             rounds=max(len(worker.samples) for worker in workers), samples=samples, seconds=seconds,
             samples_per_s=rate, traffic=traffic,
             busy=sum(busy) / len(busy),
-            bytes=(sent, received), wan_bytes=trial.about.total if trial.about is not None else None, target=target,
-            accuracy=judge.accuracies[-1][1] if judge.accuracies else None, parity=parity,
+            bytes=(sent, received), wan_bytes=trial.metadata.total if trial.metadata is not None else None,
+            target=target, accuracy=evaluator.accuracies[-1][1] if evaluator.accuracies else None, parity=parity,
             reached=None if first is None
             else Reached(*first, trial.bytes_by(first[0]), _wan_bytes(trial, first[0])),
         )  # fmt: skip
@@ -149,18 +149,18 @@ def _per(count: float, seconds: float) -> float:
 
 
 def _wan_bytes(trial: RunRecords, seconds: float) -> int | None:
-    return trial.about.bytes_by(seconds) if trial.about is not None else None
+    return trial.metadata.bytes_by(seconds) if trial.metadata is not None else None
 
 
 def _original_rate(samples: int, workers: list[Worker]) -> float:
     return float(int(_per(samples, round(workers[0].seconds))))
 
 
-def _original_traffic(mode: str, workers: list[Worker], judge: Worker) -> float:
-    if mode.startswith(("async", "dcasgd")):
+def _original_traffic(mode: str, workers: list[Worker], evaluator: Worker) -> float:
+    if mode.startswith(("async", "dcasgd")):  # the asynchronous ones that ESync's drawer has
         rounds, seconds = sum(len(worker.steps) for worker in workers), workers[0].seconds
     else:
-        rounds, seconds = len(judge.accuracies) * WORKERS_OF_ESYNC, judge.seconds
+        rounds, seconds = len(evaluator.accuracies) * WORKERS_OF_ESYNC, evaluator.seconds
     return float(int(_per(rounds * MEBIBYTES_OF_RESNET18, round(seconds))))
 
 

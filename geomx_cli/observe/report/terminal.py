@@ -6,7 +6,7 @@ from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.observe.report.figures import PHASES, Bars, Curves, Figure, Matrix, Timeline
-from geomx_cli.observe.report.trial import title
+from geomx_cli.observe.report.run_records import title
 
 __all__ = ["painted"]
 

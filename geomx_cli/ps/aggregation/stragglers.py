@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from geomx_cli.core.errors import GeomxError, PeerLost
+from geomx_cli.core.events import WarningRaised
 from geomx_cli.ps.cluster.liveness import newest
 from geomx_cli.ps.cluster.members import Members
 from geomx_cli.ps.cluster.node import Node
@@ -98,7 +99,7 @@ class StragglerMonitor:
                 heard(link, {})
 
     def _warn(self, names: Sequence[str], message: str) -> None:
-        self._node.events.write("warning", message=message)
+        self._node.events.write(WarningRaised(message=message))
 
     def _give_up(self, names: Sequence[str], message: str) -> None:
         hint = f"is it stuck, or out of step with the others? --patience ({self._limit:g}s) is what a round may take"

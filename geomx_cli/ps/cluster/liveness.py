@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from geomx_cli.core.errors import PeerLost
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.events import EventLog, WarningRaised
 from geomx_cli.ps.net.link import QUIET, Link
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.sockets import UNANSWERED
@@ -140,7 +140,7 @@ class Liveness:
         return None
 
     def _warn(self, message: str) -> None:
-        self._events.write("warning", message=message)
+        self._events.write(WarningRaised(message=message))
 
 
 def newest(links: Iterable[Link]) -> float:

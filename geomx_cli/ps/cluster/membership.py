@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
+from geomx_cli.core.events import StateChanged, WarningRaised
 from geomx_cli.core.units import counted
 from geomx_cli.ps.cluster.config import PlaneSettings
 from geomx_cli.ps.cluster.rpc import Request
@@ -108,8 +109,8 @@ class Membership:
         self._hear()
         if topic == "pending":
             self._missing = str(body.get("missing"))
-            self._node.telemetry["state"] = "waiting"
-            self._node.events.write("state", state="waiting", message=f"waiting for {self._missing}")
+            self._node.telemetry.state = "waiting"
+            self._node.events.write(StateChanged(state="waiting", message=f"waiting for {self._missing}"))
         elif topic == "fail":
             self.over = True
             request.answer()
@@ -139,7 +140,7 @@ class Membership:
     def _warn(self) -> None:
         if not self._heard:
             message = f"its scheduler at {self._plane.endpoint} has not answered for {QUIET * self._node.timeout:g} s"
-            self._node.events.write("warning", message=message)
+            self._node.events.write(WarningRaised(message=message))
 
     def _give_up(self) -> None:
         if not self._heard:

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ParamSpec
 
+import msgspec
+
 from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.events import EventLog, Telemetry
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.liveness import Liveness
 from geomx_cli.ps.cluster.membership import Membership
@@ -71,7 +73,7 @@ class Node:
         self.loop = Loop()
         self.timeout = settings.number("timeout")
         self.talk = Rpc(self.loop, self.timeout)
-        self.telemetry: Body = {"state": "starting", "round": 0}
+        self.telemetry = Telemetry(state="starting")
         self.memberships: list[Membership] = []
         self.error: GeomxError | None = None
         self._on_tensor = on_tensor
@@ -198,17 +200,18 @@ class Node:
 
     def _tick(self) -> None:
         self._report()
-        told = {name: value for name, value in self.telemetry.items() if name != "bytes"}  # nobody reads them there
+        fields = msgspec.to_builtins(self.telemetry)
+        figures = {name: value for name, value in fields.items() if name not in ("event", "bytes")}
         for membership in self.memberships:
-            membership.beat(told)
+            membership.beat(figures)
 
     def _report(self) -> None:
         counters = self.transport.counters
         refused = {name: count for name, count in counters.items() if " from " not in name}
-        self.telemetry["bytes"] = self.transport.traffic()
+        self.telemetry.bytes = self.transport.traffic()
         if refused:
-            self.telemetry["refused"] = refused
-        self.events.write("telemetry", **self.telemetry)
+            self.telemetry.refused = refused
+        self.events.write(self.telemetry)
 
     def _end(self, topic: str, body: Body, links: Iterable[Link], limit: float) -> None:
         """End `run` when all `links` have answered the last thing that is said to them, or after `limit` seconds."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TimedOut
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.events import EventLog, RosterComplete
 from geomx_cli.core.units import counted
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.membership import Member
@@ -59,7 +59,7 @@ class Scheduler:
 
     def run(self) -> None:
         """Serve until the plane has ended."""
-        self.node.telemetry["state"] = "waiting"
+        self.node.telemetry.state = "waiting"
         try:
             self.node.run()
         finally:
@@ -169,9 +169,9 @@ class Scheduler:
         for link, item in self._entries.items():
             self.node.liveness.watch(link)
             item.request.answer({"rank": item.member.rank, "members": roster, "scheduler": self.node.process})
-        self.node.telemetry["state"] = "serving"
+        self.node.telemetry.state = "serving"
         names = ", ".join(member.process for member in members)
-        self.node.events.write("roster", members=roster, message=f"all members have joined: {names}")
+        self.node.events.write(RosterComplete(members=roster, message=f"all members have joined: {names}"))
 
     def _tell_pending(self) -> None:
         if not self._complete:

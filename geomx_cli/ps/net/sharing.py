@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.events import EventLog, WarningRaised
 from geomx_cli.ps.net.shared_memory import Arena
 from geomx_cli.ps.net.wire import BadMessage
 
@@ -63,7 +63,7 @@ class Sharing:
         if place is None and not self._was_full:
             self._was_full = True
             message = "the memory that is shared with processes of this host is full; sockets take its place"
-            self._events.write("warning", message=message)
+            self._events.write(WarningRaised(message=message))
         return place
 
     def forget(self, link: "Link") -> None:

@@ -10,12 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 import zmq
 
-from geomx_cli.core.events import EventLog
+from geomx_cli.core.events import EventLog, Traffic, WarningRaised
 from geomx_cli.ps.net.link import LANES, MAX_FUSED, Lane, Link
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.malloc import keep_freed_memory
@@ -34,10 +34,9 @@ from geomx_cli.ps.net.wire import (
     largest_message,
 )
 
-__all__ = ["Traffic", "Transport"]
+__all__ = ["Transport"]
 
 Handler = Callable[[Link, Header, memoryview | None], None]
-Pair = list[int]
 
 BATCH = 64
 IDENTITY = 12  # bytes, before that of the lane; a connection that has been replaced gets another identity, of 5 bytes
@@ -48,14 +47,6 @@ LONGEST_WHY, MOST_REFUSALS = 500, 20
 TOGETHER = 5.0
 IN_VAIN, LARGE = 3, 16 * 1024
 """Connections in a row that were given up, though each was made, without so many bytes of tensors having arrived."""
-
-
-class Traffic(TypedDict):
-    """Bytes [sent, received]: inside the party and to other parties, and of the latter to each process."""
-
-    lan: Pair
-    wan: Pair
-    peers: dict[str, Pair]
 
 
 class Transport:
@@ -155,13 +146,16 @@ class Transport:
 
     def traffic(self) -> Traffic:
         """Bytes of messages sent and received so far."""
-        peers: dict[str, Pair] = {}
-        near, far = [0, 0], [0, 0]
+        peers: dict[str, tuple[int, int]] = {}
+        lan = wan = (0, 0)
         for link in self.links:
-            for pair in (far, peers.setdefault(link.name, [0, 0])) if link.wide_area else (near,):
-                pair[0] += link.sent
-                pair[1] += link.received
-        return {"lan": near, "wan": far, "peers": peers}
+            if link.wide_area:
+                wan = (wan[0] + link.sent, wan[1] + link.received)
+                sent, received = peers.get(link.name, (0, 0))
+                peers[link.name] = (sent + link.sent, received + link.received)
+            else:
+                lan = (lan[0] + link.sent, lan[1] + link.received)
+        return Traffic(lan, wan, peers)
 
     def refuse(self, link: Link | None, reason: str, text: str) -> None:
         """Count a message that is dropped; write the first of each reason and peer to the event log."""
@@ -169,7 +163,7 @@ class Transport:
         self.counters[reason] += 1
         self.counters[f"{reason} from {peer}"] += 1
         if self.counters[f"{reason} from {peer}"] == 1 and len(self.counters) < 2 * MAX_LINKS:
-            self._events.write("warning", message=f"refused a message from {peer}: {text}", reason=reason)
+            self._events.write(WarningRaised(message=f"refused a message from {peer}: {text}", reason=reason))
 
     # What follows is for Link only.
 
@@ -360,20 +354,20 @@ class Transport:
             what = f"the link {self.who['process']} - {link.name} carries small messages but nothing large"
             why = "does something on the way drop large packets (path MTU)?"
             hint = "Try a smaller MTU on this host's interface (ip link set dev INTERFACE mtu 1280)"
-            self._events.write("warning", message=f"{what}: {why} {hint}")
+            self._events.write(WarningRaised(message=f"{what}: {why} {hint}"))
 
     def _note_refused(self, link: Link, body: dict[str, Any]) -> None:
         """The peer does not take a tensor or a question of ours: whoever waits for the answer is to know why."""
         why = str(body.get("why"))[:LONGEST_WHY]
         if len(self._refusals) < MOST_REFUSALS and (link, why) not in self._refusals:
             self._refusals.add((link, why))
-            self._events.write("warning", message=f"{link.name} refused a message of this process: {why}")
+            self._events.write(WarningRaised(message=f"{link.name} refused a message of this process: {why}"))
 
     def _tell_back(self, link: Link) -> None:
         """Once for both lanes, as they are mostly cut together."""
         now = time.monotonic()
         if now - self._told_back.get(link, 0.0) > TOGETHER:
-            self._events.write("warning", message=f"the connection to {link.name} was cut, and is back")
+            self._events.write(WarningRaised(message=f"the connection to {link.name} was cut, and is back"))
         self._told_back[link] = now
 
     def _greeted(self, link: Link, number: int, payload: memoryview | None) -> None:

@@ -3,9 +3,12 @@
 MixedSync in one plane without local servers, where each worker is a party of its own.
 """
 
-from geomx_cli.runtime.algorithms.mixed import refuses, server, server_optimizer, worker
+from geomx_cli.runtime.algorithms.mixed import refuses, server, server_optimizer, variant, variants, worker
 
-__all__ = ["forced_options", "look", "name", "options", "refuses", "server", "server_optimizer", "title", "worker"]
+__all__ = [
+    "forced_options", "look", "name", "options", "refuses", "server", "server_optimizer", "title", "variant",
+    "variants", "worker",
+]  # fmt: skip
 
 name = "async"
 title = "Async"

@@ -11,13 +11,17 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
 
-__all__ = ["forced_options", "look", "name", "options", "refuses", "server", "server_optimizer", "title", "worker"]
+__all__ = [
+    "forced_options", "look", "name", "options", "refuses", "server", "server_optimizer", "standalone", "title",
+    "worker",
+]  # fmt: skip
 
 name = "local"
 title = "Local"
 look = ("#7F7F7F", "h", "")
 options = ()
 forced_options = {"topology": "flat", "parties": 1, "workers": 1}
+standalone = True
 
 
 def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | None:

@@ -14,6 +14,9 @@ from geomx_cli.runtime.algorithms._completion import TOPIC, CompletionServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer, FsaWorker, server_optimizer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from geomx_cli.core.options import Value
     from geomx_cli.core.plugins import Spec
     from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
     from geomx_cli.ps.client import Client
@@ -21,11 +24,14 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.train_config import TrainConfig
 
-__all__ = ["look", "name", "options", "refuses", "server", "server_optimizer", "title", "worker"]
+__all__ = [
+    "look", "name", "options", "refuses", "server", "server_optimizer", "title", "variant", "variants", "worker",
+]  # fmt: skip
 
 name = "mixed"
 title = "MixedSync"
 look = ("#56B4E9", "P", "..")
+variants = {"dcasgd": ("DCASGD", ("#009E73", "v", "--"))}
 options = (
     Option(
         "max_staleness", "int", -1, "GEOMX_MAX_STALENESS",
@@ -33,6 +39,11 @@ options = (
         minimum=0, maximum=1_000_000,
     ),
 )  # fmt: skip
+
+
+def variant(options: "Mapping[str, Value]") -> str:
+    """DCASGD, where the optimizer compensates for delay."""
+    return "dcasgd" if str(options["optimizer"]).startswith("dcasgd") else ""
 
 
 def refuses(spec: "Spec") -> str | None:

@@ -23,6 +23,7 @@ def main(client: "Client") -> None:
     Raises GeomxError when the job cannot start or fails.
     """
     from geomx_cli.core import plugins
+    from geomx_cli.core.events import StateChanged
     from geomx_cli.runtime.training.train_config import TrainConfig
 
     config = TrainConfig.from_options(client.settings.options)
@@ -36,7 +37,7 @@ def main(client: "Client") -> None:
     else:
         _initialise(client, config)
         client.report(state="finished")
-        client.events.write("state", state="finished")
+        client.events.write(StateChanged(state="finished"))
 
 
 def _network(config: "TrainConfig") -> "Network":
@@ -78,6 +79,7 @@ def _run(
     test: "Samples | None",
 ) -> None:  # fmt: skip
     from geomx_cli.core.errors import InvalidSettings
+    from geomx_cli.core.events import ProcessFinished
     from geomx_cli.runtime.kvstore import Store
     from geomx_cli.runtime.training.evaluation import Evaluation
     from geomx_cli.runtime.training.loop import Loop
@@ -99,12 +101,17 @@ def _run(
         evaluation = Evaluation(network.build(), test, config.eval_every // part.steps_per_round)
     loop = Loop(client, config, model=model, part=part, shard=shard, evaluation=evaluation)
     loop.run()
-    fields: dict[str, object] = {"rounds": part.rounds, "samples": loop.samples, "seconds": loop.seconds}
+    accuracy = None
     if evaluation is not None:
         client.report(state="evaluating")
-        fields["accuracy"] = loop.evaluate()
-        client.report(accuracy=fields["accuracy"])
-    client.events.write("finished", stopped=loop.stopped, parameters=model.digest(), **fields)
+        accuracy = loop.evaluate()
+        client.report(accuracy=accuracy)
+    client.events.write(
+        ProcessFinished(
+            rounds=part.rounds, samples=loop.samples, seconds=loop.seconds, stopped=loop.stopped,
+            parameters=model.digest(), accuracy=accuracy,
+        )
+    )  # fmt: skip
     client.report(state="finished", progress=1.0, left_s=0.0)
 
 

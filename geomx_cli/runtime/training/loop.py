@@ -175,7 +175,7 @@ class Loop:
         self._record.round(
             self._part.rounds, current.times, samples=current.samples, loss=loss, steps=self._steps,
             communicate=now - (self._begun or waiting), wait=now - waiting,
-            accuracy=current.accuracy, more=self._part.recorded,
+            accuracy=current.accuracy, recorded=self._part.recorded,
         )  # fmt: skip
         self._round, self._begun = _Round(), None
         self._keep()

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from geomx_cli.core.events import Evaluated, RoundCompleted, StateChanged, WarningRaised
+
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
 
@@ -24,7 +26,7 @@ class Record:
         self._started = self._last = time.monotonic()
         self._rate = self._waiting = 0.0
         self._bytes = self._count_bytes()
-        client.events.write("state", state="training")
+        client.events.write(StateChanged(state="training"))
 
     @property
     def elapsed(self) -> float:
@@ -33,28 +35,28 @@ class Record:
 
     def round(
         self, number: int, times: list[dict[str, float]], *, samples: int, loss: float | None, steps: int,
-        communicate: float, wait: float, accuracy: float | None, more: Mapping[str, float] = MappingProxyType({}),
+        communicate: float, wait: float, accuracy: float | None, recorded: Mapping[str, float] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """A round is complete. `times`: seconds of each local step by name; `steps`: those of all rounds so far.
 
-        loss: None for a round that this worker has trained on no batch for. more: the algorithm's own.
+        loss: None for a round that this worker has trained on no batch for. recorded: the algorithm's own figures.
         """
         before, self._bytes = self._bytes, self._count_bytes()
-        known = {"loss": loss, "accuracy": accuracy}
-        fields = {name: value for name, value in known.items() if value is not None}
         self._client.events.write(
-            "round",
-            num_iters=number,
-            times={str(step): entry for step, entry in enumerate(times)},
-            num_samples=samples,
-            total_time=self.elapsed,
-            bytes_sent=self._bytes[0] - before[0],
-            bytes_received=self._bytes[1] - before[1],
-            compute=round(sum(entry.get(name, 0.0) for entry in times for name in COMPUTING), 4),
-            communicate=round(communicate, 4),
-            wait=round(wait, 4),
-            **fields,
-            **more,
+            RoundCompleted(
+                num_iters=number,
+                times={str(step): entry for step, entry in enumerate(times)},
+                num_samples=samples,
+                total_time=self.elapsed,
+                bytes_sent=self._bytes[0] - before[0],
+                bytes_received=self._bytes[1] - before[1],
+                compute=round(sum(entry.get(name, 0.0) for entry in times for name in COMPUTING), 4),
+                communicate=round(communicate, 4),
+                wait=round(wait, 4),
+                loss=loss,
+                accuracy=accuracy,
+                recorded=dict(recorded),
+            )
         )
         now = time.monotonic()
         seconds, self._last = max(now - self._last, 1e-9), now
@@ -63,19 +65,20 @@ class Record:
         self._waiting += (wait / seconds - self._waiting) * weight
         progress = self._progress(steps)
         left = self.elapsed * (1 - progress) / progress if progress else 0.0
+        figures = {name: value for name, value in (("loss", loss), ("accuracy", accuracy)) if value is not None}
         self._client.report(
             state="training", round=number, samples_per_s=round(self._rate, 1),
-            waiting=round(min(1.0, self._waiting), 4), progress=round(progress, 4), left_s=round(left, 1), **fields,
+            waiting=round(min(1.0, self._waiting), 4), progress=round(progress, 4), left_s=round(left, 1), **figures,
         )  # fmt: skip
 
     def evaluation(self, round_: int, accuracy: float, seconds: float) -> None:
         """The weights after round `round_` have this test accuracy."""
-        self._client.events.write("evaluation", round=round_, accuracy=accuracy, seconds=round(seconds, 4))
+        self._client.events.write(Evaluated(round=round_, accuracy=accuracy, seconds=round(seconds, 4)))
         self._client.report(accuracy=accuracy)
 
     def warn(self, message: str) -> None:
         """Something that a user should know of."""
-        self._client.events.write("warning", message=message)
+        self._client.events.write(WarningRaised(message=message))
 
     def _progress(self, steps: int) -> float:
         by_time = self.elapsed / self._time_limit if self._time_limit else 0.0
@@ -83,5 +86,4 @@ class Record:
 
     def _count_bytes(self) -> tuple[int, int]:
         counts = self._client.traffic()
-        lan, wan = counts["lan"], counts["wan"]
-        return lan[0] + wan[0], lan[1] + wan[1]
+        return counts.lan[0] + counts.wan[0], counts.lan[1] + counts.wan[1]

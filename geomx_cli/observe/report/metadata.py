@@ -10,9 +10,9 @@ import numpy as np
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.observe.report.process_log import ProcessLog
 
-__all__ = ["ABOUT", "Metadata"]
+__all__ = ["FILE_NAME", "Metadata"]
 
-ABOUT = "job.json"
+FILE_NAME = "job.json"
 """Its file, beside the folders of the trial's hosts."""
 STEP = 0.5
 MOST = 2000
@@ -22,8 +22,8 @@ class Metadata(msgspec.Struct):
     """traffic: bytes from each party to each other one. seconds, wan_bytes: how many bytes had gone between parties so
     many seconds after training began, the first weights among them. starts: how many seconds after the first each
     worker (HOST/DEVICE) began. evaluation_on_clock: whether the workers' times have that of evaluations in them.
-    epsilon: ESync's in the last round, seconds, the largest of all workers; None for other algorithms. None is also
-    what was not recorded.
+    recorded: the algorithm's own figures of the last round, the largest of all workers; in the file they stand under
+    their own names, and are not read from there. None is what is not known.
     """
 
     job: str
@@ -34,13 +34,13 @@ class Metadata(msgspec.Struct):
     wan_bytes: list[int] = []
     starts: dict[str, float] = {}
     evaluation_on_clock: bool | None = None
-    epsilon: float | None = None
+    recorded: dict[str, float] = {}
     schema_version: int = 1
 
     @classmethod
     def read(cls, folder: Path) -> "Metadata | None":
         """What lies beside a trial's records; None where nothing does. Raises InvalidSettings where it is damaged."""
-        path = folder / ABOUT
+        path = folder / FILE_NAME
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except FileNotFoundError:
@@ -51,7 +51,8 @@ class Metadata(msgspec.Struct):
 
     def write(self, folder: Path) -> None:
         """Raises OSError."""
-        (folder / ABOUT).write_bytes(msgspec.json.encode(self))
+        fields = msgspec.to_builtins(self)
+        (folder / FILE_NAME).write_bytes(msgspec.json.encode({**fields.pop("recorded"), **fields}))
 
     @property
     def total(self) -> int | None:
@@ -65,7 +66,7 @@ class Metadata(msgspec.Struct):
 
 def wan_bytes(logs: Sequence[ProcessLog]) -> tuple[list[float], list[int]]:
     """`seconds` and `wan_bytes` of About: what all processes together have sent. Hosts' clocks are taken to agree."""
-    begun = min((log.training for log in logs if log.training is not None), default=None)
+    begun = min((log.state.trains_since for log in logs if log.state.trains_since is not None), default=None)
     curves = [tuple(zip(*sorted(log.sent), strict=True)) for log in logs if log.sent]
     if begun is None or not curves:
         return [], []
@@ -82,7 +83,7 @@ def traffic(parties: Mapping[str, str], logs: Mapping[str, ProcessLog]) -> dict[
     total: dict[str, dict[str, int]] = {party: {} for party in dict.fromkeys(parties.values())}
     for process, log in logs.items():
         row = total[parties[process]]
-        for peer, sent in log.peers.items():
+        for peer, (sent, _) in log.state.traffic.peers.items():
             if peer in parties and parties[peer] != parties[process]:
                 row[parties[peer]] = row.get(parties[peer], 0) + sent
     return total

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from geomx_cli.core import plugins
 from geomx_cli.core.process_name import file_name
-from geomx_cli.observe.report import about
-from geomx_cli.observe.report.about import Metadata
+from geomx_cli.observe.report.metadata import Metadata, traffic, wan_bytes
 from geomx_cli.observe.report.process_log import ProcessLog
 from geomx_cli.observe.report.record import Worker
-from geomx_cli.observe.report.trial import NON_IID, RunRecords
+from geomx_cli.observe.report.run_records import NON_IID, RunRecords
 from geomx_cli.plan import Plan, Process
 from geomx_cli.runtime.training.catalog import is_iid
 
-__all__ = ["JobTrial", "mode_of", "network_of"]
+__all__ = ["JobRecords", "mode_of", "network_of"]
 
 
 def network_of(plan: Plan) -> str:
@@ -29,25 +29,21 @@ def network_of(plan: Plan) -> str:
 
 
 def mode_of(options: Mapping[str, Any]) -> str:
-    """The algorithm; "dcasgd" where that compensates for delay; with "-niid" where workers have unlike data."""
-    algorithm = str(options["algo"])
-    compensated = algorithm in ("async", "mixed") and str(options["optimizer"]).startswith("dcasgd")
-    return ("dcasgd" if compensated else algorithm) + ("" if is_iid(str(options["split"])) else NON_IID)
+    """The algorithm, or a variant of it, with "-niid" where workers have unlike data."""
+    return plugins.mode(options) + ("" if is_iid(str(options["split"])) else NON_IID)
 
 
 @dataclass(frozen=True)
-class JobTrial:
+class JobRecords:
     """`logs` has that of each process of the plan, by name."""
 
     plan: Plan
     logs: Mapping[str, ProcessLog]
 
     @classmethod
-    def read(cls, plan: Plan, events: Path) -> "JobTrial":
+    def read(cls, plan: Plan, events: Path) -> "JobRecords":
         """From the event logs in a folder."""
-        return cls(
-            plan, {one.name: ProcessLog.read(events / f"{one.file_name}.jsonl", one.name) for one in plan.processes}
-        )
+        return cls(plan, {one.name: ProcessLog.read(events / f"{one.file_name}.jsonl", one) for one in plan.processes})
 
     @property
     def places(self) -> dict[str, tuple[str, str]]:
@@ -62,15 +58,15 @@ class JobTrial:
         return found
 
     @property
-    def about(self) -> Metadata:
+    def metadata(self) -> Metadata:
         """What is known beside the records."""
         parties = {process.name: process.party for process in self.plan.processes}
-        seconds, counts = about.wan_bytes(list(self.logs.values()))
+        seconds, counts = wan_bytes(list(self.logs.values()))
         return Metadata(
             job=self.plan.job, topology=self.plan.topology, options=dict(self.plan.spec.options),
-            traffic=about.traffic(parties, self.logs), seconds=seconds, wan_bytes=counts, starts=self._starts(),
+            traffic=traffic(parties, self.logs), seconds=seconds, wan_bytes=counts, starts=self._starts(),
             evaluation_on_clock=None if self.plan.spec.script else True,
-            epsilon=max((log.epsilon for log in self.logs.values() if log.epsilon is not None), default=None),
+            recorded=self._recorded(),
         )  # fmt: skip
 
     def trial(self, folder: Path) -> RunRecords:
@@ -78,10 +74,17 @@ class JobTrial:
         found: dict[str, dict[str, Worker]] = {}
         for name, (host, device) in sorted(self.places.items(), key=lambda item: item[1]):
             found.setdefault(host, {})[device] = self.logs[name].worker()
-        return RunRecords(folder, network_of(self.plan), mode_of(self.plan.spec.options), found, self.about)
+        return RunRecords(folder, network_of(self.plan), mode_of(self.plan.spec.options), found, self.metadata)
+
+    def _recorded(self) -> dict[str, float]:
+        largest: dict[str, float] = {}
+        for log in self.logs.values():
+            for name, value in log.state.recorded.items():
+                largest[name] = max(value, largest.get(name, value))
+        return largest
 
     def _starts(self) -> dict[str, float]:
-        begun = {"/".join(place): self.logs[name].training for name, place in self.places.items()}
+        begun = {"/".join(place): self.logs[name].state.trains_since for name, place in self.places.items()}
         first = min((when for when in begun.values() if when is not None), default=0.0)
         return {worker: round(when - first, 3) for worker, when in begun.items() if when is not None}
 

@@ -8,27 +8,23 @@ from pathlib import Path
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.observe.report.about import Metadata
+from geomx_cli.observe.report.metadata import FILE_NAME, Metadata
 from geomx_cli.observe.report.record import Worker
 
-__all__ = ["COMPENSATED", "MODES", "NON_IID", "RunRecords", "modes_in", "title"]
+__all__ = ["MODES", "NON_IID", "RunRecords", "modes_in", "place_of", "title"]
 
-COMPENSATED = "dcasgd"
-MODES: Mapping[str, str] = dict(
-    sorted({**{name: plugins.title(name) for name in plugins.algorithms()}, COMPENSATED: "DCASGD"}.items())
-)
-"""What each mode is called in figures and files: the algorithms, and one that compensates for delay. With "-niid"
-behind it the data were split by class.
-"""
+MODES: Mapping[str, str] = {name: title for name, (title, _) in plugins.modes().items()}
+"""What each mode is called in figures and files. With "-niid" behind it the data were split by class."""
 
 NON_IID = "-niid"
 FOLDERS = tuple(mode + suffix for mode in MODES for suffix in ("", NON_IID))
+"""Where trials of the modes lie that are known here; one of another mode is known by its job.json."""
 MANY = 8
 
 
 @dataclass(frozen=True)
 class RunRecords:
-    """`workers` by host and device, sorted. `about`: what is known beside their records; None for ESync's own.
+    """`workers` by host and device, sorted. `metadata`: what is known beside their records; None for ESync's own.
 
     unread: why records of some hosts are not there.
     """
@@ -37,7 +33,7 @@ class RunRecords:
     network: str
     mode: str
     workers: Mapping[str, Mapping[str, Worker]]
-    about: Metadata | None = None
+    metadata: Metadata | None = None
     unread: tuple[str, ...] = ()
 
     @classmethod
@@ -47,9 +43,11 @@ class RunRecords:
         """Read all records; `told` hears how many workers of how many are read. Raises InvalidSettings where there are
         none.
         """
-        title(mode)
         folder = base / network / mode
         places = list(_places(folder))
+        if not places and mode not in FOLDERS:
+            known = f"choose one of {', '.join(MODES)}, or one with {NON_IID}"
+            raise InvalidSettings(f"there is no mode {mode!r}", known)
         if not places:
             raise InvalidSettings(f"there are no records in {folder}", _what_there_is(base))
         workers: dict[str, dict[str, Worker]] = {}
@@ -70,7 +68,7 @@ class RunRecords:
         return title(self.mode)
 
     @property
-    def judge(self) -> Worker:
+    def evaluator(self) -> Worker:
         """The worker that evaluates."""
         return max(self.each(), key=lambda worker: len(worker.accuracies))
 
@@ -112,23 +110,30 @@ def _mapping(count: int) -> Iterator[Callable[..., Iterable[Worker]]]:
 
 def modes_in(base: Path, network: str) -> list[str]:
     """The modes that a network has trials of, as there are folders. Raises InvalidSettings where there are none."""
-    found = [mode for mode in FOLDERS if (base / network / mode).is_dir()]
+    found = sorted((path.name for path in (base / network).glob("*") if _is_trial(path)), key=place_of)
     if not found:
         raise InvalidSettings(f"there are no trials in {base / network}", _what_there_is(base))
     return found
+
+
+def place_of(mode: str) -> tuple[int, str]:
+    """Orders modes as MODES does, those behind them that are not known here."""
+    return FOLDERS.index(mode) if mode in FOLDERS else len(FOLDERS), mode
+
+
+def _is_trial(folder: Path) -> bool:
+    return folder.is_dir() and (folder.name in FOLDERS or (folder / FILE_NAME).exists())
 
 
 def _what_there_is(base: Path) -> str:
     """The trials in a folder, for whoever has named another."""
     if not base.is_dir():
         return f"there is no folder {base}; geomx logs collect --to DIR writes records to DIR"
-    found = sorted(f"{path.parent.name}/{path.name}" for path in base.glob("*/*") if path.name in FOLDERS)
+    found = sorted(f"{path.parent.name}/{path.name}" for path in base.glob("*/*") if _is_trial(path))
     return f"there is {', '.join(found)}" if found else f"geomx logs collect --to {base} writes records there"
 
 
 def title(mode: str) -> str:
-    """As in "ESync", or "ESync-Non-IID". Raises InvalidSettings for a mode that there is not."""
+    """As in "ESync", or "ESync-Non-IID"; a mode that is not known here is called by its name."""
     plain = mode.removesuffix(NON_IID)
-    if plain not in MODES:
-        raise InvalidSettings(f"there is no mode {mode!r}", f"choose one of {', '.join(MODES)}, or one with {NON_IID}")
-    return MODES[plain] + ("-Non-IID" if mode.endswith(NON_IID) else "")
+    return MODES.get(plain, plain) + ("-Non-IID" if mode.endswith(NON_IID) else "")

@@ -13,8 +13,8 @@ from geomx_cli.core import plugins
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.core.options import defaults
 from geomx_cli.observe.report import RunRecords, Summary, collected
-from geomx_cli.observe.report.about import Metadata
-from geomx_cli.observe.report.job_trial import JobTrial, mode_of, network_of
+from geomx_cli.observe.report.job_records import JobRecords, mode_of, network_of
+from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.record import read_record
 from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.this_machine import this_machine
@@ -86,7 +86,7 @@ def events(tmp_path: Path) -> Path:
 
 
 def test_records_of_rounds(events: Path) -> None:
-    job = JobTrial.read(planned(algo="hfa"), events)
+    job = JobRecords.read(planned(algo="hfa"), events)
     records = list(job.logs["A/worker:0"].records())
     assert [record.accuracy for record in records] == [0.7, None, 0.85], "of the round's weights, and at the end"
     assert [record.total_time for record in records] == [2.0, 4.0, 6.0]
@@ -101,27 +101,27 @@ def test_records_of_rounds(events: Path) -> None:
 
 
 def test_traffic_between_parties(events: Path) -> None:
-    about = JobTrial.read(planned(), events).about
-    assert about.traffic == {"central": {}, "A": {"central": 7000}, "B": {"central": 7000}}
-    assert about.bytes_by(0) == 2000 and about.bytes_by(1) == 4000 and about.bytes_by(4) == 10_000
-    assert about.bytes_by(100) == about.total == 14_000
-    assert about.starts == dict.fromkeys(("A/cpu0", "A/cpu1", "B/cpu0", "B/cpu1"), 0.0)
+    metadata = JobRecords.read(planned(), events).metadata
+    assert metadata.traffic == {"central": {}, "A": {"central": 7000}, "B": {"central": 7000}}
+    assert metadata.bytes_by(0) == 2000 and metadata.bytes_by(1) == 4000 and metadata.bytes_by(4) == 10_000
+    assert metadata.bytes_by(100) == metadata.total == 14_000
+    assert metadata.starts == dict.fromkeys(("A/cpu0", "A/cpu1", "B/cpu0", "B/cpu1"), 0.0)
 
 
 def test_devices() -> None:
-    alone = JobTrial.read(planned(workers=1), Path("/nowhere"))
+    alone = JobRecords.read(planned(workers=1), Path("/nowhere"))
     assert alone.places == {"A/worker:0": ("A", "cpu"), "B/worker:0": ("B", "cpu")}
-    together = JobTrial.read(planned(one_host=True), Path("/nowhere"))
+    together = JobRecords.read(planned(one_host=True), Path("/nowhere"))
     assert list(together.places.values()) == [("local", f"cpu{number}") for number in range(4)]
     found = planned(workers=3)
     processes = [
         replace(one, env={**one.env, "GEOMX_DEVICE": f"gpu{one.rank}"}) if one.global_rank in (1, 2) else one
         for one in found.processes
     ]
-    mixed = JobTrial(replace(found, processes=tuple(processes)), {})
+    mixed = JobRecords(replace(found, processes=tuple(processes)), {})
     assert list(mixed.places.values())[:3] == [("A", "cpu"), ("A", "gpu1"), ("A", "gpu2")]
     processes = [replace(one, env={**one.env, "GEOMX_DEVICE": "gpu1"}) for one in planned().processes]
-    shared = JobTrial(replace(planned(), processes=tuple(processes)), {})
+    shared = JobRecords(replace(planned(), processes=tuple(processes)), {})
     assert list(shared.places.values())[:2] == [("A", "gpu1-0"), ("A", "gpu1-1")], "which is not gpu10"
 
 
@@ -146,7 +146,7 @@ def test_networks() -> None:
 
 
 def test_written_and_read_again(events: Path, tmp_path: Path) -> None:
-    job = JobTrial.read(planned(algo="hfa"), events)
+    job = JobRecords.read(planned(algo="hfa"), events)
     place = tmp_path / "base" / "cnn" / "hfa"
     assert collected._write_records(job, place)
     text = (place / "A" / "cpu1" / "iter-2.txt").read_text()
@@ -159,9 +159,9 @@ def test_written_and_read_again(events: Path, tmp_path: Path) -> None:
     again = RunRecords.read(tmp_path / "base", "cnn", "hfa")
     assert Summary.of(again, 0.8, parity=False) == Summary.of(job.trial(place), 0.8, parity=False)
     assert not again.problems
-    assert not collected._write_records(JobTrial.read(planned(), tmp_path / "none"), tmp_path / "empty")
+    assert not collected._write_records(JobRecords.read(planned(), tmp_path / "none"), tmp_path / "empty")
     assert not (tmp_path / "empty").exists()
-    assert not collected._write_records(JobTrial.read(planned(), tmp_path / "none"), place)
+    assert not collected._write_records(JobRecords.read(planned(), tmp_path / "none"), place)
     assert (place / "A" / "cpu1" / "iter-2.txt").read_text() == text, "what was there stays when there is nothing new"
     assert sorted(path.name for path in place.parent.iterdir()) == ["hfa"]
 
@@ -169,7 +169,7 @@ def test_written_and_read_again(events: Path, tmp_path: Path) -> None:
 def test_records_of_another_job_stay(events: Path, tmp_path: Path) -> None:
     place = tmp_path / "base" / "cnn" / "fsa"
     collected._check(place, "job-1")
-    collected._write_records(JobTrial.read(planned(), events), place)
+    collected._write_records(JobRecords.read(planned(), events), place)
     collected._check(place, "job-1")
     with pytest.raises(InvalidSettings, match="has the records of job job-1"):
         collected._check(place, "job-2")
@@ -199,11 +199,11 @@ def test_numbers_without_sense_are_named_and_passed_over(events: Path, tmp_path:
     write(events, "A/worker:0", event)
     with (events / "A-worker-0.jsonl").open("a") as file:
         file.write("[" * 50_000 + "\n")  # no JSON that anybody reads
-    job = JobTrial.read(planned(), events)
+    job = JobRecords.read(planned(), events)
     trial = job.trial(events)
     (problem,) = trial.problems
     assert problem.startswith("A/worker:0: an event ")
-    assert len(trial.workers["A"]["cpu0"].samples) == 3 and job.about.bytes_by(100) == 14_000
+    assert len(trial.workers["A"]["cpu0"].samples) == 3 and job.metadata.bytes_by(100) == 14_000
     assert collected._write_records(job, tmp_path / "out")
     assert Summary.of(trial, 0.8, parity=False).reached is not None
 
@@ -221,7 +221,7 @@ def test_damaged_events_are_named_and_the_rest_taken(events: Path) -> None:
     write(events, "B/worker:0", {"event": "telemetry", "time": 1, "bytes": 4}, round_(4, 8.0))
     (events / "A-worker-1.jsonl").unlink()
     (events / "B-worker-1.jsonl").write_text('{"time": 1, "ev')
-    trial = JobTrial.read(planned(), events).trial(events)
+    trial = JobRecords.read(planned(), events).trial(events)
     assert len(trial.workers["B"]["cpu0"].samples) == 4
     problems = "\n".join(trial.problems)
     for kind in ("round", "evaluation", "telemetry"):
@@ -229,7 +229,7 @@ def test_damaged_events_are_named_and_the_rest_taken(events: Path) -> None:
     assert "A/worker:1: its event log cannot be read" in problems and len(trial.problems) == 4
     assert not trial.workers["B"]["cpu1"].samples
     shutil.rmtree(events)
-    assert len(JobTrial.read(planned(), events).trial(events).problems) == 4
+    assert len(JobRecords.read(planned(), events).trial(events).problems) == 4
 
 
 def test_from_a_real_job_to_figures(desk: Desk, tmp_path: Path) -> None:

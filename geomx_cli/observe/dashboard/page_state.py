@@ -5,25 +5,25 @@ from typing import Any
 
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.state import JobState
-from geomx_cli.observe.dashboard.feed import EventStream
-from geomx_cli.observe.dashboard.live import ENDS, JobModel
+from geomx_cli.observe.dashboard.event_stream import EventStream
+from geomx_cli.observe.dashboard.job_model import ENDS, JobModel
 
-__all__ = ["view"]
+__all__ = ["page_state"]
 
 VERSION = 1
-UNKNOWN = ("running", "detached", "lost control")
+UNDECIDED = ("running", "detached", "lost control")
 
 
-def view(job: KnownJob, live: JobModel, feed: EventStream) -> dict[str, Any]:
+def page_state(job: KnownJob, model: JobModel, events: EventStream) -> dict[str, Any]:
     """One object for JSON."""
     state = JobState.read(job.directory)
     shown = state.shown if state is not None else "lost control"
-    over = feed.over or shown not in UNKNOWN
-    known = live.snapshot(over=over)
+    over = events.over or shown not in UNDECIDED
+    known = model.snapshot(over=over)
     options = job.plan.spec.options
     what = " ".join(job.plan.spec.script) or f"{options['network']} by {options['algo']}"
-    if over and shown in UNKNOWN:
-        shown = _end(known["processes"]) if feed.complete else f"{shown}, and not all hosts could be read"
+    if over and shown in UNDECIDED:
+        shown = _end(known["processes"]) if events.complete else f"{shown}, and not all hosts could be read"
     cause, culprit = _cause(state)
     for process in known["processes"]:
         if culprit and process["state"] in ("failed", "ended"):  # the others ended because of it

@@ -1,11 +1,12 @@
 """The events of a job, read from its hosts over the same way as its logs, as they come."""
 
-import json
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from geomx_cli.core import events
 from geomx_cli.core.events import Event
+from geomx_cli.core.untrusted import decode
 from geomx_cli.jobs.actions.logs import LogReader
 from geomx_cli.jobs.store.registry import KnownJob
 
@@ -13,18 +14,17 @@ __all__ = ["EventStream"]
 
 
 class EventStream:
-    """Gives each event to `take`, in a thread of its own, until the job has ended or `close` is called.
+    """Gives each event, with its process, to `on_event`, in a thread of its own, until the job has ended or `close` is
+    called. A line that is no event is passed over.
 
     What is lost is said to `note` and tried again while the job runs. `over`: there is nothing more to come;
     `complete`: every host has said all.
     """
 
-    def __init__(
-        self, job: KnownJob, take: Callable[[str, Event], None], note: Callable[[str], None]
-    ) -> None:
+    def __init__(self, job: KnownJob, on_event: Callable[[str, Event], None], note: Callable[[str], None]) -> None:
         self.over = False
         self.complete = True
-        self._take = take
+        self._on_event = on_event
         self._note = note
         self._reader = LogReader(job, job.plan.processes, note, events=True)
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
@@ -40,7 +40,7 @@ class EventStream:
             for line in self._reader.follow():
                 event = _event(line.text)
                 if event is not None:
-                    self._take(line.process, event)
+                    self._on_event(line.process, event)
             for host, problem in self._reader.problems.items():
                 self.complete = False
                 self._note(f"host {host}: {problem}")
@@ -53,7 +53,6 @@ class EventStream:
 
 def _event(text: str) -> Event | None:
     try:
-        found: Any = json.loads(text)
-    except (ValueError, RecursionError):
+        return events.parse(decode(text, dict[str, Any]))
+    except ValueError:
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("time"), int | float) else None

@@ -1,0 +1,131 @@
+"""An algorithm of one's own: one file of a package outside geomx, from launch to the figures."""
+
+import json
+import os
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from desk import Desk
+from idx import write_data
+
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
+
+ALGORITHM = '''
+"""FSA with gradients that are made smaller, and a figure of its own."""
+
+from geomx_cli.core.options import Option
+from geomx_cli.runtime.algorithms.fsa import FsaWorker, refuses, server, server_optimizer
+
+name = "damped"
+title = "Damped"
+look = ("#123456", "*", "xx")
+options = (Option("damping", "float", 1.0, "GEOMX_DAMPING", "Part of each gradient.", "synchronisation", minimum=0.0),)
+
+
+def worker(client, model, config):
+    return DampedWorker(client, model, client.num_all_workers, float(config.options["damping"]))
+
+
+class DampedWorker(FsaWorker):
+    def synchronise(self):
+        super().synchronise()
+        self.recorded = {"damping": self._share}
+'''
+
+
+def offer(folder: Path, algorithm: str = ALGORITHM, name: str = "damping") -> Path:
+    """What an installation of the distribution `name` with this algorithm leaves in a folder of Python's path."""
+    package, info = folder / name, folder / f"{name}-1.0.dist-info"
+    package.mkdir(parents=True)
+    info.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "damped.py").write_text(algorithm)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[geomx.algorithms]\ndamped = {name}.damped\n")
+    return folder
+
+
+@pytest.fixture
+def forgets() -> Iterator[None]:
+    """Another test knows nothing of the plug-ins of this one."""
+    plugins._all.cache_clear()
+    yield
+    plugins._all.cache_clear()
+
+
+def shown(url: str) -> dict[str, object]:
+    """What the page of a dashboard is told."""
+    with urllib.request.urlopen(url.replace("/?", "/data?"), timeout=10) as answer:
+        found: dict[str, object] = json.loads(answer.read())
+    return found
+
+
+def until_read(dashboard: "subprocess.Popen[str]") -> dict[str, object]:
+    """The state of a page when all events of its job are read, which is over."""
+    assert dashboard.stdout is not None
+    url = dashboard.stdout.readline().strip()
+    while (found := shown(url))["curves"]["accuracy"] == {}:  # type: ignore[index]
+        time.sleep(0.05)
+    return found
+
+
+def test_from_launch_to_figures(desk: Desk, tmp_path: Path) -> None:
+    desk.environment["PYTHONPATH"] += os.pathsep + str(offer(tmp_path / "site"))
+    data, base = write_data(tmp_path / "data"), tmp_path / "results"
+    words = ["--local", "--workers", "1", "--data-dir", str(data), "--batch-size", "16", "--epochs", "4"]
+    words += ["--network", "linear", "--eval-every", "4"]
+    done = desk.geomx("launch", *words, "--algo", "damped", "--damping", "0.5", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert desk.json("status", result["job"])["totals"]["rounds"] == result["rounds"] > 0
+    manifest = desk.json("logs", "collect", result["job"], "--to", str(base))
+    place = base / "linear" / "damped"
+    assert not manifest["problems"] and manifest["records"] == str(place)
+    assert json.loads((place / "A" / "cpu" / "iter-2.txt").read_text())["damping"] == 0.5
+    assert json.loads((place / "job.json").read_text())["damping"] == 0.5
+    summary = desk.json("summarize", "-b", str(base), "-n", "linear", "-m", "damped")
+    assert (summary["mode"], summary["rounds"]) == ("damped", result["rounds"])
+    assert summary["accuracy"] == pytest.approx(result["accuracy"]) and (place / "Damped.json").exists()
+    drawn = desk.geomx("draw", "-b", str(base), "-n", "linear", "--format", "svg")
+    assert drawn.returncode == 0 and "timeline-damped.svg" in drawn.stdout, drawn.stderr
+    assert "#123456" in (base / "linear" / "figures" / "accuracy.svg").read_text()
+    assert "linear Damped" in desk.geomx("compare", result["job"]).stdout
+    dashboard = desk.start("dashboard", result["job"])
+    state = until_read(dashboard)
+    assert (state["what"], state["state"]) == ("linear by damped", "done")
+    dashboard.terminate()
+    assert dashboard.wait(10) == 0
+    desk.environment["PYTHONPATH"] = desk.environment["PYTHONPATH"].partition(os.pathsep)[0]
+    drawn = desk.geomx("draw", "-b", str(base), "-n", "linear", "--terminal")
+    assert drawn.returncode == 0 and "damped" in drawn.stdout, "also where the algorithm is not installed"
+    assert desk.json("summarize", "-b", str(base), "-n", "linear", "-m", "damped") == summary
+    assert "linear damped" in desk.geomx("compare", result["job"], str(place)).stdout
+
+
+def test_its_options_join_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: None) -> None:
+    monkeypatch.syspath_prepend(offer(tmp_path / "site", name=tmp_path.name))
+    assert plugins.find("algorithm", "damped").options[0].flag == "--damping"
+    assert plugins.modes()["damped"] == ("Damped", ("#123456", "*", "xx"))
+    assert list(plugins.algorithms())[-1] == "damped", "behind those of geomx"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "why"),
+    [
+        ("import nothing_like_it", "No module named 'nothing_like_it'"),
+        ("name = 'damped'", "it has no options, refuses"),
+        (ALGORITHM.replace('"damped"', '"fsa"'), "there is a plug-in named 'fsa' already"),
+    ],
+)
+def test_one_that_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: None, algorithm: str, why: str
+) -> None:
+    monkeypatch.syspath_prepend(offer(tmp_path / "site", algorithm, tmp_path.name))  # no test imports that of another
+    with pytest.raises(InvalidSettings, match=f"the algorithm {tmp_path.name}.damped of {tmp_path.name} ") as caught:
+        plugins.algorithms()
+    assert why in caught.value.message

@@ -1,0 +1,94 @@
+"""From events to the state of a process: in any order, and alike for all that read it."""
+
+import random
+
+import pytest
+from test_job_records import planned
+
+from geomx_cli.core.events import (
+    Evaluated,
+    Event,
+    ProcessFailed,
+    ProcessFinished,
+    RoundCompleted,
+    StateChanged,
+    Telemetry,
+    Traffic,
+    WarningRaised,
+)
+from geomx_cli.jobs.view.progress import Progress
+from geomx_cli.jobs.view.reducer import ProcessState
+
+PEERS = {"B/server:0": (50, 60)}
+
+
+def story() -> list[Event]:
+    """A worker's events, each at another time."""
+    return [
+        StateChanged(time=10.0, state="waiting"),
+        StateChanged(time=11.0, state="training"),
+        RoundCompleted(time=12.0, num_iters=1, total_time=1.0, samples=64, loss=2.0, recorded={"epsilon": 0.5}),
+        Telemetry(time=12.5, state="training", round=1, loss=2.0, samples_per_s=50.0, bytes=Traffic((1, 2), (3, 4))),
+        Evaluated(time=13.0, round=1, accuracy=0.5),
+        WarningRaised(time=13.1, message="the link is slow"),
+        RoundCompleted(time=13.5, num_iters=2, total_time=2.5, samples=128, loss=1.0, recorded={"epsilon": 0.25}),
+        Telemetry(
+            time=14.0, state="evaluating", round=2, loss=1.0, accuracy=0.5, progress=1.0,
+            bytes=Traffic((10, 20), (30, 40), PEERS),
+        ),
+        ProcessFinished(time=15.0, rounds=2, accuracy=0.75),
+        Telemetry(time=15.1, state="finished", round=2, accuracy=0.5, progress=1.0, left_s=0.0),
+        Evaluated(time=15.2, round=2, accuracy=0.625),
+    ]  # fmt: skip
+
+
+def reduced(events: list[Event]) -> ProcessState:
+    state = ProcessState(planned().process("A/worker:0"))
+    for event in events:
+        state.take(event, event.time)
+    return state
+
+
+def test_the_state_of_a_worker() -> None:
+    state = reduced(story())
+    assert (state.state, state.round, state.samples, state.training_s) == ("finished", 2, 128, 2.5)
+    assert (state.loss, state.accuracy, state.samples_per_s, state.progress) == (1.0, 0.75, 50.0, 1.0)
+    assert state.traffic == Traffic((10, 20), (30, 40), PEERS)
+    assert state.evaluations == {1: 0.5, 2: 0.625} and state.recorded == {"epsilon": 0.25}
+    assert (state.trains_since, state.first_round, state.telemetry_time) == (11.0, 12.0, 15.1)
+    assert state.failure is None and state.trains
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_order_does_not_count(seed: int) -> None:
+    events = [*story(), ProcessFailed(time=16.0, message="first"), ProcessFailed(time=17.0, message="second")]
+    shuffled = random.Random(seed).sample(events, len(events))
+    assert reduced(shuffled) == reduced(events)
+    assert reduced([*shuffled, *shuffled[:5]]) == reduced(events), "an event that comes twice counts once"
+
+
+def test_a_clock_that_is_set_back_does_not_count() -> None:
+    events = [Telemetry(time=3600.0 + number, number=number, round=number, loss=1.0) for number in (1, 2)]
+    events += [Telemetry(time=float(number), number=number, round=number, loss=0.5) for number in (3, 4)]
+    assert reduced([*events]).loss == 0.5 and reduced(list(reversed(events))) == reduced([*events])
+
+
+def test_an_end_is_the_last_word() -> None:
+    state = reduced([StateChanged(time=1.0, state="training")])
+    state.end(9, 5.0, asked=True)
+    state.take(StateChanged(time=9.0, state="training"), 9.0)
+    assert (state.state, state.status, state.ended, state.asked) == ("stopped", 9, 5.0, True)
+
+
+def test_the_accuracy_of_a_job_is_the_newest_or_that_of_the_end() -> None:
+    progress = Progress.of(planned(), 0.0)
+    assert progress.accuracy is None
+    for process, event in (
+        ("A/worker:0", Evaluated(time=2.0, round=1, accuracy=0.5)),
+        ("B/worker:0", Evaluated(time=1.0, round=1, accuracy=0.25)),
+        ("nobody", Evaluated(time=9.0, round=1, accuracy=1.0)),
+    ):
+        progress.take(process, event, event.time)
+    assert progress.accuracy == 0.5 and progress.evaluations == [0.5, 0.25]
+    progress.take("B/worker:0", ProcessFinished(time=1.5, accuracy=0.125), 1.5)
+    assert progress.accuracy == 0.125
