@@ -11,7 +11,7 @@ from geomx_cli.runtime import frontends
 PACKAGE = ROOT / "geomx_cli"
 BENEATH = {"core"}
 ABOVE = (
-    "__main__", "cli", "commands", "observe", "jobs", "preflight", "inventory_file", "plan", "runtime",
+    "__main__", "cli", "commands", "observe", "jobs", "preflight", "inventory_file", "plan", "mxnet", "runtime",
     "hosts", "inventory", "ps",
 )  # fmt: skip
 SERVER = ("", "aggregation", "optim", "cluster", "net")
