@@ -9,6 +9,7 @@ Scripts run under `geomx launch` or `python -m geomx_cli.runtime`, with one job 
 the training thread. None of them is needed: a script of plain MXNet gets the same store from `mx.kv.create`.
 """
 
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -31,10 +32,13 @@ __all__ = [
 def init(kind: str = "dist_sync") -> KVStore:
     """Join the job, which waits for its other processes; what `mx.kv.create(kind)` gives. The same store each time.
 
-    kind: "dist_sync", or "dist_async" where no party is to wait for another. Raises MXNetError where the process does
-    not belong to a job, or the job has failed, and InvalidSettings for a type that joins none.
+    kind: "dist_sync", or "dist_async" where no party is to wait for another. Raises MXNetError where the job has failed
+    or the environment names none, and InvalidSettings in a process that geomx has not started, and for a type of store
+    that joins no job.
     """
-    finder.install()
+    if not (finder.installed() or script.session().attached):  # nobody would be told if the script failed
+        hint = f"geomx launch -- python {sys.argv[0]}, or python -m geomx_cli.runtime {sys.argv[0]}"
+        raise InvalidSettings("this script was not started by geomx", hint)
     store = load.load_mxnet().kv.create(kind)
     if not isinstance(store, KVStore):
         raise InvalidSettings(f"a store of type {kind!r} does not join a job", "choose dist_sync or dist_async")

@@ -80,3 +80,9 @@ def test_mxnet_stays_mxnet_where_our_folder_is_on_the_path() -> None:
 def test_importing_it_does_not_import_mxnet() -> None:
     code = "import geomx_cli.mxnet, sys; print('mxnet' in sys.modules)"
     assert run_hooked(code, "worker").stdout == "False\n"
+
+
+@pytest.mark.processes
+def test_a_script_that_geomx_has_not_started_is_refused() -> None:
+    done = run_hooked("import geomx_cli.mxnet as geomx; geomx.init()", "server")
+    assert "InvalidSettings: this script was not started by geomx" in done.stderr, done

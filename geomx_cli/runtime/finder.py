@@ -12,15 +12,20 @@ from geomx_cli.runtime import frontends
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends import ScriptFrontend
 
-__all__ = ["install"]
+__all__ = ["install", "installed"]
 
 _PACKAGE = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120
 
 
 def install() -> None:
     """From now on importing a framework gives it with our store in it. Doing it twice is the same as once."""
-    if not frontends.loaded() and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if not frontends.loaded() and not installed():
         sys.meta_path.insert(0, _Finder())
+
+
+def installed() -> bool:
+    """Whether that has been done, and no framework imported since."""
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 
 class _Finder:

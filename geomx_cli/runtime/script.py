@@ -33,7 +33,8 @@ _LAST_WAIT = 10.0
 class Session:
     """The script's part in the job. For the main thread of the process that made it; nothing in a forked child.
 
-    store: what the front end has given the script, None before.
+    attached: whether the script has imported a framework with our store. store: what the front end has given the
+    script, None before.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,7 @@ class Session:
         self._client: Client | None = None
         self._events: EventLog | None = None
         self.store: ScriptStore | None = None
+        self.attached = False
         self._aborted = False
         self._exit: tuple[object, int] = (None, 0)
 
@@ -50,6 +52,7 @@ class Session:
         import zmq.utils.garbage  # noqa: F401
 
         frontend.attach(framework, self)
+        self.attached = True
         atexit.register(self._at_exit)
         self._exit_function, sys.exit = sys.exit, self._note_exit
 
