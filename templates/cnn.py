@@ -11,9 +11,7 @@ from typing import Any
 import mxnet as mx
 from mxnet import autograd, gluon
 
-from geomx_cli.runtime.training import data
-from geomx_cli.runtime.training.samples import Samples
-from geomx_cli.runtime.training.shards import shard
+import geomx_cli.mxnet as geomx
 
 
 def network() -> Any:
@@ -32,7 +30,7 @@ def network() -> Any:
     return net
 
 
-def accuracy(net: Any, test: Samples) -> float:
+def accuracy(net: Any, test: geomx.Samples) -> float:
     """The part of the pictures that the network knows."""
     right = 0
     for first in range(0, len(test), 500):
@@ -49,30 +47,30 @@ def main() -> None:
     parser.add_argument("--data-dir", default="", help="where Fashion-MNIST lies, if not where geomx looks for it")
     given = parser.parse_args()
 
-    kv = mx.kv.create("dist_sync")
+    kv = geomx.init("dist_sync")
     net, loss_of = network(), gluon.loss.SoftmaxCrossEntropyLoss()
     weights = [parameter.data() for parameter in net.collect_params().values()]
     grads = [parameter.grad() for parameter in net.collect_params().values()]
     keys = list(range(len(weights)))
-    if kv.is_master_worker:
+    if geomx.is_master():
         kv.set_optimizer(mx.optimizer.Adam(learning_rate=given.lr))
     kv.init(keys, weights)
     kv.pull(keys, out=weights)  # the master's, in every worker
-    if kv.global_rank < 0:
+    if geomx.global_rank() < 0:
         return  # the master worker has set the job up, and does not train
     # Every worker has a part of the data of its own.
-    mine = shard(data.load("fashion-mnist", "train", given.data_dir), kv.global_rank, kv.num_all_workers)
-    test = data.load("fashion-mnist", "test", given.data_dir)
+    mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
+    test = geomx.load_data("fashion-mnist", "test", given.data_dir)
     for epoch in range(given.epochs):
-        for images, labels in mine.batches(given.batch_size, seed=1, epoch=epoch, rank=kv.global_rank):
+        for images, labels in mine.batches(given.batch_size, seed=1, epoch=epoch, rank=geomx.global_rank()):
             with autograd.record():
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()
             for key, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
                 # Each layer's result comes while the others are on their way; the first one is needed first.
-                kv.push(key, grad / (len(labels) * kv.num_all_workers), priority=-key)
+                kv.push(key, grad / (len(labels) * geomx.num_all_workers()), priority=-key)
                 kv.pull(key, out=weight, priority=-key)
-        if kv.global_rank == 0:
+        if geomx.global_rank() == 0:
             print(f"epoch {epoch}: accuracy {accuracy(net, test):.4f}", flush=True)
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from cluster import ROOT
 
+from geomx_cli.runtime import frontends
+
 PACKAGE = ROOT / "geomx_cli"
 BENEATH = {"core"}
 ABOVE = (
-    "__main__", "cli", "commands", "observe", "jobs", "preflight", "plan", "runtime", "hosts",
-    "inventory", "ps",
+    "__main__", "cli", "commands", "observe", "jobs", "preflight", "plan", "mxnet", "runtime", "hosts", "inventory",
+    "ps",
 )  # fmt: skip
 SERVER = ("", "aggregation", "optim", "cluster", "net")
 """The packages of `ps`, from above; "" is what lies in `ps` itself, with `delivery`."""
@@ -68,7 +70,36 @@ def test_only_hosts_and_the_inventory_know_how_a_machine_is_reached() -> None:
             assert kinds.isdisjoint(imports(path)) and "access.kind" not in path.read_text(), path
 
 
-def test_what_runs_elsewhere_and_the_servers_need_no_framework() -> None:
-    for part in ("agent", "probe", "ps"):
-        for path in (PACKAGE / part).rglob("*.py"):
-            assert "mxnet" not in "".join(imports(path)) and "import mxnet" not in path.read_text(), path
+FRONTENDS = PACKAGE / "runtime/frontends"
+LOADERS = {"import_module", "__import__", "find_spec"}
+
+
+def frameworks(path: Path) -> set[str]:
+    """Frameworks that a file imports, at its head or inside functions, by statement or by a call."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names=names):
+                found |= {name.name.partition(".")[0] for name in names}
+            case ast.ImportFrom(module=str(module), level=0):
+                found.add(module.partition(".")[0])
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in LOADERS:
+                found |= {str(word.value).partition(".")[0] for word in node.args if isinstance(word, ast.Constant)}
+    return found & {"mxnet", "torch"}
+
+
+def test_only_a_front_end_imports_its_framework() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        own = set(path.relative_to(FRONTENDS).parts[:-1]) if path.is_relative_to(FRONTENDS) else set()
+        assert frameworks(path) <= own, f"{path.relative_to(ROOT)} imports {frameworks(path) - own}"
+    assert frameworks(FRONTENDS / "mxnet/load.py") == {"mxnet"}, "this is where it is imported"
+
+
+def test_front_ends_are_found_by_their_names_only() -> None:
+    """What is not in one of them imports none of their modules; what users import may."""
+    assert {path.parent.name for path in FRONTENDS.glob("*/__init__.py")} == set(frontends.NAMES)
+    for path in PACKAGE.rglob("*.py"):
+        inside = path.relative_to(FRONTENDS).parts[:-1] if path.is_relative_to(FRONTENDS) else ()
+        found = {name.split(".")[3] for name in imports(path) if name.startswith("geomx_cli.runtime.frontends.")}
+        allowed = {*inside, *frontends.__all__} | ({path.stem} if path.parent == PACKAGE else set())
+        assert found <= allowed, f"{path.relative_to(ROOT)} imports {found - allowed}"

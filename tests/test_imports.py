@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from geomx_cli.runtime.frontends.mxnet import gluon_networks
 from geomx_cli.runtime.training import catalog, data, networks, sources
 
 PLAN = """
@@ -35,5 +36,5 @@ def test_it_does_without_numpy_and_frameworks(code: str) -> None:
 
 
 def test_the_catalog_names_what_there_is() -> None:
-    assert set(catalog.NETWORKS) == {"linear", "cnn", "cnn-bn", *networks._ZOO}
+    assert set(networks.names()) == {"linear", "cnn", "cnn-bn", *gluon_networks._ZOO}
     assert set(catalog.DATA_SETS) == set(data._READERS) == set(sources.SOURCES)

@@ -6,6 +6,8 @@ MXNet for these jobs.
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ from typing import Any
 import last_rounds as numpy_
 import numpy as np
 import pytest
-from cluster import ROOT
+from cluster import ROOT, clean_environment
 from last_rounds import BATCH, EPOCHS, MOMENTUM, RATE
 from test_algorithms import finished
 from test_faults import Job
+
+from geomx_cli.core import plugins
 
 pytestmark = pytest.mark.processes
 Run = Callable[..., Job]
@@ -74,24 +78,40 @@ def assert_nobody_stopped_before_all_were_through(found: dict[str, dict[str, Any
     assert all(count >= wanted for count, wanted in zip(counts, least, strict=True))
 
 
+EXACT = [
+    ("fsa", 4, 20, lambda seed: numpy_.fsa(4, seed)),
+    ("sync --optimizer-on worker", 4, 15, lambda seed: numpy_.fsa(4, seed)),
+    (HFA, 4, 20, lambda seed: numpy_.hfa(BOTH, seed, 2, 5)),
+    (
+        f"{HFA} --weight samples --topology spread", 4, 15,
+        lambda seed: numpy_.hfa(BOTH, seed, 2, 5, by_samples=True),
+    ),
+    (DILOCO, 4, 15, lambda seed: numpy_.diloco(4, seed, 4, OUTER)),
+    (
+        f"{DILOCO} {STREAMING} --weight samples", 4, 20,
+        lambda seed: numpy_.diloco(4, seed, 4, OUTER, fragments=2, overlap=1, mix=0.25, by_samples=True),
+    ),
+    ("mixed --parties 1 --workers 2", 2, 5, lambda seed: numpy_.fsa(2, seed)),
+    ("local", 1, 1, lambda seed: numpy_.fsa(1, seed)),
+]  # fmt: skip
+BY_SPEED = [
+    ("esync", 4, 20),
+    ("mixed --optimizer dcasgd --max-staleness 1 --topology spread", 4, 15),
+    ("async --parties 2 --workers 1", 2, 5),
+]
+"""Where the weights depend on who is faster."""
+
+
+def test_every_algorithm_is_here_and_there_is_no_mxnet() -> None:
+    assert {algo.split()[0] for algo, *_ in (*EXACT, *BY_SPEED)} == set(plugins.algorithms())
+    env = {**clean_environment(), "PYTHONPATH": ":".join(map(str, FOLDERS))}
+    code = [sys.executable, "-P", "-c", "import geomx_cli.runtime.training, tiny, mxnet"]
+    done = subprocess.run(code, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.endswith("ModuleNotFoundError: No module named 'mxnet'\n"), done.stderr
+
+
 @pytest.mark.parametrize(
-    ("algo", "workers", "seed", "wanted"),
-    [
-        ("fsa", 4, 20, lambda seed: numpy_.fsa(4, seed)),
-        ("sync --optimizer-on worker", 4, 15, lambda seed: numpy_.fsa(4, seed)),
-        (HFA, 4, 20, lambda seed: numpy_.hfa(BOTH, seed, 2, 5)),
-        (
-            f"{HFA} --weight samples --topology spread", 4, 15,
-            lambda seed: numpy_.hfa(BOTH, seed, 2, 5, by_samples=True),
-        ),
-        (DILOCO, 4, 15, lambda seed: numpy_.diloco(4, seed, 4, OUTER)),
-        (
-            f"{DILOCO} {STREAMING} --weight samples", 4, 20,
-            lambda seed: numpy_.diloco(4, seed, 4, OUTER, fragments=2, overlap=1, mix=0.25, by_samples=True),
-        ),
-        ("mixed --parties 1 --workers 2", 2, 5, lambda seed: numpy_.fsa(2, seed)),
-        ("local", 1, 1, lambda seed: numpy_.fsa(1, seed)),
-    ],
+    ("algo", "workers", "seed", "wanted"), EXACT,
     ids=("fsa", "sync", "hfa", "hfa-samples", "diloco", "streaming", "mixed", "local"),
 )  # fmt: skip
 def test_as_in_numpy(launch: Run, algo: str, workers: int, seed: int, wanted: Callable[[int], Any]) -> None:
@@ -158,17 +178,8 @@ def assert_records(job: Job, worker: str, rounds: int) -> None:
     assert all(np.isfinite(event.get("loss", 0.0)) for event in found)
 
 
-@pytest.mark.parametrize(
-    ("algo", "workers", "seed"),
-    [
-        ("esync", 4, 20),
-        ("mixed --optimizer dcasgd --max-staleness 1 --topology spread", 4, 15),
-        ("async --parties 2 --workers 1", 2, 5),
-    ],
-    ids=("esync", "dcasgd", "async"),
-)
+@pytest.mark.parametrize(("algo", "workers", "seed"), BY_SPEED, ids=("esync", "dcasgd", "async"))
 def test_one_model_of_all_samples(launch: Run, algo: str, workers: int, seed: int) -> None:
-    """Where the weights depend on who is faster."""
     found, kept = final(launch(algo, "--seed", str(seed)), workers)
     if algo == "esync":
         assert_nobody_stopped_before_all_were_through(found, seed)

@@ -13,11 +13,12 @@ from cluster import ROOT, RUNTIME, Cluster
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.optim import optimizers
-from geomx_cli.runtime.mxnet_optimizer import from_mxnet, multipliers
-from geomx_cli.runtime.mxnet_store import load_mxnet
+from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
+from geomx_cli.runtime.frontends.mxnet.optimizer_params import from_mxnet, multipliers
 
 SCRIPTS = Path(__file__).parent / "scripts"
 HOOK = ROOT / "geomx_cli" / "runtime" / "hook"
+LOAD = "from geomx_cli.runtime.frontends.mxnet.load import load_mxnet; load_mxnet()"
 WORKERS = ("Aw0", "Aw1", "Bw0", "Bw1")
 PARTIES = {name: {"GEOMX_PARTY": name[0]} for name in WORKERS}
 
@@ -36,7 +37,7 @@ def test_conformance(cluster: Cluster, kind: str) -> None:
 
 def check_parameters(directory: Path, ranks: int, reference: list[str]) -> None:
     """All ranks have the same parameters, and they are those of the reference, which runs alone."""
-    code = "import runpy, sys; from geomx_cli.runtime.mxnet_store import load_mxnet; load_mxnet(); sys.argv.pop(0);"
+    code = f"import runpy, sys; {LOAD}; sys.argv.pop(0);"
     argv = [sys.executable, "-W", "ignore", "-c", code + "runpy.run_path(sys.argv[0], run_name='__main__')"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([*argv, *reference, str(ranks)], cwd=directory, check=True, timeout=90, env=env)
@@ -150,7 +151,7 @@ def test_the_hook_prepares_mxnet_for_workers_only() -> None:
 
 @pytest.mark.processes
 def test_without_mxnet_the_error_says_what_to_install() -> None:
-    code = "import sys; sys.modules['mxnet'] = None\nfrom geomx_cli.runtime.mxnet_store import load_mxnet; load_mxnet()"
+    code = f"import sys; sys.modules['mxnet'] = None; {LOAD}"
     done = run_hooked(code, "server")
     assert "InvalidSettings" in done.stderr and "pip install 'geomx-cli[mxnet]'" in done.stderr
 

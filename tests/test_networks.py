@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.mxnet_store import load_mxnet
+from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
 from geomx_cli.runtime.training import networks
 
 pytestmark = pytest.mark.processes
@@ -174,12 +174,12 @@ def test_everything_lies_on_the_device_of_the_worker() -> None:
 def refuse_gpu() -> str:
     """The context of the processor, and what is said about a GPU that is not there."""
     mx = load_mxnet()
-    from geomx_cli.runtime.training import device
+    from geomx_cli.runtime.frontends.mxnet.device import device_context
 
     try:
-        return str(device.pick(mx, "gpu1"))
+        return str(device_context(mx, "gpu1"))
     except InvalidSettings as error:
-        return f"{device.pick(mx, '')} {error}"
+        return f"{device_context(mx, '')} {error}"
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:

@@ -87,7 +87,7 @@ def test_the_table_offers_the_plugins_that_there_are() -> None:
     assert table["delivery"].choices == tuple(plugins.deliveries())
     assert "fsa" in plugins.algorithms()
     assert "direct" in plugins.deliveries()
-    for found in (plugins.algorithms(), plugins.codecs(), plugins.deliveries()):
+    for found in (plugins.algorithms(), plugins.allocators(), plugins.deliveries()):
         assert all(option.name in table for plugin in found.values() for option in plugin.options)
 
 

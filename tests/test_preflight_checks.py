@@ -148,7 +148,8 @@ def test_gpus() -> None:
 )
 def test_what_a_job_needs(tmp_path: Path, script: str, frameworks: tuple[str, ...]) -> None:
     (tmp_path / "train.py").write_text(script)
-    spec = JobSpec(script=("python", str(tmp_path / "train.py"), "--epochs", "3") if script else ())
+    words = ("python", str(tmp_path / "train.py"), "--epochs", "3") if script else ()
+    spec = JobSpec(options={"network": "cnn"}, script=words)
     inventory = star(dict.fromkeys(("hub", "alpha"), "127.0.0.1"), range(9000, 9009), alpha={"interface": "lo"})
     found = requirements(inventory, spec)
     assert found["alpha"].modules == ("zmq", "msgspec", "numpy", "psutil", *frameworks)

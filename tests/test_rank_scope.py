@@ -129,7 +129,7 @@ OF_GEOMX = "uses num_all_workers"
         ({"train.py": MXNET + "getattr(kv, 'is_master_worker', False)"}, "party", "train.py uses is_master_worker"),
         ({"train.py": MXNET + "self._kv.party"}, "party", "train.py uses _kv.party"),
         ({"train.py": MXNET + "host.party, numpy.versions"}, "global", "train.py uses no GeoMX names"),
-        ({"train.py": "from geomx_cli.runtime.training import data"}, "party", "train.py uses geomx_cli"),
+        ({"train.py": "from geomx_cli.mxnet import load_data"}, "party", "train.py uses geomx_cli"),
         ({"train.py": "print 'Python 2', kv.global_rank"}, "party", "train.py uses global_rank"),
         ({"train.py": "import helper", "helper.py": "kv.num_all_workers"}, "party", f"helper.py {OF_GEOMX}"),
         ({"train.py": "import other", "helper.py": "kv.num_all_workers"}, "global", "train.py uses no GeoMX names"),

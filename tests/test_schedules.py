@@ -10,7 +10,7 @@ from test_optimizers import mx, walk
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.optim import optimizers, schedules
-from geomx_cli.runtime.mxnet_optimizer import from_mxnet, schedule_of
+from geomx_cli.runtime.frontends.mxnet.optimizer_params import from_mxnet, schedule_of
 
 __all__ = ["mx"]
 

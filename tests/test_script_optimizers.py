@@ -9,7 +9,7 @@ from test_mxnet_store import SCRIPTS, check_parameters, hooked
 from test_optimizers import mx
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.worker_updates import WorkerUpdates
+from geomx_cli.runtime.frontends.mxnet.worker_updates import WorkerUpdates
 
 __all__ = ["mx"]
 

@@ -25,7 +25,7 @@ def test_a_template_trains(tmp_path: Path, name: str) -> None:
     done = geomx(
         "launch", *shlex.split(options), "--local", "--json", "--workers", "1", "--job-dir", str(tmp_path / "job"),
         "--", "python", script, "--data-dir", str(data), "--batch-size", "8", "--epochs", "3", cwd=tmp_path / "here",
-        limit=80,
+        limit=150,
     )  # fmt: skip
     logs = [path.read_text() for path in sorted((tmp_path / "job" / "logs").glob("*-worker-0.log"))]
     assert done.returncode == 0, (done.stderr, logs)

@@ -69,7 +69,7 @@ devices = ["cpu"]
 """
     )
     variables = {"ENABLE_P3": "1", "DMLC_INTERFACE": "eth7", "PS_VERBOSE": "0", "MXNET_KVSTORE_USE_HFA": "1"}
-    done = geomx("launch", "--job-dir", "job", "--", *argv, cwd=tmp_path, limit=80, **variables)
+    done = geomx("launch", "--job-dir", "job", "--", *argv, cwd=tmp_path, limit=150, **variables)
     assert done.returncode == 0, done.stderr
     warnings = [line.partition(" has no effect")[0] for line in done.stderr.splitlines() if "no effect" in line]
     assert warnings == [

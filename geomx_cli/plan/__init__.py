@@ -17,7 +17,7 @@ from geomx_cli.plan.job_spec import JobSpec
 from geomx_cli.plan.processes import Layout, Process
 from geomx_cli.plan.topology import Node, build_topology
 from geomx_cli.ps.net.security import Identity
-from geomx_cli.runtime.training import catalog
+from geomx_cli.runtime.training import catalog, networks
 from geomx_cli.runtime.training.straggler_emulation import factors
 
 __all__ = ["SCHEMA_VERSION", "Endpoint", "JobSpec", "Plan", "Process", "plan"]
@@ -160,7 +160,7 @@ def _check_codec(spec: str) -> None:
 
 def _check_training(spec: JobSpec, topology: str) -> None:
     """Refuse what the bundled training does not know."""
-    catalog.check_network(str(spec.options["network"]))
+    networks.check(str(spec.options["network"]))
     catalog.check_data(str(spec.options["data"]))
     catalog.check_split(str(spec.options["split"]), flat=topology == "flat")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec
 from geomx_cli.plan.topology import Node, build_topology
-from geomx_cli.runtime.training import catalog
+from geomx_cli.runtime.training import networks
 
 __all__ = ["DISTRIBUTIONS", "Requirements", "requirements"]
 
@@ -57,7 +57,8 @@ def _frameworks(spec: JobSpec) -> tuple[str, ...]:
     we see.
     """
     if not spec.script:
-        return catalog.frameworks(str(spec.options.get("network", "")))
+        framework = networks.framework(str(spec.options["network"]))
+        return (framework,) if framework else ()
     text = "\n".join(_text(Path(word)) for word in spec.script if word.endswith(".py"))
     return tuple(name for name in ("mxnet", "torch") if re.search(_IMPORT.format(name=name), text, re.MULTILINE))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TrainingFailed
 from geomx_cli.core.events import EventLog, ProcessFailed, ProcessFinished
+from geomx_cli.runtime import frontends
 from geomx_cli.runtime import settings as variables
 from geomx_cli.runtime.plugin_factory import event_log, part, warn_of_variables
 from geomx_cli.runtime.settings import Settings
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
     except (GeomxError, KeyboardInterrupt) as caught:
         error = caught if isinstance(caught, GeomxError) else interrupted(caught)
         _say(events, error)
-        if "mxnet" in sys.modules:
+        if frontends.loaded():
             sys.stdout.flush()
             os._exit(error.exit_code)  # at a normal exit MXNet would wait for operations that never end
         return error.exit_code

@@ -1,48 +1,65 @@
-"""Prepares MXNet when a script first imports it. Loaded before every script, so it imports next to nothing."""
+"""Prepares a framework when a script first imports it. Loaded before every script, so it imports next to nothing."""
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["install"]
+from geomx_cli.runtime import frontends
+
+if TYPE_CHECKING:
+    from geomx_cli.runtime.frontends import ScriptFrontend
+
+__all__ = ["install", "installed"]
+
+_PACKAGE = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))  # noqa: PTH120
 
 
 def install() -> None:
-    """From now on `import mxnet` gives MXNet with our store in it. Doing it twice is the same as once."""
-    if "mxnet" not in sys.modules and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    """From now on importing a framework gives it with our store in it. Doing it twice is the same as once."""
+    if not frontends.loaded() and not installed():
         sys.meta_path.insert(0, _Finder())
 
 
+def installed() -> bool:
+    """Whether that has been done, and no framework imported since."""
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
+
+
 class _Finder:
-    """Finds the real MXNet, once, and puts our loader before its own."""
+    """Finds the real framework, once, and puts our loader before its own."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "mxnet":
+        frontend = frontends.of_framework(fullname)
+        if frontend is None:
             return None
         sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(fullname, path, target)
+        # Where our own folder is on the path, as of a script that lies in it, geomx_cli/mxnet.py is not MXNet.
+        places = [place for place in sys.path if os.path.realpath(place) != _PACKAGE]
+        spec = PathFinder.find_spec(fullname, places, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
+            spec.loader = _Loader(spec.loader, frontend)  # type: ignore[assignment]
         return spec
 
 
 class _Loader:
     """Not an importlib.abc.Loader: importing that takes longer than everything else here."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, frontend: "ScriptFrontend") -> None:
         self._loader = loader
+        self._frontend = frontend
 
     def create_module(self, spec: ModuleSpec) -> Any:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
-        from geomx_cli.runtime import mxnet_store, script
+        from geomx_cli.runtime import script
 
-        mxnet_store.prepare_import()
+        self._frontend.prepare_import()
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        script.session().attach(module)
+        script.session().attach(module, self._frontend)

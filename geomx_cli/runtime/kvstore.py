@@ -7,87 +7,44 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.options import Value
 from geomx_cli.ps.cluster.partition import Tensor
 from geomx_cli.ps.net.payload import Array, Content
 from geomx_cli.ps.net.wire import DTYPE_NAMES
 from geomx_cli.ps.pending_exchange import PendingExchange
-from geomx_cli.runtime import state_file, state_transfer
+from geomx_cli.runtime.base_store import BaseStore
 from geomx_cli.runtime.keys import Key, pairs, plain
-from geomx_cli.runtime.pushed_hyper import Hyper, Params, PushedHyper
+from geomx_cli.runtime.pushed_hyper import Hyper
+from geomx_cli.runtime.server_optimizer import ServerOptimizer
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
-    from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 
-__all__ = ["Hyper", "Params", "Store", "row_of"]
+__all__ = ["Store", "row_of"]
 
 _MASTER_ENDS = (
     "the master worker has set the job up; it does not train, and ends here; global_rank 0 is the one to save a model"
 )
 
-class Store:
-    """One worker's key-value store.
 
-    `init`, `set_optimizer` and `barrier` block, everything else returns at once and gives futures. Whoever uses
+class Store(BaseStore):
+    """One worker's key-value store. optimizer: that of the global servers.
+
+    `init`, `broadcast` and `barrier` block, everything else returns at once and gives futures. Whoever uses
     `start` and `fetch` from several threads keeps the order of the calls of each key himself; different keys need no
     order. When the job has failed, every call and future raises what the client does: PeerLost, TimedOut.
     """
 
     def __init__(self, client: "Client", kind: str = "dist_sync") -> None:
-        self._client = client
-        self._kind = kind
+        super().__init__(client, kind)
+        self.optimizer = ServerOptimizer(client)
         self._key_type: type | None = None
         self._tensors: dict[str, Tensor] = {}
         self._sources: dict[str, tuple[Array, PendingExchange]] = {}
-        self._hyper = PushedHyper()
-        self._begun = self._has_optimizer = False
-
-    @property
-    def type(self) -> str:
-        """The name that the store was made with, as in "dist_sync"."""
-        return self._kind
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank: in its party, or with rank scope global among the training workers of the job."""
-        return self._client.global_rank if self._client.ranks_are_global else self._client.rank
-
-    @property
-    def num_workers(self) -> int:
-        """Workers of this worker's party, or with rank scope global training workers of the job."""
-        return self._client.num_all_workers if self._client.ranks_are_global else self._client.num_workers
-
-    @property
-    def num_all_workers(self) -> int:
-        """Training workers of the job."""
-        return self._client.num_all_workers
-
-    @property
-    def is_master_worker(self) -> bool:
-        """Whether this worker configures the global servers and gives the initial values."""
-        return self._client.is_master
-
-    @property
-    def trains(self) -> bool:
-        """Whether this worker contributes: it is no master that only sets the job up."""
-        return self._client.trains
-
-    @property
-    def party(self) -> str:
-        """The name of this worker's party; "" if it was started by hand without one."""
-        return self._client.party
-
-    @property
-    def global_rank(self) -> int:
-        """This worker's rank among the training workers of the job; -1 for a master worker that does not train."""
-        return self._client.global_rank
 
     def init(
         self,
@@ -113,7 +70,7 @@ class Store:
             found.append((self._new_tensor(key, arrays[0]), arrays[0]))
         self._client.declare([tensor for tensor, _ in found])
         given = {tensor.name: np.ascontiguousarray(array).reshape(-1) for tensor, array in found}
-        self._client.init(given, hyper, late=self._begun)
+        self._client.init(given, hyper, late=self.optimizer.training)
         self._tensors |= {tensor.name: tensor for tensor, _ in found}
         self._key_type = type(plain(listed[0])) if listed else self._key_type
         self.barrier()
@@ -167,7 +124,7 @@ class Store:
         """
         checked = [(self._check(key, arrays), arrays) for key, arrays in pairs(keys, values)]
         self.begin_training()
-        return [self.send(name, arrays, priority, self.news(name)) for name, arrays in checked]
+        return [self.send(name, arrays, priority, self.optimizer.news(name)) for name, arrays in checked]
 
     def pull(
         self, keys: Key | Sequence[Key], outs: Array | Sequence[Array] | Sequence[Sequence[Array]], priority: int = 0
@@ -210,7 +167,7 @@ class Store:
         if not self._client.trains:
             print(_MASTER_ENDS, file=sys.stderr, flush=True)
             raise SystemExit(0)
-        self._begun = True
+        self.optimizer.training = True
 
     def _check(self, key: Key, arrays: Sequence[Array]) -> str:
         return {self.lookup(key, array.size, str(array.dtype)) for array in arrays}.pop()
@@ -258,80 +215,13 @@ class Store:
         """As `fetch`, for the rows `numbers` (strictly increasing) only; `out` (1-D) has room for these."""
         return self._client.pull_rows(name, numbers, out, priority=priority)
 
-    def set_optimizer(
-        self,
-        name: str,
-        params: Params,
-        schedule: "tuple[str, Mapping[str, Any]] | None" = None,
-        multipliers: Mapping[str, Hyper] | None = None,
-    ) -> None:
-        """Have the global servers update the values with this optimizer (see ps/optimizers.py); blocks.
-
-        Set anew, it begins afresh, as MXNet's does, in each key with the next push. Rank 0 alone may set it, or every
-        worker the same. schedule, multipliers: see Client.set_optimizer.
-        """
-        serial = self._next_serial()
-        self._client.set_optimizer(name, params, schedule=schedule, multipliers=multipliers, serial=serial)
-        self._hyper.begin(params, serial)
-        self._has_optimizer = True
-
     def set_compression(self, spec: str) -> None:
         """See Client.set_compression."""
         self._client.set_compression(spec)
 
-    def leave_optimizer_to_workers(self, kind: str) -> None:
-        """Have the servers sum alone, as every worker that trains runs an optimizer of this class itself; blocks."""
-        serial = self._next_serial()
-        self._client.leave_optimizer_to_workers(kind, serial)
-        self._hyper.begin({}, serial)
-        self._has_optimizer = True
-
-    def _next_serial(self) -> int:
-        """Of the first optimizer 0, which counts at once; of each later one the next: contributions name it, so it does
-        not matter which worker is first to set it.
-        """
-        return self._hyper.serial + 1 if self._begun or self._has_optimizer or not self.trains else 0
-
-    def change(self, params: Params) -> None:
-        """Hyper-parameters of the optimizer that hold from the next push of each key on."""
-        self._hyper.change(params)
-
-    def news(self, name: str, own: Mapping[str, float] | None = None) -> Hyper:
-        """See PushedHyper.news."""
-        return self._hyper.news(name, own)
-
-    def save_states(self, path: Path, counts: Mapping[Key, int] | None = None) -> None:
-        """Write what the servers' optimizer keeps, not the weights, to a file; blocks. `counts`: see SavedState."""
-        state = state_transfer.fetch(self._client)
-        state.counts = None if counts is None else {plain(key): number for key, number in counts.items()}
-        state_file.write(path, state)
-
-    def load_states(self, path: Path) -> state_file.SavedState:
-        """Have the servers' optimizer go on from a file; blocks. For one worker, or for all between the same rounds."""
-        state = state_file.read(path)
-        state_transfer.restore(self._client, state)
-        if state.counts is not None:
-            self.change(state.params)
-        return state
-
-    def option(self, name: str) -> Value:
-        """What the job has for an option, as in option("k1"). Raises InvalidSettings where there is no such option."""
-        if (value := self._client.settings.options.get(name)) is None:
-            raise InvalidSettings(f"there is no option {name!r}", "geomx launch --help names them, with - for _")
-        return value
-
     def versions(self, key: Key) -> tuple[int, int]:
         """See Client.versions."""
         return self._client.versions(self._name(key))
-
-    def pacer(self) -> "EsyncClient":
-        """Asks ESync's state server for this worker. Raises InvalidSettings in a job of another algorithm."""
-        from geomx_cli.runtime.algorithms._esync_client import EsyncClient
-
-        algorithm = self._client.settings.text("algo")
-        if algorithm != "esync":
-            raise InvalidSettings(f"there is no state server in a job of {algorithm}", "launch it with --algo esync")
-        return EsyncClient(self._client)
 
     def barrier(self, scope: Literal["party", "all"] | None = None) -> None:
         """Wait until all workers of the party, or of the job, have come here; without `scope`, those that `num_workers`

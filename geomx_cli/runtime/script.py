@@ -21,34 +21,38 @@ from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, Peer
 if TYPE_CHECKING:
     from geomx_cli.core.events import EventLog
     from geomx_cli.ps.client import Client
+    from geomx_cli.runtime.frontends import ScriptFrontend, ScriptStore
     from geomx_cli.runtime.signals import Signals
 
 __all__ = ["Session", "run", "session"]
 
 _LAST_WAIT = 10.0
-"""Seconds that a failed worker waits for MXNet to come to rest."""
+"""Seconds that a failed worker waits for the framework to come to rest."""
 
 
 class Session:
-    """The script's part in the job. For the main thread of the process that made it; nothing in a forked child."""
+    """The script's part in the job. For the main thread of the process that made it; nothing in a forked child.
+
+    attached: whether the script has imported a framework with our store. store: what the front end has given the
+    script, None before.
+    """
 
     def __init__(self) -> None:
         self._process = os.getpid()
         self._client: Client | None = None
         self._events: EventLog | None = None
-        self._mx: Any = None
+        self.store: ScriptStore | None = None
+        self.attached = False
         self._aborted = False
         self._exit: tuple[object, int] = (None, 0)
 
-    def attach(self, mx: Any) -> None:
-        """Put our store into MXNet, and be there when the script ends."""
+    def attach(self, framework: Any, frontend: "ScriptFrontend") -> None:
+        """Put our store into the framework, and be there when the script ends."""
         # What is registered last runs first at exit: the sockets must not be closed before our last rounds are over.
         import zmq.utils.garbage  # noqa: F401
 
-        from geomx_cli.runtime import mxnet_store
-
-        self._mx = mx
-        mxnet_store.register(mx, self._connect)
+        frontend.attach(framework, self)
+        self.attached = True
         atexit.register(self._at_exit)
         self._exit_function, sys.exit = sys.exit, self._note_exit
 
@@ -60,13 +64,13 @@ class Session:
         client = self._client
         if client is None or self._aborted or os.getpid() != self._process:
             return False
-        store = self._mx.kv.create("dist")
-        try:
-            store.settle()
-        except self._mx.base.MXNetError as error:
-            raise self._cause(error) from error
-        if store.failure is not None:
-            raise self._cause(store.failure)
+        if self.store is not None:
+            try:
+                self.store.settle()
+            except Exception as error:
+                raise self._cause(error) from error
+            if self.store.failure is not None:
+                raise self._cause(self.store.failure)
         client.leave()
         client.close()
         self._client = None
@@ -87,7 +91,8 @@ class Session:
             print(f"cannot write the event log: {second}", file=sys.stderr)
         if self._client is not None:
             self._client.close(cause)
-            self._rest()
+            if self.store is not None:
+                _rest(self.store)
 
     def tell(self, error: Interrupted) -> None:
         """Somebody ends the script: tell everybody, so that whatever it waits for fails. Any thread."""
@@ -101,7 +106,7 @@ class Session:
             if isinstance(seen, GeomxError):
                 return seen
             seen = seen.__cause__ or seen.__context__
-        failure = self._mx.kv.create("dist").failure if self._client is not None else None
+        failure = self.store.failure if self.store is not None else None
         if isinstance(failure, GeomxError):
             return failure
         if isinstance(error, SystemExit):
@@ -109,22 +114,8 @@ class Session:
         text = (str(error).strip().splitlines() or [""])[0]
         return TrainingFailed(f"the script raised {type(error).__name__}: {text}", "correct it where the log says")
 
-    def _rest(self) -> None:
-        """MXNet's threads must not need Python when the interpreter is gone."""
-
-        def settle() -> None:
-            try:
-                self._mx.kv.create("dist").settle()
-            except self._mx.base.MXNetError:
-                pass  # it has been reported
-
-        thread = threading.Thread(target=settle, daemon=True)
-        thread.start()
-        thread.join(_LAST_WAIT)
-        if thread.is_alive():
-            _die(1)
-
-    def _connect(self) -> "Client":
+    def connect(self) -> "Client":
+        """See ScriptSession."""
         from geomx_cli.core import plugins
         from geomx_cli.ps.client import Client
         from geomx_cli.runtime.plugin_factory import part, warn_of_variables
@@ -151,7 +142,7 @@ class Session:
         raise SystemExit(status)
 
     def _calls(self) -> int:
-        return self._mx.kv.create("dist").calls if self._client is not None else 0
+        return self.store.calls if self.store is not None else 0
 
     def _at_exit(self) -> None:
         if os.getpid() != self._process:
@@ -224,6 +215,22 @@ def _of_script(trace: TracebackType | None, path: str) -> TracebackType | None:
     while trace is not None and os.path.realpath(trace.tb_frame.f_code.co_filename) != full:
         trace = trace.tb_next
     return trace or start
+
+
+def _rest(store: "ScriptStore") -> None:
+    """The framework's threads must not need Python when the interpreter is gone."""
+
+    def settle() -> None:
+        try:
+            store.settle()
+        except Exception:
+            pass  # it has been reported
+
+    thread = threading.Thread(target=settle, daemon=True)
+    thread.start()
+    thread.join(_LAST_WAIT)
+    if thread.is_alive():
+        _die(1)
 
 
 def _die(status: int) -> NoReturn:

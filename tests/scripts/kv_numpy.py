@@ -55,11 +55,11 @@ def check_sums(store, rank):
 
 
 def check_optimizer(store, weight, rank):
-    store.set_optimizer("sgd", {"learning_rate": 0.5, "rescale_grad": 0.25})
+    store.optimizer.set("sgd", {"learning_rate": 0.5, "rescale_grad": 0.25})
     expected = weight.astype(np.float64)
     for step in range(4):
         if step == 2:
-            store.change({"learning_rate": 0.125, "rescale_grad": 0.5})
+            store.optimizer.change({"learning_rate": 0.125, "rescale_grad": 0.5})
         rate = 0.5 * 0.25 if step < 2 else 0.125 * 0.5
         out = np.empty_like(weight)
         store.pushpull("w", np.full_like(weight, rank + step), out)[0].result(20)

@@ -13,7 +13,8 @@ import numpy as np
 from geomx_cli.core import plugins
 from geomx_cli.core.events import EventLog
 from geomx_cli.ps.client import Client
-from geomx_cli.runtime import mxnet_store, standalone, training
+from geomx_cli.runtime import standalone, training
+from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
 from geomx_cli.runtime.settings import Settings
 from geomx_cli.runtime.training import data, networks
 from geomx_cli.runtime.training.checkpoint import Checkpoint
@@ -52,7 +53,7 @@ def by_geomx(folder, variables):
 
 def main():
     source, results, *ways = sys.argv[1:]
-    np.savez(Path(results, "mxnet.npz"), **by_mxnet(mxnet_store.load_mxnet(), Path(source)))
+    np.savez(Path(results, "mxnet.npz"), **by_mxnet(load_mxnet(), Path(source)))
     for way in ways:
         name, _, more = way.partition(":")
         folder = Path(results, name)

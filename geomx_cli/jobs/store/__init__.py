@@ -33,7 +33,7 @@ from geomx_cli.ps.net import security
 
 __all__ = ["Job"]
 
-_REAP_LIMIT = 8.0
+_REAP_LIMIT = 20.0
 
 
 @dataclass(frozen=True)

@@ -117,11 +117,11 @@ def _run(
 
 def _data(client: "Client", config: "TrainConfig") -> "tuple[Samples, Samples | None]":
     """This worker's training data, and on global rank 0 the test data."""
+    from geomx_cli.runtime.kvstore import Store
     from geomx_cli.runtime.training import data
     from geomx_cli.runtime.training.shards import shard
 
     samples = data.load(config.data, "train", config.data_dir)
-    rank, all_workers = client.global_rank, client.num_all_workers
-    party = None if client.flat else range(rank - client.rank, rank - client.rank + client.num_workers)
-    own = shard(samples, rank, all_workers, config.split, config.seed, party)
+    store = Store(client)
+    own = shard(samples, store.global_rank, store.num_all_workers, config.split, config.seed, store.party_ranks)
     return own, data.load(config.data, "test", config.data_dir) if client.global_rank == 0 else None

@@ -1,4 +1,4 @@
-"""What the bundled training job knows by name: networks, data sets and where they lie, ways to divide the data.
+"""What the bundled training job knows by name beside networks: data sets and where they lie, ways to divide the data.
 
 Whoever plans or checks a job asks here; nothing is loaded for it, not even numpy. A directory holds a data set when it
 has all its files, each plain or with `.gz` behind its name. A network or data set of one's own is MODULE:FUNCTION.
@@ -15,16 +15,11 @@ from typing import Literal
 from geomx_cli.core.errors import InvalidSettings
 
 __all__ = [
-    "BY_CLASS", "BY_PARTY", "CLASSES", "DATA_SETS", "DIRICHLET", "IID", "NETWORKS", "DataSet", "Split", "check_data",
-    "check_network", "check_split", "directories", "find", "frameworks", "is_iid", "is_own", "missing",
-    "own_directory",
+    "BY_CLASS", "BY_PARTY", "CLASSES", "DATA_SETS", "DIRICHLET", "IID", "DataSet", "Split", "check_data", "check_split",
+    "directories", "find", "is_iid", "is_own", "missing", "own_directory",
 ]  # fmt: skip
 
 Split = Literal["train", "test"]
-NETWORKS = (
-    "linear", "cnn", "cnn-bn", "alexnet", "resnet18-v1", "resnet50-v1", "resnet50-v2", "mobilenet-v1", "mobilenet-v2",
-    "inception-v3",
-)  # fmt: skip
 CLASSES = 10
 """Of all data sets here."""
 IID, BY_CLASS, BY_PARTY, DIRICHLET = "iid", "by-class", "by-party", "dirichlet"
@@ -35,18 +30,6 @@ _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 def is_own(name: str) -> bool:
     """Whether that is the form of the name of one's own network or data set."""
     return _OWN.fullmatch(name) is not None
-
-
-def check_network(name: str) -> None:
-    """Raises InvalidSettings for a network that there is not; whether one's own works is seen when it is used."""
-    if name not in NETWORKS and not is_own(name):
-        hint = f"choose one of {', '.join(NETWORKS)}, or write MODULE:FUNCTION for one of your own"
-        raise InvalidSettings(f"--network {name}: there is no such network", hint)
-
-
-def frameworks(name: str) -> tuple[str, ...]:
-    """The modules that workers need beside numpy to train a network."""
-    return () if name == "linear" else ("mxnet",)
 
 
 @dataclass(frozen=True)

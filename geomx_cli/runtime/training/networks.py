@@ -1,55 +1,54 @@
-"""The networks that the bundled training job knows by name.
+"""The networks of the bundled training job: those that the front ends have by name, and users' own.
 
-For `linear` and `cnn` their tensors come without a framework, so the master worker, which only hands initial weights to
-the global servers, needs none. Weights are always drawn in numpy: no framework's random numbers decide where a job
-starts.
+Nothing is loaded for a name, not even numpy. Weights are always drawn in numpy: no framework's random numbers decide
+where a job starts.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from geomx_cli.runtime.training.catalog import check_network
-from geomx_cli.runtime.training.network import Network, Shape
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime import frontends
+from geomx_cli.runtime.frontends import Frontend
+from geomx_cli.runtime.training.catalog import is_own
 
-__all__ = ["find"]
+if TYPE_CHECKING:
+    from geomx_cli.runtime.training.network import Network, Shape
 
+__all__ = ["check", "find", "framework", "names"]
 
-@dataclass(frozen=True)
-class _Zoo:
-    """One of gluon's model zoo. size: height and width of the images that it is made for; 0 takes them as they are."""
-
-    function: str
-    size: int = 0
+_OWN = "mxnet"  # a user's own network is a gluon block
 
 
-_ZOO: Mapping[str, _Zoo] = {
-    "alexnet": _Zoo("alexnet", 224),
-    "resnet18-v1": _Zoo("resnet18_v1"),
-    "resnet50-v1": _Zoo("resnet50_v1"),
-    "resnet50-v2": _Zoo("resnet50_v2"),
-    "mobilenet-v1": _Zoo("mobilenet1_0"),
-    "mobilenet-v2": _Zoo("mobilenet_v2_1_0"),
-    "inception-v3": _Zoo("inception_v3", 299),
-}
+def names() -> tuple[str, ...]:
+    """The networks with a name of their own."""
+    return tuple(name for frontend in frontends.NAMES for name in frontends.find(frontend).networks)
 
 
-def find(name: str, shape: Shape = (1, 28, 28), classes: int = 10) -> Network:
-    """The network for images of `shape`: channels, height, width. All but linear, cnn and cnn-bn import MXNet.
+def check(name: str) -> None:
+    """Raises InvalidSettings for a network that there is not; whether a user's own works is seen when it is used."""
+    _frontend(name)
 
-    MODULE:FUNCTION is called with the number of classes and returns a gluon HybridBlock that takes such images and
-    gives logits. Raises InvalidSettings for an unknown network, images that it cannot take, and a function that fails.
+
+def framework(name: str) -> str:
+    """The module that workers need beside numpy to train a network; "" for none. Raises what `check` does."""
+    return _frontend(name).framework
+
+
+def find(name: str, shape: "Shape" = (1, 28, 28), classes: int = 10) -> "Network":
+    """The network for images of `shape`: channels, height, width. Of linear, cnn and cnn-bn the tensors come without a
+    framework, so the master worker, which only hands initial weights to the global servers, needs none.
+
+    Raises InvalidSettings for an unknown network, images that it cannot take, and a user's function that fails.
     """
-    check_network(name)
-    if name == "linear":
-        from geomx_cli.runtime.training import linear
+    return _frontend(name).network(name, shape, classes)
 
-        return linear.network(shape, classes)
-    if name in ("cnn", "cnn-bn"):
-        from geomx_cli.runtime.training import cnn
 
-        return cnn.network(shape, classes, normalised=name == "cnn-bn")
-    from geomx_cli.runtime.training import gluon
-
-    if name in _ZOO:
-        return gluon.zoo_network(_ZOO[name].function, shape, classes, _ZOO[name].size)
-    return gluon.user_network(name, shape, classes)
+def _frontend(name: str) -> Frontend:
+    """The front end that trains a network."""
+    for each in map(frontends.find, frontends.NAMES):
+        if name in each.networks:
+            return each
+    if not is_own(name):
+        hint = f"choose one of {', '.join(names())}, or write MODULE:FUNCTION for one of your own"
+        raise InvalidSettings(f"--network {name}: there is no such network", hint)
+    return frontends.find(_OWN)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.mxnet_store import prepare_import
+from geomx_cli.runtime.frontends import prepare_imports
 
 __all__ = ["call"]
 
@@ -21,7 +21,7 @@ def call(name: str, option: str, *arguments: Any) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    prepare_import()  # it may import MXNet
+    prepare_imports()  # it may import a framework
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -1,33 +1,59 @@
 """Networks that are gluon blocks: those of its model zoo, and a user's own. Imports MXNet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.mxnet_store import load_mxnet
-from geomx_cli.runtime.training.gluon_model import Built, GluonModel, session
+from geomx_cli.runtime.frontends.mxnet.gluon_model import Built, GluonModel, session
+from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
 from geomx_cli.runtime.training.network import Network, Parameter, Shape
 from geomx_cli.runtime.training.user_module import call
 
-__all__ = ["user_network", "zoo_network"]
+__all__ = ["network"]
 
 _ONES = ("gamma", "running_var")
 _RUNNING = ("running_mean", "running_var")
 
 
-def zoo_network(function: str, shape: Shape, classes: int, size: int) -> Network:
-    """One of mxnet.gluon.model_zoo.vision; images are resized to `size` x `size`, unless that is 0.
+@dataclass(frozen=True)
+class _Zoo:
+    """One of gluon's model zoo. size: height and width of the images that it is made for; 0 takes them as they are."""
+
+    function: str
+    size: int = 0
+
+
+_ZOO: Mapping[str, _Zoo] = {
+    "alexnet": _Zoo("alexnet", 224),
+    "resnet18-v1": _Zoo("resnet18_v1"),
+    "resnet50-v1": _Zoo("resnet50_v1"),
+    "resnet50-v2": _Zoo("resnet50_v2"),
+    "mobilenet-v1": _Zoo("mobilenet1_0"),
+    "mobilenet-v2": _Zoo("mobilenet_v2_1_0"),
+    "inception-v3": _Zoo("inception_v3", 299),
+}
+
+
+def network(name: str, shape: Shape, classes: int) -> Network:
+    """One of the zoo, or what MODULE:FUNCTION makes. Raises InvalidSettings for images that it cannot take."""
+    found = _ZOO.get(name)
+    return _user_network(name, shape, classes) if found is None else _zoo_network(found, shape, classes)
+
+
+def _zoo_network(zoo: _Zoo, shape: Shape, classes: int) -> Network:
+    """One of mxnet.gluon.model_zoo.vision; images are resized to `zoo.size` x `zoo.size`, unless that is 0.
 
     The first layers are those for ImageNet: ResNets begin with a convolution of 7 x 7 and pooling.
     """
 
     def make(mx: Any) -> Any:
-        return getattr(mx.gluon.model_zoo.vision, function)(classes=classes)
+        return getattr(mx.gluon.model_zoo.vision, zoo.function)(classes=classes)
 
-    return _network(make, shape, classes, (size, size) if size else shape[1:], function)
+    return _network(make, shape, classes, (zoo.size, zoo.size) if zoo.size else shape[1:], zoo.function)
 
 
-def user_network(name: str, shape: Shape, classes: int) -> Network:
+def _user_network(name: str, shape: Shape, classes: int) -> Network:
     """The block that MODULE:FUNCTION makes. It is called again for each copy that is needed."""
     made: list[Any] = []
 

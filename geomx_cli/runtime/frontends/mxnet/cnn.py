@@ -8,7 +8,7 @@ from geomx_cli.runtime.training.network import Network, Parameter, Shape
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from geomx_cli.runtime.training.gluon_model import GluonModel
+    from geomx_cli.runtime.frontends.mxnet.gluon_model import GluonModel
 
 __all__ = ["network"]
 
@@ -49,7 +49,7 @@ def network(shape: Shape, classes: int, *, normalised: bool) -> Network:
 
 
 def _session(device: str, seed: int) -> "AbstractContextManager[None]":
-    from geomx_cli.runtime.training import gluon_model  # the master worker needs no framework
+    from geomx_cli.runtime.frontends.mxnet import gluon_model  # the master worker needs no framework
 
     return gluon_model.session(device, seed)
 
@@ -65,8 +65,8 @@ def _layer(name: str, shape: tuple[int, ...]) -> tuple[Parameter, Parameter]:
 
 
 def _build(network: Network, shapes: list[tuple[int, ...]], *, normalised: bool) -> "GluonModel":
-    from geomx_cli.runtime.mxnet_store import load_mxnet
-    from geomx_cli.runtime.training.gluon_model import Built, GluonModel
+    from geomx_cli.runtime.frontends.mxnet.gluon_model import Built, GluonModel
+    from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
 
     mx = load_mxnet()
     nn = mx.gluon.nn

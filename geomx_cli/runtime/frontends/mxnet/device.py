@@ -4,10 +4,10 @@ from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
 
-__all__ = ["pick"]
+__all__ = ["device_context"]
 
 
-def pick(mx: Any, device: str) -> Any:
+def device_context(mx: Any, device: str) -> Any:
     """MXNet's context for `device`: "" is the processor, and "gpuN" the only GPU that this process is shown.
 
     Raises InvalidSettings when MXNet cannot use that GPU.

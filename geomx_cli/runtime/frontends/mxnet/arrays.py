@@ -12,8 +12,8 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.net.payload import Array
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import DTYPE_NAMES
+from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
 from geomx_cli.runtime.kvstore import row_of
-from geomx_cli.runtime.native import ArrayInfo, Native
 
 __all__ = ["Arrays"]
 

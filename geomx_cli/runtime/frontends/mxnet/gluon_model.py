@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from geomx_cli.runtime.mxnet_store import load_mxnet
-from geomx_cli.runtime.training import device as devices
+from geomx_cli.runtime.frontends.mxnet.device import device_context
+from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
 from geomx_cli.runtime.training.model import Floats, ModelAdapter
 from geomx_cli.runtime.training.network import Network
 from geomx_cli.runtime.training.samples import Batch
@@ -22,7 +22,7 @@ def session(device: str, seed: int) -> Iterator[None]:
     """See Network.session. Raises InvalidSettings where MXNet is missing too."""
     mx = load_mxnet()
     mx.random.seed(seed)
-    with devices.pick(mx, device):  # where arrays of this thread lie from now on
+    with device_context(mx, device):  # where arrays of this thread lie from now on
         yield
 
 

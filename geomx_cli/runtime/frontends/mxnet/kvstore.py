@@ -1,53 +1,36 @@
-"""Every method of MXNet's KVStore, over a Store and MXNet's engine.
-
-MXNet's engine keeps everything of one key in the order of the calls. `push` queues an operation of ours that sends the
-very memory of the value and ends when the round's result is here; `pull` queues one that copies the result to `out`. So
-both return at once, whoever reads `out` or writes to the value next waits for that one array, and the next push of a
-key waits, in the engine, until the last one is over: a script that never waits takes no more memory than one that does.
-What is on several devices, or of another layout or dtype, goes through a buffer of the key.
-"""
+"""Every method of MXNet's KVStore, over a Store and MXNet's engine."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.ps.net.payload import Array
-from geomx_cli.ps.pending_exchange import PendingExchange
-from geomx_cli.runtime.engine import Completion, Engine
+from geomx_cli.runtime.base_store import BaseStore
+from geomx_cli.runtime.frontends.mxnet.arrays import Arrays
+from geomx_cli.runtime.frontends.mxnet.engine import Engine
+from geomx_cli.runtime.frontends.mxnet.exchanges import Exchanges
+from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native
+from geomx_cli.runtime.frontends.mxnet.script_optimizer import ScriptOptimizer
 from geomx_cli.runtime.keys import Key, pairs, plain
-from geomx_cli.runtime.kvstore import Hyper, Store
-from geomx_cli.runtime.mxnet_arrays import Arrays
-from geomx_cli.runtime.mxnet_standing import MxnetStanding
-from geomx_cli.runtime.native import ArrayInfo, Native
-from geomx_cli.runtime.script_optimizer import ScriptOptimizer
+from geomx_cli.runtime.kvstore import Store
 
-__all__ = ["MxnetStore"]
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+
+__all__ = ["KVStore"]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-@dataclass(slots=True)
-class _Push:
-    """The last push of a key: whether it is over, and whether it brings the new value, which is pulled once: it takes
-    memory until then.
-    """
-
-    brings: bool = False
-    over: bool = False
 
 
 def _guarded(method: _Method) -> _Method:
     """A public method: fails when the job has failed, and speaks MXNet's kind of error."""
 
     @functools.wraps(method)
-    def call(self: "MxnetStore", *args: Any, **kwargs: Any) -> Any:
+    def call(self: "KVStore", *args: Any, **kwargs: Any) -> Any:
         self.calls += 1
         try:
             if self.failure is not None:
@@ -59,7 +42,7 @@ def _guarded(method: _Method) -> _Method:
     return cast(_Method, call)
 
 
-class MxnetStore(MxnetStanding):
+class KVStore(BaseStore):
     """Every method of mxnet.kvstore.KVStore, over a Store. `register` mixes it with that class, which Trainer asks for.
 
     Values are NDArrays of float32, float64 or float16, dense or row-sparse, on any device; lists of values, one per
@@ -71,15 +54,15 @@ class MxnetStore(MxnetStanding):
     operation ends, MXNet raises the error where somebody waits, and each later call raises it again.
     """
 
-    def __init__(self, mx: Any, store: Store) -> None:
-        super().__init__(store)
+    def __init__(self, mx: Any, client: "Client", kind: str) -> None:
+        super().__init__(client, kind)
         self._mx = mx
+        self._store = store = Store(client, kind)
         native = Native(mx)
         self._engine = Engine(mx, native)
         self._arrays = Arrays(mx, native)
         self._script_optimizer = ScriptOptimizer(mx, store)
-        self._pushes: dict[str, _Push] = {}
-        self._rounds: dict[str, PendingExchange] = {}  # of each key the last; only in operations in the key's order
+        self._exchanges = Exchanges(mx, store, self._engine, self._arrays, self._script_optimizer)
         self.handle = None
         self.calls = 0
 
@@ -101,7 +84,7 @@ class MxnetStore(MxnetStanding):
         self._store.init(keys, arrays, script_optimizer.initial([plain(one) for one in keys]))
         for one, values in found:
             self._arrays.add(str(one), values[0])
-            script_optimizer.add(plain(one), values[0].shape, values[0].dtype, self._fill)
+            script_optimizer.add(plain(one), values[0].shape, values[0].dtype, self._exchanges.fill)
 
     @_guarded
     def push(self, key: Any, value: Any, priority: int = 0, weight: float = 1.0) -> None:
@@ -117,7 +100,7 @@ class MxnetStore(MxnetStanding):
         self._store.begin_training()
         news = [self._script_optimizer.news(plain(one)) for one, _ in checked]  # all, before any is on its way
         for (one, values), hyper in zip(checked, news, strict=True):
-            self._push(one, values, priority, hyper, weight)
+            self._exchanges.push(one, values, priority, hyper, weight)
 
     @_guarded
     def abstain(self, key: Any, priority: int = 0) -> None:
@@ -128,7 +111,7 @@ class MxnetStore(MxnetStanding):
         names = [self._store.known(one) for one in (key if isinstance(key, (list, tuple)) else [key])]
         self._store.begin_training()
         for name in names:
-            self._abstain(name, priority)
+            self._exchanges.abstain(name, priority)
 
     @_guarded
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
@@ -142,7 +125,7 @@ class MxnetStore(MxnetStanding):
         for one, outs in self._checked(key, out, converted=True):
             taken = [item for item in outs if not (ignore_sparse and item.is_sparse)]
             if taken:
-                self._pull(one, taken, priority)
+                self._exchanges.pull(one, taken, priority)
 
     @_guarded
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
@@ -164,7 +147,7 @@ class MxnetStore(MxnetStanding):
             wanted = rows * (len(given) // len(rows))
             found += [(one, out, self._arrays.numbers(row, out)) for out, row in zip(given, wanted, strict=True)]
         with self._mx.autograd.pause():
-            targets = [self._fetch_rows(*item, priority) for item in found]
+            targets = [self._exchanges.fetch_rows(*item, priority) for item in found]
             for (_, item, taken), target in zip(found, targets, strict=True):
                 self._arrays.deliver_rows(taken, target, item)
 
@@ -176,8 +159,8 @@ class MxnetStore(MxnetStanding):
         self._store.begin_training()
         news = [self._script_optimizer.news(plain(one)) for one, _ in values]
         for (one, given), (_, taken), hyper in zip(values, outs, news, strict=True):
-            self._push(one, given, priority, hyper)
-            self._pull(one, taken, priority)
+            self._exchanges.push(one, given, priority, hyper)
+            self._exchanges.pull(one, taken, priority)
 
     @_guarded
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
@@ -192,135 +175,9 @@ class MxnetStore(MxnetStanding):
         Learning rate, rescale_grad, multipliers and the other hyper-parameters are read again at each push of this
         process, and a schedule moves with these pushes. For a master worker that does not train the servers follow one
         of MXNet's schedules by the number of updates. An optimizer that cannot travel runs on the workers, which must
-        all set it. Set anew later, an optimizer begins afresh with the next push; see Store.set_optimizer.
+        all set it. Set anew later, an optimizer begins afresh with the next push; see ServerOptimizer.set.
         """
-        self._script_optimizer.set(optimizer, self._fill)
-
-    def _push(self, key: Key, values: list[ArrayInfo], priority: int, hyper: Hyper, weight: float = 1.0) -> None:
-        name, updates = str(key), self._script_optimizer.updates
-        begin = partial(self._store.start, name, out=None, priority=priority, hyper=hyper, weight=weight)
-        of_rows = updates is None and all(item.is_sparse for item in values)
-        if of_rows and self._store.has_rows(name, values[0].shape):
-            if name in self._pushes:  # rows are held here, so those of one round at a time
-                self._arrays.order(name).wait_to_read()
-            rows = self._arrays.rows(values)
-            self._exchange(name, lambda: begin(source=rows), priority, _Push())
-            return
-        source, view = self._source(name, values), self._arrays.view
-        self._exchange(name, lambda: begin(source=view(source)), priority, _Push(brings=True), reads=[source.array])
-
-    def _source(self, name: str, values: list[ArrayInfo]) -> ArrayInfo:
-        """The array that is to be sent: the value itself where that can be, else the key's buffer."""
-        if len(values) == 1 and self._arrays.holds(name, values[0]):
-            return values[0]
-        buffer = self._arrays.buffer(name)
-        with self._mx.autograd.pause():
-            self._arrays.fill(buffer, values)
-        return buffer
-
-    def _abstain(self, name: str, priority: int) -> None:
-        buffer, abstain, view = self._arrays.buffer(name), self._store.abstain, self._arrays.view
-        push = _Push(brings=True)
-        self._exchange(name, lambda: abstain(name, view(buffer), priority), priority, push, writes=[buffer.array])
-
-    def _exchange(
-        self, name: str, begin: Callable[[], PendingExchange], priority: int, push: _Push,
-        *, reads: Sequence[Any] = (), writes: Sequence[Any] = (),
-    ) -> None:  # fmt: skip
-        """Queue a round of one key, which has one under way: the next value waits for it in the script's own arrays."""
-        self._pushes[name] = push
-
-        def exchange(done: Completion) -> None:
-            def finish(finished: Future[None]) -> None:
-                push.over = True
-                done(finished.exception())
-
-            self._rounds.pop(name, None)  # frees the last result
-            round_ = self._rounds[name] = begin()
-            round_.done.add_done_callback(finish)
-
-        writes = [self._arrays.order(name), *writes]
-        self._engine.queue(exchange, reads=reads, writes=writes, priority=priority, name="geomx push")
-        if (updates := self._script_optimizer.updates) is not None:
-            updates.apply(name, self._fetch(name, priority))
-
-    def _pull(self, key: Key, outs: list[ArrayInfo], priority: int) -> None:
-        name, updates, is_here = str(key), self._script_optimizer.updates, self._is_here(str(key))
-        # What has to be fetched is fetched once, so for several arrays to the buffer.
-        may_hold = updates is None and (len(outs) == 1 or is_here)
-        direct: list[ArrayInfo] = []
-        others: list[ArrayInfo] = []
-        for out in outs:
-            (direct if may_hold and self._arrays.holds(name, out) else others).append(out)
-        buffer = self._arrays.buffer(name)
-        if updates is None:
-            self._write(name, [*direct, *([buffer] if others else [])], priority, is_here)
-        if others:
-            with self._mx.autograd.pause():
-                self._arrays.deliver(buffer.array if updates is None else updates.weights[name], others)
-
-    def _fill(self, name: str, flat: Any) -> None:
-        """Copy the key's result to a flat array."""
-        with self._mx.autograd.pause():
-            self._fetch(name).reshape(flat.shape).copyto(flat)
-
-    def _value(self, name: str, priority: int) -> Any:
-        """The array in which what a pull gives will be: the weight where the optimizer runs here, else the buffer."""
-        updates = self._script_optimizer.updates
-        return self._fetch(name, priority) if updates is None else updates.weights[name]
-
-    def _fetch(self, name: str, priority: int = 0) -> Any:
-        """The key's buffer, in which its result will be."""
-        buffer = self._arrays.buffer(name)
-        self._write(name, [buffer], priority, self._is_here(name))
-        return buffer.array
-
-    def _write(self, name: str, outs: list[ArrayInfo], priority: int, is_here: bool) -> None:
-        """Queue that the key's result comes to these arrays, which can hold it. Then only the servers have it."""
-        order, buffer, left = self._arrays.order(name), self._arrays.buffer(name), list(outs)
-
-        def copy(out: ArrayInfo, done: Completion) -> None:
-            round_ = self._rounds[name]
-            round_.copy_to(self._arrays.view(out))
-            left.pop()
-            if not left:
-                round_.release()
-            done()
-
-        def fetch(out: ArrayInfo, done: Completion) -> None:
-            future = self._store.fetch(name, self._arrays.view(out), priority)
-            future.add_done_callback(lambda finished: done(finished.exception()))
-
-        for out in outs:
-            work, reads, writes = (copy, [order], []) if is_here else (fetch, [], [order])
-            if is_here and out is not buffer:  # which has the result of a round that this worker abstained from
-                reads.append(buffer.array)
-            writes = [*writes, out.array]
-            self._engine.queue(partial(work, out), reads=reads, writes=writes, priority=priority, name="geomx pull")
-        if is_here:
-            self._pushes[name].brings = False
-
-    def _is_here(self, name: str) -> bool:
-        """Whether the key's last push brings the value, and no newer one may be at the servers."""
-        last = self._pushes.get(name)
-        return last is not None and last.brings and not (last.over and self._store.asynchronous)
-
-    def _fetch_rows(self, key: Key, out: ArrayInfo, numbers: Array, priority: int) -> Any:
-        """An array in which these rows of what a pull gives will be, as `out` has them; None for no rows."""
-        if not len(numbers):
-            return None
-        name = str(key)
-        if self._script_optimizer.updates is not None or self._is_here(name):
-            return self._arrays.take(self._value(name, priority), numbers, out)
-        target = self._arrays.room(name, numbers, out)
-
-        def fetch(done: Completion) -> None:
-            future = self._store.fetch_rows(name, numbers, self._arrays.view(target), priority)
-            future.add_done_callback(lambda finished: done(finished.exception()))
-
-        writes = [target.array, self._arrays.order(name)]
-        self._engine.queue(fetch, reads=[], writes=writes, priority=priority, name="geomx pull")
-        return target.array
+        self._script_optimizer.set(optimizer, self._exchanges.fill)
 
     def _checked(self, key: Any, value: Any, *, converted: bool = False) -> list[tuple[Key, list[ArrayInfo]]]:
         """Keys and values, after all of them have been checked.
@@ -395,7 +252,11 @@ class MxnetStore(MxnetStanding):
     @_guarded
     def option(self, name: str) -> Any:
         """What the job has for an option of `geomx launch`, as in option("k1")."""
-        return self._store.option(name)
+        return super().option(name)
+
+    def versions(self, key: Key) -> tuple[int, int]:
+        """Lowest and highest version of the weights at the global servers that the latest pull of the key has got."""
+        return self._store.versions(key)
 
     @_guarded
     def _set_updater(self, updater: Any) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from geomx_cli.runtime.native import Native, OnComplete
+from geomx_cli.runtime.frontends.mxnet.native import Native, OnComplete
 
 __all__ = ["Completion", "Engine"]
 

@@ -8,9 +8,7 @@ from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.optim import optimizers
-from geomx_cli.runtime.keys import Key
-from geomx_cli.runtime.kvstore import Hyper, Store
-from geomx_cli.runtime.mxnet_optimizer import (
+from geomx_cli.runtime.frontends.mxnet.optimizer_params import (
     can_travel,
     from_mxnet,
     index_of,
@@ -19,7 +17,10 @@ from geomx_cli.runtime.mxnet_optimizer import (
     schedule_of,
     take_up,
 )
-from geomx_cli.runtime.worker_updates import WorkerUpdates
+from geomx_cli.runtime.frontends.mxnet.worker_updates import WorkerUpdates
+from geomx_cli.runtime.keys import Key
+from geomx_cli.runtime.kvstore import Store
+from geomx_cli.runtime.pushed_hyper import Hyper
 
 __all__ = ["ScriptOptimizer"]
 
@@ -64,12 +65,12 @@ class ScriptOptimizer:
             own = {} if self._store.trains else {
                 str(key): self._own(optimizer, key, known.number) for key, known in self._keys.items()
             }
-            self._store.set_optimizer(*from_mxnet(optimizer), schedule, own)
+            self._store.optimizer.set(*from_mxnet(optimizer), schedule, own)
             self.optimizer, self.updates = optimizer, None
             return
         kind = type(optimizer).__name__
         self._refuse_where_servers_must(kind)
-        self._store.leave_optimizer_to_workers(kind)
+        self._store.optimizer.leave_to_workers(kind)
         print(_ON_WORKERS.format(kind), file=sys.stderr, flush=True)
         self.optimizer = optimizer
         if self._store.trains:
@@ -92,30 +93,30 @@ class ScriptOptimizer:
         """The hyper-parameters that go with a push. Raises InvalidSettings for what the servers would refuse."""
         optimizer = self.optimizer
         if optimizer is None or self.updates is not None:
-            return self._store.news(str(key))
+            return self._store.optimizer.news(str(key))
         if optimizer.lr_scheduler is not None:
             optimizer._update_count(key)
         name, params = params_of(optimizer)
-        self._store.change(params)
-        news = self._store.news(str(key), self._own(optimizer, key, self._keys[key].number))
+        self._store.optimizer.change(params)
+        news = self._store.optimizer.news(str(key), self._own(optimizer, key, self._keys[key].number))
         if news:
             optimizers.create(name, params)
         return news
 
     def save(self, path: Path, dump_optimizer: bool) -> None:
-        """See MxnetStore.save_optimizer_states."""
+        """See KVStore.save_optimizer_states."""
         if self.updates is not None:
             self.updates.save(path)
             return
         counts = self.optimizer._index_update_count if self.optimizer is not None else {}
-        self._store.save_states(path, counts if dump_optimizer else None)
+        self._store.optimizer.save(path, counts if dump_optimizer else None)
 
     def load(self, path: Path) -> None:
-        """See MxnetStore.load_optimizer_states."""
+        """See KVStore.load_optimizer_states."""
         if self.updates is not None:
             self.updates.load(path)
             return
-        state = self._store.load_states(path)
+        state = self._store.optimizer.load(path)
         if state.counts is not None and self.optimizer is not None:
             take_up(self.optimizer, state.params, state.counts)
 

@@ -1,0 +1,90 @@
+"""What MXNet scripts import of geomx: the job's store, this worker's place in the job, and its part of the data.
+
+    import geomx_cli.mxnet as geomx
+
+    kv = geomx.init("dist_sync")
+    mine = geomx.shard(geomx.load_data("fashion-mnist", "train"))
+
+Scripts run under `geomx launch` or `python -m geomx_cli.runtime`, with one job in each process; all functions are for
+the training thread. None of them is needed: a script of plain MXNet gets the same store from `mx.kv.create`.
+"""
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+if __name__ == "mxnet":  # geomx's own folder is on sys.path, before the real one
+    raise ImportError(f"{__file__} is not MXNet: take its folder off sys.path and PYTHONPATH")
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.runtime import finder, script
+from geomx_cli.runtime.frontends.mxnet import load
+from geomx_cli.runtime.frontends.mxnet.kvstore import KVStore
+from geomx_cli.runtime.training import data, shards
+from geomx_cli.runtime.training.samples import Samples
+
+__all__ = [
+    "InvalidSettings", "KVStore", "Samples", "global_rank", "init", "is_master", "load_data", "num_all_workers",
+    "shard",
+]  # fmt: skip
+
+
+def init(kind: str = "dist_sync") -> KVStore:
+    """Join the job, which waits for its other processes; what `mx.kv.create(kind)` gives. The same store each time.
+
+    kind: "dist_sync", or "dist_async" where no party is to wait for another. Raises MXNetError where the job has failed
+    or the environment names none, and InvalidSettings in a process that geomx has not started, and for a type of store
+    that joins no job.
+    """
+    if not (finder.installed() or script.session().attached):  # nobody would be told if the script failed
+        hint = f"geomx launch -- python {sys.argv[0]}, or python -m geomx_cli.runtime {sys.argv[0]}"
+        raise InvalidSettings("this script was not started by geomx", hint)
+    store = load.load_mxnet().kv.create(kind)
+    if not isinstance(store, KVStore):
+        raise InvalidSettings(f"a store of type {kind!r} does not join a job", "choose dist_sync or dist_async")
+    return store
+
+
+def global_rank() -> int:
+    """This worker's number among the training workers of all parties, from 0; -1 for a master that does not train.
+
+    This and the functions below raise InvalidSettings before `init`.
+    """
+    return _store().global_rank
+
+
+def num_all_workers() -> int:
+    """How many workers train, in all parties."""
+    return _store().num_all_workers
+
+
+def is_master() -> bool:
+    """Whether this worker's initial weights count. It is the one that calls `kv.set_optimizer`."""
+    return _store().is_master_worker
+
+
+def load_data(name: str, split: Literal["train", "test"], data_dir: str | Path = "") -> Samples:
+    """A data set that `geomx data fetch` knows: images of shape (n, channels, height, width), labels of shape (n,).
+
+    data_dir: where it lies, if not where geomx looks for it. Raises InvalidSettings where it is not on this host.
+    """
+    return data.load(name, split, data_dir)
+
+
+def shard(samples: Samples, split: str = "iid", seed: int = 1) -> Samples:
+    """A copy of this worker's part of the data; all workers call it with the same arguments.
+
+    split: as --split of `geomx launch`: iid, by-class, by-party or dirichlet:ALPHA, drawn with `seed`. Raises
+    InvalidSettings where there are fewer samples than workers, and in a master that does not train.
+    """
+    store = _store()
+    if not store.trains:
+        raise InvalidSettings("this worker is a master that does not train, and has no data", "end its script here")
+    return shards.shard(samples, store.global_rank, store.num_all_workers, split, seed, store.party_ranks)
+
+
+def _store() -> KVStore:
+    store = script.session().store
+    if not isinstance(store, KVStore):
+        raise InvalidSettings("this worker has not joined the job", "call geomx_cli.mxnet.init first")
+    return store

@@ -1,0 +1,44 @@
+"""The front end of MXNet 1.9.1: gluon models for the bundled job, and a KVStore for scripts."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from geomx_cli.runtime.frontends import ScriptSession
+    from geomx_cli.runtime.training.network import Network, Shape
+
+__all__ = ["attach", "framework", "network", "networks", "prepare_import"]
+
+framework = "mxnet"
+_CNNS = ("cnn", "cnn-bn")
+networks = (
+    *_CNNS, "alexnet", "resnet18-v1", "resnet50-v1", "resnet50-v2", "mobilenet-v1", "mobilenet-v2", "inception-v3",
+)  # fmt: skip
+
+
+def network(name: str, shape: "Shape", classes: int) -> "Network":
+    """See Frontend.network. All but cnn and cnn-bn import MXNet.
+
+    MODULE:FUNCTION is called with the number of classes and returns a gluon HybridBlock that takes such images and
+    gives logits.
+    """
+    if name in _CNNS:
+        from geomx_cli.runtime.frontends.mxnet import cnn
+
+        return cnn.network(shape, classes, normalised=name == "cnn-bn")
+    from geomx_cli.runtime.frontends.mxnet import gluon_networks
+
+    return gluon_networks.network(name, shape, classes)
+
+
+def prepare_import() -> None:
+    """See ScriptFrontend.prepare_import."""
+    from geomx_cli.runtime.frontends.mxnet import load
+
+    load.prepare_import()
+
+
+def attach(framework: Any, session: "ScriptSession") -> None:
+    """Have `mx.kv.create` give our store; see ScriptFrontend.attach."""
+    from geomx_cli.runtime.frontends.mxnet import registration
+
+    registration.register(framework, session)

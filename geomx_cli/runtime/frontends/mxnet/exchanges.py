@@ -1,0 +1,180 @@
+"""The rounds of each key, as operations in MXNet's engine.
+
+The engine keeps everything of one key in the order of the calls. `push` queues an operation of ours that sends the
+very memory of the value and ends when the round's result is here; `pull` queues one that copies the result to `out`. So
+both return at once, whoever reads `out` or writes to the value next waits for that one array, and the next push of a
+key waits, in the engine, until the last one is over: a script that never waits takes no more memory than one that does.
+What is on several devices, or of another layout or dtype, goes through a buffer of the key.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.pending_exchange import PendingExchange
+from geomx_cli.runtime.frontends.mxnet.arrays import Arrays
+from geomx_cli.runtime.frontends.mxnet.engine import Completion, Engine
+from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo
+from geomx_cli.runtime.frontends.mxnet.script_optimizer import ScriptOptimizer
+from geomx_cli.runtime.keys import Key
+from geomx_cli.runtime.kvstore import Store
+from geomx_cli.runtime.pushed_hyper import Hyper
+
+__all__ = ["Exchanges"]
+
+
+@dataclass(slots=True)
+class _Push:
+    """The last push of a key: whether it is over, and whether it brings the new value, which is pulled once: it takes
+    memory until then.
+    """
+
+    brings: bool = False
+    over: bool = False
+
+
+class Exchanges:
+    """For the training thread. Keys are known to the store, and values are checked."""
+
+    def __init__(
+        self, mx: Any, store: Store, engine: Engine, arrays: Arrays, script_optimizer: ScriptOptimizer
+    ) -> None:
+        self._mx = mx
+        self._store = store
+        self._engine = engine
+        self._arrays = arrays
+        self._script_optimizer = script_optimizer
+        self._pushes: dict[str, _Push] = {}
+        self._rounds: dict[str, PendingExchange] = {}  # of each key the last; only in operations in the key's order
+
+    def push(self, key: Key, values: list[ArrayInfo], priority: int, hyper: Hyper, weight: float = 1.0) -> None:
+        """Contribute the sum of `values` to the key's next round."""
+        name, updates = str(key), self._script_optimizer.updates
+        begin = partial(self._store.start, name, out=None, priority=priority, hyper=hyper, weight=weight)
+        of_rows = updates is None and all(item.is_sparse for item in values)
+        if of_rows and self._store.has_rows(name, values[0].shape):
+            if name in self._pushes:  # rows are held here, so those of one round at a time
+                self._arrays.order(name).wait_to_read()
+            rows = self._arrays.rows(values)
+            self._exchange(name, lambda: begin(source=rows), priority, _Push())
+            return
+        source, view = self._source(name, values), self._arrays.view
+        self._exchange(name, lambda: begin(source=view(source)), priority, _Push(brings=True), reads=[source.array])
+
+    def _source(self, name: str, values: list[ArrayInfo]) -> ArrayInfo:
+        """The array that is to be sent: the value itself where that can be, else the key's buffer."""
+        if len(values) == 1 and self._arrays.holds(name, values[0]):
+            return values[0]
+        buffer = self._arrays.buffer(name)
+        with self._mx.autograd.pause():
+            self._arrays.fill(buffer, values)
+        return buffer
+
+    def abstain(self, name: str, priority: int) -> None:
+        """Take part in the key's next round with nothing."""
+        buffer, abstain, view = self._arrays.buffer(name), self._store.abstain, self._arrays.view
+        push = _Push(brings=True)
+        self._exchange(name, lambda: abstain(name, view(buffer), priority), priority, push, writes=[buffer.array])
+
+    def _exchange(
+        self, name: str, begin: Callable[[], PendingExchange], priority: int, push: _Push,
+        *, reads: Sequence[Any] = (), writes: Sequence[Any] = (),
+    ) -> None:  # fmt: skip
+        """Queue a round of one key, which has one under way: the next value waits for it in the script's own arrays."""
+        self._pushes[name] = push
+
+        def exchange(done: Completion) -> None:
+            def finish(finished: Future[None]) -> None:
+                push.over = True
+                done(finished.exception())
+
+            self._rounds.pop(name, None)  # frees the last result
+            round_ = self._rounds[name] = begin()
+            round_.done.add_done_callback(finish)
+
+        writes = [self._arrays.order(name), *writes]
+        self._engine.queue(exchange, reads=reads, writes=writes, priority=priority, name="geomx push")
+        if (updates := self._script_optimizer.updates) is not None:
+            updates.apply(name, self._fetch(name, priority))
+
+    def pull(self, key: Key, outs: list[ArrayInfo], priority: int) -> None:
+        """Write the result of the key's last round, or else the servers' value, to all of `outs`."""
+        name, updates, is_here = str(key), self._script_optimizer.updates, self._is_here(str(key))
+        # What has to be fetched is fetched once, so for several arrays to the buffer.
+        may_hold = updates is None and (len(outs) == 1 or is_here)
+        direct: list[ArrayInfo] = []
+        others: list[ArrayInfo] = []
+        for out in outs:
+            (direct if may_hold and self._arrays.holds(name, out) else others).append(out)
+        buffer = self._arrays.buffer(name)
+        if updates is None:
+            self._write(name, [*direct, *([buffer] if others else [])], priority, is_here)
+        if others:
+            with self._mx.autograd.pause():
+                self._arrays.deliver(buffer.array if updates is None else updates.weights[name], others)
+
+    def fill(self, name: str, flat: Any) -> None:
+        """Copy the key's result to a flat array."""
+        with self._mx.autograd.pause():
+            self._fetch(name).reshape(flat.shape).copyto(flat)
+
+    def _value(self, name: str, priority: int) -> Any:
+        """The array in which what a pull gives will be: the weight where the optimizer runs here, else the buffer."""
+        updates = self._script_optimizer.updates
+        return self._fetch(name, priority) if updates is None else updates.weights[name]
+
+    def _fetch(self, name: str, priority: int = 0) -> Any:
+        """The key's buffer, in which its result will be."""
+        buffer = self._arrays.buffer(name)
+        self._write(name, [buffer], priority, self._is_here(name))
+        return buffer.array
+
+    def _write(self, name: str, outs: list[ArrayInfo], priority: int, is_here: bool) -> None:
+        """Queue that the key's result comes to these arrays, which can hold it. Then only the servers have it."""
+        order, buffer, left = self._arrays.order(name), self._arrays.buffer(name), list(outs)
+
+        def copy(out: ArrayInfo, done: Completion) -> None:
+            round_ = self._rounds[name]
+            round_.copy_to(self._arrays.view(out))
+            left.pop()
+            if not left:
+                round_.release()
+            done()
+
+        def fetch(out: ArrayInfo, done: Completion) -> None:
+            future = self._store.fetch(name, self._arrays.view(out), priority)
+            future.add_done_callback(lambda finished: done(finished.exception()))
+
+        for out in outs:
+            work, reads, writes = (copy, [order], []) if is_here else (fetch, [], [order])
+            if is_here and out is not buffer:  # which has the result of a round that this worker abstained from
+                reads.append(buffer.array)
+            writes = [*writes, out.array]
+            self._engine.queue(partial(work, out), reads=reads, writes=writes, priority=priority, name="geomx pull")
+        if is_here:
+            self._pushes[name].brings = False
+
+    def _is_here(self, name: str) -> bool:
+        """Whether the key's last push brings the value, and no newer one may be at the servers."""
+        last = self._pushes.get(name)
+        return last is not None and last.brings and not (last.over and self._store.asynchronous)
+
+    def fetch_rows(self, key: Key, out: ArrayInfo, numbers: Array, priority: int) -> Any:
+        """An array in which these rows of what a pull gives will be, as `out` has them; None for no rows."""
+        if not len(numbers):
+            return None
+        name = str(key)
+        if self._script_optimizer.updates is not None or self._is_here(name):
+            return self._arrays.take(self._value(name, priority), numbers, out)
+        target = self._arrays.room(name, numbers, out)
+
+        def fetch(done: Completion) -> None:
+            future = self._store.fetch_rows(name, numbers, self._arrays.view(target), priority)
+            future.add_done_callback(lambda finished: done(finished.exception()))
+
+        writes = [target.array, self._arrays.order(name)]
+        self._engine.queue(fetch, reads=[], writes=writes, priority=priority, name="geomx pull")
+        return target.array

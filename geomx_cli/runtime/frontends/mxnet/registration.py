@@ -1,0 +1,68 @@
+"""Our store as what `mx.kv.create("dist_sync")` gives."""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from geomx_cli.core.errors import GeomxError
+from geomx_cli.runtime.frontends.mxnet.kvstore import KVStore
+from geomx_cli.runtime.frontends.mxnet.profiler import refuse_servers
+
+if TYPE_CHECKING:
+    from geomx_cli.runtime.frontends import ScriptSession
+
+__all__ = ["register"]
+
+KINDS = (
+    "dist", "dist_sync", "dist_async", "dist_device", "dist_sync_device", "dist_async_device", "dist_device_sync",
+    "dist_device_async",
+)  # fmt: skip
+
+
+def register(mx: Any, session: "ScriptSession") -> None:
+    """Have `mx.kv.create` give our store for each of KINDS, one and the same per process.
+
+    The session connects at the first call. As in MXNet all are synchronous but those with "_async". The master's type
+    decides: "dist_async" makes a job that is to train with FSA one of MixedSync; "device" means nothing. Any other type
+    with "dist" in it is refused; "local", "device" and others stay MXNet's own.
+    """
+    refuse_servers(mx)
+    base = mx.kvstore.KVStoreBase
+    own = {name: made for name, made in base.kv_registry.items() if "dist" not in name}
+    made: list[KVStore] = []
+
+    def create(kind: str) -> Any:
+        if kind not in KINDS:
+            raise mx.base.MXNetError(f"there is no kvstore type {kind!r} (choose one of {', '.join(KINDS)})")
+        if not made:
+            made.append(_make(mx, session, kind))
+            session.store = made[0]
+        return made[0]
+
+    base.kv_registry = _Registry(create, own)
+
+
+class _Registry(dict[str, Callable[[], Any]]):
+    """What `mx.kv.create` looks names up in; it has every name with "dist", so none of them is left to MXNet."""
+
+    def __init__(self, create: Callable[[str], Any], own: dict[str, Callable[[], Any]]) -> None:
+        super().__init__(own)
+        self._create = create
+
+    def __contains__(self, name: object) -> bool:
+        return (isinstance(name, str) and "dist" in name) or super().__contains__(name)
+
+    def __missing__(self, name: str) -> Callable[[], Any]:
+        return functools.partial(self._create, name)
+
+
+def _make(mx: Any, session: "ScriptSession", kind: str) -> KVStore:
+    try:
+        client = session.connect()
+        if client.is_master and "_async" in kind and client.settings.text("algo") == "fsa":
+            client.tell("mode", {"asynchronous": True}, "train parties asynchronously")
+    except GeomxError as error:
+        raise mx.base.MXNetError(str(error)) from None
+    store_class = type("GeomxKVStore", (KVStore, mx.kvstore.KVStore), {})
+    store: KVStore = store_class(mx, client, kind)
+    return store

@@ -1,0 +1,18 @@
+"""The front end without a framework: models that are computed in numpy."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from geomx_cli.runtime.training.network import Network, Shape
+
+__all__ = ["framework", "network", "networks"]
+
+framework = ""
+networks = ("linear",)
+
+
+def network(name: str, shape: "Shape", classes: int) -> "Network":
+    """See Frontend.network."""
+    from geomx_cli.runtime.frontends.numpy import linear
+
+    return linear.network(shape, classes)

@@ -1,0 +1,88 @@
+"""What users import: all that is public, in a real job; and that templates need nothing else."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cluster import ROOT, Cluster
+from idx import write_data
+from test_house import PACKAGE, imports
+from test_mxnet_store import HOOK, hooked, run_hooked
+
+import geomx_cli.mxnet
+from geomx_cli.runtime.training import data
+
+
+def test_what_is_public() -> None:
+    assert geomx_cli.mxnet.__all__ == [
+        "InvalidSettings", "KVStore", "Samples", "global_rank", "init", "is_master", "load_data", "num_all_workers",
+        "shard",
+    ]  # fmt: skip
+    assert all(getattr(geomx_cli.mxnet, name).__doc__ for name in geomx_cli.mxnet.__all__)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "templates").glob("*.py")), ids=lambda path: path.stem)
+def test_templates_use_what_is_public(path: Path) -> None:
+    assert set(imports(path)) <= {"geomx_cli.mxnet"}
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "geomx"
+    }
+    assert used <= set(geomx_cli.mxnet.__all__) and bool(used) == (path.stem != "train")
+
+
+def test_workers_share_the_data(cluster: Cluster, tmp_path: Path) -> None:
+    """Two parties and a master that does not train: each sample is in at most one part, with either split."""
+    folder = write_data(tmp_path / "data", train=90)
+    argv, env = hooked("public.py", str(folder), str(tmp_path))
+    cluster.launch(argv, env=env, parties=(2, 1))
+    cluster.finish(100)
+    found = {rank: json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (-1, 0, 1, 2)}
+    assert {said["workers"] for said in found.values()} == {3}
+    assert [rank for rank, said in found.items() if said["master"]] == [-1]
+    assert "a master that does not train" in found.pop(-1)["refused"]
+    samples = data.load("fashion-mnist", "train", folder)
+    known = {image.tobytes().hex() for image in samples.images}
+    assert len(known) == 90
+    for split in ("iid", "by-party"):
+        parts = [set(said[split]) for said in found.values()]
+        assert [len(part) for part in parts] == [30, 30, 30] and set.union(*parts) == known
+    ordered = np.sort(samples.labels)
+    last = [said["labels"][-1] for said in found.values()]
+    assert max(last[:2]) == ordered[59] and found[2]["labels"][0] == ordered[60], "parties have classes of their own"
+
+
+@pytest.mark.processes
+def test_mxnet_stays_mxnet_where_our_folder_is_on_the_path() -> None:
+    """With the hook a script finds it, although geomx_cli/mxnet.py comes first; without, it is told what is wrong."""
+    code = "import sys, mxnet as mx; print(mx.nd.ones(1).asscalar(), mx.__file__)"
+    path = os.pathsep.join(map(str, (PACKAGE, HOOK, ROOT)))
+    env = {**os.environ, "PYTHONPATH": path, "DMLC_PS_ROOT_URI": "127.0.0.1"}
+    argv = [sys.executable, "-W", "ignore", "-c", code]
+    for role in ("worker", "server"):
+        done = subprocess.run(
+            argv, env={**env, "DMLC_ROLE": role}, capture_output=True, text=True, timeout=90, check=False
+        )
+        if role == "worker":
+            number, where = done.stdout.split()
+            assert number == "1.0" and PACKAGE not in Path(where).parents, done
+        else:
+            assert "geomx_cli/mxnet.py is not MXNet: take its folder off sys.path" in done.stderr
+
+
+@pytest.mark.processes
+def test_importing_it_does_not_import_mxnet() -> None:
+    code = "import geomx_cli.mxnet, sys; print('mxnet' in sys.modules)"
+    assert run_hooked(code, "worker").stdout == "False\n"
+
+
+@pytest.mark.processes
+def test_a_script_that_geomx_has_not_started_is_refused() -> None:
+    done = run_hooked("import geomx_cli.mxnet as geomx; geomx.init()", "server")
+    assert "InvalidSettings: this script was not started by geomx" in done.stderr, done
