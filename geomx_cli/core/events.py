@@ -9,13 +9,14 @@ Events: "state" (state), "telemetry" (state, round, bytes, progress, ...), "roun
 
 import contextlib
 import errno
-import json
 import os
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
+
+from geomx_cli.core.jsonlines import decode, encode
 
 __all__ = ["Event", "EventLog", "read_events"]
 
@@ -47,7 +48,7 @@ class EventLog:
     def write(self, event: str, **fields: Any) -> None:
         """Append one event with the time of now."""
         if self._file >= 0 and not self._full:
-            line = json.dumps({"time": round(time.time(), 6), **self._who, "event": event, **fields}).encode() + b"\n"
+            line = encode({"time": round(time.time(), 6), **self._who, "event": event, **fields})
             try:
                 if os.write(self._file, line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -83,8 +84,7 @@ def read_events(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
                 return
             start += len(line)
             try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
+                event = decode(line)
+            except ValueError:
                 continue
-            if isinstance(event, dict):
-                yield event, start
+            yield event, start

@@ -1,11 +1,10 @@
 """The events of a job, read from its hosts over the same way as its logs, as they come."""
 
-import json
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from geomx_cli.core.events import Event
+from geomx_cli.core.jsonlines import decode
 from geomx_cli.jobs.actions.logs import LogReader
 from geomx_cli.jobs.store.registry import KnownJob
 
@@ -53,7 +52,7 @@ class EventStream:
 
 def _event(text: str) -> Event | None:
     try:
-        found: Any = json.loads(text)
-    except (ValueError, RecursionError):
+        found = decode(text)
+    except ValueError:
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("time"), int | float) else None
+    return found if isinstance(found.get("time"), int | float) else None
