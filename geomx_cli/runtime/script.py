@@ -180,9 +180,6 @@ def run(argv: list[str], signals: "Signals | None") -> None:
     Raises SystemExit when it has failed and everybody has been told: with the status that the script chose, or 1 after
     an exception, which has been printed; and Interrupted when somebody has ended it and `signals` knows of it.
     """
-    from geomx_cli.runtime import finder
-
-    finder.install()
     sys.argv = list(argv)
     sys.path.insert(0, str(Path(argv[0]).absolute().parent))
     try:

@@ -26,15 +26,13 @@ from geomx_cli.ps.net.link import Lane, Link
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.shaping import Shaper
 from geomx_cli.ps.net.transport import Transport
-from geomx_cli.ps.net.wire import MAX_CONTROL, Header, Kind, decode_body, job_number
+from geomx_cli.ps.net.wire import Header, Kind, decode_body, job_number
 
 __all__ = ["Node"]
 
 Body = dict[str, Any]
 _Given = ParamSpec("_Given")
 
-MAX_BEAT = 65_536
-"""Bytes of what a process tells its scheduler of itself, which keeps it."""
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading a body raises that is not as it should be."""
 PARTING = 10.0
@@ -179,7 +177,7 @@ class Node:
 
         A KeyboardInterrupt is raised again once the schedulers, or a scheduler's members, have been told.
         """
-        self.loop.every(self.settings.number("heartbeat"), self._tick)
+        self.loop.every(self.settings.number("heartbeat"), self._report)
         self.liveness.begin()
         try:
             self.loop.run()
@@ -195,12 +193,6 @@ class Node:
         self.transport.close()
         self.loop.close()
         self._report()
-
-    def _tick(self) -> None:
-        self._report()
-        told = {name: value for name, value in self.telemetry.items() if name != "bytes"}  # nobody reads them there
-        for membership in self.memberships:
-            membership.beat(told)
 
     def _report(self) -> None:
         counters = self.transport.counters
@@ -284,8 +276,7 @@ class Node:
         if header.kind != Kind.CONTROL:
             self._on_tensor(link, header, payload)
             return
-        limit = MAX_BEAT if header.topic == "beat" else MAX_CONTROL
-        body = decode_body(payload, limit) if payload is not None else {}
+        body = decode_body(payload) if payload is not None else {}
         if header.topic == "answer":
             try:
                 self.talk.answered(link, header.request, body)

@@ -5,8 +5,9 @@ from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.mxnet_store import load_mxnet
+from geomx_cli.runtime.training.architecture import Parameter, Shape
 from geomx_cli.runtime.training.gluon_model import Built, GluonModel, session
-from geomx_cli.runtime.training.network import Network, Parameter, Shape
+from geomx_cli.runtime.training.network import Network
 from geomx_cli.runtime.training.user_module import call
 
 __all__ = ["user_network", "zoo_network"]

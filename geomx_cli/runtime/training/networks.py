@@ -8,8 +8,9 @@ starts.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from geomx_cli.runtime.training.architecture import Shape
 from geomx_cli.runtime.training.catalog import check_network
-from geomx_cli.runtime.training.network import Network, Shape
+from geomx_cli.runtime.training.network import Network
 
 __all__ = ["find"]
 
