@@ -50,7 +50,7 @@ class Session:
         self._mx = mx
         mxnet_store.register(mx, self._connect)
         atexit.register(self._at_exit)
-        self._exit_function, sys.exit = sys.exit, self._note_exit
+        sys.exit = self._note_exit
 
     def finish(self) -> bool:
         """The script has ended well: wait for its last rounds, leave. Raises GeomxError if the job has failed.
