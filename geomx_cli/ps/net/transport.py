@@ -99,7 +99,6 @@ class Transport:
         self._on_reconnect = on_reconnect
         self._on_closed = on_closed
         self._on_asked = on_asked
-        self.reconnects = 0
         self._events = events
         self._shaper = shaper or None
         self._order = itertools.count()
@@ -338,7 +337,6 @@ class Transport:
         if lane is None:  # of a connection that has been replaced since
             return
         if link.restart(lane):
-            self.reconnects += 1
             self._tell_back(link)
         if link.is_up:
             self.sharing.offer(link)
