@@ -1,5 +1,5 @@
 # make demo: train a small CNN with 2 parties x 2 workers on this machine.
-# make check: ruff, mypy and all tests that start no process, within a minute.   make test: everything that CI runs.
+# make check: ruff, mypy, import-linter, vulture and all tests that start no process, within a minute.   make test: everything that CI runs.
 
 VENV := .venv
 PYTHON ?= python3
@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 STAMP = date +%s
 # A plain path: setuptools' own way runs a finder in every Python process.
 EDITABLE := --config-settings editable_mode=compat --editable
+# The way that imports run (setup.cfg), and what nothing uses.
+STRUCTURE = $(BIN)/lint-imports --no-cache --no-logo && $(BIN)/vulture --min-confidence 60 $(PYTHON_CODE)
+PYTHON_CODE := geomx_cli tests benchmarks templates
 # Where Python may not keep compiled modules, each of a job's processes compiles all of ours anew and starts half as fast.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -25,12 +28,14 @@ demo: $(VENV)/.demo
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(STRUCTURE)
 	$(BIN)/python -m pytest --no-processes
 
 test: $(VENV)/.test
 	tests/tools.sh
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(STRUCTURE)
 	$(BIN)/python -m pytest
 
 $(VENV)/bin/python:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from cluster import Cluster
 from desk import Desk
@@ -21,6 +22,10 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 os.environ["OMP_NUM_THREADS"] = "1"
 # Who starts the tests in the background of a shell has them ignore Ctrl-C, and so whatever they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how loaded the machine is.
+hypothesis.settings.register_profile("any-load", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("any-load")
 
 STARTERS = {"cluster", "machines", "sites", "jobs", "desk"}
 """Fixtures whose tests start processes."""

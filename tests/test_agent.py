@@ -254,7 +254,7 @@ def test_end_is_told_where_nothing_can_be_written_any_more(agents: Any, tmp_path
 
 
 def test_status_that_cannot_be_written_is_told_once(agents: Any, tmp_path: Path) -> None:
-    (tmp_path / "status.json.part").mkdir()
+    (tmp_path / "status.json").mkdir()
     agent = agents(one="pass")
     agent.send(type="start")
     warnings = [message for message in agent.until("done") if message["type"] == "warning"]

@@ -1,27 +1,18 @@
-"""The house: imports run one way, from the command line down to what is beneath everything."""
+"""What import-linter's contracts in setup.cfg do not say of the way that imports run."""
 
 import ast
+import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
+import pytest
 from cluster import ROOT
 
 from geomx_cli.runtime import frontends
 
 PACKAGE = ROOT / "geomx_cli"
-BENEATH = {"core"}
-ABOVE = (
-    "__main__", "cli", "commands", "observe", "jobs", "preflight", "plan", "mxnet", "runtime", "hosts", "inventory",
-    "ps",
-)  # fmt: skip
-SERVER = ("", "aggregation", "optim", "cluster", "net")
-"""The packages of `ps`, from above; "" is what lies in `ps` itself, with `delivery`."""
-ELSEWHERE = {"agent", "probe"}  # they run on other machines; those here know their words
-
-
-def unit(module: str) -> str:
-    """The part of the house that a module belongs to."""
-    return [*module.split("."), ""][1]
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -33,34 +24,15 @@ def imports(path: Path) -> Iterator[str]:
             yield from (name.name for name in node.names if name.name.startswith("geomx_cli."))
 
 
-def test_every_module_has_a_place() -> None:
-    found = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert found - {"__init__"} == BENEATH | set(ABOVE) | ELSEWHERE
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    """Who imports whom, also inside functions and for types alone."""
+    return grimp.build_graph("geomx_cli", include_external_packages=True, cache_dir=None)
 
 
-def test_imports_run_one_way() -> None:
-    wrong = []
-    for path in PACKAGE.rglob("*.py"):
-        own = unit("geomx_cli." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts))
-        if own == "__init__":
-            continue
-        allowed = BENEATH if own in BENEATH | ELSEWHERE else BENEATH | ELSEWHERE | set(ABOVE[ABOVE.index(own) :])
-        names = {unit(name) for name in imports(path)} & (BENEATH | ELSEWHERE | set(ABOVE))
-        wrong += [f"{path.relative_to(ROOT)} imports {name}" for name in names - allowed - {own}]
-    assert not wrong
-
-
-def test_imports_run_one_way_in_the_parameter_server_too() -> None:
-    wrong = []
-    for path in (PACKAGE / "ps").rglob("*.py"):
-        folder = path.relative_to(PACKAGE / "ps").parts[0]
-        own = folder if folder in SERVER else ""
-        for name in imports(path):
-            _, part, inner, *_ = [*name.split("."), "", ""]
-            inner = inner if inner in SERVER else ""
-            if part == "ps" and SERVER.index(inner) < SERVER.index(own):
-                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
-    assert not wrong
+def test_no_module_imports_itself_in_a_circle(graph: grimp.ImportGraph) -> None:
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the modules
 
 
 def test_only_hosts_and_the_inventory_know_how_a_machine_is_reached() -> None:
@@ -103,3 +75,10 @@ def test_front_ends_are_found_by_their_names_only() -> None:
         found = {name.split(".")[3] for name in imports(path) if name.startswith("geomx_cli.runtime.frontends.")}
         allowed = {*inside, *frontends.__all__} | ({path.stem} if path.parent == PACKAGE else set())
         assert found <= allowed, f"{path.relative_to(ROOT)} imports {found - allowed}"
+
+
+@pytest.mark.parametrize("package", ["agent", "probe"])
+def test_what_hosts_run_first_needs_the_standard_library_alone(graph: grimp.ImportGraph, package: str) -> None:
+    """The probe tells which modules are missing, and the agent starts in a fraction of their time."""
+    needed = {name.split(".")[0] for name in graph.find_upstream_modules(f"geomx_cli.{package}", as_package=True)}
+    assert needed - {"geomx_cli"} <= sys.stdlib_module_names

@@ -244,7 +244,7 @@ def test_a_link_that_is_slow_or_loses_packets_only_takes_longer(jobs: list[Sites
         sites.shape("100mbit")
     for sites in jobs:
         sites.go(0)
-        # On a loaded machine the part may be over before its queue is seen: then the job has been too fast to slow down.
+        # On a loaded machine the part may be over before its queue is seen: then nothing is left to slow down.
         sites.until(lambda sites=sites: sites.queued() > 0 or "at part1" in sites.output("Bw0"))
         sites.shape("2mbit")
     slow = []

@@ -81,7 +81,8 @@ def test_follows_mxnet_step_by_step(mx: Any, name: str, own: dict[str, Any], com
         if step == 6:  # whether momentum has the learning rate in it shows only when that changes
             ours.set(learning_rate=0.02)
             theirs.optimizer.set_learning_rate(0.02)
-        mine = ours.update(SLOT, mine, grad, lr_mult=0.5, wd_mult=3.0)
+        ours.tune({"lr_mult": 0.5, "wd_mult": 3.0})
+        mine = ours.update(SLOT, mine, grad)
         other = theirs.update(other, grad)
         np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-6)
     assert mine.dtype == np.float32

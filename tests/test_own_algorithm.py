@@ -51,7 +51,7 @@ def offer(folder: Path, algorithm: str = ALGORITHM, name: str = "damping") -> Pa
 
 
 @pytest.fixture
-def forgets() -> Iterator[None]:
+def without_cache() -> Iterator[None]:
     """Another test knows nothing of the plug-ins of this one."""
     plugins._all.cache_clear()
     yield
@@ -107,13 +107,15 @@ def test_from_launch_to_figures(desk: Desk, tmp_path: Path) -> None:
     assert "linear damped" in desk.geomx("compare", result["job"], str(place)).stdout
 
 
-def test_its_options_join_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: None) -> None:
+@pytest.mark.usefixtures("without_cache")
+def test_its_options_join_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(offer(tmp_path / "site", name=tmp_path.name))
     assert plugins.find("algorithm", "damped").options[0].flag == "--damping"
     assert plugins.modes()["damped"] == ("Damped", ("#123456", "*", "xx"))
     assert list(plugins.algorithms())[-1] == "damped", "behind those of geomx"
 
 
+@pytest.mark.usefixtures("without_cache")
 @pytest.mark.parametrize(
     ("algorithm", "why"),
     [
@@ -123,7 +125,7 @@ def test_its_options_join_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_one_that_cannot_be_loaded_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: None, algorithm: str, why: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, why: str
 ) -> None:
     monkeypatch.syspath_prepend(offer(tmp_path / "site", algorithm, tmp_path.name))  # no test imports that of another
     with pytest.raises(InvalidSettings, match=f"the algorithm {tmp_path.name}.damped of {tmp_path.name} ") as caught:

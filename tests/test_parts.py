@@ -326,7 +326,7 @@ def test_a_repeat_is_not_worked_on_but_answered_as_before() -> None:
     request.answer()
     assert talk.receive(link, 7, 0, "join", {}) is None
     assert link.sent == [("answer", 7)] * 2
-    said = talk.receive(link, 0, 0, "beat", {})
+    said = talk.receive(link, 0, 0, "pending", {})
     assert said is not None
     said.answer()
     assert link.sent == [("answer", 7)] * 2, "nobody waits for an answer to what was only said"

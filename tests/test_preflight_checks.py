@@ -28,7 +28,6 @@ FACTS = Facts(
     executable="/there/bin/python",
     home="/home/me",
     user="me",
-    hostname="alpha",
     boot="one",
     clock=0.0,
     state=Folder("/home/me/.local/state/geomx", False, "", 100 * GIB),
@@ -45,7 +44,6 @@ FACTS = Facts(
     gpus=["NVIDIA A100, 40960 MiB"],
     missing=[],
     versions={"numpy": "1.26.4", "mxnet": "1.9.1"},
-    omp_threads="",
 )
 NEED = Requirements(processes=3, training=2, memory=GIB, modules=("zmq", "numpy", "mxnet"))
 HOST = Host(name="alpha", parties=("A",))

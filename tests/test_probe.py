@@ -16,9 +16,9 @@ from cluster import free_ports
 from networks import bare_python
 
 import geomx_cli
+from geomx_cli.plan.job_paths import jobs_folder
 from geomx_cli.probe import ports
 
-Ask = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.processes
 
 FACTS = {
@@ -229,3 +229,13 @@ def test_silence_ends_it() -> None:
     assert process.stdin is not None
     assert process.wait(60) == 0
     process.stdin.close()
+
+
+@pytest.mark.parametrize("state", ["", "relative", "/absolute"])
+def test_hosts_and_the_control_machine_mean_the_same_usual_folder(
+    start: Callable[..., Probe], state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", state)
+    facts = start().ask("facts", ports=[], **{**FACTS, "state_dir": ""})
+    assert f"{facts['state']['path']}/jobs" == str(jobs_folder())

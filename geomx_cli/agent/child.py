@@ -14,6 +14,7 @@ from geomx_cli.agent import processes
 from geomx_cli.agent.host_spec import Task
 from geomx_cli.agent.processes import Identity
 from geomx_cli.agent.safe_open import open_record
+from geomx_cli.core.atomic import open_atomic
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.jsonlines import read_objects
 from geomx_cli.core.root_cause import Failure, describe_status, exception_line
@@ -104,11 +105,9 @@ class Child:
                 if size <= _LOG_MOST:
                     return
                 log.seek(size - _LOG_KEPT)
-                part = self._log.with_name(f"{self._log.name}.part")
-                with part.open("wb") as kept:
+                with open_atomic(self._log.with_name(f"{self._log.name}.1")) as kept:
                     for _ in range(_LOG_KEPT >> 20):  # and not what is written meanwhile, which may never end
                         kept.write(log.read(1 << 20))
-                part.replace(self._log.with_name(f"{self._log.name}.1"))
                 os.truncate(self._log, 0)
         except (OSError, CheckFailed):  # none yet, a full disk, or something else in its place
             return

@@ -1,6 +1,5 @@
 """The socket on which an agent listens: the control machine speaks to it there, and whoever stops the job."""
 
-import json
 import os
 import selectors
 import socket
@@ -12,6 +11,7 @@ from typing import Any
 
 from geomx_cli.agent.outbox import Outbox
 from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.jsonlines import LineBuffer, decode, encode
 
 __all__ = ["Control"]
 
@@ -29,7 +29,7 @@ class _Connection:
     """One that has connected; what came of its unfinished line, and what it is still to be sent."""
 
     stream: socket.socket
-    incoming: bytearray = field(default_factory=bytearray)
+    incoming: LineBuffer = field(default_factory=lambda: LineBuffer(_LINE_LIMIT))
     outgoing: bytearray = field(default_factory=bytearray)
 
 
@@ -85,7 +85,7 @@ class Control:
 
     def send(self, message: Message) -> None:
         """Queue a message; without a control machine it is dropped."""
-        self._queue(json.dumps(message).encode() + b"\n")
+        self._queue(encode(message))
 
     def tell(self, message: Message) -> None:
         """Queue a message that must reach the control machine, this one or the next."""
@@ -135,13 +135,9 @@ class Control:
         if not data:
             self._drop(connection)
             return []
-        *lines, rest = (connection.incoming + data).split(b"\n")
-        connection.incoming = bytearray(rest)
         try:
-            messages = [json.loads(line) for line in lines]
-        except (ValueError, RecursionError):
-            messages = [None]
-        if len(rest) > _LINE_LIMIT or not all(isinstance(message, dict) for message in messages):
+            messages = [decode(line) for line in connection.incoming.feed(data)]
+        except ValueError:
             self._drop(connection)
             return []
         if messages and connection is not self._machine and messages[0].get("type") not in _VISITORS:

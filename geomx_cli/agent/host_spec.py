@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from geomx_cli.agent.processes import Identity, boot_id
+from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.process_name import file_name
 
@@ -157,9 +158,7 @@ class AgentState:
 
     def write(self, directory: Path) -> None:
         """Replace agent-state.json at once."""
-        part = directory / "agent-state.json.part"
-        part.write_text(json.dumps(asdict(self)))
-        part.replace(directory / "agent-state.json")
+        write_atomic(directory / "agent-state.json", json.dumps(asdict(self)).encode())
 
     @classmethod
     def read(cls, directory: Path) -> "AgentState | None":

@@ -1,8 +1,9 @@
 """What an agent has to tell the control machine and must not be lost when a connection breaks."""
 
-import json
 from collections import deque
 from typing import Any
+
+from geomx_cli.core.jsonlines import encode
 
 __all__ = ["Outbox"]
 
@@ -29,7 +30,7 @@ class Outbox:
     def add(self, message: dict[str, Any]) -> bytes:
         """Number a message; the line to be sent."""
         self._last += 1
-        line = json.dumps({**message, "n": self._last}).encode() + b"\n"
+        line = encode({**message, "n": self._last})
         self._lines.append((self._last, line))
         self._size += len(line)
         return line

@@ -1,6 +1,5 @@
 """Between a command's standard streams and the agent's socket: how the control machine speaks with an agent."""
 
-import json
 import os
 import select
 import socket
@@ -10,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from geomx_cli.agent.host_spec import HostSpec
+from geomx_cli.core.jsonlines import encode
 
 __all__ = ["attach", "run"]
 
@@ -63,7 +63,7 @@ def _report_end(directory: Path) -> int:
     try:
         _write((directory / "agent-end.jsonl").read_bytes())
     except FileNotFoundError:
-        _write(json.dumps({"type": "absent"}).encode() + b"\n")
+        _write(encode({"type": "absent"}))
         print(f"no agent runs for {directory}", file=sys.stderr)
         return 1
     return 0

@@ -4,7 +4,6 @@ One line of JSON. Times are Unix seconds of this host; `uptime` counts since it 
 looks at /proc/uptime in the same breath sees how old the file is, whatever the clocks say.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +13,8 @@ from typing import Any
 from geomx_cli.agent import processes
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec
+from geomx_cli.core.atomic import write_atomic
+from geomx_cli.core.jsonlines import encode
 from geomx_cli.core.root_cause import Failure
 
 __all__ = ["FILE_NAME", "STATUS_VERSION", "StatusFile"]
@@ -96,10 +97,8 @@ class StatusFile:
     def write(self, content: Mapping[str, Any]) -> None:
         """Replace status.json at once."""
         self._next = time.monotonic() + _EVERY
-        part = self._path.with_name(f"{FILE_NAME}.part")
         try:
-            part.write_text(json.dumps(content) + "\n")
-            part.replace(self._path)
+            write_atomic(self._path, encode(content))
         except OSError as error:
             if not self._warned:
                 self._warned = True

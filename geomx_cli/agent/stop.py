@@ -14,6 +14,7 @@ from geomx_cli.agent.host_spec import AgentState
 from geomx_cli.agent.processes import Identity
 from geomx_cli.agent.reaper import host_spec_of, reap, remains
 from geomx_cli.agent.status import FILE_NAME
+from geomx_cli.core.jsonlines import encode
 
 __all__ = ["main", "stop"]
 
@@ -80,7 +81,7 @@ def _ask(path: str, agent: Identity, names: Collection[str] | None, patience: fl
         stream.settimeout(_CONNECT)
         try:
             stream.connect(path)
-            stream.sendall(json.dumps(message).encode() + b"\n")
+            stream.sendall(encode(message))
             return True
         except OSError:
             if names is None:

@@ -10,7 +10,6 @@ its meaning; events of a larger one are passed over too.
 import contextlib
 import errno
 import itertools
-import json
 import os
 import sys
 import time
@@ -20,6 +19,8 @@ from typing import Annotated, Any, TextIO
 
 import msgspec
 from msgspec import Meta
+
+from geomx_cli.core.jsonlines import encode
 
 __all__ = [
     "MAX_COUNT",
@@ -52,11 +53,14 @@ Pair = tuple[Count, Count]
 
 
 class Traffic(msgspec.Struct):
-    """Bytes of messages (sent, received) so far: inside the party, to other parties, and those by peer."""
+    """Bytes of messages (sent, received) so far: inside the party, to other parties, and by peer. encoded: bytes before
+    and after encoding.
+    """
 
     lan: Pair = (0, 0)
     wan: Pair = (0, 0)
     peers: dict[str, Pair] = {}
+    encoded: Pair = (0, 0)
 
 
 class Event(msgspec.Struct, tag_field="event", kw_only=True, omit_defaults=True):
@@ -234,7 +238,7 @@ class EventLog:
     def _line(self, event: Event) -> bytes:
         fields = msgspec.to_builtins(event)
         fields |= {"schema_version": SCHEMA_VERSION, "number": next(self._numbers), "time": round(time.time(), 6)}
-        return json.dumps({**self._who, **fields}).encode() + b"\n"  # not by msgspec: a loss may be NaN
+        return encode({**self._who, **fields})
 
 
 def _say(stream: TextIO, text: str) -> None:

@@ -1,4 +1,6 @@
-"""What comes from a host, before it is believed: JSON as it was agreed on, text that does a terminal no harm."""
+"""What comes from a host, before it is believed: JSON as it was agreed on, numbers within bounds, text that does a
+terminal no harm.
+"""
 
 import json
 import re
@@ -6,7 +8,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-__all__ = ["convert", "decode", "first_line", "last_line", "plain", "plain_all"]
+from geomx_cli.core.errors import InvalidSettings
+
+__all__ = ["check_whole", "convert", "decode", "first_line", "last_line", "plain", "plain_all"]
 
 _SEQUENCES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|[ -/]*[0-~])")
 # All control characters but tab and newline, and those that turn the direction of the text around them.
@@ -42,6 +46,12 @@ def first_line(error: BaseException, host: str = "") -> str:
 def last_line(text: str, otherwise: str) -> str:
     """The last line of what a command has said, or `otherwise` where it said nothing."""
     return next(reversed(plain(text).strip().splitlines()), otherwise)
+
+
+def check_whole(what: str, value: object, least: int, most: int) -> None:
+    """Raises InvalidSettings for anything but an integer (a bool is none) from `least` to `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidSettings(f"{what} is {value!r}", f"it is a whole number from {least} to {most}")
 
 
 def convert(value: Any, kind: type[_Kind]) -> _Kind:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from geomx_cli.core.atomic import open_atomic
 from geomx_cli.core.errors import TimedOut
-from geomx_cli.hosts import Channel, Completed
+from geomx_cli.hosts.interface import Channel, Completed
 
 __all__ = ["LocalConnector", "python_path"]
 
@@ -50,16 +51,9 @@ class LocalConnector:
         target = Path(path)
         for folder in reversed([target.parent, *target.parent.parents]):
             folder.mkdir(mode=0o700, exist_ok=True)
-        part = target.with_name(f"{target.name}.{threading.get_ident()}.part")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(file.fileno(), mode)
-                file.write(data)
-            part.replace(target)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
+        with open_atomic(target, mode) as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
 
     def get(self, path: str) -> bytes:
         """See Connector.get."""

@@ -7,6 +7,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from platformdirs import user_state_path
+
 from geomx_cli.plan.job_spec import JobSpec
 
 __all__ = ["complete", "jobs_folder"]
@@ -14,8 +16,7 @@ __all__ = ["complete", "jobs_folder"]
 
 def jobs_folder() -> Path:
     """Where jobs lie: $XDG_STATE_HOME/geomx/jobs, or ~/.local/state/geomx/jobs."""
-    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(state).expanduser().absolute() / "geomx" / "jobs"
+    return user_state_path("geomx") / "jobs"
 
 
 def complete(spec: JobSpec) -> JobSpec:

@@ -16,7 +16,6 @@ def this_machine(
     *,
     one_host: bool = False,
     python: str = "",
-    workdir: str = "",
     env: Mapping[str, str] | None = None,
 ) -> Inventory:
     """One planned host for each party on 127.0.0.1, or with `one_host` one for all.
@@ -38,7 +37,6 @@ def this_machine(
             "address": "127.0.0.1",
             "devices": ("cpu",) * max(workers[party] for party in parties),
             "python": python,
-            "workdir": workdir,
             "env": dict(env or {}),
             "ports": tuple(ports[index * share : (index + 1) * share]),
         }

@@ -1,7 +1,6 @@
 """Asks the checker on one host: our end of the channel to `python -m geomx_cli.probe`."""
 
 import itertools
-import json
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,11 +8,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, TimedOut
+from geomx_cli.core.jsonlines import decode, encode, lines
 from geomx_cli.hosts import Channel
 
 __all__ = ["ProbeClient"]
 
-_LINE_LIMIT = 4 << 20
 _RELEASE_LIMIT = 5.0
 
 Answer = dict[str, Any]
@@ -44,7 +43,7 @@ class ProbeClient:
             if self._ended:
                 box.put(None)
         try:
-            self._channel.send(json.dumps({"id": number, "do": what, **fields}).encode() + b"\n")
+            self._channel.send(encode({"id": number, "do": what, **fields}))
             answer = box.get(timeout=limit)
         except Empty:
             raise TimedOut(
@@ -81,13 +80,9 @@ class ProbeClient:
         self._reader.join(_RELEASE_LIMIT)
 
     def _read(self) -> None:
-        rest = b""
-        while data := self._receive():
-            *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
+        with suppress(CheckFailed):
+            for line in lines(self._receive, "the checker"):
                 self._deliver(line)
-            if len(rest) > _LINE_LIMIT:
-                break
         with self._lock:
             self._ended = True
             for box in self._waiting.values():
@@ -102,9 +97,9 @@ class ProbeClient:
     def _deliver(self, line: bytes) -> None:
         """Hand an answer to who waits for it. Anything else is what a start-up file of the host's shell prints."""
         try:
-            answer = json.loads(line)
+            answer = decode(line)
             number = int(answer["id"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             return
         with self._lock:
             box = self._waiting.get(number)

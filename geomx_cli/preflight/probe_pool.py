@@ -60,7 +60,6 @@ class Facts(msgspec.Struct, frozen=True):
     executable: str
     home: str
     user: str
-    hostname: str
     boot: str
     clock: float
     state: Folder
@@ -77,7 +76,6 @@ class Facts(msgspec.Struct, frozen=True):
     gpus: list[str]
     missing: list[str]
     versions: dict[str, str]
-    omp_threads: str
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,6 @@ def facts(request: Mapping[str, Any]) -> dict[str, Any]:
         "executable": sys.executable,
         "home": str(Path.home()),
         "user": _user(),
-        "hostname": socket.gethostname()[:255],
         "boot": machine.boot(),
         "clock": time.time(),
         "state": _folder(_path(request["state_dir"] or _usual_state())),
@@ -60,7 +59,6 @@ def facts(request: Mapping[str, Any]) -> dict[str, Any]:
         "gpus": machine.gpus() if request["gpus"] else [],
         "missing": [name for name in request["modules"][:_MOST] if not _is_there(name)],
         "versions": _versions(request["distributions"][:_MOST]),
-        "omp_threads": os.environ.get("OMP_NUM_THREADS", "")[:16],
     }
 
 
@@ -69,17 +67,19 @@ def _taken(wanted: Sequence[int], free: Iterable[Collection[int]]) -> dict[int, 
     return ports.holders([port for port in wanted if port not in everywhere][:_MOST])
 
 
-def code_digest(package: Path = PACKAGE) -> str:
+def code_digest() -> str:
     """The same for the same source code, wherever it lies."""
     digest = hashlib.sha256()
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted(PACKAGE.rglob("*.py")):
         content = path.read_bytes()
-        digest.update(f"{path.relative_to(package)} {len(content)}\n".encode() + content)
+        digest.update(f"{path.relative_to(PACKAGE)} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
 
 
 def _usual_state() -> str:
-    return os.path.join(os.environ.get("XDG_STATE_HOME") or "~/.local/state", "geomx")  # noqa: PTH118
+    """That of platformdirs, which may be missing here."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return f"{base if base.startswith('/') else '~/.local/state'}/geomx"
 
 
 def _path(text: str) -> Path:

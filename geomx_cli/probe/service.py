@@ -1,7 +1,6 @@
 """Requests come on one file descriptor and answers go to another, one JSON object a line."""
 
 import errno
-import json
 import os
 import select
 import threading
@@ -10,6 +9,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from geomx_cli.core.jsonlines import LineBuffer, decode, encode
 from geomx_cli.probe import dialling
 from geomx_cli.probe.facts import facts
 from geomx_cli.probe.listeners import Listeners
@@ -48,18 +48,15 @@ class Service:
 
     def run(self) -> int:
         """Serve; returns the exit status: 1 after something that is no request."""
-        rest = b""
+        requests = LineBuffer(_LINE_LIMIT)
         try:
             while select.select([self._source], [], [], self._silence)[0]:
                 data = os.read(self._source, _CHUNK)
                 if not data:
                     break
-                *lines, rest = (rest + data).split(b"\n")
-                if len(rest) > _LINE_LIMIT:
-                    return 1
-                for line in lines:
-                    self._begin(json.loads(line))
-        except (ValueError, KeyError, TypeError, RecursionError):
+                for line in requests.feed(data):
+                    self._begin(decode(line))
+        except (ValueError, KeyError, TypeError):
             return 1
         finally:
             self._listeners.close()
@@ -83,7 +80,7 @@ class Service:
         self._answer({"id": number, **answer})
 
     def _answer(self, answer: Mapping[str, Any]) -> None:
-        data = json.dumps(answer).encode() + b"\n"
+        data = encode(answer)
         with self._writing:
             try:
                 while data:

@@ -273,5 +273,6 @@ class Server:
 
     def _report(self) -> None:
         self.node.telemetry.round = self.rounds.last_round
+        self.node.encoded = self.rounds.compression.bytes
         if self._is_root and self._table.algorithm.asynchronous:
             self.node.telemetry.versions = self._members.by_party(self.rounds.versions)

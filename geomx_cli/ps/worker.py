@@ -228,6 +228,7 @@ class Worker:
             exchange.take(offset, array, header.value)
             if exchange.missing == 0:
                 self.open.discard(exchange)
+                self.node.encoded = self.compression.bytes
                 if operation.kind == Kind.EXCHANGE:
                     self.node.telemetry.round = max(operation.round, self.node.telemetry.round)
                     self._done[key] = max(operation.round, self._done.get(key, 0))

@@ -61,13 +61,14 @@ def _begin_alone(script: str) -> None:
 
 def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
     if argv:
-        from geomx_cli.runtime import script
+        from geomx_cli.runtime import finder, script
 
         if not Path(argv[0]).exists():
             raise InvalidSettings(f"there is no script {argv[0]}", f"it is looked for in {Path.cwd()}")
         signals = None if settings.job else Signals()
         if signals is not None:
             signals.watch(script.session().tell)
+        finder.install()
         _collect_from_now_on()
         script.run(argv, signals)
         return

@@ -54,7 +54,7 @@ class Session:
         frontend.attach(framework, self)
         self.attached = True
         atexit.register(self._at_exit)
-        self._exit_function, sys.exit = sys.exit, self._note_exit
+        sys.exit = self._note_exit
 
     def finish(self) -> bool:
         """The script has ended well: wait for its last rounds, leave. Raises GeomxError if the job has failed.
@@ -175,9 +175,6 @@ def run(argv: list[str], signals: "Signals | None") -> None:
     Raises SystemExit when it has failed and everybody has been told: with the status that the script chose, or 1 after
     an exception, which has been printed; and Interrupted when somebody has ended it and `signals` knows of it.
     """
-    from geomx_cli.runtime import finder
-
-    finder.install()
     sys.argv = list(argv)
     sys.path.insert(0, str(Path(argv[0]).absolute().parent))
     try:

@@ -130,10 +130,9 @@ def _with_hfa(env: Mapping[str, str]) -> Mapping[str, str]:
     return {**dict.fromkeys(_HFA, "1"), **env, "GEOMX_ALGO": "hfa"}
 
 
-def none_are_set(env: Mapping[str, str] | None = None) -> bool:
+def none_are_set() -> bool:
     """Whether nothing says that this process belongs to a cluster."""
-    env = os.environ if env is None else env
-    return not any(name.startswith("DMLC_") or name in ("GEOMX_JOB", "GEOMX_SCHEDULER") for name in env)
+    return not any(name.startswith("DMLC_") or name in ("GEOMX_JOB", "GEOMX_SCHEDULER") for name in os.environ)
 
 
 def _text(number: int | None) -> str:

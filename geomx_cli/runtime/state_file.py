@@ -6,7 +6,6 @@ were one slice at the servers. The entry "geomx" is JSON: the optimizer, its hyp
 
 import json
 import os
-import secrets
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from geomx_cli.core.atomic import open_atomic
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.net.payload import Array
 
@@ -75,21 +75,12 @@ def write(path: Path, state: SavedState) -> None:
         for (offset, _), kept in cuts.items():
             entries |= {f"{key}/{offset}/{what}": array for what, array in kept.items()}
     try:
-        _write_whole(path, entries)
-    except OSError as error:
-        raise InvalidSettings(f"cannot write {path}: {error.strerror}", "make room or rights there") from None
-
-
-def _write_whole(path: Path, entries: dict[str, Array]) -> None:
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with part.open("xb") as file:
+        with open_atomic(path) as file:
             np.savez(file, **entries)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    except OSError as error:
+        raise InvalidSettings(f"cannot write {path}: {error.strerror}", "make room or rights there") from None
 
 
 def read(path: Path) -> SavedState:

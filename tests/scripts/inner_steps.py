@@ -14,8 +14,9 @@ from geomx_cli.ps.client import Client
 from geomx_cli.runtime.algorithms import diloco
 from geomx_cli.runtime.kvstore import Store
 from geomx_cli.runtime.settings import Settings
+from geomx_cli.runtime.training.architecture import Parameter
 from geomx_cli.runtime.training.model import ModelAdapter, flat_views
-from geomx_cli.runtime.training.network import Network, Parameter
+from geomx_cli.runtime.training.network import Network
 from geomx_cli.runtime.training.stopwatch import Stopwatch
 from geomx_cli.runtime.training.train_config import TrainConfig
 

@@ -3,44 +3,23 @@
 import getpass
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import paramiko
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.hosts.ssh.hop import Hop
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Ssh
 
-__all__ = ["Hop", "hops"]
+__all__ = ["hops"]
 
 _SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 _SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 _USUAL_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 _DEEPEST_INCLUDE = 16
 _MOST_JUMPS = 8
-
-
-@dataclass(frozen=True)
-class Hop:
-    """One machine on the way to a host, the last one being the host itself.
-
-    `keys`: private key files; `named`: whether somebody named them, so that no others are tried. `trusted_as` is
-    its name in `known_hosts`, the files with host keys, of which accepted ones go to the first.
-    """
-
-    address: str
-    port: int
-    user: str
-    keys: tuple[str, ...]
-    named: bool
-    known_hosts: tuple[str, ...]
-    trusted_as: str
-    fingerprint: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.user}@{self.address} port {self.port}"
 
 
 def hops(ssh: Ssh, options: SshOptions) -> list[Hop]:

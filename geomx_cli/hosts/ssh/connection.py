@@ -13,8 +13,8 @@ from typing import Any
 import paramiko
 
 from geomx_cli.core.errors import HostUnreachable
-from geomx_cli.hosts.ssh.config import Hop
 from geomx_cli.hosts.ssh.credentials import Credential
+from geomx_cli.hosts.ssh.hop import Hop
 from geomx_cli.hosts.ssh.host_keys import check_host_key, known_types
 from geomx_cli.hosts.ssh.options import SshOptions
 

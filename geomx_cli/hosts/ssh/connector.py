@@ -12,7 +12,7 @@ from typing import TypeVar
 import paramiko
 
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, TimedOut
-from geomx_cli.hosts import Channel, Completed
+from geomx_cli.hosts.interface import Channel, Completed
 from geomx_cli.hosts.ssh.config import hops
 from geomx_cli.hosts.ssh.connection import Connection
 from geomx_cli.hosts.ssh.options import SshOptions

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from geomx_cli.core.errors import HostUnreachable
 
 if TYPE_CHECKING:
-    from geomx_cli.hosts.ssh.config import Hop
+    from geomx_cli.hosts.ssh.hop import Hop
 
 __all__ = ["Credential", "Credentials"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.core.errors import HostUnreachable, WrongHostKey
-from geomx_cli.hosts.ssh.config import Hop
+from geomx_cli.hosts.ssh.hop import Hop
 from geomx_cli.hosts.ssh.options import SshOptions
 
 __all__ = ["check_host_key", "known_types"]

@@ -1,6 +1,5 @@
 """The line to one agent: it is mended when it breaks, and nothing that the agent says is lost or comes twice."""
 
-import json
 import threading
 import time
 from contextlib import suppress
@@ -9,7 +8,7 @@ from typing import Any
 
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut, WrongHostKey
-from geomx_cli.core.jsonlines import lines
+from geomx_cli.core.jsonlines import decode, encode, lines
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts import Channel, Connector
@@ -72,7 +71,7 @@ class AgentConnection:
 
     def send(self, message: JsonObject) -> None:
         """Tell the agent; what cannot be sent is dropped."""
-        data = json.dumps(message).encode() + b"\n"
+        data = encode(message)
         with self._sending:
             if self._channel is not None:
                 with suppress(OSError):
@@ -114,7 +113,7 @@ class AgentConnection:
     def _connect(self, verb: str) -> None:
         argv = module_command(self.host.python, "geomx_cli.agent", verb, self.host_spec.directory)
         channel = self.host.open(argv)
-        hello = json.dumps({"type": "hello", "seen": self.seen}).encode() + b"\n"
+        hello = encode({"type": "hello", "seen": self.seen})
         with self._sending, suppress(OSError):
             self._channel = channel
             channel.send(hello)
@@ -170,8 +169,8 @@ class AgentConnection:
         for line in lines(self._channel.receive, f"the agent on host {self.host.name}"):
             if line.startswith(b"{"):  # a login shell may have greeted
                 try:
-                    message = json.loads(line)
-                except (ValueError, RecursionError):
+                    message = decode(line)
+                except ValueError:
                     self.ignored += 1
                 else:
                     self._take(message)

@@ -88,11 +88,10 @@ class AgentPool:
         everywhere(attach, [self._lines[name] for name in hosts])
         self._heart.start()
 
-    def broadcast(self, message: JsonObject, *, but: Iterable[str] = ()) -> None:
+    def broadcast(self, message: JsonObject) -> None:
         """Tell every agent; one that cannot be told is seen by its silence."""
-        for name, line in self._lines.items():
-            if name not in but:
-                line.send(message)
+        for line in self._lines.values():
+            line.send(message)
 
     def silence(self, host: str) -> float:
         """Seconds since the agent of `host` was last heard; those in which its line may be mended do not count."""

@@ -16,6 +16,7 @@ import msgspec
 
 from geomx_cli.agent.pack import MANIFEST
 from geomx_cli.agent.status import FILE_NAME
+from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import decode, first_line, last_line
@@ -61,6 +62,13 @@ class _Entry:
     when: float
 
 
+class _Manifest(msgspec.Struct):
+    """What is collected already."""
+
+    job: str
+    files: list[_Entry]
+
+
 def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
     """Put events/, logs/ and hosts/HOST/ of all hosts into `folder`; returns what manifest.json there says.
 
@@ -102,13 +110,12 @@ def _prepare(folder: Path, job: KnownJob) -> list[_Entry]:
     except OSError as error:
         raise CheckFailed(f"cannot write to {folder}: {error.strerror}", _HERE) from None
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        if manifest["job"] != job.plan.job:
-            what = f"{folder} has the logs of job {manifest['job']}"
-            raise InvalidSettings(what, "choose another folder")
-        return [_Entry(**entry) for entry in manifest["files"]]
-    except (OSError, ValueError, KeyError, TypeError):
+        manifest = decode((folder / MANIFEST).read_bytes(), _Manifest)
+    except (OSError, ValueError):
         raise InvalidSettings(f"{folder} has something else in it", "choose a new folder, or an empty one") from None
+    if manifest.job != job.plan.job:
+        raise InvalidSettings(f"{folder} has the logs of job {manifest.job}", "choose another folder")
+    return manifest.files
 
 
 def _write(
@@ -121,12 +128,9 @@ def _write(
         "files": [asdict(entry) for entry in entries],
         "problems": problems,
     }
-    part = folder / f"{MANIFEST}.part"
     try:
-        part.write_text(json.dumps(manifest, indent=1))
-        part.replace(folder / MANIFEST)
+        write_atomic(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise CheckFailed(f"cannot write to {folder}: {error.strerror}", _HERE) from None
     return manifest
 

@@ -5,14 +5,15 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.processes import Identity
+from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted
+from geomx_cli.core.untrusted import decode
 
 __all__ = ["FILE_NAME", "STATE_VERSION", "JobState", "begin", "detach", "fail", "finish"]
 
@@ -40,10 +41,8 @@ class JobState:
     def read(cls, directory: Path) -> "JobState | None":
         """None where there is none, or one that is damaged."""
         try:
-            fields = json.loads((directory / FILE_NAME).read_bytes())
-            fields.pop("schema_version")
-            return cls(**fields)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return decode((directory / FILE_NAME).read_bytes(), cls)
+        except (OSError, ValueError):
             return None
 
     @property
@@ -66,14 +65,7 @@ class JobState:
 
     def write(self, directory: Path) -> None:
         """Replace state.json at once. Raises OSError where that fails."""
-        part = directory / f"{FILE_NAME}.{os.getpid()}.part"
-        try:
-            part.write_text(json.dumps({"schema_version": STATE_VERSION, **asdict(self)}))
-            part.replace(directory / FILE_NAME)
-        except OSError:
-            with suppress(OSError):
-                part.unlink()
-            raise
+        write_atomic(directory / FILE_NAME, json.dumps({"schema_version": STATE_VERSION, **asdict(self)}).encode())
 
 
 def begin(directory: Path) -> None:

@@ -22,6 +22,7 @@ class Totals:
     """What the whole job comes to; None where nothing is known.
 
     `samples_per_s` has the samples of all training workers over the seconds that the longest of them trained.
+    `encoded`: bytes before and after encoding.
     """
 
     accuracy: float | None
@@ -32,12 +33,13 @@ class Totals:
     first_step_s: float | None
     lan: tuple[int, int]
     wan: tuple[int, int]
+    encoded: tuple[int, int]
 
     def to_json(self) -> dict[str, Any]:
         """Its fields; bytes are under "bytes"."""
         fields = asdict(self)
-        lan, wan = fields.pop("lan"), fields.pop("wan")
-        return {**fields, "bytes": {"lan": list(lan), "wan": list(wan)}}
+        counted = {name: list(fields.pop(name)) for name in ("lan", "wan", "encoded")}
+        return {**fields, "bytes": counted}
 
 
 @dataclass
@@ -175,4 +177,5 @@ class Progress:
             first_step_s=None if self.first_step is None else self.first_step - self.began,
             lan=(sum(row.traffic.lan[0] for row in rows), sum(row.traffic.lan[1] for row in rows)),
             wan=(sum(row.traffic.wan[0] for row in rows), sum(row.traffic.wan[1] for row in rows)),
+            encoded=(sum(row.traffic.encoded[0] for row in rows), sum(row.traffic.encoded[1] for row in rows)),
         )

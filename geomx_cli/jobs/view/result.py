@@ -51,6 +51,7 @@ def in_words(result: Mapping[str, Any]) -> str:
     if result["status"] == "failed" and not result["rounds"]:
         return ""
     lan, wan = result["bytes"]["lan"], result["bytes"]["wan"]
+    before, after = result["bytes"]["encoded"]
     accuracy, first = result["accuracy"], result["first_step_s"]
     known = result["training_s"] > 0  # a script need not tell
     lines = [
@@ -63,6 +64,7 @@ def in_words(result: Mapping[str, Any]) -> str:
         ("total time", format_duration(result["total_s"])),
         ("LAN sent / received", f"{format_bytes(lan[0])} / {format_bytes(lan[1])}"),
         ("WAN sent / received", f"{format_bytes(wan[0])} / {format_bytes(wan[1])}"),
+        ("compression", f"{before / after:.1f} x" if after else ""),
         ("logs", result["logs"] or on_hosts(result["job"])),
     ]
     width = max(len(name) for name, _ in lines)

@@ -2,11 +2,10 @@
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from geomx_cli.core import events
 from geomx_cli.core.events import Event
-from geomx_cli.core.untrusted import decode
+from geomx_cli.core.jsonlines import decode
 from geomx_cli.jobs.actions.logs import LogReader
 from geomx_cli.jobs.store.registry import KnownJob
 
@@ -53,6 +52,6 @@ class EventStream:
 
 def _event(text: str) -> Event | None:
     try:
-        return events.parse(decode(text, dict[str, Any]))
+        return events.parse(decode(text))
     except ValueError:
         return None

@@ -1,9 +1,7 @@
 """The page and its data over HTTP, for a browser on this machine: loopback alone, and nothing without the token."""
 
-import contextlib
 import hmac
 import json
-import os
 import secrets
 import threading
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import bottle
 
+from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["Server", "remembered", "started", "write_private"]
@@ -112,15 +111,9 @@ def remembered(folder: Path) -> tuple[int, str]:
 
 def write_private(path: Path, text: str) -> bool:
     """Put a file of mode 0600 in the place of whatever is there; False where that cannot be done."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(file, "w") as stream:
-            stream.write(text)
-        part.replace(path)
+        write_atomic(path, text.encode(), 0o600)
     except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink()
         return False
     return True
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.observe.report.record import Worker
 from geomx_cli.observe.report.run_records import RunRecords, title
@@ -123,9 +124,7 @@ def write(trial: RunRecords, summary: Summary) -> list[Path]:
     for name, content in contents.items():
         paths.append(trial.folder / name)
         try:
-            part = trial.folder / f".{name}.part"
-            part.write_text(json.dumps(content))
-            part.replace(paths[-1])
+            write_atomic(paths[-1], json.dumps(content).encode())
         except OSError as error:
             raise CheckFailed(f"cannot write {paths[-1]}: {error.strerror}", "make room or rights there") from None
     return paths

@@ -80,13 +80,14 @@ class Compression:
     Changes are those since the last result that everybody has (the *reference*, kept at both ends), so what a codec
     loses of one is in the next one. Sums have no such reference: what is lost of one is added to the next. What is
     not finite travels as it is.
+
+    bytes: of what has been encoded so far, before and after.
     """
 
     def __init__(self, spec: str = "") -> None:
         self._codec = parse_codec(spec)
         self.spec = spec if self._codec else ""
-        self.given_bytes = 0
-        self.encoded_bytes = 0
+        self.bytes = (0, 0)
         self._kept: dict[Where, dict[str, Array]] = {}
 
     def set(self, spec: str) -> None:
@@ -220,8 +221,8 @@ class Compression:
 
     def _encode(self, codec: Codec, array: Array, dtype: int) -> memoryview:
         payload = codec.encode(array)
-        self.given_bytes += len(array) * DTYPES[dtype].itemsize
-        self.encoded_bytes += len(payload)
+        given, encoded = self.bytes
+        self.bytes = (given + len(array) * DTYPES[dtype].itemsize, encoded + len(payload))
         return payload
 
 

@@ -1,21 +1,21 @@
-"""One node's membership of one plane: join, roster, telemetry, failure, goodbye. Its scheduler is the other side."""
+"""One node's membership of one plane: join, roster, failure, goodbye. Its scheduler is the other side."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
-from geomx_cli.core.events import StateChanged, WarningRaised
+from geomx_cli.core.events import EventLog, StateChanged, Telemetry, WarningRaised
 from geomx_cli.core.units import counted
-from geomx_cli.ps.cluster.config import PlaneSettings
-from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
+from geomx_cli.ps.cluster.liveness import Liveness
+from geomx_cli.ps.cluster.rpc import Request, Rpc
+from geomx_cli.ps.net.loop import Loop
+from geomx_cli.ps.net.transport import Transport
 from geomx_cli.ps.net.wire import BadMessage
 
-if TYPE_CHECKING:
-    from geomx_cli.ps.cluster.node import Node
-
-__all__ = ["Member", "Membership"]
+__all__ = ["Member", "MemberNode", "Membership"]
 
 QUIET, UNREACHED = 0.1, 0.9
 """Parts of the option `timeout` after which a node says that its scheduler has said nothing at all, and gives it up:
@@ -42,6 +42,23 @@ class Member:
         return fitting[0 if party == self.party else -1]
 
 
+class MemberNode(Protocol):
+    """What a membership needs of its node."""
+
+    process: str
+    settings: NodeSettings
+    timeout: float
+    telemetry: Telemetry
+    events: EventLog
+    loop: Loop
+    talk: Rpc
+    liveness: Liveness
+    transport: Transport
+
+    def fail(self, error: GeomxError) -> None:
+        """End the node with an error."""
+
+
 class Membership:
     """Created by Node.join. `rank` and `members` are there once the roster has come.
 
@@ -50,7 +67,7 @@ class Membership:
 
     def __init__(
         self,
-        node: "Node",
+        node: MemberNode,
         plane: PlaneSettings,
         role: str,
         facts: dict[str, Any],
@@ -97,11 +114,6 @@ class Membership:
         # Each party has as many local servers, but nobody tells a root how many.
         sizes = [size for size in range(1, len(workers) + 1) if len(workers) % size == 0]
         return any(own // size == rank for own in ranks for size in sizes)
-
-    def beat(self, telemetry: dict[str, Any]) -> None:
-        """Tell the scheduler how this node does."""
-        if self.members and not self.over:
-            self.link.control("beat", telemetry)
 
     def on_request(self, request: Request) -> None:
         """Handle what the scheduler says beside answers."""

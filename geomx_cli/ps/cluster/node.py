@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ParamSpec
 
-import msgspec
-
 from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost
 from geomx_cli.core.events import EventLog, Telemetry
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
@@ -28,15 +26,13 @@ from geomx_cli.ps.net.link import Lane, Link
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.shaping import Shaper
 from geomx_cli.ps.net.transport import Transport
-from geomx_cli.ps.net.wire import MAX_CONTROL, Header, Kind, decode_body, job_number
+from geomx_cli.ps.net.wire import Header, Kind, decode_body, job_number
 
 __all__ = ["Node"]
 
 Body = dict[str, Any]
 _Given = ParamSpec("_Given")
 
-MAX_BEAT = 65_536
-"""Bytes of what a process tells its scheduler of itself, which keeps it."""
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading a body raises that is not as it should be."""
 PARTING = 10.0
@@ -52,7 +48,7 @@ class Node:
     `on_tensor` gets PUSH, PULL, EXCHANGE and RESULT messages; `on_request` gets control requests; `on_link` is told of
     peers that dial; `on_reconnect` of lanes on which what was under way may be lost; `on_lost`, before the node fails,
     of a peer that is no longer heard; `on_asked`: see Transport. `members`: a scheduler's, told when it fails.
-    `leaving` are peers that have said bye, whose last word is still to come.
+    `leaving` are peers that have said bye, whose last word is still to come. `encoded`: bytes before and after encoding.
     """
 
     def __init__(
@@ -74,6 +70,7 @@ class Node:
         self.timeout = settings.number("timeout")
         self.talk = Rpc(self.loop, self.timeout)
         self.telemetry = Telemetry(state="starting")
+        self.encoded = (0, 0)
         self.memberships: list[Membership] = []
         self.error: GeomxError | None = None
         self._on_tensor = on_tensor
@@ -181,7 +178,7 @@ class Node:
 
         A KeyboardInterrupt is raised again once the schedulers, or a scheduler's members, have been told.
         """
-        self.loop.every(self.settings.number("heartbeat"), self._tick)
+        self.loop.every(self.settings.number("heartbeat"), self._report)
         self.liveness.begin()
         try:
             self.loop.run()
@@ -198,17 +195,11 @@ class Node:
         self.loop.close()
         self._report()
 
-    def _tick(self) -> None:
-        self._report()
-        fields = msgspec.to_builtins(self.telemetry)
-        figures = {name: value for name, value in fields.items() if name not in ("event", "bytes")}
-        for membership in self.memberships:
-            membership.beat(figures)
-
     def _report(self) -> None:
         counters = self.transport.counters
         refused = {name: count for name, count in counters.items() if " from " not in name}
         self.telemetry.bytes = self.transport.traffic()
+        self.telemetry.bytes.encoded = self.encoded
         if refused:
             self.telemetry.refused = refused
         self.events.write(self.telemetry)
@@ -287,8 +278,7 @@ class Node:
         if header.kind != Kind.CONTROL:
             self._on_tensor(link, header, payload)
             return
-        limit = MAX_BEAT if header.topic == "beat" else MAX_CONTROL
-        body = decode_body(payload, limit) if payload is not None else {}
+        body = decode_body(payload) if payload is not None else {}
         if header.topic == "answer":
             try:
                 self.talk.answered(link, header.request, body)

@@ -1,12 +1,11 @@
-"""The scheduler of one plane: who its members are, their ranks, whether they live, and what they last said.
+"""The scheduler of one plane: who its members are, their ranks, and whether they live.
 
 It hands out the roster once all members have joined, notices who is lost, tells everybody of a failure, and ends when
 all members have said goodbye. Training does not pass through it.
 """
 
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from geomx_cli.core.errors import InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.events import EventLog, RosterComplete
@@ -29,13 +28,12 @@ ENDPOINT = re.compile(r"tcp://[^\s/]{1,255}:[1-9]\d{0,4}|ipc://[^\0]{1,107}")
 
 @dataclass
 class _Entry:
-    """One member: how it joined, and what it last said."""
+    """One member and how it joined."""
 
     member: Member
     request: Request
     group: str
     wanted: int | None
-    telemetry: dict[str, Any] = field(default_factory=dict)
     gone: bool = False
 
 
@@ -76,8 +74,6 @@ class Scheduler:
         if entry is None:
             raise BadMessage(f"{request.topic!r} from a process that has not joined")
         match request.topic:
-            case "beat":
-                entry.telemetry = request.body
             case "bye":
                 entry.gone = True
                 self.node.answer_bye(request)
@@ -89,8 +85,6 @@ class Scheduler:
                 origin = str(request.body.get("process"))
                 message, hint = str(request.body.get("message")), str(request.body.get("hint", ""))
                 self.node.fail(PeerLost(message, hint, peer=origin))
-            case "status":
-                request.answer({"members": [self._status(item) for item in self._entries.values()]})
             case topic:
                 raise BadMessage(f"unknown topic {topic!r}")
 
@@ -193,5 +187,3 @@ class Scheduler:
     def _present(self) -> list[Link]:
         return [link for link, item in self._entries.items() if not item.gone or link in self.node.leaving]
 
-    def _status(self, item: _Entry) -> dict[str, Any]:
-        return {"process": item.member.process, "gone": item.gone, **item.telemetry}

@@ -8,8 +8,9 @@ one turn of the loop travel as one message: header, payload, header, payload, ..
 import heapq
 import itertools
 import time
+from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import zmq
 
@@ -18,10 +19,7 @@ from geomx_cli.ps.net.sockets import Socket
 from geomx_cli.ps.net.window import Window
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind, Place, decode_body, encode_body, encode_header
 
-if TYPE_CHECKING:
-    from geomx_cli.ps.net.transport import Transport
-
-__all__ = ["LANES", "MAX_FUSED", "QUIET", "Lane", "Link"]
+__all__ = ["LANES", "MAX_FUSED", "QUIET", "Lane", "Lend", "Link", "LinkTransport"]
 
 Lane = Literal["tensors", "talk"]
 LANES: tuple[Lane, Lane] = ("talk", "tensors")
@@ -35,6 +33,35 @@ QUIET = 5.0
 """Seconds without a word after which a link counts as silent."""
 
 
+class Lend(Protocol):
+    """Puts a payload for the link's peer into shared memory: its place there, None where there is no room."""
+
+    def __call__(self, link: "Link", payload: memoryview, *, lasting: bool) -> bytes | None: ...
+
+
+class LinkTransport(Protocol):
+    """What a link needs of the transport that it belongs to."""
+
+    slice_bytes: int
+    window_bytes: int
+    counters: Counter[str]
+
+    def fill(self, header: Header) -> None:
+        """Complete the header with what is the same in all messages of this process."""
+
+    def owes(self, link: "Link") -> None:
+        """Remember to return this link's credit soon, if no message carries it before."""
+
+    def owes_later(self, link: "Link") -> None:
+        """The same from any thread."""
+
+    def fuses(self, link: "Link") -> None:
+        """Flush this link when the turn of the loop is over."""
+
+    def hand_over(self, link: "Link", lane: Lane, parts: list[Any], size: int) -> None:
+        """Write to the socket, now or when the emulated link lets it through."""
+
+
 class Link:
     """One peer. `wide_area` says that it stands in another party, `dialled` that this process dials it, which it does
     to those above: `sent` and `received` count bytes on the wire.
@@ -45,7 +72,7 @@ class Link:
     came from the peer, by its own.
     """
 
-    def __init__(self, transport: "Transport", name: str, wide_area: bool, *, dialled: bool) -> None:
+    def __init__(self, transport: LinkTransport, name: str, wide_area: bool, *, dialled: bool) -> None:
         self.name = name
         self.wide_area = wide_area
         self.dialled = dialled
@@ -69,7 +96,7 @@ class Link:
         self._wanted: dict[tuple[int, int, int], None] = {}
         self._consumed = self._told_consumed = self.returned = 0
         self._fused: list[Any] = []
-        self._is_shared = False  # the peer has mapped our arena
+        self._lend: Lend | None = None  # where the peer has mapped our arena
         self._peer_arena: PeerArena | None = None
 
     def attach(self, lane: Lane, socket: Socket, identity: bytes) -> None:
@@ -205,9 +232,9 @@ class Link:
 
     # Shared memory.
 
-    def share(self) -> None:
+    def share(self, lend: Lend) -> None:
         """The peer has mapped our arena: large payloads go there from now on."""
-        self._is_shared = True
+        self._lend = lend
         self.window.stay_small()
 
     def map(self, offer: dict[str, Any]) -> bool:
@@ -281,8 +308,8 @@ class Link:
         place = None
         if tensor and payload is not None:
             self.window.sent(len(payload))
-            if self._is_shared and len(payload) >= SMALL:
-                place = self._transport.sharing.lend(self, payload, lasting=header.kind == Kind.RESULT)
+            if self._lend is not None and len(payload) >= SMALL:
+                place = self._lend(self, payload, lasting=header.kind == Kind.RESULT)
         header.credit = self._told_consumed = self._consumed
         self._transport.fill(header)
         header.place = Place.NONE if payload is None else Place.FRAME if place is None else Place.SHARED_MEMORY

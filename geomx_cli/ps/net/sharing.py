@@ -1,13 +1,11 @@
 """Which links of a process use shared memory: offers to their peers, and what is lent to each."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from geomx_cli.core.events import EventLog, WarningRaised
+from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.shared_memory import Arena
 from geomx_cli.ps.net.wire import BadMessage
-
-if TYPE_CHECKING:
-    from geomx_cli.ps.net.link import Link
 
 __all__ = ["Sharing"]
 
@@ -25,11 +23,11 @@ class Sharing:
         self._allowed: set[Link] = set()
         self._offered: set[Link] = set()
 
-    def allow(self, link: "Link") -> None:
+    def allow(self, link: Link) -> None:
         """This link goes over a unix socket, and no emulated one."""
         self._allowed.add(link)
 
-    def offer(self, link: "Link") -> None:
+    def offer(self, link: Link) -> None:
         """Offer this process's memory once, if the link allows it."""
         if link not in self._allowed or link in self._offered:
             return
@@ -42,7 +40,7 @@ class Sharing:
             self._offered.add(link)
             link.control("memory", self._arena.offer())
 
-    def receive(self, link: "Link", topic: str, body: dict[str, Any]) -> None:
+    def receive(self, link: Link, topic: str, body: dict[str, Any]) -> None:
         """Handle "memory" (an offer), "mapped" (ours was taken) or "freed" (blocks). Raises BadMessage."""
         if link not in self._allowed:
             raise BadMessage("an offer of memory from another host")
@@ -52,11 +50,11 @@ class Sharing:
                 self.offer(link)
         elif topic == "mapped":
             if link in self._offered:
-                link.share()
+                link.share(self.lend)
         elif self._arena is not None:
             self._arena.freed(link, body.get("blocks"))
 
-    def lend(self, link: "Link", payload: memoryview, *, lasting: bool) -> bytes | None:
+    def lend(self, link: Link, payload: memoryview, *, lasting: bool) -> bytes | None:
         """The place of a copy of the payload in shared memory; None where there is no room. See Arena.put."""
         assert self._arena is not None
         place = self._arena.put(link, payload, lasting=lasting)
@@ -66,7 +64,7 @@ class Sharing:
             self._events.write(WarningRaised(message=message))
         return place
 
-    def forget(self, link: "Link") -> None:
+    def forget(self, link: Link) -> None:
         """The peer is gone."""
         if self._arena is not None:
             self._arena.forget(link)

@@ -90,7 +90,6 @@ class Transport:
         self._on_reconnect = on_reconnect
         self._on_closed = on_closed
         self._on_asked = on_asked
-        self.reconnects = 0
         self._events = events
         self._shaper = shaper or None
         self._order = itertools.count()
@@ -165,29 +164,29 @@ class Transport:
         if self.counters[f"{reason} from {peer}"] == 1 and len(self.counters) < 2 * MAX_LINKS:
             self._events.write(WarningRaised(message=f"refused a message from {peer}: {text}", reason=reason))
 
-    # What follows is for Link only.
+    # What follows is for Link only: see LinkTransport.
 
     def fill(self, header: Header) -> None:
-        """Write into `header` what is the same in all messages of this process."""
+        """See LinkTransport.fill."""
         header.job = self.job
         header.sender = self.who["process"]
 
     def owes(self, link: Link) -> None:
-        """Remember to return this link's credit soon, if no message carries it before."""
+        """See LinkTransport.owes."""
         if not self._owing:
             self.loop.call_later(CREDIT_DELAY, self._flush_credit)
         self._owing.add(link)
 
     def owes_later(self, link: Link) -> None:
-        """As `owes`, in any thread."""
+        """See LinkTransport.owes_later."""
         self.loop.submit(partial(self.owes, link))
 
     def fuses(self, link: Link) -> None:
-        """Flush this link when the turn of the loop is over."""
+        """See LinkTransport.fuses."""
         self._fusing.add(link)
 
     def hand_over(self, link: Link, lane: Lane, parts: list[Any], size: int) -> None:
-        """Write to the socket, now or when the emulated link lets it through."""
+        """See LinkTransport.hand_over."""
         if self._shaper is None or not link.wide_area:
             link.write(lane, parts)
         else:
@@ -332,7 +331,6 @@ class Transport:
         if lane is None:  # of a connection that has been replaced since
             return
         if link.restart(lane):
-            self.reconnects += 1
             self._tell_back(link)
         if link.is_up:
             self.sharing.offer(link)

@@ -177,16 +177,7 @@ class Optimizer(ABC):
             checked[name] = fields[name].check(f"{name} of {self.name}", value)
         return checked
 
-    def update(
-        self,
-        slot: Slot,
-        weight: Array,
-        grad: Array,
-        *,
-        member: int = 0,
-        lr_mult: float = 1.0,
-        wd_mult: float = 1.0,
-    ) -> Array:
+    def update(self, slot: Slot, weight: Array, grad: Array, *, member: int = 0) -> Array:
         """The new weight: a new array of the weight's shape and dtype (fp16, fp32 or fp64).
 
         `grad` has the weight's shape and any of the three dtypes. Neither is written to. An fp16 slot goes on
@@ -197,27 +188,18 @@ class Optimizer(ABC):
         if grad.shape != weight.shape:
             what = f"a gradient of {grad.dtype}{grad.shape} and a weight of {weight.dtype}{weight.shape}"
             raise InvalidSettings(f"{self.name} cannot take {what}", "it takes equal shapes of floats")
-        call, state, arrays = self._begin(slot, weight, grad, member, lr_mult, wd_mult)
+        call, state, arrays = self._begin(slot, weight, grad, member)
         result = np.empty(weight.shape, weight.dtype)
         self._run(self._step, call, state.master, arrays, weight, grad, result)
         return result
 
-    def update_rows(
-        self,
-        slot: Slot,
-        weight: Array,
-        grad: Rows,
-        *,
-        member: int = 0,
-        lr_mult: float = 1.0,
-        wd_mult: float = 1.0,
-    ) -> "Rows | Array":
+    def update_rows(self, slot: Slot, weight: Array, grad: Rows, *, member: int = 0) -> "Rows | Array":
         """As `update` with a gradient that is zero but for some rows. `weight` is 1-D, of whole rows.
 
         A lazy rule changes only those rows, in the weight and in the slot's arrays, and returns them as they are now;
         every other rule changes all elements and returns the new weight.
         """
-        call, state, arrays = self._begin(slot, weight, grad.values, member, lr_mult, wd_mult)
+        call, state, arrays = self._begin(slot, weight, grad.values, member)
         if not self._lazy:
             result = np.empty_like(weight)
             self._run(self._step_of_rows, call, state.master, arrays, weight, grad.dense(weight.size), result)
@@ -239,7 +221,7 @@ class Optimizer(ABC):
         return Rows(grad.numbers, result)
 
     def _begin(
-        self, slot: Slot, weight: Array, grad: Array, member: int, lr_mult: float, wd_mult: float
+        self, slot: Slot, weight: Array, grad: Array, member: int
     ) -> "tuple[Call, _State, list[Array]]":
         """Count an update of the slot, whose state is ready for it."""
         work = _WORK.get(weight.dtype)
@@ -249,7 +231,7 @@ class Optimizer(ABC):
         state, arrays = self._ready_state(slot, weight, work, member)
         params, state.step = self._params, state.step + 1
         rate = params["learning_rate"] if self._followed is None else self._followed.rate(state.step)
-        lr, wd = rate * (self._multipliers[0] * lr_mult), params["wd"] * (self._multipliers[1] * wd_mult)
+        lr, wd = rate * self._multipliers[0], params["wd"] * self._multipliers[1]
         return Call(state.step, lr, wd, params["clip_gradient"]), state, arrays
 
     @property

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.untrusted import check_whole
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -36,10 +37,8 @@ class CompletionServer:
         no sense, and KeyError for one that is missing; nothing has changed then.
         """
         rank, workers, done, stop = (body[name] for name in ("rank", "workers", "done", "stop"))
-        if type(workers) is not int or not 1 <= workers <= MAX_WORKERS:
-            raise InvalidSettings(f"the number of workers is {workers!r}", f"it is a number from 1 to {MAX_WORKERS}")
-        if type(rank) is not int or not 0 <= rank < workers:
-            raise InvalidSettings(f"the global rank is {rank!r}", f"it is a number from 0 to {workers - 1}")
+        check_whole("the number of workers", workers, 1, MAX_WORKERS)
+        check_whole("the global rank", rank, 0, workers - 1)
         if type(done) is not bool or type(stop) is not bool:
             raise InvalidSettings(f"done and stop are {done!r} and {stop!r}", "each is true or false")
         if done:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.untrusted import check_whole
 
 __all__ = ["MAX_COUNT", "MAX_SECONDS", "MAX_WORKERS", "Decision", "StateServer"]
 
@@ -74,8 +75,8 @@ class StateServer:
         epsilon (seconds): None stands for 5 % of the slowest worker's capability, but at most 0.5 s.
         min_steps: the steps that every worker, also the slowest, takes in each round.
         """
-        _whole("the number of workers", num_workers, 1, MAX_WORKERS)
-        _whole("the least number of steps", min_steps, 1, MAX_COUNT)
+        check_whole("the number of workers", num_workers, 1, MAX_WORKERS)
+        check_whole("the least number of steps", min_steps, 1, MAX_COUNT)
         if epsilon is not None:
             _seconds("epsilon", epsilon)
         self._records = [_Record(rank) for rank in range(num_workers)]
@@ -127,7 +128,7 @@ class StateServer:
 
     def _decide(self, now: float, r: int, k: int, c: float, te: float) -> Decision:
         worker = self._present(r)
-        _whole("k, the number of steps,", k, 0, MAX_COUNT)
+        check_whole("k, the number of steps,", k, 0, MAX_COUNT)
         _seconds("c, the time of a step,", c)
         self._note(worker, k, c, te)
         slowest = self._slowest
@@ -143,7 +144,7 @@ class StateServer:
 
     def _begin(self, r: int, t: int, te: float) -> None:
         worker = self._present(r)
-        _whole("t, the round,", t, 1, MAX_COUNT)
+        check_whole("t, the round,", t, 1, MAX_COUNT)
         if t < self._round:
             raise InvalidSettings(
                 f"worker {r} begins round {t}, but round {self._round} has begun already",
@@ -182,13 +183,8 @@ class StateServer:
                 "the state server does not know how many workers there are",
                 "rank 0 tells it with init, before all else",
             )
-        _whole("r, the rank,", r, 0, len(self._records) - 1)
+        check_whole("r, the rank,", r, 0, len(self._records) - 1)
         return self._records[r]
-
-
-def _whole(what: str, number: int, least: int, most: int) -> None:
-    if not isinstance(number, int) or isinstance(number, bool) or not least <= number <= most:
-        raise InvalidSettings(f"{what} is {number!r}", f"it is a whole number from {least} to {most}")
 
 
 def _seconds(what: str, number: float) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
-    from geomx_cli.runtime.training.network import Network, Shape
+    from geomx_cli.runtime.training.architecture import Shape
+    from geomx_cli.runtime.training.network import Network
 
 __all__ = [
     "NAMES", "Frontend", "ScriptFrontend", "ScriptSession", "ScriptStore", "find",

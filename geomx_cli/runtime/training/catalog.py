@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from platformdirs import user_data_path
+
 from geomx_cli.core.errors import InvalidSettings
 
 __all__ = [
@@ -75,20 +77,18 @@ def find(name: str, data_dir: str | Path = "") -> Path | None:
     return next((place for place in directories(name, data_dir) if DATA_SETS[name].complete(place)), None)
 
 
-def directories(name: str, data_dir: str | Path = "", env: Mapping[str, str] = os.environ) -> list[Path]:
+def directories(name: str, data_dir: str | Path = "") -> list[Path]:
     """Where the data set is looked for: `data_dir`, or else MXNet's, the user's own, Debian's directory."""
     if data_dir:
         given = Path(data_dir).expanduser()
         return [given, given / name]
-    mxnet = Path(env["MXNET_HOME"]) if env.get("MXNET_HOME") else Path.home() / ".mxnet"
-    return [mxnet / "datasets" / name, own_directory(name, env), Path("/usr/share/datasets") / name]
+    mxnet = Path(os.environ.get("MXNET_HOME") or "~/.mxnet").expanduser()
+    return [mxnet / "datasets" / name, own_directory(name), Path("/usr/share/datasets") / name]
 
 
-def own_directory(name: str, env: Mapping[str, str] = os.environ) -> Path:
+def own_directory(name: str) -> Path:
     """The user's own directory for the data set, as the XDG specification has it; it may not exist yet."""
-    base = Path(env.get("XDG_DATA_HOME", ""))
-    # The specification has relative paths ignored.
-    return (base if base.is_absolute() else Path.home() / ".local" / "share") / "geomx" / name
+    return user_data_path("geomx") / name
 
 
 def missing(name: str, data_dir: str | Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from geomx_cli.core.atomic import open_atomic
 from geomx_cli.core.errors import InvalidSettings, TrainingFailed
 
 __all__ = ["Checkpoint", "Checkpoints"]
@@ -62,13 +63,11 @@ class Checkpoints:
         """Write one, in the place of an earlier one of this step. Raises TrainingFailed where that is not possible."""
         self._written = checkpoint.steps
         path = self._directory / f"step-{checkpoint.steps}.npz"
-        part = path.with_suffix(".part")
         about = {name: np.array(getattr(checkpoint, name)) for name in _ABOUT}
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as file:
+            with open_atomic(path) as file:
                 np.savez(file, **about, **checkpoint.weights)
-            part.replace(path)
         except OSError as error:
             hint = "make room there, or leave out --checkpoint-every"
             raise TrainingFailed(f"cannot write {path}: {error.strerror}", hint) from None

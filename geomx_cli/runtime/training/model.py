@@ -8,7 +8,7 @@ from typing import SupportsFloat
 import numpy as np
 import numpy.typing as npt
 
-from geomx_cli.runtime.training.network import Network
+from geomx_cli.runtime.training.architecture import Architecture
 from geomx_cli.runtime.training.samples import Batch
 
 __all__ = ["ModelAdapter", "flat_views"]
@@ -32,7 +32,7 @@ class ModelAdapter(ABC):
     names: the trained tensors, from the input to the output. sizes: their elements.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Architecture) -> None:
         self.network = network
         self.names = tuple(parameter.name for parameter in network.parameters)
         self.sizes = tuple(parameter.size for parameter in network.parameters)

@@ -1,79 +1,27 @@
-"""What a network is to the bundled training job: its tensors, what they start from, and how a copy of it is made."""
+"""What a network is to the bundled training job: its architecture, and how a copy of it is made."""
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+from geomx_cli.runtime.training.architecture import Architecture
+from geomx_cli.runtime.training.model import ModelAdapter
 
-if TYPE_CHECKING:
-    from geomx_cli.runtime.training.model import ModelAdapter
-
-__all__ = ["Network", "Parameter", "Shape"]
-
-Floats = npt.NDArray[np.float32]
-Shape = tuple[int, int, int]
+__all__ = ["Network"]
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """One tensor of a network, float32. Weights are laid out as MXNet has them: outputs first.
+class Network(Architecture):
+    """An architecture that a framework can compute.
 
-    start: the value of all its elements at first; None for weights, which are random.
+    adapter: makes the model of `build`. session: a context for building and training on a device ("" is the CPU,
+    "gpuN" the only GPU that this process is shown), with the framework's random numbers, which layers such as dropout
+    draw, begun from a seed; entering it raises InvalidSettings for a device that cannot be used.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    start: float | None = 0.0
-
-    @property
-    def size(self) -> int:
-        """Elements."""
-        return math.prod(self.shape)
-
-
-@dataclass(frozen=True)
-class Network:
-    """A network for images of one shape and so many classes.
-
-    parameters: what is trained, from the input to the output; statistics: the running means and variances of its batch
-    normalisation. resized: height and width to which it enlarges images. adapter: makes the model of `build`.
-    session: a context for building and training on a device ("" is the CPU, "gpuN" the only GPU that this process is
-    shown), with the framework's random numbers, which layers such as dropout draw, begun from a seed; entering it
-    raises InvalidSettings for a device that cannot be used.
-    """
-
-    shape: Shape
-    classes: int
-    parameters: tuple[Parameter, ...]
-    statistics: tuple[Parameter, ...]
-    resized: tuple[int, int]
     adapter: "Callable[[Network], ModelAdapter]"
     session: Callable[[str, int], AbstractContextManager[object]]
 
-    def build(self) -> "ModelAdapter":
+    def build(self) -> ModelAdapter:
         """A copy of the network, whose weights are zero."""
         return self.adapter(self)
-
-    def initial_weights(self, seed: int) -> dict[str, Floats]:
-        """Weights to start from, the same for the same seed in every process; biases are zero, scales are one.
-
-        Uniform in ±sqrt(6 / fan in), which keeps the variance through ReLUs: He, Zhang, Ren and Sun, "Delving
-        deep into rectifiers", ICCV 2015, equation 10.
-        """
-        random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))
-        weights = {}
-        for item in self.parameters:
-            if item.start is not None:
-                weights[item.name] = np.full(item.shape, item.start, np.float32)
-                continue
-            bound = math.sqrt(6 / math.prod(item.shape[1:]))
-            weights[item.name] = random.uniform(-bound, bound, item.shape).astype(np.float32)
-        return weights
-
-    def initial_statistics(self) -> dict[str, Floats]:
-        """Means of 0 and variances of 1."""
-        return {item.name: np.full(item.shape, item.start, np.float32) for item in self.statistics}

@@ -12,7 +12,8 @@ from geomx_cli.runtime.frontends import Frontend
 from geomx_cli.runtime.training.catalog import is_own
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.training.network import Network, Shape
+    from geomx_cli.runtime.training.architecture import Shape
+    from geomx_cli.runtime.training.network import Network
 
 __all__ = ["check", "find", "framework", "names"]
 

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.frontends import ScriptSession
-    from geomx_cli.runtime.training.network import Network, Shape
+    from geomx_cli.runtime.training.architecture import Shape
+    from geomx_cli.runtime.training.network import Network
 
 __all__ = ["attach", "framework", "network", "networks", "prepare_import"]
 

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.runtime.training.network import Network, Parameter, Shape
+from geomx_cli.runtime.training.architecture import Parameter, Shape
+from geomx_cli.runtime.training.network import Network
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -7,7 +7,8 @@ from typing import Any
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.mxnet.gluon_model import Built, GluonModel, session
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
-from geomx_cli.runtime.training.network import Network, Parameter, Shape
+from geomx_cli.runtime.training.architecture import Parameter, Shape
+from geomx_cli.runtime.training.network import Network
 from geomx_cli.runtime.training.user_module import call
 
 __all__ = ["network"]

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.training.network import Network, Shape
+    from geomx_cli.runtime.training.architecture import Shape
+    from geomx_cli.runtime.training.network import Network
 
 __all__ = ["framework", "network", "networks"]
 

@@ -1,0 +1,67 @@
+"""What vulture takes for unused: others call or read it by its name."""
+# ruff: noqa: B018, F821
+
+# click
+_.allow_interspersed_args
+_.format_commands
+_.format_options
+_.get_command
+_.get_metavar
+
+# http.server, socketserver and bottle
+_.address_family
+_.address_string
+_.content_type
+_.daemon_threads
+_.default_error_handler
+_.do_GET
+_.do_POST
+_.handle_error
+_.log_message
+_.readinto
+_.request_queue_size
+_.request_version
+_.requestline
+_.server_version
+_.sys_version
+
+# MXNet, its profiler and gluon
+_.hybrid_forward
+_.rescale_grad
+
+# paramiko, pydantic, numpy, plotille, tarfile, importlib
+_.auth_timeout
+_.banner_timeout
+_.handshake_timeout
+_.model_config
+_.__array_interface__
+_.with_colors
+_.x_label
+_.y_label
+_.linkname
+_.mtime
+_.__loader__
+
+# fields of files and of JSON output
+_.evaluation_on_clock
+_.first_step_s
+_.schema_version
+
+# only in annotations that are strings
+Axes
+ConsoleOptions
+RenderableType
+Told
+
+# pytest
+pytest_addoption
+pytest_collection_modifyitems
+pytestmark
+at_once
+
+# named on a command line
+_.compare_with_numpy
+_.party_a
+_.place_elsewhere
+_.refuse_gpu
+_.try_own
