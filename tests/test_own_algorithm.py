@@ -5,7 +5,7 @@ import os
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,10 +51,10 @@ def offer(folder: Path, algorithm: str = ALGORITHM, name: str = "damping") -> Pa
 
 
 @pytest.fixture
-def without_cache() -> Iterator[None]:
-    """Another test knows nothing of the plug-ins of this one."""
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """Puts a folder on the path; another test knows nothing of its plug-ins."""
     plugins._all.cache_clear()
-    yield
+    yield monkeypatch.syspath_prepend
     plugins._all.cache_clear()
 
 
@@ -107,15 +107,13 @@ def test_from_launch_to_figures(desk: Desk, tmp_path: Path) -> None:
     assert "linear damped" in desk.geomx("compare", result["job"], str(place)).stdout
 
 
-@pytest.mark.usefixtures("without_cache")
-def test_its_options_join_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(offer(tmp_path / "site", name=tmp_path.name))
+def test_its_options_join_the_table(tmp_path: Path, install: Callable[[Path], None]) -> None:
+    install(offer(tmp_path / "site", name=tmp_path.name))
     assert plugins.find("algorithm", "damped").options[0].flag == "--damping"
     assert plugins.modes()["damped"] == ("Damped", ("#123456", "*", "xx"))
     assert list(plugins.algorithms())[-1] == "damped", "behind those of geomx"
 
 
-@pytest.mark.usefixtures("without_cache")
 @pytest.mark.parametrize(
     ("algorithm", "why"),
     [
@@ -125,9 +123,9 @@ def test_its_options_join_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_one_that_cannot_be_loaded_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, why: str
+    tmp_path: Path, install: Callable[[Path], None], algorithm: str, why: str
 ) -> None:
-    monkeypatch.syspath_prepend(offer(tmp_path / "site", algorithm, tmp_path.name))  # no test imports that of another
+    install(offer(tmp_path / "site", algorithm, tmp_path.name))  # no test imports that of another
     with pytest.raises(InvalidSettings, match=f"the algorithm {tmp_path.name}.damped of {tmp_path.name} ") as caught:
         plugins.algorithms()
     assert why in caught.value.message
