@@ -1,16 +1,20 @@
-"""Plug-ins: synchronisation algorithms, codecs and ways of delivery, found by scanning their packages.
+"""Plug-ins: synchronisation algorithms, codecs and ways of delivery, found by scanning their packages, and among the
+entry points of whatever is installed beside geomx.
 
 An algorithm or delivery is a module with a `name`, its `options` and `refuses`. It may have the factories `worker`,
 `server` and `scheduler`, one for each side that it has a part in; what is heavy to import is imported inside them, so
 that a scan is cheap. A codec is a module with a `name` and the factory `codec`. A new plug-in is one new file. A
-module whose name starts with "_" is none.
+module whose name starts with "_" is none. A distribution of one's own offers its modules in the groups
+geomx.algorithms, geomx.codecs and geomx.deliveries.
 """
 
 import importlib
+import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from types import ModuleType
 from typing import Any, Literal, Protocol, cast
 
 from geomx_cli.core.errors import InvalidSettings
@@ -30,6 +34,7 @@ __all__ = [
     "in_two_tiers",
     "look",
     "merge",
+    "peers",
     "ranks_by_party",
     "scan",
     "table",
@@ -45,6 +50,10 @@ _PACKAGES: Mapping[Kind, str] = {
     "codec": "geomx_cli.ps.codecs",
     "delivery": "geomx_cli.ps.delivery",
 }
+_GROUPS: Mapping[Kind, str] = {
+    "algorithm": "geomx.algorithms", "codec": "geomx.codecs", "delivery": "geomx.deliveries",
+}  # fmt: skip
+_PARTS = ("name", "options", "refuses")
 
 
 class Spec(Protocol):
@@ -72,7 +81,7 @@ class Plugin(Protocol):
         """Why the job cannot work with this plug-in, as one sentence without a full stop; None if it can."""
 
 
-def scan(package: str, parts: tuple[str, ...] = ("name", "options", "refuses")) -> dict[str, Plugin]:
+def scan(package: str, parts: tuple[str, ...] = _PARTS) -> dict[str, Plugin]:
     """The plug-ins of `package` by name, sorted; each has these `parts`.
 
     Raises TypeError for a module that is none and for a name taken twice: these are mistakes in a plug-in.
@@ -81,20 +90,35 @@ def scan(package: str, parts: tuple[str, ...] = ("name", "options", "refuses")) 
     for item in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
         if item.name.rpartition(".")[2].startswith("_"):
             continue
-        module = importlib.import_module(item.name)
-        missing = [part for part in parts if not hasattr(module, part)]
-        if missing:
-            raise TypeError(f"{item.name} is no plug-in: it has no {', '.join(missing)}")
-        plugin = cast(Plugin, module)
-        if plugin.name in found:
-            raise TypeError(f"{item.name}: there is a plug-in named {plugin.name!r} already")
-        found[plugin.name] = plugin
+        _add(importlib.import_module(item.name), found, parts)
     return dict(sorted(found.items()))
+
+
+def _add(module: ModuleType, found: dict[str, Plugin], parts: tuple[str, ...]) -> None:
+    missing = [part for part in parts if not hasattr(module, part)]
+    if missing:
+        raise TypeError(f"{module.__name__} is no plug-in: it has no {', '.join(missing)}")
+    plugin = cast(Plugin, module)
+    if plugin.name in found:
+        raise TypeError(f"{module.__name__}: there is a plug-in named {plugin.name!r} already")
+    found[plugin.name] = plugin
 
 
 @cache
 def _all(kind: Kind) -> Mapping[str, Plugin]:
-    return scan(_PACKAGES[kind], ("name", "codec")) if kind == "codec" else scan(_PACKAGES[kind])
+    """Those of geomx, and behind them those that are installed. Raises InvalidSettings for one of the latter that
+    cannot be loaded.
+    """
+    parts = ("name", "codec") if kind == "codec" else _PARTS
+    found = scan(_PACKAGES[kind], parts)
+    for entry in importlib.metadata.entry_points(group=_GROUPS[kind]):
+        try:
+            _add(entry.load(), found, parts)
+        except Exception as error:
+            whose = f" of {entry.dist.name}" if entry.dist is not None else ""
+            hint = "correct it, or uninstall what it came with"
+            raise InvalidSettings(f"the {kind} {entry.value}{whose} cannot be loaded: {error!r}", hint) from error
+    return found
 
 
 def algorithms() -> Mapping[str, Plugin]:
@@ -148,6 +172,12 @@ def in_two_tiers(algorithm: str) -> bool:
 def ranks_by_party(algorithm: str) -> bool:
     """Whether scripts that are written for it count ranks within their party: its module's `ranks_by_party`."""
     return bool(getattr(find("algorithm", algorithm), "ranks_by_party", False))
+
+
+def peers(delivery: str, workers: int) -> frozenset[tuple[int, int]]:
+    """Which workers of a plane of so many dial which, by rank, as (dialler, listener): its module's `peers`."""
+    found: Callable[[int], Iterable[tuple[int, int]]] = getattr(find("delivery", delivery), "peers", lambda _: ())
+    return frozenset(found(workers))
 
 
 def users(option: str) -> list[str]:
