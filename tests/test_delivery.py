@@ -12,6 +12,7 @@ import pytest
 from cluster import ROOT, Cluster, until
 from test_codecs import rounded
 from test_exact import SCRIPT, assert_equal, expected, run
+from test_identity import HOSTILE
 from test_in_flight import SCRIPT as IN_FLIGHT
 from test_in_flight import check_results, check_rounds
 from test_in_flight import expected as expected_in_flight
@@ -195,6 +196,24 @@ def test_planned_clusters(
     parties = [[0, 1, 2, 3]] if options.get("topology") == "flat" else [[0, 1], [2, 3], [4, 5]][: 2 + one_host]
     everybody = [rank for party in parties for rank in party]
     assert_equal(found, expected(parties, dict.fromkeys(everybody, ROUNDS), optimizer=True))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_member_brings_no_other_contributions_than_it_may(
+    cluster: Cluster, tmp_path: Path, socket_dir: str, installed: None, rank: int
+) -> None:
+    """Worker 0 may bring those of 1; neither may bring those of 2 and 3, nor any twice."""
+    found_plan = planned(tmp_path, socket_dir, False, topology="flat")
+    (target,) = [end.bind for end in found_plan.process("central/server:0").endpoints if end.protocol == "tcp"]
+    liar = found_plan.process(f"A/worker:{rank}")
+    cluster.each[liar.file_name] = {"TARGET": target, "OTHER": f"A/worker:{1 - rank}"}
+    start(cluster, found_plan, tmp_path, {liar.file_name: [sys.executable, HOSTILE]})
+    cluster.finish()
+    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    assert_equal(found, expected([[0, 1, 2, 3]], dict.fromkeys(range(4), ROUNDS), optimizer=True))
+    for ranks in ((0, 2), (1, 0), (1, 1), (0, 1, 3)):
+        said = f"refused a message of this process: contributions of ranks {ranks} from rank {rank}"
+        assert said in cluster.output(liar.file_name), cluster.outputs()
 
 
 @pytest.mark.parametrize("killed", ["Aw0", "Aw1"])
