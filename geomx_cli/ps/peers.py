@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 
-from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings, TimedOut
 from geomx_cli.ps.cluster.config import PlaneSettings
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
@@ -26,6 +26,7 @@ class Peers:
         self._rank = -1
         self._early: list[Link] = []  # those that have dialled before this worker knew its rank
         self._gone: set[Link] = set()
+        self._when_here: Callable[[], None] | None = None
         self._when_gone: Callable[[], None] | None = None
 
     def listen(self, node: Node) -> list[str]:
@@ -36,8 +37,8 @@ class Peers:
         return list(node.listen(self._plane)) if wanted else []
 
     def join(self, node: Node, membership: Membership) -> None:
-        """The roster is here: dial, and take those that have dialled. Raises InvalidSettings for one that is another
-        than it says.
+        """The roster is here: dial, and take those that have dialled. The node fails when the others have not within
+        its timeout. Raises InvalidSettings for one that is another than it says.
         """
         self._rank = membership.rank
         settings, members = node.settings, {item.rank: item for item in membership.members if item.role == "worker"}
@@ -54,6 +55,8 @@ class Peers:
                 self.arrive(node, link)
             except BadMessage as error:
                 raise InvalidSettings(str(error), "start all processes of the job anew, each only once") from None
+        if self._diallers():
+            node.loop.call_later(node.timeout, lambda: self._expire(node))
 
     def arrive(self, node: Node, link: Link) -> None:
         """A worker has dialled this one. Raises BadMessage for one that should not."""
@@ -66,6 +69,7 @@ class Peers:
             raise BadMessage(f"{link.name} of rank {rank} dials the worker of rank {self._rank}, which it should not")
         self.links[rank] = link
         node.liveness.watch(link)
+        self._look()
 
     def dialled(self) -> list[Link]:
         """Those that this worker dials."""
@@ -79,13 +83,31 @@ class Peers:
         self._gone.add(request.link)
         self._look()
 
+    def when_here(self, call: Callable[[], None]) -> None:
+        """Call this when all workers that dial this one have, perhaps now."""
+        self._when_here = call
+        self._look()
+
     def when_gone(self, call: Callable[[], None]) -> None:
         """Call this when all workers that dial this one are done, perhaps now."""
         self._when_gone = call
         self._look()
 
+    def _diallers(self) -> set[int]:
+        return {dialler for dialler, listener in self._pairs if listener == self._rank}
+
     def _look(self) -> None:
-        missing = sum(listener == self._rank for _, listener in self._pairs) - len(self._gone)
-        if self._when_gone is not None and missing <= 0:
+        if self._when_here is not None and self._diallers() <= self.links.keys():
+            call, self._when_here = self._when_here, None
+            call()
+        if self._when_gone is not None and len(self._gone) == len(self._diallers()):
             call, self._when_gone = self._when_gone, None
             call()
+
+    def _expire(self, node: Node) -> None:
+        missing = self._diallers() - self.links.keys()
+        if missing:
+            members = (item for item in node.memberships[0].members if item.role == "worker")
+            names = ", ".join(item.process for item in members if item.rank in missing)
+            what = f"waited {node.timeout:g} s for {names} to dial this worker"
+            node.fail(TimedOut(what, "can its host be reached from there, or does a firewall keep them apart?"))

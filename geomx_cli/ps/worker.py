@@ -295,20 +295,22 @@ class Worker:
         self._voice = (contributor,)
         if flat:
             self.compression.set(self._settings.text("compress"))
-        self.node.telemetry["state"] = "training"
-        self.ready.set_result(
-            WorkerInfo(
-                rank=self._rank,
-                global_rank=before + self._rank if trains else -1,
-                party_index=party_index,
-                num_all_workers=sum(workers) + int(body["central"]),
-                trains=trains,
-                contributor=contributor,
-                at_root=at_root,
-                flat=flat,
-                master_trains=flat or int(body["central"]) > 0,
-            )
+        info = WorkerInfo(
+            rank=self._rank,
+            global_rank=before + self._rank if trains else -1,
+            party_index=party_index,
+            num_all_workers=sum(workers) + int(body["central"]),
+            trains=trains,
+            contributor=contributor,
+            at_root=at_root,
+            flat=flat,
+            master_trains=flat or int(body["central"]) > 0,
         )
+        self.peers.when_here(lambda: self._begin(info))
+
+    def _begin(self, info: WorkerInfo) -> None:
+        self.node.telemetry["state"] = "training"
+        self.ready.set_result(info)
 
     def _check_patience(self) -> None:
         """Fail when nothing has moved for longer than anybody should wait for a round."""

@@ -38,7 +38,7 @@ class WorkerDelivery(Delivery, Protocol):
 
     def begin(self, node: Node, upstream: UpstreamClient, peers: Mapping[int, Link]) -> None:
         """The worker starts. `upstream` sends to any link; `peers` has those to other workers, by their rank in the
-        plane, once the worker has joined. A worker ends after all that dial it.
+        plane: all of them before the first contribution of this one. A worker ends after all that dial it.
         """
 
     def peers(self, workers: int) -> Collection[tuple[int, int]]:
