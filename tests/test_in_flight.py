@@ -80,19 +80,20 @@ def check_rounds(
     crossed: Callable[[np.ndarray], np.ndarray] = lambda array: array, **env: str,
 ) -> None:  # fmt: skip
     """Run the job while links are cut, and compare each worker's result of each round; `row` 0: dense ones. crossed:
-    what becomes of an array between a party and the global servers.
+    what becomes of an array between a party and the global servers. The first workers of both parties listen where the
+    delivery has them do so; cut "beside" breaks what others have dialled there.
     """
-    names = [*(f"root{rank}" for rank in range(roots)), "Asrv0", "Bsrv0"]
+    names = [*(f"root{rank}" for rank in range(roots)), "Asrv0", "Bsrv0", "Aw0", "Bw0"]
     near, far = free_ports(len(names)), free_ports(len(names))
     for name, front, port in zip(names, near, far, strict=True):
         cluster.each[name] = {
             "GEOMX_BIND": f"tcp://127.0.0.1:{port}", "GEOMX_ADVERTISE": f"tcp://127.0.0.1:{front}",
             "GEOMX_PROCESS": name,
         }  # fmt: skip
-    routes = dict(zip(near, far, strict=True))
-    local = {front: routes[front] for front in near[roots:]}
-    above = {front: routes[front] for front in near[:roots]}
-    proxies = [Proxy(local), Proxy(above)]
+    for name in ("Aw0", "Aw1", "Bw0", "Bw1"):
+        cluster.each.setdefault(name, {})["GEOMX_RANK"] = name[-1]
+    routes = list(zip(near, far, strict=True))
+    above, below, beside = (Proxy(dict(part)) for part in (routes[:roots], routes[roots:-2], routes[-2:]))
     cluster.environment = {
         "OUT": str(tmp_path / "w{rank}.npz"),
         "SIZES": ",".join(map(str, SIZES)),
@@ -105,7 +106,9 @@ def check_rounds(
         **env,
     }
     cluster.launch(SCRIPT, roots=roots)
-    chosen = {"below": proxies[:1], "above": proxies[1:], "both": proxies}[cut]
+    chosen = {
+        "below": [below], "above": [above], "both": [below, above], "beside": [beside], "all": [below, above, beside],
+    }[cut]  # fmt: skip
     pauses, end = random.Random(roots), time.monotonic() + 50
     while (
         any(process.poll() is None for process in cluster.processes.values())

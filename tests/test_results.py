@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_rounds import SIZE, Bench, KeptDelivery, KeptLink, gradient
+from test_rounds import SIZE, Bench, KeptLink, gradient
 from tree import Tree
 
 from geomx_cli.ps.aggregation.accumulator import SERIAL, Accumulator, Contribution
@@ -248,11 +248,9 @@ def test_a_pull_of_one_who_trains_gets_the_newest_value_of_the_global_server() -
     "change", [{"round": 6}, {"slice": 1}, {"key": 1}, {"length": 7}, {"dtype": 1}, {"wide": True}], ids=str
 )
 def test_a_result_of_another_round_or_slice_is_refused(change: dict[str, Any]) -> None:
-    link, taken = KeptLink(), []
-    upstream = UpstreamClient(KeptDelivery())  # type: ignore[arg-type]
-    upstream.links.append(link)  # type: ignore[arg-type]
+    link, taken, upstream = KeptLink(), [], UpstreamClient()
     asked = Header(kind=Kind.EXCHANGE, key=0, slice=0, length=8, round=5, weight=1.0)
-    upstream.send(0, asked, full(1).data.cast("B"), lambda header, array: taken.append(array))
+    upstream.send(link, asked, full(1).data.cast("B"), lambda header, array: taken.append(array))  # type: ignore[arg-type]
     right = {"kind": Kind.RESULT, "request": asked.request, "key": 0, "slice": 0, "length": 8, "round": 5}
     fields = {**right, **change}
     size = fields["length"] * (8 if fields.get("dtype") else 4)
@@ -264,19 +262,17 @@ def test_a_result_of_another_round_or_slice_is_refused(change: dict[str, Any]) -
 
 
 def test_a_contribution_acknowledges_what_has_come_without_gaps() -> None:
-    link, delivery = KeptLink(), KeptDelivery()
-    upstream = UpstreamClient(delivery)  # type: ignore[arg-type]
-    upstream.links.append(link)  # type: ignore[arg-type]
+    link, upstream = KeptLink(), UpstreamClient()
     asked = [Header(kind=Kind.EXCHANGE, length=8, round=number, weight=1.0) for number in range(1, 6)]
     for header in asked[:4]:
-        upstream.send(0, header, None, lambda header, array: None)
+        upstream.send(link, header, None, lambda header, array: None)  # type: ignore[arg-type]
     for done in (2, 1, 4):
         answer = Header(kind=Kind.RESULT, request=asked[done - 1].request, length=8, round=done)
         upstream.on_result(link, answer, full(0).data.cast("B"))  # type: ignore[arg-type]
-    upstream.send(0, asked[4], None, lambda header, array: None)
-    assert [header.acked for _, header, _ in delivery.ups] == [0, 0, 0, 0, 2]
+    upstream.send(link, asked[4], None, lambda header, array: None)  # type: ignore[arg-type]
+    assert [header.acked for header, _ in link.sent] == [0, 0, 0, 0, 2]
     upstream.repeat(link, "tensors")  # type: ignore[arg-type]
-    assert [(header.round, header.acked) for _, header, _ in delivery.ups[5:]] == [(3, 2), (5, 2)]
+    assert [(header.round, header.acked) for header, _ in link.sent[5:]] == [(3, 2), (5, 2)]
 
 
 def test_hyper_parameters_of_rounds_that_stay_in_the_party_go_up_with_the_next() -> None:

@@ -25,6 +25,11 @@ class KeptLink:
         self.credit = 0
         self.asked: list[tuple[int, int, int]] = []
         self.again: list[int] = []
+        self.sent: list[tuple[Header, memoryview | None]] = []
+        self.dialled = True
+
+    def send(self, header: Header, payload: memoryview | None) -> None:
+        self.sent.append((header, payload))
 
     def consumed(self, size: int) -> None:
         self.credit += size
@@ -43,11 +48,7 @@ class KeptDelivery:
     """Keeps what is sent, in place of sending it."""
 
     def __init__(self) -> None:
-        self.ups: list[tuple[Any, Header, memoryview | None]] = []
         self.downs: list[tuple[Any, Header, memoryview | None]] = []
-
-    def up(self, link: Any, header: Header, payload: memoryview | None) -> None:
-        self.ups.append((link, header, payload))
 
     def down(self, link: Any, header: Header, payload: memoryview | None) -> None:
         self.downs.append((link, header, payload))
@@ -82,7 +83,7 @@ class Bench:
     def push(self, rank: int, number: int, array: Array, **fields: Any) -> None:
         fields = {"weight": 1.0, "contributors": (rank,), "request": 10 * number + rank, **fields}
         header = self.header(Kind.EXCHANGE, round=number, **fields)
-        self.rounds.on_exchange(self.links[rank], header, array.data.cast("B"))
+        self.rounds.on_exchange(self.links[rank], header, array.data.cast("B"), rank)
 
     def results(self) -> list[tuple[int, int, Array]]:
         """(request, round, value) of the answers since the last call."""
@@ -218,25 +219,23 @@ def test_a_server_does_not_look_for_what_is_stuck_while_nothing_changes(monkeypa
 
 def test_a_repeat_is_answered_from_the_last_result_and_counts_once() -> None:
     """A worker's uplink and a root: what is lost, contributions or results, is got again, and nothing else travels."""
-    bench, delivery, server = Bench("sgd"), KeptDelivery(), KeptLink()
+    bench, server, upstream = Bench("sgd"), KeptLink(), UpstreamClient()
     bench.init(np.zeros(SIZE, np.float32))
-    upstream = UpstreamClient(delivery)
-    upstream.links.append(server)
     seen: list[float] = []
 
     def carry_up() -> list[bool]:
         """Whether each message had a payload."""
-        carried, delivery.ups = delivery.ups, []
-        for _, header, payload in carried:
-            bench.rounds.on_exchange(bench.links[0], header, payload)
-        return [payload is not None for _, _, payload in carried]
+        carried, server.sent = server.sent, []
+        for header, payload in carried:
+            bench.rounds.on_exchange(bench.links[0], header, payload, 0)
+        return [payload is not None for _, payload in carried]
 
     header = bench.header(Kind.EXCHANGE, round=1, contributors=(0,), weight=1.0)
     payload = np.ones(SIZE, np.float32).data.cast("B")
-    upstream.send(0, header, payload, lambda _, array: seen.append(float(array[0])))
+    upstream.send(server, header, payload, lambda _, array: seen.append(float(array[0])))
     upstream.repeat(server, "talk")
-    assert len(delivery.ups) == 1, "contributions and results are on the other lane"
-    delivery.ups.clear()
+    assert len(server.sent) == 1, "contributions and results are on the other lane"
+    server.sent.clear()
     upstream.repeat(server, "tensors")
     upstream.repeat(server, "talk")
     assert carry_up() == [False, False], "a question, which may be lost itself"
@@ -260,12 +259,16 @@ def test_a_repeat_is_answered_from_the_last_result_and_counts_once() -> None:
     assert seen == [float(np.float32(-0.2))], "two contributions, one update, one result"
     assert upstream.waiting == 0
     upstream.repeat(server, "tensors")
-    assert delivery.ups == []
+    assert server.sent == []
     assert bench.links[0].credit == (1 + 1) * 4 * SIZE, "all that came is credited: init, the exchange"
     assert server.credit == 2 * 4 * SIZE
 
 
 def test_a_result_of_a_stranger_is_refused() -> None:
-    upstream = UpstreamClient(KeptDelivery())
-    with pytest.raises(BadMessage, match="no server"):
-        upstream.on_result(KeptLink(), Header(kind=Kind.RESULT), None)
+    upstream, server, other, dialler = UpstreamClient(), KeptLink(), KeptLink(), KeptLink()
+    dialler.dialled = False
+    asked = Header(kind=Kind.PULL, length=SIZE)
+    upstream.send(server, asked, None, lambda _, array: None)
+    for link in (other, dialler):
+        with pytest.raises(BadMessage, match="not asked for it"):
+            upstream.on_result(link, Header(kind=Kind.RESULT, request=asked.request), None)

@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_rounds import SIZE, Bench, KeptDelivery, KeptLink
+from test_rounds import SIZE, Bench, KeptLink
 
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.stalls import Stalls
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.delivery.direct import Direct
 from geomx_cli.ps.net.wire import Header, Kind
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 
@@ -53,10 +54,11 @@ class Party:
 
     def __init__(self) -> None:
         self.links, self.told = [KeptLink(), KeptLink()], 0
-        upstream = UpstreamClient(KeptDelivery())  # type: ignore[arg-type]
+        upstream, delivery = UpstreamClient(), Direct()
         upstream.links.append(KeptLink())  # type: ignore[arg-type]
+        delivery.begin(None, upstream)  # type: ignore[arg-type]
         table = SliceTable(algorithm=FsaServer(), roots=lambda: 1, owing=lambda: [0, 1])
-        self.rounds = Aggregator(delivery=KeptDelivery(), upstream=upstream, own_rank=lambda: 0, table=table)  # type: ignore[arg-type]
+        self.rounds = Aggregator(delivery=delivery, upstream=upstream, own_rank=lambda: 0, table=table)
         self.stalls = Stalls(table, lambda rank: [self.links[rank]], self._tell)  # type: ignore[list-item]
 
     def _tell(self) -> None:
@@ -68,7 +70,7 @@ class Party:
             kind=Kind.EXCHANGE, key=key, length=SIZE, round=number, weight=1.0, contributors=(rank,),
             request=100 * key + number,
         )  # fmt: skip
-        self.rounds.on_exchange(link, header, ONES.data.cast("B"))
+        self.rounds.on_exchange(link, header, ONES.data.cast("B"), rank)
 
 
 def test_a_party_that_waits_for_its_roots_says_so_and_gives_what_one_of_them_wants() -> None:

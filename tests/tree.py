@@ -13,7 +13,7 @@ from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.slice_table import SliceTable
-from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.members import CENTRAL
 from geomx_cli.ps.net.payload import DTYPES, Array, Content, as_payload, content, dtype_code, form_of, numbers_payload
 from geomx_cli.ps.net.rows import Rows
@@ -27,21 +27,19 @@ Slice = tuple[int, int]
 Take = Callable[[Header, memoryview | None], None]
 
 
+@dataclass
 class Delivery:
-    """Keeps what is sent until `run` carries it to the other ends."""
+    """A node's: keeps what is sent until all of it is carried to the other ends."""
 
-    def __init__(self) -> None:
-        self._sent: deque[Callable[[], None]] = deque()
+    sent: deque[Callable[[], None]]
+    upstream: UpstreamClient | None
 
-    def up(self, link: "Wire", header: Header, payload: memoryview | None) -> None:
-        self._sent.append(partial(link.up, header, payload))
+    def up(self, server: int, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
+        assert self.upstream is not None
+        self.upstream.send(self.upstream.links[server], header, payload, on_result)
 
     def down(self, link: "Wire", header: Header, payload: memoryview | None) -> None:
-        self._sent.append(partial(link.down, header, payload))
-
-    def run(self) -> None:
-        while self._sent:
-            self._sent.popleft()()
+        self.sent.append(partial(link.down, header, payload))
 
 
 def _nowhere(header: Header, payload: memoryview | None) -> None:
@@ -50,10 +48,15 @@ def _nowhere(header: Header, payload: memoryview | None) -> None:
 
 @dataclass(eq=False)
 class Wire:
-    """A link: what is done with a message at its upper, and at its lower end."""
+    """A link: what is done with a message at its upper, and at its lower end, which dials."""
 
     up: Take = _nowhere
     down: Take = _nowhere
+    sent: deque[Callable[[], None]] = field(default_factory=deque)
+    dialled = True
+
+    def send(self, header: Header, payload: memoryview | None) -> None:
+        self.sent.append(partial(self.up, header, payload))
 
     def consumed(self, size: int) -> None:
         """Windows are not what is tested."""
@@ -94,7 +97,7 @@ class Tree:
         self._compress = compress
         self._shape = {"length": size, "dtype": [str(kind) for kind in DTYPES].index(dtype), "row": row}
         self.crossed: list[int] = []
-        self._delivery = Delivery()
+        self._sent: deque[Callable[[], None]] = deque()
         self._got: dict[tuple[Who, Slice], list[Result]] = {}
         ranks = [*range(len(parties)), *(CENTRAL + rank for rank in range(central))]
         self.roots = [self._node(part(1, True), list(ranks), None) for _ in range(roots)]
@@ -111,7 +114,7 @@ class Tree:
     def init(self, value: Array, where: Slice = (0, 0)) -> None:
         """The initial value of a slice, at its root."""
         self._root(where).rounds.on_push(Wire(), self._header(Kind.PUSH, where), _bytes(value))  # type: ignore[arg-type]
-        self._delivery.run()
+        self._run()
 
     def push(
         self, who: Who, number: int, value: Content | None, where: Slice = (0, 0), weight: float = 1.0,
@@ -127,8 +130,8 @@ class Tree:
             acked=number - 1 if acked < 0 else acked, reply=reply, hyper=hyper or {}, **given,
         )  # fmt: skip
         payload = None if value is None else _bytes(value if isinstance(value, Rows) else value.copy())
-        node.rounds.on_exchange(node.wires[rank], header, payload)  # type: ignore[arg-type]
-        self._delivery.run()
+        node.rounds.on_exchange(node.wires[rank], header, payload, rank)  # type: ignore[arg-type]
+        self._run()
 
     def pull(self, who: Who, where: Slice = (0, 0), number: int = 0, rows: Array | None = None) -> None:
         """A worker asks for the value, or some rows of it, after it has begun round `number`."""
@@ -138,7 +141,7 @@ class Tree:
         if rows is not None:
             payload = numbers_payload(rows)
         node.rounds.on_pull(node.wires[rank], header, rank, payload)  # type: ignore[arg-type]
-        self._delivery.run()
+        self._run()
 
     def leave(self, who: Who) -> None:
         """A worker owes nothing more; nor does its party, when nobody of it is left."""
@@ -151,7 +154,7 @@ class Tree:
         for node, member in left:
             node.members.remove(member)
             node.rounds.left(member)
-        self._delivery.run()
+        self._run()
 
     def got(self, who: Who, where: Slice = (0, 0)) -> list[Result]:
         """All that a worker has got of a slice, in order."""
@@ -160,6 +163,10 @@ class Tree:
     def last(self, who: Who, where: Slice = (0, 0)) -> Any:
         """The newest value that a worker has of a slice."""
         return self.got(who, where)[-1].value
+
+    def _run(self) -> None:
+        while self._sent:
+            self._sent.popleft()()
 
     def _root(self, where: Slice) -> Node:
         return self.roots[where[1] % len(self.roots)]
@@ -170,9 +177,9 @@ class Tree:
         return (self._root(where), CENTRAL + rank) if party < 0 else (self.servers[party], rank)
 
     def _server(self, party: int, part: ServerAlgorithm, workers: int) -> Node:
-        upstream = UpstreamClient(self._delivery, Compression(self._compress))  # type: ignore[arg-type]
+        upstream = UpstreamClient(Compression(self._compress))
         for root in self.roots:
-            wire = root.wires[party] = Wire(up=partial(self._at_root, root, party))
+            wire = root.wires[party] = Wire(up=partial(self._at_root, root, party), sent=self._sent)
             wire.down = partial(self._below_root, upstream, wire)
             upstream.links.append(wire)  # type: ignore[arg-type]
         node = self._node(part, list(range(workers)), upstream, party)
@@ -182,7 +189,7 @@ class Tree:
     def _node(self, part: ServerAlgorithm, members: list[int], upstream: UpstreamClient | None, party: int = 0) -> Node:
         rounds = Aggregator(
             compression=Compression(self._compress) if upstream is None else upstream.compression,
-            delivery=self._delivery, upstream=upstream, own_rank=lambda: party,  # type: ignore[arg-type]
+            delivery=Delivery(self._sent, upstream), upstream=upstream, own_rank=lambda: party,  # type: ignore[arg-type]
             table=SliceTable(
                 algorithm=part, roots=None if upstream is None else lambda: len(upstream.links), owing=lambda: members,
                 alone=lambda rank: min(rank, CENTRAL) + 1,
@@ -196,7 +203,7 @@ class Tree:
         if header.kind == Kind.PULL:
             root.rounds.on_pull(wire, header, party, payload)
         else:
-            root.rounds.on_exchange(wire, header, payload)
+            root.rounds.on_exchange(wire, header, payload, party)
 
     def _below_root(self, upstream: UpstreamClient, wire: Wire, header: Header, payload: memoryview | None) -> None:
         self.crossed.append(0 if payload is None else len(payload))

@@ -113,11 +113,12 @@ def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _shaped(inventory: "Inventory", values: Mapping[str, Value]) -> "Inventory":
-    """With a local server for a central party that trains, where the algorithm needs one."""
+    """With a local server for a central party that trains, where the algorithm needs one, and the chosen delivery."""
     from geomx_cli.core import plugins
 
     wanted = "algo" in values and plugins.in_two_tiers(str(values["algo"])) and inventory.topology == "central"
-    return inventory.model_copy(update={"central_server": True}) if wanted else inventory
+    chosen = {"delivery": values["delivery"]} if "delivery" in values else {}
+    return inventory.model_copy(update={**chosen, **({"central_server": True} if wanted else {})})
 
 
 def ssh_options(accept_new_host_keys: bool = False) -> "SshOptions":

@@ -37,6 +37,7 @@ __all__ = [
     "merge",
     "mode",
     "modes",
+    "peers",
     "ranks_by_party",
     "scan",
     "table",
@@ -197,6 +198,12 @@ def in_two_tiers(algorithm: str) -> bool:
 def ranks_by_party(algorithm: str) -> bool:
     """Whether scripts that are written for it count ranks within their party: its module's `ranks_by_party`."""
     return bool(getattr(find("algorithm", algorithm), "ranks_by_party", False))
+
+
+def peers(delivery: str, workers: int) -> frozenset[tuple[int, int]]:
+    """Which workers of a plane of so many dial which, by rank, as (dialler, listener): its module's `peers`."""
+    found: Callable[[int], Iterable[tuple[int, int]]] = getattr(find("delivery", delivery), "peers", lambda _: ())
+    return frozenset(found(workers))
 
 
 def users(option: str) -> list[str]:

@@ -123,6 +123,7 @@ class Inventory(_Frozen):
     central_server: bool = Field(default=False, description="a central party that trains has a local server")
     rank_scope: RankScope = Field(default="party", description="global: global rank 0 is the master worker")
     local_servers: int = Field(default=1, ge=1, le=64)
+    delivery: str = Field(default="direct", description="how slices travel: workers may listen for each other")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -174,6 +175,7 @@ class Inventory(_Frozen):
             "global_servers": self.global_servers,
             "local_servers": self.local_servers,
             "rank_scope": self.rank_scope,
+            "delivery": self.delivery,
         }
 
 

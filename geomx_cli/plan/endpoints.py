@@ -21,7 +21,7 @@ class Endpoint:
     """Where one process listens: `bind` is what it binds, `near` what those of its own party dial, and `advertised`
     what the others do; the two differ only where both are wanted and the host has a `wan_address`.
 
-    `purpose` is membership for a scheduler and slices for a server. A global server listens once for both of
+    `purpose` is membership for a scheduler, and slices for a server or worker. A global server listens once for both of
     its planes, and counts as of the global one. `port` belongs to the process even where it listens on a unix
     socket only: the DMLC variables name a scheduler by its port.
     """
@@ -63,9 +63,9 @@ def lay_endpoints(
     taken: set[tuple[tuple[str, str], int]] = set()
     towards = dialled(wires)
     for node in nodes:
-        if not node.listens:
-            continue
         own = towards.get(node.name, [])
+        if node.role == "worker" and not own:
+            continue
         port = _next_port(node.host, ports[node.host.name]) if takes_port(node, own) else 0
         ends = {(name, port) for name in node.host.known_as if port}
         if not taken.isdisjoint(ends):

@@ -5,6 +5,7 @@ import socket
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
 from geomx_cli.inventory import Host, HostError, Inventory
@@ -108,8 +109,11 @@ def _too_few(host: Host, group: Sequence[Host], need: Counter[str], offers: Sequ
 
 def ports_needed(options: Mapping[str, Value]) -> int:
     """How many ports `this_machine` takes: the same number for each host, enough for any of them."""
-    each = 2 + int(options["global_servers"]) + int(options["local_servers"])
-    return (int(options["parties"]) + 1) * each
+    parties, workers = int(options["parties"]), int(options["workers"])
+    of_plane = parties * workers if options["topology"] == "flat" else workers
+    listeners = {listener for _, listener in plugins.peers(str(options["delivery"]), of_plane)}
+    each = 2 + int(options["global_servers"]) + int(options["local_servers"]) + len(listeners)
+    return (parties + 1) * each
 
 
 def free_ports(count: int) -> list[int]:

@@ -55,8 +55,8 @@ def _of(host: Host, nodes: list[Node], open_ports: Mapping[str, int]) -> Preview
         reached=str(host.access),
         address=host.near_address if host.address or not host.interface else f"that of {host.interface}",
         wan_address=host.wan_address or (f"that of {host.wan_interface}" if host.wan_interface else ""),
-        servers={node.name: open_ports[node.name] for node in nodes if node.listens},
-        workers={node.name: node.device for node in nodes if not node.listens},
+        servers={node.name: open_ports[node.name] for node in nodes if node.role != "worker"},
+        workers={node.name: node.device for node in nodes if node.role == "worker"},
         candidates=_ranges(host.ports),
     )
 

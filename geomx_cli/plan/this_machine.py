@@ -42,7 +42,7 @@ def this_machine(
         }
         for index, (name, parties) in enumerate(groups.items())
     ]
-    fields = {name: options[name] for name in ("topology", "global_servers", "local_servers")}
+    fields = {name: options[name] for name in ("topology", "global_servers", "local_servers", "delivery")}
     fields["rank_scope"] = "global" if options["rank_scope"] == "global" else "party"
     parties = [{"name": name, "workers": workers[name]} for name in names]
     central = {"name": CENTRAL, "workers": workers[CENTRAL]}

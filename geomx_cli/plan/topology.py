@@ -3,9 +3,11 @@
 A plane has the name of the party whose scheduler leads it, or is "global".
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.inventory import Host, Inventory, Party
 from geomx_cli.plan.placement import hosts_for, placement_errors
@@ -21,7 +23,8 @@ class Node:
     """One process. `local` and `upper` name its planes, "" where it has none; `index` is that of its party.
 
     `rank` counts the processes of one role in its party; global servers, and workers of a flat cluster, count
-    in all parties. `device` is what a worker trains on, "" for everybody else.
+    in all parties. `device` is what a worker trains on, "" for everybody else. `dials`: other workers of its plane, by
+    rank, where the delivery has links between workers.
     """
 
     role: Role
@@ -34,16 +37,12 @@ class Node:
     global_rank: int | None = None
     master: bool = False
     device: str = ""
+    dials: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
         """As in "A/worker:1"."""
         return f"{self.party}/{self.role}:{self.rank}"
-
-    @property
-    def listens(self) -> bool:
-        """Whether others dial it."""
-        return self.role != "worker"
 
 
 @dataclass
@@ -87,7 +86,15 @@ def build_topology(inventory: Inventory) -> tuple[Node, ...]:
     """
     for problem in placement_errors(inventory):
         raise InvalidSettings(f"host {problem.host}: {problem.message}", problem.hint)
-    return tuple(_flat(inventory) if inventory.topology == "flat" else _hierarchy(inventory))
+    nodes = tuple(_flat(inventory) if inventory.topology == "flat" else _hierarchy(inventory))
+    workers = Counter(node.local for node in nodes if node.role == "worker")
+    pairs = {plane: plugins.peers(inventory.delivery, count) for plane, count in workers.items()}
+    return tuple(
+        replace(node, dials=tuple(sorted(listener for dialler, listener in pairs[node.local] if dialler == node.rank)))
+        if node.role == "worker"
+        else node
+        for node in nodes
+    )
 
 
 def planes(nodes: Sequence[Node]) -> dict[str, Plane]:
@@ -106,11 +113,14 @@ def planes(nodes: Sequence[Node]) -> dict[str, Plane]:
 
 
 def links(nodes: Sequence[Node]) -> tuple[Link, ...]:
-    """Who dials whom: the members of each plane its scheduler, and its clients its servers."""
+    """Who dials whom: the members of each plane its scheduler, its clients its servers, and workers each other where
+    the delivery has them do so.
+    """
     found: list[Link] = []
     for name, plane in planes(nodes).items():
         found += [Link(node, plane.leader, name) for node in (*plane.servers, *plane.clients)]
         found += [Link(client, server, name) for client in plane.clients for server in plane.servers]
+        found += [Link(node, peer, name) for node in plane.clients for peer in plane.clients if peer.rank in node.dials]
     return tuple(found)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from geomx_cli.core.errors import GeomxError, InvalidSettings, TimedOut
 from geomx_cli.core.events import EventLog, Traffic
 from geomx_cli.ps.aggregation.compression import parse_codec
-from geomx_cli.ps.aggregation.upstream import Delivery
+from geomx_cli.ps.aggregation.delivery import WorkerDelivery
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.liveness import NEWS, newest
 from geomx_cli.ps.cluster.partition import Placement, Slice, Tensor
@@ -46,7 +46,7 @@ class Client:
     global rank 0.
     """
 
-    def __init__(self, settings: NodeSettings, events: EventLog, delivery: Delivery) -> None:
+    def __init__(self, settings: NodeSettings, events: EventLog, delivery: WorkerDelivery) -> None:
         self.settings = settings
         self.events = events
         self.party = settings.party
@@ -377,11 +377,15 @@ class Client:
         """
         self.settle()
         self._left = True
+        self._worker.node.loop.submit(self._worker.leave)
         for future in [self._ask("leave", {}, server) for server in range(len(self._worker.upstream.links))]:
             self._wait(future, self.answer_limit, "the servers to know that this worker leaves")
 
     def close(self, error: GeomxError | None = None) -> None:
-        """Say goodbye and end the client's thread; with `error`, tell everybody that this worker has failed."""
+        """Say goodbye and end the client's thread; with `error`, tell everybody that this worker has failed.
+
+        Where other workers' contributions pass through this one it waits until they are done too.
+        """
         worker = self._worker
         if not self._thread.is_alive():
             return
@@ -390,6 +394,7 @@ class Client:
         else:
             self._check()
             worker.node.loop.submit(worker.goodbye)
+            worker.ends.result()
         self._thread.join(self.settings.number("silence") + 5)
 
     # Inside.

@@ -16,10 +16,11 @@ from geomx_cli.core.units import counted
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
 from geomx_cli.ps.aggregation.compression import Compression
+from geomx_cli.ps.aggregation.delivery import ServerDelivery
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.stalls import STALL, Stalls
 from geomx_cli.ps.aggregation.stragglers import StalledWait, StragglerMonitor
-from geomx_cli.ps.aggregation.upstream import Delivery, UpstreamClient
+from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.members import Members
 from geomx_cli.ps.cluster.membership import Membership
@@ -37,19 +38,21 @@ class Server:
     """One server process; `run` returns when the job has ended well and raises GeomxError when it has not."""
 
     def __init__(
-        self, settings: NodeSettings, events: EventLog, algorithm: ServerAlgorithm, delivery: Delivery
+        self, settings: NodeSettings, events: EventLog, algorithm: ServerAlgorithm, delivery: ServerDelivery
     ) -> None:
         share_one_heap()
         self._settings = settings
         self._is_root = settings.role == "global_server" or settings.upper is None
         self._members = Members(settings, self._is_root)
         compression = Compression(settings.text("compress"))
-        self._upstream = None if self._is_root else UpstreamClient(delivery, compression)
+        self._upstream = None if self._is_root else UpstreamClient(compression)
+        self._delivery = delivery
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive,
             on_reconnect=self._come_back, on_asked=self._on_asked,
         )  # fmt: skip
         upstream = self._upstream
+        delivery.begin(self.node, upstream)
         self._table = SliceTable(
             algorithm=algorithm,
             roots=None if upstream is None else lambda: len(upstream.links),
@@ -153,17 +156,8 @@ class Server:
         self._serve()
 
     def _check_identity(self, link: Link) -> None:
-        """Raises BadMessage for a member that says it is another than its key, or without keys the roster, has it."""
-        rank, plane = link.hello.get("rank"), link.hello.get("plane")
-        role = "party" if plane == "global" else "worker"
-        if self.node.keys is not None:
-            matches = self.node.keys.identity(link.name) == (link.name, role, rank)
-        else:
-            roster = self._rosters.get(str(plane))
-            unknown = roster is None or not roster.members
-            matches = unknown or (isinstance(rank, int) and roster is not None and roster.has(link.name, role, rank))
-        if not matches:
-            raise BadMessage(f"{link.name} says that it is {role} {rank}, which it is not")
+        plane = str(link.hello.get("plane"))
+        self.node.check_identity(link, "party" if plane == "global" else "worker", self._rosters.get(plane))
 
     def _check_identities(self) -> None:
         """Of those that have come before the roster."""
@@ -216,6 +210,8 @@ class Server:
         return self._requests.has_declared(header)
 
     def _on_tensor(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        if self._delivery.receive(link, header, payload):
+            return
         if header.kind == Kind.RESULT:
             if self._upstream is None:
                 raise BadMessage("a result for a root")
@@ -223,15 +219,29 @@ class Server:
             return
         rank = self._members.rank_of(link)
         if header.kind == Kind.EXCHANGE:
-            if header.contributors != (rank,) or not self._members.trains(rank):
-                raise BadMessage(f"contributions of ranks {header.contributors} from rank {rank}")
-            self.rounds.on_exchange(link, header, payload)
+            ranks = header.contributors
+            if (ranks != (rank,) and not self._may_bring(link, rank, ranks)) or not self._members.trains(rank):
+                raise BadMessage(f"contributions of ranks {ranks} from rank {rank}")
+            self.rounds.on_exchange(link, header, payload, rank)
         elif header.kind == Kind.PULL:
             self.rounds.on_pull(link, header, rank, payload)
             if self._members.settle(rank):
                 self.rounds.members_changed()
         else:
             self.rounds.on_push(link, header, payload)
+
+    def _may_bring(self, link: Link, rank: int, ranks: tuple[int, ...]) -> bool:
+        """Whether the member of this rank may bring contributions of all these, in ascending order: of members of its
+        plane, as the delivery has it.
+        """
+        return bool(ranks) and list(ranks) == sorted({*ranks}.intersection(self._brought_by(link, rank)))
+
+    def _brought_by(self, link: Link, rank: int) -> set[int]:
+        """Whose contributions this member may bring; not all of those may have arrived yet."""
+        plane, own = str(link.hello["plane"]), int(link.hello["rank"])
+        settings = self._settings.local if plane == "local" else self._settings.upper
+        count = settings.workers if settings is not None else 0
+        return {rank - own + other for other in self._delivery.brings(plane, own) if 0 <= other < count}
 
     # Requests.
 
@@ -246,7 +256,8 @@ class Server:
             return
         rank = self._members.rank_of(request.link)
         if request.topic == "stuck":
-            self._stalls.stuck_elsewhere(rank)
+            for other in self._brought_by(request.link, rank):
+                self._stalls.stuck_elsewhere(other)
         elif request.topic == "leave":
             self._leave(request)
         elif request.topic == "bye":

@@ -2,7 +2,6 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,8 @@ import numpy as np
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.events import EventLog
 from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.upstream import Delivery, UpstreamClient
+from geomx_cli.ps.aggregation.delivery import WorkerDelivery
+from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.liveness import NEWS, newest
 from geomx_cli.ps.cluster.members import CENTRAL
@@ -20,10 +20,11 @@ from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Placement, Slice
 from geomx_cli.ps.cluster.rpc import Request
-from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.link import Lane, Link
 from geomx_cli.ps.net.payload import Array, Content, as_payload, dtype_code, form_of, numbers_payload
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Kind, Reply
+from geomx_cli.ps.peers import Peers
 from geomx_cli.ps.pending_exchange import PendingExchange
 
 __all__ = ["Operation", "Worker", "WorkerInfo"]
@@ -83,26 +84,31 @@ class Operation:
 
 
 class Worker:
-    """`ready` gets the worker's standing once it is connected. `error` is why nothing more can be done, if anything.
+    """`ready` gets the worker's standing once it is connected; `ends` when it has said goodbye, which it does after all
+    workers that dial it, or when all is over. `error` is why nothing more can be done, if anything.
     `asynchronous` says whether parties train by themselves, as far as results have told.
 
     `run` is the thread's body; the other methods are called in its loop. When it ends, whatever is under way fails
     with `error`, and so does whatever is asked afterwards.
     """
 
-    def __init__(self, settings: NodeSettings, events: EventLog, delivery: Delivery) -> None:
+    def __init__(self, settings: NodeSettings, events: EventLog, delivery: WorkerDelivery) -> None:
         if settings.local is None:
             raise InvalidSettings("a worker needs a plane", "set DMLC_PS_ROOT_URI")
         self.ready: Future[WorkerInfo] = Future()
+        self.ends: Future[None] = Future()
         self.error: GeomxError | None = None
         self.asynchronous = False
+        self.peers = Peers(settings.local, delivery.peers(settings.local.workers))
         self.compression = Compression()
-        self.upstream = UpstreamClient(delivery, self.compression)
+        self.upstream = UpstreamClient(self.compression)
         self.open: set[PendingExchange] = set()
         self.node = Node(
-            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_reconnect=self.upstream.repeat,
-            on_asked=self._on_asked,
+            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive,
+            on_reconnect=self._come_back, on_asked=self._on_asked,
         )  # fmt: skip
+        self._delivery = delivery
+        delivery.begin(self.node, self.upstream, self.peers.links)
         self._settings = settings
         self._plane = settings.local
         self._rank = -1
@@ -116,7 +122,10 @@ class Worker:
         """Be a worker until stopped, or until the job fails."""
         error: GeomxError = InvalidSettings("this worker has said goodbye", "close it last")
         try:
-            self.node.join(self._plane, "worker", self._dial_servers, rank=self._settings.rank)
+            endpoints = self.peers.listen(self.node)
+            self.node.join(
+                self._plane, "worker", self._dial_servers, rank=self._settings.rank, endpoints=endpoints
+            )
             self.node.loop.every(1.0, self._check_patience)
             self.node.run()
         except GeomxError as caught:
@@ -170,14 +179,18 @@ class Worker:
                 kind=operation.kind, key=placement.key, slice=index, root=piece.root, offset=piece.offset,
                 length=piece.length, dtype=dtype, row=placement.row or 1, round=round_, contributors=voice,
                 weight=operation.weight, priority=operation.priority, hyper=operation.hyper, reply=operation.reply,
-                codec=codec, **({} if rows is None else form_of(rows)),
+                codec=codec, server=piece.server, **({} if rows is None else form_of(rows)),
             )  # fmt: skip
             if operation.numbers is not None and rows is not None:
                 payload: memoryview | None = numbers_payload(rows.numbers)
                 offset, place = place, place + len(rows) * placement.row
             else:
                 payload, offset = self._payload(header, operation.src, piece, rows), piece.offset
-            self.upstream.send(piece.server, header, payload, self._taker(exchange, operation, offset))
+            on_result = self._taker(exchange, operation, offset)
+            if operation.kind == Kind.EXCHANGE:
+                self._delivery.up(piece.server, header, payload, on_result)
+            else:
+                self.upstream.send(self.upstream.links[piece.server], header, payload, on_result)
 
     def _payload(self, header: Header, src: Content | None, piece: Slice, rows: Rows | None) -> memoryview | None:
         """What a slice sends of `src`; `rows` are its own."""
@@ -204,10 +217,22 @@ class Worker:
                 "idle" if topic == "barrier" else "alive",
             )  # fmt: skip
 
-    def goodbye(self) -> None:
-        """Say that this worker is done, and all is well; `run` returns when everybody knows."""
+    def leave(self) -> None:
+        """This worker contributes no more."""
         if self.error is None:
-            self.node.goodbye(self.upstream.links)
+            self._delivery.leave()
+
+    def goodbye(self) -> None:
+        """Say that this worker is done, and all is well, once those that dial it have; `run` returns when everybody
+        knows.
+        """
+        if self.error is None:
+            self.peers.when_gone(self._say_goodbye)
+
+    def _say_goodbye(self) -> None:
+        self.node.goodbye([*self.upstream.links, *self.peers.dialled()])
+        if not self.ends.done():
+            self.ends.set_result(None)
 
     def _give_up(self, error: GeomxError) -> None:
         self.error = error
@@ -217,8 +242,10 @@ class Worker:
         self.node.talk.give_up(error)
         if not self.ready.done():
             self.ready.set_exception(error)
+        if not self.ends.done():
+            self.ends.set_result(None)
 
-    def _taker(self, exchange: PendingExchange, operation: Operation, offset: int) -> Callable[[Header, Content], None]:
+    def _taker(self, exchange: PendingExchange, operation: Operation, offset: int) -> OnResult:
         key = operation.placement.key
 
         def take(header: Header, found: Content) -> None:
@@ -249,6 +276,7 @@ class Worker:
             )  # fmt: skip
             self.upstream.links.append(link)
             self.node.liveness.watch(link)
+        self.peers.join(self.node, membership)
         asked = {"rank_scope": self._settings.text("rank_scope")}
         self.node.talk.ask(self.upstream.links[0], "cluster", asked, self._on_cluster, self.node.fail)
 
@@ -270,29 +298,41 @@ class Worker:
         self._voice = (contributor,)
         if flat:
             self.compression.set(self._settings.text("compress"))
-        self.node.telemetry.state = "training"
-        self.ready.set_result(
-            WorkerInfo(
-                rank=self._rank,
-                global_rank=before + self._rank if trains else -1,
-                party_index=party_index,
-                num_all_workers=sum(workers) + int(body["central"]),
-                trains=trains,
-                contributor=contributor,
-                at_root=at_root,
-                flat=flat,
-                master_trains=flat or int(body["central"]) > 0,
-            )
+        info = WorkerInfo(
+            rank=self._rank,
+            global_rank=before + self._rank if trains else -1,
+            party_index=party_index,
+            num_all_workers=sum(workers) + int(body["central"]),
+            trains=trains,
+            contributor=contributor,
+            at_root=at_root,
+            flat=flat,
+            master_trains=flat or int(body["central"]) > 0,
         )
+        self.peers.when_here(lambda: self._begin(info))
+
+    def _begin(self, info: WorkerInfo) -> None:
+        self.node.telemetry.state = "training"
+        self.ready.set_result(info)
 
     def _check_patience(self) -> None:
         """Fail when nothing has moved for longer than anybody should wait for a round."""
-        limit, idle = self._settings.number("patience"), time.monotonic() - newest(self.upstream.links)
+        moved = newest([*self.upstream.links, *self.peers.links.values()])
+        limit, idle = self._settings.number("patience"), time.monotonic() - moved
         if any(min(item.age(), idle) > limit + NEWS for item in self.open):
             message = f"waited {limit:g} s for the result of a round"
             self.node.fail(TimedOut(message, "is a worker stuck, or out of step?"))
 
+    def _arrive(self, link: Link) -> None:
+        self.peers.arrive(self.node, link)
+
+    def _come_back(self, link: Link, lane: Lane) -> None:
+        self.upstream.repeat(link, lane)
+        self._delivery.on_reconnect(link, lane)
+
     def _on_tensor(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        if self._delivery.receive(link, header, payload):
+            return
         if header.kind != Kind.RESULT:
             raise BadMessage(f"a {header.kind.name} for a worker")
         self.upstream.on_result(link, header, payload)
@@ -300,6 +340,11 @@ class Worker:
     def _on_asked(self, link: Link, header: Header) -> None:
         if header.topic == "again":
             self.upstream.again(link, header.request)
+        else:
+            self._delivery.on_asked(link, header)
 
     def _on_request(self, request: Request) -> None:
-        raise BadMessage(f"unknown topic {request.topic!r} for a worker")
+        if request.topic == "bye":
+            self.peers.on_bye(self.node, request)
+        elif not self._delivery.on_request(request):
+            raise BadMessage(f"unknown topic {request.topic!r} for a worker")

@@ -63,6 +63,7 @@ def misuse(worker: "client.Worker", rank: int) -> None:
     payload = memoryview(np.ones(10, np.float32)).cast("B")
     good = {"kind": Kind.EXCHANGE, "key": 70_000, "length": 10, "round": 1, "contributors": (rank,), "weight": 1.0}
     changes = [
+        {"contributors": (0, 2)}, {"contributors": (1, 0)}, {"contributors": (1, 1)}, {"contributors": (0, 1, 3)},
         {"round": 0}, {"round": 100_000}, {"contributors": (1 - rank,)}, {"contributors": ()}, {"weight": 0.0},
         {"length": 11}, {"acked": 5}, {"root": 9}, {"key": 0}, {"kind": Kind.RESULT, "request": 3},
         {"kind": Kind.PUSH, "key": 0}, {"form": Form.ROWS, "rows": 10}, {"form": Form.ROWS, "rows": 2, "row": 5},

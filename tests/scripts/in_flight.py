@@ -22,7 +22,7 @@ from geomx_cli.runtime.settings import Settings
 
 sizes = [int(size) for size in os.environ["SIZES"].split(",")]
 settings = Settings.from_environment(plugins.table())
-client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
+client = Client(settings, EventLog(None), plugins.deliveries()[settings.text("delivery")].worker())
 row = int(os.environ.get("ROW", "0"))
 tensors = [Tensor(f"t{index}", size, "float32", row or 1) for index, size in enumerate(sizes)]
 client.declare(tensors)

@@ -34,7 +34,7 @@ def gate(name: str) -> None:
 sizes = [int(size) for size in os.environ.get("SIZES", "70000,10,3").split(",")]
 dtype = os.environ.get("DTYPE", "float32")
 settings = Settings.from_environment(plugins.table())
-client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
+client = Client(settings, EventLog(None), plugins.deliveries()[settings.text("delivery")].worker())
 print(client.rank, client.global_rank, client.num_workers, client.num_all_workers, client.party_index, flush=True)
 tensors = [Tensor(f"t{index}", size, dtype) for index, size in enumerate(sizes)]
 gate("declare")

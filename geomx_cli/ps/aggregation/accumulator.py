@@ -34,7 +34,7 @@ def merge_hyper(known: dict[str, float], news: Mapping[str, float]) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one member gives: the ranks merged in, an array or rows that nobody writes to, what to call at the end.
+    """What one member brings: the ranks merged in, an array or rows that nobody writes to, what to call at the end.
 
     Without an array it abstains: it counts as having come, and adds nothing.
     """
@@ -68,15 +68,25 @@ class Accumulator:
     _owned: bool = False
 
     def offer(self, contribution: Contribution) -> bool:
-        """Take a contribution, to be added by `merge`. False if it is here already; BadMessage for an overlap."""
-        known = self.ranks.union(*(item.ranks for item in self._parked.values()))
-        overlap = known.intersection(contribution.ranks)
-        if overlap:
-            if overlap == set(contribution.ranks):
-                return False
-            raise BadMessage(f"contributions of ranks {sorted(overlap)} twice")
-        self._parked[min(contribution.ranks)] = contribution
+        """Take a contribution, to be added by `merge`. False if those of all of its ranks are here already.
+
+        One that merges parked ones with others takes their place. Raises BadMessage for any other overlap, where some
+        rank would count twice.
+        """
+        if self.has(contribution.ranks):
+            return False
+        ranks = set(contribution.ranks)
+        parts = [item for item in self._parked.values() if not ranks.isdisjoint(item.ranks)]
+        if not self.ranks.isdisjoint(ranks) or not all(ranks.issuperset(part.ranks) for part in parts):
+            raise BadMessage(f"contributions of ranks {contribution.ranks}, and some of them are here with others")
+        for part in parts:
+            self._parked.pop(min(part.ranks)).done()
+        self._parked[min(ranks)] = contribution
         return True
+
+    def has(self, ranks: Iterable[int]) -> bool:
+        """Whether the contributions of all of these are here, added or parked."""
+        return self.ranks.union(*(item.ranks for item in self._parked.values())).issuperset(ranks)
 
     def merge(self, owing: Iterable[int]) -> bool:
         """Add what can be added in rank order; `owing` are the ranks that have not left. True when none is missing."""

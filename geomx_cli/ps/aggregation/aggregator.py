@@ -13,11 +13,12 @@ import numpy as np
 from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution, merge_hyper
 from geomx_cli.ps.aggregation.algorithm import Aggregate, PushUp, RowAlgorithm
 from geomx_cli.ps.aggregation.compression import Compression, received
+from geomx_cli.ps.aggregation.delivery import Delivery
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
 from geomx_cli.ps.aggregation.slice_state import Cohort, Result, SliceState, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.state import export_state, import_state
-from geomx_cli.ps.aggregation.upstream import Delivery, UpstreamClient
+from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import (
     DTYPES,
@@ -40,7 +41,8 @@ __all__ = ["Aggregator"]
 class Aggregator:
     """`upstream` is None at a root, `table` has all slices; `compression` has the codec of what crosses between roots
     and those below; `warn` gets what the user should know of. `asynchronous`: whether the roots take each party's
-    contributions by themselves; a local server knows by their results.
+    contributions by themselves; a local server knows by their results. own_rank: what goes up is a contribution of this
+    rank; None: of the ranks that are in it.
 
     Used by the loop's thread only.
     """
@@ -50,7 +52,7 @@ class Aggregator:
         *,
         delivery: Delivery,
         upstream: UpstreamClient | None,
-        own_rank: Callable[[], int],
+        own_rank: Callable[[], int] | None,
         table: SliceTable,
         compression: Compression | None = None,
         warn: Callable[[str], None] = lambda _: None,
@@ -85,13 +87,14 @@ class Aggregator:
     def on_push(self, link: Link, header: Header, payload: memoryview | None) -> None:
         """An initial value. The first one counts; at a local server it goes on to the root."""
         entry, array = self.table.entry(header), view(header, payload)
-        waiter = Waiter(link, header.request, header.priority)
+        waiter = Waiter(link, -1, header.request, header.priority)
         if self._upstream is not None:
             up = Header(
                 kind=Kind.PUSH, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
                 length=entry.length, dtype=entry.dtype, row=entry.row, priority=header.priority,
             )  # fmt: skip
-            self._upstream.send(entry.root, up, payload, lambda _, __: self._acknowledge(entry, waiter))
+            above = self._upstream.links[entry.root]
+            self._upstream.send(above, up, payload, lambda _, __: self._acknowledge(entry, waiter))
         else:
             if entry.slot.value is None:
                 entry.slot.value = array.copy()
@@ -108,7 +111,7 @@ class Aggregator:
         """
         entry, numbers = self.table.entry(header), row_numbers(header, payload)
         newest = self.asynchronous and header.round > 0
-        waiter = Waiter(link, header.request, header.priority, rank, codec=header.codec, newest=newest, numbers=numbers)
+        waiter = Waiter(link, rank, header.request, header.priority, codec=header.codec, newest=newest, numbers=numbers)
         link.consumed(0 if payload is None else len(payload))
         if any(known.link is link and known.request == header.request for known in entry.pulls):
             return
@@ -121,18 +124,21 @@ class Aggregator:
             if self._upstream is not None and not entry.fetching:
                 self._fetch(entry, header.priority)
 
-    def on_exchange(self, link: Link, header: Header, payload: memoryview | None) -> None:
-        """A contribution; whoever makes it has been checked to be among its contributors. One that is there already
-        is answered as before. One of weight 0 has no payload: its sender only takes the round's result. Any other one
-        without a payload asks whether that contribution is here, and is told if not.
+    def on_exchange(self, link: Link, header: Header, payload: memoryview | None, rank: int) -> None:
+        """A contribution that the member of this rank brings; it has been checked that it may bring those of its
+        contributors. One that is there already is answered as before. One of weight 0 has no payload: its sender only
+        takes the round's result. Any other one without a payload asks whether that contribution is here, and is told if
+        not.
         """
-        entry, rank = self.table.entry(header), header.contributors[0]
+        entry, ranks = self.table.entry(header), header.contributors
         asks = header.weight > 0 and payload is None
         given = received(header, payload) if header.weight and not asks else None
         size = 0 if payload is None else len(payload)
         if given is None and size:
             raise BadMessage("a contribution of weight 0 with a payload")
         cohort = entry.cohort(self.table.member(rank))
+        if any(self.table.member(other) != cohort.member for other in ranks):
+            raise BadMessage(f"contributions of ranks {ranks}, which go through rounds by themselves, in one")
         if not 0 < header.round <= cohort.finished + MAX_ROUNDS_AHEAD:
             raise BadMessage(f"round {header.round} while round {cohort.finished + 1} is open")
         # So a server never keeps the results of more rounds than may be under way.
@@ -140,7 +146,7 @@ class Aggregator:
             raise BadMessage(f"a contribution to round {header.round} from one that has {header.acked} results")
         cohort.acknowledge(rank, header.acked)
         waiter = Waiter(
-            link, header.request, header.priority, reply=header.reply, codec=header.codec, follows=header.follows
+            link, rank, header.request, header.priority, reply=header.reply, codec=header.codec, follows=header.follows
         )
         if header.round <= cohort.finished:
             result = cohort.results.get(header.round)
@@ -150,17 +156,19 @@ class Aggregator:
             return
         if asks:
             known = cohort.rounds.get(header.round)
-            if known is None or rank not in known.waiters:
+            if known is None or not known.accumulator.has(ranks):
                 link.ask_again(header.request)
+            else:
+                known.waiters[ranks[0]] = waiter
             return
-        round_ = self.table.round(entry, cohort, header.round, header.priority, rank)
+        round_ = self.table.round(entry, cohort, header.round, header.priority, ranks)
         if len(round_.accumulator.hyper_names() | header.hyper.keys()) > MAX_HYPER:
             raise BadMessage(f"more than {MAX_HYPER} hyper-parameters in one round")
-        round_.waiters[rank] = waiter
         done = partial(link.consumed, size)
-        contribution = Contribution(header.contributors, given, header.weight, header.hyper, done)
+        contribution = Contribution(ranks, given, header.weight, header.hyper, done)
         if header.round <= cohort.closed or not round_.accumulator.offer(contribution):
             link.consumed(size)
+        round_.waiters[ranks[0]] = waiter
         self._advance(entry)
 
     def use(self, optimizer: Optimizer, by_key: Mapping[int, Hyper] | None = None) -> None:
@@ -306,7 +314,8 @@ class Aggregator:
         header = Header(
             kind=Kind.EXCHANGE, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, round=entry.forwarded,
-            contributors=(self._own_rank(),), weight=weight, reply=self._reply(entry, cohort),
+            contributors=tuple(sorted(accumulator.ranks)) if self._own_rank is None else (self._own_rank(),),
+            weight=weight, reply=self._reply(entry, cohort),
             priority=accumulator.priority, hyper=hyper, **about,
         )  # fmt: skip
 
@@ -319,7 +328,7 @@ class Aggregator:
             self._finish(entry, cohort, accumulator)
             self._advance(entry)
 
-        self._upstream.send(entry.root, header, payload, on_result)
+        self._delivery.up(entry.root, header, payload, on_result)
 
     def _reply(self, entry: SliceState, cohort: Cohort) -> Reply:
         """What is needed of a round's result to keep the value complete, and to answer the round's members."""
@@ -373,8 +382,9 @@ class Aggregator:
                 entry.slot.id, cohort.member, array, entry.dtype, is_sum=self._gives_sums(entry)
             )
         result = Result(
-            array, entry.slot.version, ranks, accumulator.weight, set(waiters), changed, encoded, self.compression.spec
-        )
+            array, entry.slot.version, ranks, accumulator.weight, {waiter.rank for waiter in waiters.values()}, changed,
+            encoded, self.compression.spec,
+        )  # fmt: skip
         cohort.results[cohort.finished] = result
         for waiter in waiters.values():
             self._answer(entry, waiter, cohort.finished, result)
@@ -406,7 +416,8 @@ class Aggregator:
             length=entry.length, dtype=entry.dtype, row=entry.row, round=asked.round, priority=asked.priority,
             form=asked.form, rows=asked.rows, codec=self.compression.spec if asked.round else "",
         )  # fmt: skip
-        self._upstream.send(entry.root, header, None if numbers is None else numbers_payload(numbers), on_result)
+        payload = None if numbers is None else numbers_payload(numbers)
+        self._upstream.send(self._upstream.links[entry.root], header, payload, on_result)
 
     def _fetched(self, entry: SliceState, result: Header, found: Content) -> None:
         entry.fetching, self.asynchronous = False, result.asynchronous

@@ -16,7 +16,7 @@ __all__ = ["Cohort", "Result", "RoundState", "SliceState", "Waiter"]
 
 @dataclass(slots=True)
 class Waiter:
-    """Who waits for a result, and the number of its request; of a pull also the rank among the contributors.
+    """Who waits for a result, by its rank among the contributors and the number of its request.
 
     reply: see wire.Reply. codec: in which the result may come, "" for none. follows: it has the result of the round
     before. newest: of a pull: what rounds of others have led to, not an initial value. numbers: those of the rows that
@@ -24,9 +24,9 @@ class Waiter:
     """
 
     link: Link
+    rank: int
     request: int
     priority: int
-    rank: int = -1
     reply: Reply = Reply.FULL
     codec: str = ""
     follows: bool = False
@@ -36,7 +36,7 @@ class Waiter:
 
 @dataclass(slots=True)
 class RoundState:
-    """A round that is not over. `waiters` by the rank of whose contribution they sent."""
+    """A round that is not over. `waiters` by the lowest rank in the contribution that they have brought."""
 
     accumulator: Accumulator = field(default_factory=Accumulator)
     waiters: dict[int, Waiter] = field(default_factory=dict)
@@ -49,7 +49,8 @@ class Result:
 
     `array` is None if nobody in the round wants it. `encoded` is the same by `codec`, if there is one. changed: the
     rows that a round of rows has changed.
-    `owed` are the ranks that have not acknowledged it: one whose answer was lost asks again.
+    `owed` are the ranks of those who have brought contributions and not acknowledged it: one whose answer was lost asks
+    again.
     """
 
     array: Array | None

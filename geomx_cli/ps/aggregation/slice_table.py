@@ -63,10 +63,12 @@ class SliceTable:
         """The number of the cohort that this rank goes at: 0 where all go through rounds together."""
         return self._alone(rank) if self.algorithm.asynchronous and self._roots is None else 0
 
-    def round(self, entry: SliceState, cohort: Cohort, number: int, priority: int, rank: int) -> RoundState:
-        """This round of a slice, which is open from now on, for a contribution that has come from `rank`."""
+    def round(
+        self, entry: SliceState, cohort: Cohort, number: int, priority: int, ranks: Iterable[int]
+    ) -> RoundState:
+        """This round of a slice, which is open from now on, for a contribution of these ranks that has come."""
         self.moves += 1
-        self.came[rank] += 1
+        self.came.update(ranks)
         round_ = cohort.rounds.get(number)
         if round_ is None:
             round_ = cohort.rounds[number] = RoundState()
@@ -94,11 +96,12 @@ class SliceTable:
     def go_alone(self, *, late: bool) -> bool:
         """Have a root take each member's contributions by themselves from now on, also those that wait for others'.
 
-        False if it is too `late` for that, also because some have been added up.
+        False if it is too `late` for that, also because some have been added up, here or before they came.
         """
         if self.algorithm.asynchronous:
             return True
-        if late or any(round_.accumulator.ranks for _, _, round_ in self._open.values()):
+        open_ = [round_.accumulator for _, _, round_ in self._open.values()]
+        if late or any(item.ranks or any(len(given.ranks) > 1 for given in item.parked()) for item in open_):
             return False
         self.algorithm.asynchronous = True
         for entry in self.entries.values():
@@ -107,7 +110,8 @@ class SliceTable:
                 del self._open[entry.slot.key, entry.slot.index, 0, number]
                 for given in round_.accumulator.parked():
                     rank = given.ranks[0]
-                    own = self.round(entry, entry.cohort(self.member(rank)), number, round_.accumulator.priority, rank)
+                    cohort = entry.cohort(self.member(rank))
+                    own = self.round(entry, cohort, number, round_.accumulator.priority, given.ranks)
                     own.waiters[rank] = round_.waiters[rank]
                     own.accumulator.offer(given)
         return True

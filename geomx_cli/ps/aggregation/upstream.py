@@ -8,7 +8,6 @@ roots, workers towards their servers.
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -18,19 +17,9 @@ from geomx_cli.ps.net.payload import Content, row_numbers
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
 
-__all__ = ["Delivery", "UpstreamClient"]
+__all__ = ["OnResult", "UpstreamClient"]
 
 OnResult = Callable[[Header, Content], None]
-
-
-class Delivery(Protocol):
-    """How slices travel between two planes' processes; `payload` must not change until the result is there."""
-
-    def up(self, link: Link, header: Header, payload: memoryview | None) -> None:
-        """Send a contribution."""
-
-    def down(self, link: Link, header: Header, payload: memoryview | None) -> None:
-        """Send a result."""
 
 
 @dataclass(slots=True)
@@ -39,7 +28,7 @@ class _Pending:
     waits for those of rounds before.
     """
 
-    server: int
+    link: Link
     header: Header
     payload: memoryview | None
     on_result: OnResult
@@ -48,22 +37,23 @@ class _Pending:
 
 
 class UpstreamClient:
-    """Links to the servers above, by rank, and what they still owe; `compression` is this end's of encoded exchanges.
-    Used by the loop's thread only.
+    """Links to the servers above, by rank, and what they, or others to which contributions go, still owe; `compression`
+    is this end's of encoded exchanges. Used by the loop's thread only.
     """
 
-    def __init__(self, delivery: Delivery, compression: Compression | None = None) -> None:
+    def __init__(self, compression: Compression | None = None) -> None:
         self.links: list[Link] = []
         self.compression = compression or Compression()
-        self._delivery = delivery
         self._serial = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._rounds: dict[tuple[int, int], dict[int, _Pending]] = {}  # of each slice, ascending
 
-    def send(self, server: int, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
-        """Send an EXCHANGE, PUSH or PULL; `on_result` gets the RESULT with its payload, valid as long as it is held."""
+    def send(self, link: Link, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
+        """Send an EXCHANGE, PUSH or PULL, whose payload must not change until `on_result` gets the RESULT with its
+        content, valid as long as it is held.
+        """
         header.request = next(self._serial)
-        pending = self._pending[header.request] = _Pending(server, header, payload, on_result)
+        pending = self._pending[header.request] = _Pending(link, header, payload, on_result)
         if header.kind == Kind.EXCHANGE:
             where = (header.key, header.slice)
             rounds = self._rounds.setdefault(where, {})
@@ -74,10 +64,10 @@ class UpstreamClient:
 
     def on_result(self, link: Link, header: Header, payload: memoryview | None) -> None:
         """Handle a RESULT. One that was answered before is dropped; one of another slice or round is refused."""
-        if link not in self.links:
-            raise BadMessage("a result from a process that is no server of this one")
-        found = received(header, payload if payload is not None else memoryview(b""))
         pending = self._pending.get(header.request)
+        if not link.dialled or (pending is not None and pending.link is not link):
+            raise BadMessage("a result from a process that was not asked for it")
+        found = received(header, payload if payload is not None else memoryview(b""))
         if pending is not None:
             _check(pending.header, header)
             if isinstance(found, Rows) and pending.header.kind == Kind.PULL:
@@ -106,14 +96,14 @@ class UpstreamClient:
         pending.on_result(header, found)
 
     def repeat(self, link: Link, lane: Lane) -> None:
-        """Get again what has no result yet from this server, and may have been lost on this lane.
+        """Get again what has no result yet from this peer, and may have been lost on this lane.
 
         A contribution with a payload and its result are both tensors, unless the sender wants no value. So where the
         talk lane is replaced alone, as happens on a path that is slow and full, only the questions for them are asked
         anew.
         """
         for pending in list(self._pending.values()):
-            if self.links[pending.server] is not link or link.queues(pending.header):
+            if pending.link is not link or link.queues(pending.header):
                 continue
             if pending.header.kind == Kind.EXCHANGE and pending.payload is not None:
                 pending.asked = pending.asked or lane == "tensors" or pending.header.reply != Reply.FULL
@@ -123,9 +113,9 @@ class UpstreamClient:
                 self._send(pending)
 
     def again(self, link: Link, request: int) -> None:
-        """The server has not got this contribution."""
+        """The peer has not got this contribution."""
         pending = self._pending.get(request)
-        if pending is not None and pending.asked and self.links[pending.server] is link:
+        if pending is not None and pending.asked and pending.link is link:
             pending.asked = False
             self._send(pending)
 
@@ -133,7 +123,7 @@ class UpstreamClient:
         header = pending.header
         if header.kind == Kind.EXCHANGE:
             header.acked = next(iter(self._rounds[header.key, header.slice])) - 1
-        self._delivery.up(self.links[pending.server], header, None if pending.asked else pending.payload)
+        pending.link.send(header, None if pending.asked else pending.payload)
 
     @property
     def waiting(self) -> int:

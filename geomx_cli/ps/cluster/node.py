@@ -26,7 +26,7 @@ from geomx_cli.ps.net.link import Lane, Link
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.shaping import Shaper
 from geomx_cli.ps.net.transport import Transport
-from geomx_cli.ps.net.wire import Header, Kind, decode_body, job_number
+from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_body, job_number
 
 __all__ = ["Node"]
 
@@ -48,7 +48,7 @@ class Node:
     `on_tensor` gets PUSH, PULL, EXCHANGE and RESULT messages; `on_request` gets control requests; `on_link` is told of
     peers that dial; `on_reconnect` of lanes on which what was under way may be lost; `on_lost`, before the node fails,
     of a peer that is no longer heard; `on_asked`: see Transport. `members`: a scheduler's, told when it fails.
-    `leaving` are peers that have said bye, whose last word is still to come. `encoded`: bytes before and after encoding.
+    `leaving` are peers that have said bye, whose last word is still to come. encoded: bytes before and after encoding.
     """
 
     def __init__(
@@ -130,6 +130,19 @@ class Node:
                     f"refusing to listen on {endpoint} without keys",
                     "start the job with geomx launch, which makes keys, or set GEOMX_INSECURE=1 in a network you trust",
                 )
+
+    def check_identity(self, link: Link, role: str, roster: Membership | None) -> None:
+        """Raises BadMessage for a peer that dials, and whose hello says another rank in this role ("worker" or "party")
+        than its key has, or without keys the roster, once that is here.
+        """
+        rank = link.hello.get("rank")
+        if self.keys is not None:
+            matches = self.keys.identity(link.name) == (link.name, role, rank)
+        else:
+            unknown = roster is None or not roster.members
+            matches = unknown or (isinstance(rank, int) and roster is not None and roster.has(link.name, role, rank))
+        if not matches:
+            raise BadMessage(f"{link.name} says that it is {role} {rank}, which it is not")
 
     def own_address(self, plane: PlaneSettings | None) -> str:
         """DMLC_NODE_HOST, the address of DMLC_INTERFACE, or the one that faces the scheduler; else InvalidSettings."""

@@ -34,7 +34,7 @@ __all__ = [
     "largest_message",
 ]
 
-VERSION = 3
+VERSION = 4
 MAX_ELEMENTS = 8_388_608
 ROW_NUMBER_SIZE = 4
 MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
@@ -111,14 +111,15 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     kind, request (number that an answer repeats), topic (of a CONTROL).
     key, slice, root (rank of the root that owns the slice), offset and length in elements, dtype (index in
     DTYPE_NAMES).
+    server: of an EXCHANGE of a worker: the rank of the server that it is for, whoever brings it there.
     row: elements in a row of the slice; 1 where its rows do not count. rows: number of rows in the payload (`form`
     ROWS): their elements, followed by their uint32 numbers in the slice, strictly increasing; a PULL has only these.
     round (of this key, from 1; of a PULL the last one that the sender has begun).
     sender (process name).
     acked: of an EXCHANGE: the sender has the results of all rounds of this slice up to this one; of a request: it has
     the answers to all its requests up to this one.
-    contributors: ranks merged into the payload. weight: their sum of weights; 0, and no payload, from those who only
-    take the round's result. An EXCHANGE with a weight and no payload asks whether the contribution has come.
+    contributors: ranks merged into the payload, ascending. weight: their sum of weights; 0, and no payload, from those
+    who only take the round's result. An EXCHANGE with a weight and no payload asks whether the contribution has come.
     wide: the payload of an fp16 slice is fp32.
     codec: that of a payload of `form` ENCODED or CHANGE; of an EXCHANGE also the one in which its result may come.
     follows: of an EXCHANGE: its sender has, or will have, the result of the round before.
@@ -158,6 +159,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)] = 0
     credit: _Count = 0
     hyper: _Hyper = {}
+    server: _Rank = 0
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,0 +1,113 @@
+"""A worker's links with other workers of its plane, where its delivery asks for some."""
+
+from collections.abc import Callable, Collection
+
+from geomx_cli.core.errors import InvalidSettings, TimedOut
+from geomx_cli.ps.cluster.config import PlaneSettings
+from geomx_cli.ps.cluster.membership import Membership
+from geomx_cli.ps.cluster.node import Node
+from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.wire import BadMessage
+
+__all__ = ["Peers"]
+
+
+class Peers:
+    """`pairs`: which worker dials which, by rank. `links`: this worker's, by the other's rank.
+
+    A worker that others dial ends after them, for what they send may pass through it. Used by the loop's thread only.
+    """
+
+    def __init__(self, plane: PlaneSettings, pairs: Collection[tuple[int, int]]) -> None:
+        self.links: dict[int, Link] = {}
+        self._plane = plane
+        self._pairs = frozenset(pairs)
+        self._rank = -1
+        self._early: list[Link] = []  # those that have dialled before this worker knew its rank
+        self._gone: set[Link] = set()
+        self._when_here: Callable[[], None] | None = None
+        self._when_gone: Callable[[], None] | None = None
+
+    def listen(self, node: Node) -> list[str]:
+        """Listen if anybody dials this worker; returns what they dial. One that is started by hand does not know its
+        rank yet, and listens if any worker does. Raises InvalidSettings as Node.listen does.
+        """
+        wanted = any(node.settings.rank in (None, listener) for _, listener in self._pairs)
+        return list(node.listen(self._plane)) if wanted else []
+
+    def join(self, node: Node, membership: Membership) -> None:
+        """The roster is here: dial, and take those that have dialled. The node fails when the others have not within
+        its timeout. Raises InvalidSettings for one that is another than it says.
+        """
+        self._rank = membership.rank
+        settings, members = node.settings, {item.rank: item for item in membership.members if item.role == "worker"}
+        for _, listener in sorted(pair for pair in self._pairs if pair[0] == self._rank):
+            member = members[listener]
+            self.links[listener] = link = node.transport.dial(
+                member.endpoint_for(settings.host, settings.party), member.process,
+                wide_area=member.party != settings.party, plane="local", rank=self._rank,
+            )  # fmt: skip
+            node.liveness.watch(link)
+        early, self._early = self._early, []
+        for link in early:
+            try:
+                self.arrive(node, link)
+            except BadMessage as error:
+                raise InvalidSettings(str(error), "start all processes of the job anew, each only once") from None
+        if self._diallers():
+            node.loop.call_later(node.timeout, lambda: self._expire(node))
+
+    def arrive(self, node: Node, link: Link) -> None:
+        """A worker has dialled this one. Raises BadMessage for one that should not."""
+        rank, roster = link.hello.get("rank"), node.memberships[0]
+        node.check_identity(link, "worker", roster)
+        if self._rank < 0:
+            self._early.append(link)
+            return
+        if type(rank) is not int or (rank, self._rank) not in self._pairs or rank in self.links:
+            raise BadMessage(f"{link.name} of rank {rank} dials the worker of rank {self._rank}, which it should not")
+        self.links[rank] = link
+        node.liveness.watch(link)
+        self._look()
+
+    def dialled(self) -> list[Link]:
+        """Those that this worker dials."""
+        return [link for link in self.links.values() if link.dialled]
+
+    def on_bye(self, node: Node, request: Request) -> None:
+        """A worker that dials this one is done. Raises BadMessage for one that does not."""
+        if request.link not in self.links.values() or request.link.dialled:
+            raise BadMessage("a goodbye of a process that does not dial this one")
+        node.answer_bye(request)
+        self._gone.add(request.link)
+        self._look()
+
+    def when_here(self, call: Callable[[], None]) -> None:
+        """Call this when all workers that dial this one have, perhaps now."""
+        self._when_here = call
+        self._look()
+
+    def when_gone(self, call: Callable[[], None]) -> None:
+        """Call this when all workers that dial this one are done, perhaps now."""
+        self._when_gone = call
+        self._look()
+
+    def _diallers(self) -> set[int]:
+        return {dialler for dialler, listener in self._pairs if listener == self._rank}
+
+    def _look(self) -> None:
+        if self._when_here is not None and self._diallers() <= self.links.keys():
+            call, self._when_here = self._when_here, None
+            call()
+        if self._when_gone is not None and len(self._gone) == len(self._diallers()):
+            call, self._when_gone = self._when_gone, None
+            call()
+
+    def _expire(self, node: Node) -> None:
+        missing = self._diallers() - self.links.keys()
+        if missing:
+            members = (item for item in node.memberships[0].members if item.role == "worker")
+            names = ", ".join(item.process for item in members if item.rank in missing)
+            what = f"waited {node.timeout:g} s for {names} to dial this worker"
+            node.fail(TimedOut(what, "can its host be reached from there, or does a firewall keep them apart?"))

@@ -1,0 +1,310 @@
+"""The seam of a delivery, with one from outside the package that relays contributions through another worker."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster import ROOT, Cluster, until
+from test_codecs import rounded
+from test_exact import SCRIPT, assert_equal, expected, run
+from test_identity import HOSTILE
+from test_in_flight import SCRIPT as IN_FLIGHT
+from test_in_flight import check_results, check_rounds
+from test_in_flight import expected as expected_in_flight
+from test_rounds import SIZE, Bench, gradient
+from test_topologies import ROUNDS, socket_dir, start
+
+from geomx_cli.commands._plan_text import plan_text
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import Value, defaults
+from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.plan.ports import free_ports, ports_needed
+from geomx_cli.plan.this_machine import this_machine
+from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
+from geomx_cli.ps.net.security import Identity
+from geomx_cli.ps.net.wire import BadMessage
+
+__all__ = ["socket_dir"]
+PLUGINS = ROOT / "tests" / "plugins"
+RELAY = {"GEOMX_DELIVERY": "relay", "PYTHONPATH": f"{ROOT}{os.pathsep}{PLUGINS}"}
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The plug-in is on this process's path too, as if pip had put it there."""
+
+    def forget() -> None:
+        plugins._all.cache_clear()
+        plugins.table.cache_clear()
+
+    monkeypatch.syspath_prepend(PLUGINS)
+    forget()
+    yield
+    monkeypatch.undo()
+    forget()
+
+
+def planned(directory: Path, socket_dir: str, one_host: bool, **options: Value) -> Plan:
+    values = {**defaults(), "delivery": "relay", "slice_elements": 20_000, **options}
+    inventory = this_machine(values, free_ports(ports_needed(values)), one_host=one_host, python=sys.executable)
+    spec = JobSpec(
+        job="relay", options=values, script=("python", SCRIPT[1]), job_dir=str(directory), socket_dir=socket_dir,
+        key_dir="" if one_host else str(directory), env={"PYTHONPATH": str(PLUGINS)},
+    )  # fmt: skip
+    return plan(inventory, spec)
+
+
+# Found and planned.
+
+
+def test_a_delivery_of_another_distribution_is_found(installed: None) -> None:
+    assert list(plugins.deliveries()) == ["direct", "relay"]
+    assert {option.name: option.choices for option in plugins.table()}["delivery"] == ("direct", "relay")
+    assert plugins.peers("relay", 3) == {(1, 0)} and not plugins.peers("relay", 1) and not plugins.peers("direct", 3)
+
+
+def test_one_that_cannot_be_loaded_is_named(installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "broken-2.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 2.0\n")
+    (info / "entry_points.txt").write_text("[geomx.deliveries]\nbroken = nowhere_at_all\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidSettings, match="the delivery nowhere_at_all of broken cannot be loaded"):
+        plugins.deliveries()
+
+
+def test_workers_that_listen_have_endpoints_ports_and_callers(installed: None, tmp_path: Path) -> None:
+    """On one host over a unix socket; where workers of one plane stand on several, on a port of the host's."""
+    found = planned(tmp_path, "/s", one_host=True, central_workers=2)
+    for party in ("central", "A", "B"):
+        (endpoint,) = found.process(f"{party}/worker:0").endpoints
+        assert endpoint.bind == endpoint.near == f"ipc:///s/{party}-worker-0.sock" and not endpoint.port
+        assert not found.process(f"{party}/worker:1").endpoints
+        assert (f"{party}/worker:1", f"{party}/worker:0") in found.links
+        assert found.callers[f"{party}/worker:0"] == {f"{party}/worker:1": Identity(f"{party}/worker:1", "worker", 1)}
+    assert found.process("A/worker:0").env["GEOMX_BIND"] == "ipc:///s/A-worker-0.sock"
+    assert "listens      ipc:///s/A-worker-0.sock (slices, local plane)" in plan_text(found)
+    flat = planned(tmp_path, "/s", one_host=False, workers=1, topology="flat")
+    (endpoint,) = flat.process("A/worker:0").endpoints
+    assert endpoint.protocol == "tcp" and endpoint.bind == f"tcp://127.0.0.1:{endpoint.port}"
+    assert ("B/worker:1", "A/worker:0") in flat.links
+    ports = [end.port for end in flat.endpoints if end.protocol == "tcp"]
+    assert len(ports) == len(set(ports))
+
+
+# Real clusters: the same bits as with direct delivery.
+
+
+@pytest.mark.parametrize(
+    ("shape", "env"),
+    [
+        ({}, {"SHUFFLE": "1"}), ({}, {"SERVER_OPTIMIZER": ""}), ({"roots": 3, "local_servers": 2}, {"SHUFFLE": "2"}),
+        ({"parties": (3, 1)}, {"SHUFFLE": "3"}), ({"central_workers": 3}, {}),
+    ],
+    ids=["shuffled", "sums", "several servers", "3 and 1 workers", "central workers"],
+)  # fmt: skip
+def test_the_same_bits_as_with_direct_delivery(
+    cluster: Cluster, tmp_path: Path, shape: dict[str, Any], env: dict[str, str]
+) -> None:
+    found = run(cluster, tmp_path, {**RELAY, **env}, **shape)
+    parties = {"parties": [[0, 1, 2], [3]], "central_workers": [[0, 1], [2, 3], [4], [5], [6]]}
+    members = next((parties[name] for name in shape if name in parties), [[0, 1], [2, 3]])
+    everybody = [rank for party in members for rank in party]
+    assert sorted(found) == everybody
+    if "central_workers" in shape:  # the first two of the central party travel as one: their sum is made first
+        members = [[0, 1], [2, 3], [4, 5], [6]]
+    wanted = expected(members, dict.fromkeys(everybody, 5), optimizer=env.get("SERVER_OPTIMIZER") != "")
+    assert_equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_other_precisions(cluster: Cluster, tmp_path: Path, dtype: str) -> None:
+    found = run(cluster, tmp_path, {**RELAY, "DTYPE": dtype, "SHUFFLE": "1"}, parties=(3, 3))
+    everybody = dict.fromkeys(range(6), 5)
+    assert_equal(found, expected([[0, 1, 2], [3, 4, 5]], everybody, optimizer=True, dtype=dtype))
+
+
+@pytest.mark.parametrize("rounds", ["3,6", "6,3"])
+def test_either_worker_may_leave_before_the_other(cluster: Cluster, tmp_path: Path, rounds: str) -> None:
+    """The one that relays says goodbye last, though it leaves first."""
+    found = run(cluster, tmp_path, {**RELAY, "ROUNDS": rounds})
+    first, second = map(int, rounds.split(","))
+    wanted = expected([[0, 1], [2, 3]], {0: first, 1: second, 2: first, 3: second}, optimizer=True)
+    longest = (0, 2) if first > second else (1, 3)
+    assert_equal({rank: found[rank] for rank in longest}, wanted)
+
+
+def test_local_servers_get_half_as_many_messages(cluster: Cluster, tmp_path: Path) -> None:
+    names = {name: {"GEOMX_PROCESS": name} for name in ("Asrv0", "Bsrv0", "root0")}
+    cluster.each |= names
+    run(cluster, tmp_path, {**RELAY, "GEOMX_JOB_DIR": str(tmp_path)})
+    slices, rounds = 4 + 1 + 1, 5
+    counted = {name: (tmp_path / f"contributions-{name}").stat().st_size for name in names}
+    assert counted == {"Asrv0": slices * rounds, "Bsrv0": slices * rounds, "root0": 2 * slices * rounds}
+
+
+@pytest.mark.parametrize(
+    ("cut", "roots", "optimizer", "ahead"),
+    [("beside", 1, True, 12), ("below", 1, True, 12), ("all", 3, False, 90), ("all", 3, True, 12)],
+)
+def test_every_round_is_right_though_links_are_cut(
+    cluster: Cluster, tmp_path: Path, cut: str, roots: int, optimizer: bool, ahead: int
+) -> None:
+    check_rounds(cluster, tmp_path, roots, cut, optimizer, 0, ahead, **RELAY)
+
+
+def test_every_round_of_rows_is_right_though_links_are_cut(cluster: Cluster, tmp_path: Path) -> None:
+    check_rounds(cluster, tmp_path, 3, "all", True, 5, **RELAY)
+
+
+def test_every_compressed_round_is_right_though_links_are_cut(cluster: Cluster, tmp_path: Path) -> None:
+    env = {**RELAY, "GEOMX_COMPRESS": "fp16"}
+    check_rounds(cluster, tmp_path, 2, "all", True, 0, crossed=lambda array: rounded(array, 11), **env)
+
+
+@pytest.mark.parametrize("roots", [1, 3])
+def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path, roots: int) -> None:
+    sizes, rounds = (3_000, 2_000, 3_000, 5_000), 20
+    cluster.environment = {
+        **RELAY, "OUT": str(tmp_path / "w{rank}.npz"), "SIZES": ",".join(map(str, sizes)), "ROUNDS": str(rounds),
+        "AHEAD": str(rounds), "BY_KEY": "1", "SERVER_OPTIMIZER": "1", "GEOMX_WINDOW": "8192",
+        "MXNET_KVSTORE_BIGARRAY_BOUND": "1024",
+    }  # fmt: skip
+    cluster.launch(IN_FLIGHT, roots=roots)
+    cluster.finish(50)
+    check_results(tmp_path, expected_in_flight(True, sizes, rounds))
+
+
+@pytest.mark.parametrize(
+    ("options", "one_host"),
+    [({"central_workers": 2, "topology": "spread"}, True), ({"topology": "flat"}, False), ({}, False)],
+    ids=["spread, one host", "flat, TCP and keys", "central, keys"],
+)
+def test_planned_clusters(
+    cluster: Cluster, tmp_path: Path, socket_dir: str, installed: None, options: dict[str, Value], one_host: bool
+) -> None:
+    found_plan = planned(tmp_path, socket_dir, one_host, **options)
+    start(cluster, found_plan, tmp_path)
+    cluster.finish()
+    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    parties = [[0, 1, 2, 3]] if options.get("topology") == "flat" else [[0, 1], [2, 3], [4, 5]][: 2 + one_host]
+    everybody = [rank for party in parties for rank in party]
+    assert_equal(found, expected(parties, dict.fromkeys(everybody, ROUNDS), optimizer=True))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_member_brings_no_other_contributions_than_it_may(
+    cluster: Cluster, tmp_path: Path, socket_dir: str, installed: None, rank: int
+) -> None:
+    """Worker 0 may bring those of 1; neither may bring those of 2 and 3, nor any twice."""
+    found_plan = planned(tmp_path, socket_dir, False, topology="flat")
+    (target,) = [end.bind for end in found_plan.process("central/server:0").endpoints if end.protocol == "tcp"]
+    liar = found_plan.process(f"A/worker:{rank}")
+    cluster.each[liar.file_name] = {"TARGET": target, "OTHER": f"A/worker:{1 - rank}"}
+    start(cluster, found_plan, tmp_path, {liar.file_name: [sys.executable, HOSTILE]})
+    cluster.finish()
+    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    assert_equal(found, expected([[0, 1, 2, 3]], dict.fromkeys(range(4), ROUNDS), optimizer=True))
+    for ranks in ((0, 2), (1, 0), (1, 1), (0, 1, 3)):
+        said = f"refused a message of this process: contributions of ranks {ranks} from rank {rank}"
+        assert said in cluster.output(liar.file_name), cluster.outputs()
+
+
+@pytest.mark.parametrize("killed", ["Aw0", "Aw1"])
+def test_a_worker_that_is_killed_ends_the_job_with_its_name(cluster: Cluster, tmp_path: Path, killed: str) -> None:
+    cluster.environment = {
+        **RELAY, "OUT": str(tmp_path / "w{rank}.npz"), "ROUNDS": "100000", "SERVER_OPTIMIZER": "1",
+        "GATES": str(tmp_path), "SEGMENT": "20",
+    }  # fmt: skip
+    for name in ("Aw0", "Aw1"):
+        cluster.each[name] = {"GEOMX_PROCESS": name, "GEOMX_RANK": name[-1]}
+    for gate in ("declare", "part0", "leave"):
+        (tmp_path / gate).touch()
+    cluster.launch(SCRIPT)
+    workers = ("Aw0", "Aw1", "Bw0", "Bw1")
+    until(lambda: all("at part1" in cluster.output(name) for name in workers))
+    (tmp_path / "part1").touch()
+    until(lambda: any("at part2" in cluster.output(name) for name in workers))
+    os.killpg(cluster.processes[killed].pid, signal.SIGKILL)
+    (tmp_path / "part2").touch()
+    statuses = cluster.wait()
+    for name in {*workers, "Asrv0", "root0"} - {killed}:
+        assert statuses[name] and f"{killed} has been gone" in cluster.output(name), cluster.outputs()
+
+
+# Merged contributions at a server.
+
+
+def merged(bench: Bench, rank: int, number: int, ranks: Sequence[int], **fields: Any) -> None:
+    total = gradient(ranks[0], number)
+    for other in ranks[1:]:
+        total = total + gradient(other, number)
+    given = {"contributors": tuple(ranks), "weight": float(len(ranks)), "request": 100 * number + rank, **fields}
+    bench.push(rank, number, total, **given)
+
+
+def test_a_merged_contribution_counts_for_all_its_ranks_and_is_answered_once() -> None:
+    bench = Bench()
+    merged(bench, 0, 1, (0, 1))
+    ((request, number, value),) = bench.results()
+    assert (request, number) == (100, 1) and value.tobytes() == (gradient(0, 1) + gradient(1, 1)).tobytes()
+    merged(bench, 0, 1, (0, 1))
+    assert len(bench.results()) == 1, "who repeats it has lost the result"
+    merged(bench, 0, 2, (0, 1), acked=1)
+    bench.results()
+    merged(bench, 0, 1, (0, 1))
+    assert not bench.results(), "it was acknowledged"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["the part first", "the sum first"])
+def test_a_sum_and_a_part_of_it_count_once_and_both_are_answered(order: tuple[int, int]) -> None:
+    """Rank 2 is awaited, so both are here; rank 1's own contribution came by itself, perhaps after a cut."""
+    bench = Bench(owing=lambda: [0, 1, 2])
+    bench.links.append(bench.links[0])
+    steps = [lambda: bench.push(1, 1, gradient(1, 1)), lambda: merged(bench, 0, 1, (0, 1))]
+    for step in order:
+        steps[step]()
+    bench.push(2, 1, gradient(2, 1))
+    found = bench.results()
+    assert sorted(request for request, _, _ in found) == [11, 12, 100]
+    wanted = gradient(0, 1) + gradient(1, 1) + gradient(2, 1)
+    assert {value.tobytes() for _, _, value in found} == {wanted.tobytes()}
+    assert sum(link.credit for link in bench.links[:2]) == 3 * 4 * SIZE, "and all of it is credited"
+
+
+@pytest.mark.parametrize("late", [(0, 1), (1, 2), (0, 1, 2)])
+def test_what_would_count_a_rank_twice_is_refused(late: tuple[int, ...]) -> None:
+    def given(ranks: tuple[int, ...]) -> Contribution:
+        return Contribution(ranks, np.ones(1, np.float32), float(len(ranks)), {}, lambda: None)
+
+    accumulator = Accumulator()
+    accumulator.offer(given((0,)))
+    accumulator.merge([0, 1, 2, 3])
+    accumulator.offer(given((2, 3)))
+    with pytest.raises(BadMessage, match="some of them are here with others"):
+        accumulator.offer(given(late))
+    assert accumulator.offer(given((1,))) and accumulator.merge([0, 1, 2, 3])
+    assert (accumulator.weight, accumulator.total) == (4.0, np.float32(3))
+
+
+def test_whoever_asks_hears_whether_all_of_a_merged_contribution_is_here() -> None:
+    bench = Bench()
+    bench.push(0, 1, gradient(0, 1))
+    header = {"contributors": (0, 1), "weight": 2.0, "request": 7}
+    asked = bench.header(2, round=1, **header)
+    bench.rounds.on_exchange(bench.links[0], asked, None, 0)
+    assert bench.links[0].again == [7]
+
+
+def test_members_that_go_through_rounds_by_themselves_cannot_be_merged() -> None:
+    bench = Bench("sgd")
+    bench.init(np.zeros(SIZE, np.float32))
+    assert bench.rounds.go_alone()
+    with pytest.raises(BadMessage, match="go through rounds by themselves"):
+        merged(bench, 0, 1, (0, 1))
