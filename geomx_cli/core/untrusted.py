@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any, TypeVar
 
-import msgspec
 
 from geomx_cli.core.errors import InvalidSettings
 
@@ -57,6 +56,8 @@ def check_whole(what: str, value: object, least: int, most: int) -> None:
 def convert(value: Any, kind: type[_Kind]) -> _Kind:
     """JSON data of a host, with all texts plain, as a msgspec struct or TypedDict. Raises ValueError where it is none.
     """
+    import msgspec  # here, as a scan of plug-ins loads this module
+
     try:
         return msgspec.convert(plain_all(value), kind)
     except (RecursionError, OverflowError) as error:
