@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any, TypeVar
 
-
 from geomx_cli.core.errors import InvalidSettings
 
 __all__ = ["check_whole", "convert", "decode", "first_line", "last_line", "plain", "plain_all"]
