@@ -24,20 +24,20 @@ __all__ = ["COMMANDS", "ERROR_VERSION", "geomx", "main"]
 ERROR_VERSION = 1
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "attach": ("geomx_cli.commands.attach", "Follow a job again that is detached, or whose launch is gone."),
+    "attach": ("geomx_cli.commands.attach", "Attach to a job that is detached or whose launch has exited."),
     "compare": ("geomx_cli.commands.compare", "Compare jobs: time, bytes, accuracy, throughput."),
     "dashboard": ("geomx_cli.commands.dashboard", "Show a job live in a web page on this machine."),
     "data": ("geomx_cli.commands.data", "Fetch the data sets of the bundled training job."),
     "doctor": ("geomx_cli.commands.doctor", "Check the hosts and the network before a job."),
-    "draw": ("geomx_cli.commands.draw", "Draw figures of a network's trials."),
+    "draw": ("geomx_cli.commands.draw", "Plot the recorded runs of a network."),
     "hosts": ("geomx_cli.commands.hosts", "Check an inventory file and show what will run where."),
-    "init": ("geomx_cli.commands.init", "Write an inventory and a training script to begin with."),
+    "init": ("geomx_cli.commands.init", "Write a starter inventory and training script."),
     "jobs": ("geomx_cli.commands.jobs", "List the jobs that were launched from here."),
     "launch": ("geomx_cli.commands.launch", "Start a training job, watch it and wait for its end."),
     "logs": ("geomx_cli.commands.logs", "Print what a job's processes write, or collect it."),
-    "status": ("geomx_cli.commands.status", "Show how a job goes, process by process."),
-    "stop": ("geomx_cli.commands.stop", "End a job, or one party of it, and whatever is left of it."),
-    "summarize": ("geomx_cli.commands.summarize", "Sum up the records of a trial."),
+    "status": ("geomx_cli.commands.status", "Show the status of a job, process by process."),
+    "stop": ("geomx_cli.commands.stop", "Stop a job, or one party of it, and clean up."),
+    "summarize": ("geomx_cli.commands.summarize", "Summarise the records of a run."),
 }
 """Each command's module, which has it under its own name, and its line in `geomx --help`."""
 
@@ -108,7 +108,7 @@ def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
     except click.ClickException as wrong:
         wrong.show()
         context = getattr(wrong, "ctx", None)
-        hint = f"{context.command_path} --help says how it is used" if context else ""
+        hint = f"{context.command_path} --help explains its usage" if context else ""
         failed: GeomxError = UsageError(wrong.format_message(), hint)
     except (click.Abort, KeyboardInterrupt):
         failed = Interrupted("interrupted")
@@ -121,7 +121,7 @@ def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
             raise output.broken from None
         traceback.print_exc()
         print(
-            "error: this is a defect of geomx, not of your settings\n"
+            "error: this is a bug in geomx, not in your settings\n"
             "  please report it to its maintainers with the lines above and the output of geomx --version",
             file=sys.stderr,
         )

@@ -89,7 +89,7 @@ class Sshd:
         return shown.stdout.split()[1]
 
     def ssh(self, **changes: Any) -> Ssh:
-        """How an inventory says that it is reached."""
+        """How an inventory claims to be reached."""
         usual = {"address": self.address, "port": self.port, "user": getpass.getuser(), "key": str(self.person.key)}
         return Ssh(**{**usual, **changes})
 

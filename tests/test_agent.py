@@ -281,7 +281,7 @@ def test_control_machine_that_leaves_or_talks_nonsense_ends_the_job(
     else:
         agent.process.stdin.close()
     agent.assert_clean()
-    assert "the control machine went away and did not come back for 0.5 s" in (tmp_path / "agent.log").read_text()
+    assert "the control machine disconnected and did not reconnect for 0.5 s" in (tmp_path / "agent.log").read_text()
 
 
 def test_agent_that_fails_ends_its_processes_and_says_why(agents: Any, tmp_path: Path) -> None:
@@ -376,7 +376,8 @@ def test_attaching_to_no_agent_says_so(agents: Any) -> None:
 def test_file_that_is_not_what_was_put_is_refused(agents: Any, tmp_path: Path) -> None:
     key = tmp_path / "keys" / "one.key"
     digest = hashlib.sha256(b"secret").hexdigest()
-    for mode, content, words in ((0o600, "other", "is not what was put there"), (0o644, "", "has mode 600, not 644")):
+    cases = ((0o600, "other", "differs from what was copied"), (0o644, "", "has mode 600, not 644"))
+    for mode, content, words in cases:
         agent = Agent.__new__(Agent)
         agent.directory, agent.sockets, agent.lease = tmp_path, tmp_path / "s", 6
         seal = FileDigest(mode, hashlib.sha256(content.encode()).hexdigest() if content else digest)

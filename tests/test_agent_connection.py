@@ -181,7 +181,7 @@ def test_a_host_key_that_changes_during_a_job_is_told_at_once(start: Start, tmp_
     site.machine.vanish()
     site.machine.start()
     warning = site.until("notice")["message"]
-    assert "THE HOST KEY OF" in warning and "HAS CHANGED" in warning and "Somebody may be in between" in warning
+    assert all(words in warning for words in ("THE HOST KEY OF", "HAS CHANGED", "a man-in-the-middle attack"))
     own.rename(key)
     site.machine.vanish()
     site.machine.start()
@@ -321,7 +321,7 @@ def test_agent_that_says_nothing_is_waited_for_aloud(tmp_path: Path, monkeypatch
     notes: list[str] = []
     job = Job.of(JobSpec("", job_dir=str(site.folder)))
     fleet = AgentPool(job, {"alpha": site.host}, {"alpha": site.host_spec}, notes.append)
-    with pytest.raises(TimedOut, match="agent on host alpha did not answer within 1 s") as caught:
+    with pytest.raises(TimedOut, match="agent on host alpha: SSH authentication timed out after 1 s") as caught:
         fleet.start({})
     assert "agent.log" in caught.value.hint
     assert notes == ["waiting for the agent on alpha to answer, for 20 s at most"]
@@ -339,7 +339,7 @@ def test_file_that_was_changed_on_the_way_is_refused(tmp_path: Path) -> None:
 
     site.host = Careless("alpha")
     site.fleet = site.new_fleet()
-    with pytest.raises(CheckFailed, match=r"one\.key is not what was put there"):
+    with pytest.raises(CheckFailed, match=r"one\.key differs from what was copied"):
         site.start()
     site.close()
 

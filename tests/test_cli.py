@@ -222,7 +222,7 @@ def test_every_variable_of_a_process_is_known() -> None:
     ("arguments", "exit_code", "message"),
     [
         (["launch", "--fly", "--json"], 2, "No such option"),
-        (["launch", "--json", "train.py"], 2, "the command of your script"),
+        (["launch", "--json", "train.py"], 2, "the command of the script"),
         (["launch", "--json", "--workers", "two"], 3, "--workers (GEOMX_WORKERS): 'two'"),
         (["status", "--json", "--watch"], 2, "--watch shows a table"),
         (["stop", "no-such-job", "--json"], 3, "no job"),

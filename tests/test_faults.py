@@ -271,8 +271,8 @@ def test_script_that_just_ends_is_done(start: Start, tmp_path: Path) -> None:
 
 def test_script_that_is_stuck_on_one_worker_is_named(start: Start) -> None:
     start("--patience", "4s", *ROUNDS, FAULT="time.sleep(1000)").finish().assert_failed(
-        "B/worker:0 (worker 0 of party B, on host B) failed first: it was given up by ",
-        "B/worker:0 has not contributed to round 22 for ", "is it stuck, or out of step with the others?",
+        "B/worker:0 (worker 0 of party B, on host B) failed first: it was declared lost by ",
+        "B/worker:0 has not contributed to round 22 for ", "is it stuck or out of step?",
         "its log is", "B-worker-0.log",
     )
 

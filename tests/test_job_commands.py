@@ -133,7 +133,7 @@ def test_status_of_hosts_that_say_nothing_useful(desk: Desk) -> None:
         return host["agent"], host["problem"]
 
     launch.wait_for(lambda: problem({**content, "uptime": content["uptime"] - 60})[0] == "gone")  # a signal takes time
-    assert "has written nothing for" in problem({**content, "uptime": content["uptime"] - 60})[1]
+    assert "no status for" in problem({**content, "uptime": content["uptime"] - 60})[1]
     me = processes.identify(os.getpid())
     silent = problem({**content, "uptime": content["uptime"] - 60, "agent": me})
     assert silent[0] == "silent" and "its agent runs, but has not written its status for" in silent[1]
@@ -249,7 +249,7 @@ def test_a_job_goes_on_while_its_launch_is_suspended(desk: Desk) -> None:
     launch.process.send_signal(signal.SIGCONT)  # fg
     (launch.directory / "go").touch()
     assert launch.finish() == 0, launch.errors
-    assert f"suspended; job {launch.id} goes on" in launch.errors
+    assert f"suspended; job {launch.id} keeps running" in launch.errors
 
 
 def test_a_lease_counts_again_once_a_launch_is_continued(desk: Desk) -> None:
@@ -280,7 +280,7 @@ def test_attach_lets_go_and_follows_to_the_end(desk: Desk) -> None:
     attached.send_signal(signal.SIGINT)
     output, errors = attached.communicate(timeout=90)
     assert (attached.returncode, output) == (0, "")
-    assert f"detached; job {launch.id} goes on" in errors
+    assert f"detached; job {launch.id} keeps running" in errors
     assert in_jobs(desk) == [(launch.id, "detached", None)] and states(desk, launch.id)["A/worker:0"] == "training"
     attached = desk.start("attach", "--json")
     launch.wait_for(lambda: in_jobs(desk)[0][1] == "running")

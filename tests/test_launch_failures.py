@@ -249,7 +249,7 @@ def test_silent_process_that_others_blame_is_the_cause(start: Start) -> None:
     assert ended.status == 1
     assert ended.result["failure"]["process"] == "central/global_server:0"
     assert ended.result["failure"]["host"] == "central"
-    assert "was given up by A/server:0" in ended.errors
+    assert "was declared lost by A/server:0" in ended.errors
     ended.assert_clean()
 
 

@@ -273,7 +273,7 @@ def test_a_link_that_drops_large_packets_is_named(jobs: list[Sites]) -> None:
     sites.meet(1)
     with sites.dropping("output meta length > 1200"):
         sites.go(1)
-        sites.says("Bsrv0", r"the link Bsrv0 - Croot carries small messages but nothing large: .* \(path MTU\)")
+        sites.says("Bsrv0", r"the link Bsrv0 - Croot passes small messages but drops large ones: .* \(path MTU\)")
     finish([sites], 2)
 
 
@@ -297,8 +297,8 @@ def test_links_that_are_cut_come_back(jobs: list[Sites]) -> None:
             print(f"{sites.algorithm}: the rounds of a cut of {seconds} s were done within {took:.1f} s after it")
     for sites in jobs:
         for here, there in (("Bsrv0", "Croot"), ("Croot", "Bsrv0"), ("Cgs", "Bsrv0"), ("Bsrv0", "Cgs")):
-            assert f"no word from {there} on the link {here} - {there} since " in sites.output(here)
-            sites.says(here, rf"{there} is heard again on the link {here} - {there}, after \d+ s")
+            assert f"no heartbeat from {there} on link {here} - {there} since " in sites.output(here)
+            sites.says(here, rf"{there} is back on link {here} - {there}, after \d+ s")
     finish(jobs, len(lengths))
 
 
@@ -319,5 +319,5 @@ def test_processes_that_are_stopped_go_on(jobs: list[Sites]) -> None:
     finish(jobs, 1)
     for sites in jobs:
         for here, there in (("Asrv0", "Aw0"), ("As", "Aw0"), ("Bs", "Bsrv0"), ("Asrv0", "Croot"), ("Cgs", "Croot")):
-            assert f"no word from {there} on the link {here} - {there} since " in sites.output(here)
-        assert "no word from Bw0" not in sites.told(), "who was stopped blames nobody that was not"
+            assert f"no heartbeat from {there} on link {here} - {there} since " in sites.output(here)
+        assert "no heartbeat from Bw0" not in sites.told(), "who was stopped blames nobody that was not"

@@ -137,7 +137,7 @@ def test_a_firewall_that_drops_one_port(network: Network, check: Callable[..., p
         ("tcp dport 9000-9007 drop", "ports 9000, 9001", "no answer; a firewall drops it"),
         ("tcp dport 9000 reject with tcp reset", "port 9000", "refused though hub listens; a firewall rejects it"),
         ("tcp dport 9001 reject", "port 9001", "refused though hub listens; a firewall rejects it"),
-        ("tcp dport 9001 reject with icmp type admin-prohibited", "port 9001", "no way there (No route to host)"),
+        ("tcp dport 9001 reject with icmp type admin-prohibited", "port 9001", "no route (No route to host)"),
     ],
 )
 def test_what_a_firewall_does_to_all(

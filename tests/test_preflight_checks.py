@@ -86,7 +86,7 @@ def test_a_host_with_all_it_needs() -> None:
         ),
         ({"state": Folder("/s", True, "", 99_000_000)}, "disk", "problem", "only 99 MB of disk are free at /s"),
         ({"state": Folder("/s", True, "", 900_000_000)}, "disk", "warning", "only 900 MB of disk are free at /s"),
-        ({"state": Folder("/s", True, "Read-only", GIB * 9)}, "disk", "problem", "nothing can be written to /s"),
+        ({"state": Folder("/s", True, "Read-only", GIB * 9)}, "disk", "problem", "cannot write to /s"),
         ({"sockets": "File name too long"}, "sockets", "problem", "no unix socket can be made"),
         ({"unusable": {"0.0.0.0": "none of its own"}}, "address", "problem", "nothing can listen at 0.0.0.0"),
         ({"version": "9.9"}, "geomx", "problem", "geomx 9.9 is in /there/geomx_cli, and this machine has"),
@@ -119,12 +119,12 @@ def test_hosts_of_one_machine_share_its_memory_and_cores() -> None:
     assert wrong(list(hosts.check_memory(alone, required))) == []
     [check] = wrong(list(hosts.check_memory(both, required)))
     assert (check.subject, check.level) == ("alpha, beta", "problem")
-    assert check.what == "6 processes need at least 9.66 GB of memory, and there are 8.59 GB"
+    assert check.what == "6 processes need at least 9.66 GB of memory of 8.59 GB"
     assert wrong(list(hosts.check_memory({name: changed(memory=0) for name in both}, required))) == []  # nobody knows
     planned = [HOST, HOST.model_copy(update={"name": "beta", "threads": 2})]
     assert wrong(list(hosts.check_hardware(planned, alone, required))) == []
     [check] = wrong(list(hosts.check_hardware(planned, both, required)))
-    assert (check.level, check.what) == ("warning", "the workers take 6 cores, and there are 4")
+    assert (check.level, check.what) == ("warning", "the workers take 6 cores of 4")
 
 
 def test_gpus() -> None:

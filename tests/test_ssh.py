@@ -246,7 +246,7 @@ def test_wrong_key_names_user_and_keys(machines: Machines, person: Person, tmp_p
     person.knows(machine)
     wrong = make_key(tmp_path / "wrong")
     said = _error(machine.host(key=str(wrong)))
-    assert f"{machine.ssh().user}@127.0.0.1 port {machine.port} does not let us in: tried {wrong} (SHA256:" in said
+    assert f"{machine.ssh().user}@127.0.0.1 port {machine.port}: tried {wrong} (SHA256:" in said
     assert "ssh-copy-id" in said
     assert "cannot be used" in _error(machine.host(key=str(tmp_path / "none")))
 
@@ -331,7 +331,7 @@ def test_refused_port_unknown_name_and_no_ssh(person: Person) -> None:
         taken.listen()
         answering = threading.Thread(target=_answer, args=(taken,))
         answering.start()
-        assert "is no SSH server" in say(address="127.0.0.1", port=port)
+        assert "is not an SSH server" in say(address="127.0.0.1", port=port)
         answering.join()
     assert "the name no-such-machine.invalid is not known" in say(address="no-such-machine.invalid")
 
@@ -354,7 +354,7 @@ def test_machine_that_accepts_and_says_nothing(person: Person) -> None:
 
 def test_sshd_that_knows_only_sha1(machines: Machines) -> None:
     machine = machines(settings=["KexAlgorithms diffie-hellman-group14-sha1"])
-    assert "no method in common" in (said := _error(machine.host())) and "its sshd is too old (SHA-1" in said
+    assert "no SSH algorithm in common" in (said := _error(machine.host())) and "its sshd is too old (SHA-1" in said
 
 
 def test_sshd_that_opens_no_session(machines: Machines, person: Person) -> None:
@@ -453,7 +453,7 @@ def test_alias_jump_and_chain_of_jumps(sites: list[Sshd], person: Person) -> Non
 def test_jump_that_leads_nowhere(sites: list[Sshd], person: Person) -> None:
     sites[2].stop()
     said = _error(SshConnector("A", Ssh(address="gamma", jump="alpha"), "python3", options=person.options()))
-    assert "cannot be reached: the machine before it gets no connection" in said
+    assert "cannot be reached: the jump host cannot connect to it" in said
     sites[0].stop()
     said = _error(SshConnector("A", Ssh(address="gamma", jump="alpha"), "python3", options=person.options()))
     assert said.startswith("host A: on the way there, ") and "refuses the connection" in said

@@ -114,7 +114,7 @@ def test_a_silent_writer_makes_room() -> None:
     [
         (MOMENTUM, {"optimizer": "adam"}, "that of adam, and the servers run sgd"),
         (MOMENTUM, {"size": 2**40}, "too much"),
-        (MOMENTUM, {"digest": "0"}, "changed on its way"),
+        (MOMENTUM, {"digest": "0"}, "changed in transit"),
         ({**MOMENTUM, "0/0/momentum": np.zeros(3, np.float32)}, {}, "3 elements"),
         ({"7/0/step": np.array([1])}, {}, "does not have"),
         ({"x": np.array([1])}, {}, "does not have"),

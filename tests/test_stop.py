@@ -97,7 +97,7 @@ def test_launch_that_follows_sees_that_the_job_was_stopped(desk: Desk) -> None:
     assert json.loads(launch.output)["status"] == "interrupted"
     assert_clean(launch)
     assert set(fates(desk.json("stop")).values()) == {"had ended"}
-    assert "nothing is running" in desk.geomx("stop").stderr
+    assert "nothing to stop" in desk.geomx("stop").stderr
     assert desk.json("jobs")["jobs"][0]["state"] == "interrupted"
 
 

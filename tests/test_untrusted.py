@@ -166,7 +166,7 @@ def test_watch_blames_the_host_and_says_what_to_do(known: KnownJob) -> None:
     rest: list[tuple[str, dict[str, Any]]]
     rest = [(name, {"type": "done", "why": "", "asked": "", "left": []}) for name in others]
     failure = watched(known, [(first, {"type": "started"}), *rest]).failure
-    assert failure is not None and failure.host == first and failure.cause.startswith("says what no agent says: ")
+    assert failure is not None and failure.host == first and failure.cause.startswith("sent an invalid message: ")
     gone = Gone("cannot be reached: its connection broke", reachable=False)
     failure = watched(known, [(first, gone), *rest]).failure
     assert failure is not None and "lease" in failure.hint and f"geomx stop {known.plan.job}" in failure.hint

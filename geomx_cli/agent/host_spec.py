@@ -34,7 +34,7 @@ class FileDigest:
             return f"{path} cannot be read: {error.strerror}"
         if mode != self.mode:
             return f"{path} has mode {mode:o}, not {self.mode:o}"
-        return "" if digest == self.sha256 else f"{path} is not what was put there"
+        return "" if digest == self.sha256 else f"{path} differs from what was copied"
 
 
 @dataclass(frozen=True)

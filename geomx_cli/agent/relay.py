@@ -105,7 +105,7 @@ def _redirect(log: Path) -> None:
 
 def _last_words(directory: Path) -> str:
     lines = (directory / "agent.log").read_text(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("error: ") if lines else "the agent ended and said nothing"
+    return lines[-1].removeprefix("error: ") if lines else "the agent exited without output"
 
 
 def _relay(stream: socket.socket) -> None:

@@ -102,7 +102,7 @@ class StatusFile:
         except OSError as error:
             if not self._warned:
                 self._warned = True
-                what = f"{self._path} cannot be written ({error.strerror}): geomx status sees only what was before"
+                what = f"{self._path} cannot be written ({error.strerror}): geomx status shows outdated values"
                 self._tell({"type": "warning", "message": what})
 
 

@@ -194,7 +194,7 @@ class Supervisor:
         if self._suspended and control.connected:
             control.heard = now
         if lease and (control.connected or control.lost) and now - control.heard > lease:
-            how = "went away and did not come back" if control.lost else "has said nothing"
+            how = "disconnected and did not reconnect" if control.lost else "has been silent"
             self._stop(f"the control machine {how} for {lease:g} s", 0)
 
     def _acknowledge(self, message: Message) -> None:
@@ -247,7 +247,7 @@ class Supervisor:
         """The present stage's time is over."""
         match self._stage:
             case _Stage.WAITING:
-                self._stop(f"the control machine did not say start for {_CONNECT:g} s", 0)
+                self._stop(f"the control machine did not send start within {_CONNECT:g} s", 0)
             case _Stage.GRACE:
                 self._told = time.time()
                 self._signal(signal.SIGTERM)

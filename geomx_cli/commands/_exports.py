@@ -18,11 +18,11 @@ def export_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator: the command takes --tensorboard, --metrics-port and --metrics-token."""
     metrics = click.option(
         "--metrics-port", type=click.IntRange(1, 65535), metavar="NUMBER",
-        help="Answer Prometheus at this port of the loopback; needs geomx-cli[metrics].",
+        help="Serve Prometheus metrics on this loopback port; needs geomx-cli[metrics].",
     )  # fmt: skip
     token = click.option(
         "--metrics-token", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
-        help="Answer Prometheus only where it sends the bearer token that is in FILE.",
+        help="Require the bearer token in FILE from Prometheus.",
     )  # fmt: skip
     board = click.option(
         "--tensorboard", type=click.Path(file_okay=False), metavar="DIR",

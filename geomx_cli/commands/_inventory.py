@@ -33,11 +33,11 @@ def inventory_options(command: _Command) -> _Command:
             type=click.Path(path_type=Path),
             envvar="GEOMX_HOSTS",
             show_envvar=True,
-            help=f"The inventory: a file that says which machines there are; {DEFAULT_FILE} of this folder by default.",
+            help=f"The inventory file, which lists the machines; {DEFAULT_FILE} of this folder by default.",
         ),
-        click.option("--local", is_flag=True, help=f"Use this machine alone, even where {DEFAULT_FILE} is."),
+        click.option("--local", is_flag=True, help=f"Use only this machine, even if there is {DEFAULT_FILE} is."),
         click.option(
-            "--accept-new-host-keys", is_flag=True, help="Trust the SSH key of a host that is reached the first time."
+            "--accept-new-host-keys", is_flag=True, help="Accept unknown SSH host keys on first connection."
         ),
     )
     for option in reversed(options):
@@ -88,7 +88,7 @@ def machines(
     for name in _OF_THIS_MACHINE:
         if name in given and _written(name):
             flag = "--" + name.replace("_", "-")
-            raise UsageError(f"{flag} is for this machine alone; {path} says what there is", "add --local, or edit it")
+            raise UsageError(f"{flag} applies to --local only; {path} defines the cluster", "add --local, or edit it")
     for note in (f"inventory {path}: {counted(len(read.inventory.hosts), 'host')}", *read.notes):
         click.echo(note, err=True)
     values = {name: read.job.get(name, value) if not _written(name) else value for name, value in given.items()}

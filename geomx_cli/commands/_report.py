@@ -16,7 +16,7 @@ MOST_TOLD = 20
 
 base_option = click.option(
     "-b", "--base", type=click.Path(path_type=Path), required=True, metavar="DIR",
-    help="Where trials lie: what geomx logs collect --to was given.",
+    help="Folder of the records, as in geomx logs collect --to.",
 )  # fmt: skip
 network_option = click.option(
     "-n", "--network", required=True, metavar="NAME", callback=lambda ctx, parameter, name: file_name(name),

@@ -26,7 +26,7 @@ class ScriptCommand(GroupedCommand):
         before = given[: len(given) - len(script)]
         if script and before[-1:] != ["--"]:
             line = shlex.join([*ctx.command_path.split(), *before, "--", *_command(script)])
-            raise UsageError('the command of your script stands behind "--"', f"write: {line}")
+            raise UsageError('the command of the script goes after "--"', f"write: {line}")
         return rest
 
 

@@ -12,7 +12,7 @@ __all__ = ["attach"]
 @job_argument
 @click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
 def attach(name: str, json: bool) -> int:
-    """Follow a job again that is detached, or whose launch is gone.
+    """Attach to a job that is detached or whose launch has exited.
 
     It shows what launch shows and ends as launch does, with the same summary and exit code; a job that has ended
     meanwhile is summed up at once. Ctrl-C lets go of a detached job again, which goes on (end it with geomx stop); a

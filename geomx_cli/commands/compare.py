@@ -22,7 +22,7 @@ ALIKE = ("parties", "workers", "central_workers", "network", "data", "split", "b
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="JOB...")
-@click.option("--target", type=float, default=0.8, show_default=True, help="Accuracy whose time and bytes are wanted.")
+@click.option("--target", type=float, default=0.8, show_default=True, help="Target accuracy for time and bytes.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of a table.")
 def compare(names: tuple[str, ...], target: float, json: bool) -> None:
     """Compare jobs: time and bytes to an accuracy, the last accuracy, samples per second, and the time spent computing.
@@ -37,14 +37,14 @@ def compare(names: tuple[str, ...], target: float, json: bool) -> None:
       geomx compare results/cnn/hfa results/cnn/fsa --target 0.85
     """
     if not 0 < target <= 1:
-        raise UsageError(f"--target {target:g} is no accuracy", "give a number above 0, up to 1")
+        raise UsageError(f"--target {target:g} is not an accuracy", "give a number above 0, up to 1")
     from geomx_cli.observe.report import Summary
 
     trials = [_trial(name) for name in names]
     problems = [problem for trial in trials for problem in trial.problems]
     for name, trial in zip(names, trials, strict=True):
         if not any(worker.samples for worker in trial.each()):
-            problems.append(f"{name}: no worker has written of a round; it failed before, or runs a script of its own")
+            problems.append(f"{name}: no worker has recorded a round; it failed earlier, or runs a custom script")
     summaries = [Summary.of(trial, target, parity=False) for trial in trials]
     if json:
         rows = [_row(name, trial, one) for name, trial, one in zip(names, trials, summaries, strict=True)]

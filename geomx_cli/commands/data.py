@@ -17,8 +17,8 @@ def data() -> None:
 
 @data.command()
 @click.argument("name", type=click.Choice(list(DATA_SETS)))
-@click.option("--data-dir", default="", metavar="DIR", help="Where to put it; your own data directory by default.")
-@click.option("--existing", is_flag=True, help="Refuse a DIR that does not exist, in place of making it.")
+@click.option("--data-dir", default="", metavar="DIR", help="Target directory; by default your data directory.")
+@click.option("--existing", is_flag=True, help="Fail if DIR does not exist, instead of creating it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fetch(name: str, data_dir: str, existing: bool, as_json: bool) -> None:
     """Fetch a data set, if it is not there yet, and print its directory."""

@@ -25,7 +25,7 @@ _WIDTH = 120
 @add_options(table())
 @inventory_options
 @click.command("doctor", cls=ScriptCommand)
-@click.option("--quick", is_flag=True, help="Only what launch checks before each start.")
+@click.option("--quick", is_flag=True, help="Run only the checks that launch makes before a start.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python train.py ...]")
 def doctor(

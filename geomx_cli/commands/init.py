@@ -12,10 +12,10 @@ __all__ = ["init"]
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False), default=Path())
-@click.option("--template", metavar="NAME", help="Write a script for an algorithm in their place: cnn, cnn-hfa, ...")
-@click.option("--force", is_flag=True, help="Write over a script that is there already.")
+@click.option("--template", metavar="NAME", help="Write an algorithm's script instead: cnn, cnn-hfa, ...")
+@click.option("--force", is_flag=True, help="Overwrite an existing script.")
 def init(directory: Path, template: str | None, force: bool) -> None:
-    """Write an inventory and a training script to begin with.
+    """Write a starter inventory and training script.
 
     hosts.toml and train.py go to DIRECTORY, by default the working directory; what is there already is left as it is.
     """
@@ -29,7 +29,7 @@ def init(directory: Path, template: str | None, force: bool) -> None:
         )
         return
     if force:
-        raise UsageError("--force goes with --template", "hosts.toml and train.py are never written over")
+        raise UsageError("--force goes with --template", "hosts.toml and train.py are never overwritten")
     for path, new in starter.write(directory):
         click.echo(f"{'wrote' if new else 'kept '} {path}")
     click.echo(

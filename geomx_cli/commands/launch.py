@@ -34,24 +34,24 @@ _PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS")
 @click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
 @click.option("--shell", is_flag=True, help="With --dry-run: print start scripts that a user can run by hand.")
 @click.option("--json", is_flag=True, help="Print the result as one JSON object; see above.")
-@click.option("--detach", is_flag=True, help="Return when all processes run; the job goes on alone.")
+@click.option("--detach", is_flag=True, help="Return once all processes run; the job runs detached.")
 @click.option(
     "--lease",
     type=Duration(2.0, 30 * 86_400.0),
     metavar="DURATION",
-    help="How long the job goes on when this machine is gone, as a laptop that is closed; at least 2s.  "
+    help="How long the job runs without this machine, as with a closed laptop; at least 2s.  "
     "[default: that of --silence]",
 )
 @click.option(
     "--sync",
     multiple=True,
     type=click.Path(path_type=Path),
-    help="A file or folder that hosts behind SSH get, beside the script; may be given several times.",
+    help="A file or folder to copy to SSH hosts along with the script; repeatable.",
 )
 @click.option(
     "--job-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="A new or empty directory for the job's logs and events; by default one among all jobs in your home.",
+    help="A new or empty directory for the job's logs and events; by default under the jobs in your home.",
 )
 @export_options
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python train.py ...]")

@@ -32,7 +32,7 @@ class _Logs(click.Command):
 
 @click.command(cls=_Logs)
 @job_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended, or Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the job has ended, or Ctrl-C.")
 @click.option("--party", default="", metavar="NAME", help="Only processes of this party.")
 @click.option("--role", default="", metavar="ROLE", help="Only this role: worker, server, global_server, ...")
 @click.option("--rank", type=int, default=None, metavar="NUMBER", help="Only those with this rank in their role.")
@@ -69,7 +69,7 @@ def logs(name: str, follow: bool, party: str, role: str, rank: int | None, lines
         reader.close()
     if problems:
         texts = "; ".join(f"host {host}: {problem}" for host, problem in problems.items())
-        raise DoneInPart(f"not all logs could be read: {texts}", "what the others have is above")
+        raise DoneInPart(f"not all logs could be read: {texts}", "the output of the others is above")
 
 
 @click.command()
@@ -80,7 +80,7 @@ def logs(name: str, follow: bool, party: str, role: str, rank: int | None, lines
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
     metavar="DIR",
-    help="Where to: a folder that may have other jobs in it already.",
+    help="Target folder; may already contain other jobs.",
 )
 @click.option("--replace", is_flag=True, help="Replace another job's records of the same network and mode.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
@@ -113,4 +113,4 @@ def collect(name: str, folder: Path, replace: bool, json: bool) -> None:
         texts = [f"host {one['host']}: {one['problem']}" for one in manifest["problems"]]
         more = f"; and {len(texts) - MOST_TOLD} more" if len(texts) > MOST_TOLD else ""
         hint = "collect again into the same folder when the hosts can be reached"
-        raise DoneInPart(f"collected in part only: {'; '.join(texts[:MOST_TOLD])}{more}", hint)
+        raise DoneInPart(f"partially collected: {'; '.join(texts[:MOST_TOLD])}{more}", hint)

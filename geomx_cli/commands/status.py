@@ -21,10 +21,10 @@ _WIDTH = 160  # columns where there is no terminal
 
 @click.command()
 @job_argument
-@click.option("--watch", is_flag=True, help="Show it again and again until the job has ended, or Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh until the job has ended, or Ctrl-C.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
 def status(name: str, watch: bool, json: bool) -> None:
-    """Show how a job goes, process by process, as its hosts know it now.
+    """Show the current status of a job, process by process.
 
     JOB is a job's name, the beginning of one, or its directory; without it the newest that runs is meant. Looking
     changes nothing: whoever follows the job goes on. Exit code 7: a host could not be reached; the others are shown.

@@ -25,7 +25,7 @@ __all__ = ["stop"]
 )
 @click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
 def stop(name: str, party: str, grace: float, json: bool) -> None:
-    """End a job on all its hosts, and whatever is left of it, and say what became of each process.
+    """Stop a job on all its hosts, clean up, and report on each process.
 
     It may be repeated, and it tidies up after a launch or an agent that was killed: no process, key file or socket
     of the job is left, and no process of another job is touched. Each process is asked to end (SIGTERM), and killed
@@ -49,7 +49,7 @@ def stop(name: str, party: str, grace: float, json: bool) -> None:
     else:
         job = chosen(name)
         if not name and job.state is not None and job.state.over:
-            click.echo("nothing is running: this job had ended", err=True)
+            click.echo("nothing to stop: this job has already ended", err=True)
         report = stopping(job, party=party, grace=grace)
     if json:
         print_json(report.to_json())
@@ -70,6 +70,6 @@ def _print(host: "HostStop") -> None:
     for process, fate in fates.items():
         click.echo(f"  {process:<{width}}  {fate}")
     if host.others:
-        click.echo(f"  {host.others} more that they had started were killed")
+        click.echo(f"  {host.others} of their child processes were killed")
     if host.note:
         click.echo(f"  {host.note}")

@@ -21,11 +21,11 @@ __all__ = ["summarize"]
 @base_option
 @network_option
 @click.option("-m", "--mode", required=True, metavar="NAME", help="As in esync, or esync-niid.")
-@click.option("--target", type=float, default=0.8, show_default=True, help="Accuracy of which the time is wanted.")
+@click.option("--target", type=float, default=0.8, show_default=True, help="Target accuracy for time and bytes.")
 @click.option("--parity", is_flag=True, help="Throughput, traffic and computing by ESync's own formulas.")
 @click.option("--json", is_flag=True, help="Print summary.json instead of text.")
 def summarize(base: Path, network: str, mode: str, target: float, parity: bool, json: bool) -> None:
-    """Sum up the records of a trial: DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
+    """Summarise the records of a run: DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
 
     Beside the hosts' folders it writes two files: ESYNC's (as ESync.json, Sync.json, HFA.json; the lists that its
     drawer reads) and summary.json, which has what those lack: time and accuracy in pairs, bytes both ways, computing,
@@ -43,7 +43,7 @@ def summarize(base: Path, network: str, mode: str, target: float, parity: bool, 
     from geomx_cli.observe.report.summary import write
 
     if not 0 < target <= 1:
-        raise UsageError(f"--target {target:g} is no accuracy", "give a number above 0, up to 1")
+        raise UsageError(f"--target {target:g} is not an accuracy", "give a number above 0, up to 1")
     trial = RunRecords.read(base, network, mode, progress)
     summary = Summary.of(trial, target, parity=parity)
     paths = write(trial, summary)
@@ -53,7 +53,7 @@ def summarize(base: Path, network: str, mode: str, target: float, parity: bool, 
         click.echo("\n".join(_lines(summary, "MiB/s" if parity else "MB/s")))
     for path in paths:
         click.echo(f"written: {path}", err=True)
-    tell_problems(trial.problems, "the rest is summed up, and summary.json names all")
+    tell_problems(trial.problems, "the rest is summarised; summary.json lists all")
 
 
 def _lines(summary: "Summary", unit: str) -> list[str]:

@@ -86,7 +86,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _cluster(
         "topology", "text", "central", "GEOMX_TOPOLOGY",
-        "Where the global servers stand: in the central party, spread over the parties, or one flat plane"
+        "Where the global servers run: in the central party, spread over the parties, or one flat plane"
         " without local servers.", choices=("central", "spread", "flat"),
     ),
     _cluster(
@@ -105,10 +105,10 @@ OPTIONS: tuple[Option, ...] = (
         " (kv.num_all_workers, ...) and for HFA, else global.",
         choices=("auto", "global", "party"),
     ),
-    _sync("delivery", "text", "direct", "GEOMX_DELIVERY", "How slices travel."),
+    _sync("delivery", "text", "direct", "GEOMX_DELIVERY", "How slices are delivered."),
     _net(
         "slice_elements", "int", 0, "MXNET_KVSTORE_BIGARRAY_BOUND",
-        "Elements in a slice, the unit of sending; a larger tensor is cut. 0 chooses by how many global"
+        "Elements per slice, the unit of transfer; larger tensors are split. 0 chooses by how many global"
         " servers there are, and whether they are across the WAN.",
         minimum=1024, maximum=8_388_608,
     ),
@@ -120,7 +120,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "window", "size", 0, "GEOMX_WINDOW",
-        "Bytes under way on one link before the sender waits for credit; 0 measures what the link needs.",
+        "Bytes in flight on one link before the sender waits for credit; 0: measured per link.",
         minimum=0, maximum=2**30,
     ),
     _net(
@@ -131,7 +131,7 @@ OPTIONS: tuple[Option, ...] = (
     _net("heartbeat", "duration", 1.0, "GEOMX_HEARTBEAT", "Time between heartbeats.", minimum=0.05, maximum=60),
     _net(
         "silence", "duration", 300.0, "GEOMX_SILENCE",
-        "How long a link may be cut, or a process stopped, before the job ends; one of which the connection is closed,"
+        "How long a link may be cut, or a process stopped, before the job ends; a process whose connection is closed,"
         " not cut, has 10 seconds to come back.", minimum=0.5, maximum=86400,
     ),
     _net(
@@ -141,7 +141,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _net(
         "patience", "duration", 600.0, "GEOMX_PATIENCE",
-        "Longest wait for a round or a barrier in which nothing moves while every link works.",
+        "Longest wait for a round or barrier without progress while all links work.",
         minimum=1, maximum=86400 * 7,
     ),
     _train(
@@ -155,7 +155,7 @@ OPTIONS: tuple[Option, ...] = (
         "Data set: fashion-mnist, mnist, cifar10, or MODULE:FUNCTION, which is called with train or test and with"
         " --data-dir and returns images and labels, as numpy arrays.",
     ),
-    _train("data_dir", "text", "", "GEOMX_DATA_DIR", "Where the data set lies; searched for when not given."),
+    _train("data_dir", "text", "", "GEOMX_DATA_DIR", "Directory of the data set; searched for if not given."),
     _train(
         "split", "text", "iid", "GEOMX_SPLIT",
         "How the training data are divided among the workers: iid, by-class (each worker has one class or a few),"
@@ -198,7 +198,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "slowdown", "text", "", "GEOMX_SLOWDOWN",
-        "Slow workers down, for trials: WHO=N, where WHO is a worker or party, multiplies the time of its steps by N;"
+        "Emulate stragglers: WHO=N, where WHO is a worker or party, multiplies the time of its steps by N;"
         " N alone is for the last worker. Several are separated by commas.",
     ),
     _train("seed", "int", 1, "GEOMX_SEED", "Seed of initial weights and of the order of samples.", minimum=0),

@@ -99,14 +99,14 @@ def _end_of_blame(blames: Sequence[Failure], hosts: Mapping[str, str], done: Col
         return link
     if failure.peer in seen:
         return failure
-    cause, hint = f"was given up by {failure.process}, which {failure.cause}", failure.hint
+    cause, hint = f"was declared lost by {failure.process}, which {failure.cause}", failure.hint
     words = failure.cause.partition(": ")[2]
     if words and failure.peer not in words:  # its own, which it could not write down, as on a full disk
-        cause = f"told {failure.process}: {words}"
+        cause = f"reported to {failure.process}: {words}"
     if failure.peer in done:
         cause = f"ended with status 0 but did not leave the job; {failure.process} missed it"
         if "/worker:" in failure.peer:
-            hint = "let Python run to its end: os._exit and exec skip what leaves the job"
+            hint = "let Python exit normally: os._exit and exec skip leaving the job"
     return Failure(failure.peer, hosts[failure.peer], cause, failure.when, hint)
 
 
@@ -123,5 +123,5 @@ def _broken_link(blame: Failure, blames: Sequence[Failure], hosts: Mapping[str, 
         f"was not heard by {blame.process} on host {blame.host} for {silent['limit']}, though it ran: "
         f"the link between hosts {here} and {blame.host} is broken, or the process hangs"
     )
-    hint = "geomx doctor looks at the link; if that is well, see the log of the process"
+    hint = "run geomx doctor; if the link is healthy, see the log of the process"
     return Failure(peer, here, cause, blame.when, hint, fault="link")

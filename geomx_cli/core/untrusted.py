@@ -60,7 +60,7 @@ def convert(value: Any, kind: type[_Kind]) -> _Kind:
     try:
         return msgspec.convert(plain_all(value), kind)
     except (RecursionError, OverflowError) as error:
-        raise ValueError(f"no sense in it: {error}") from None
+        raise ValueError(f"malformed: {error}") from None
 
 
 def decode(data: bytes | str, kind: type[_Kind]) -> _Kind:
@@ -68,4 +68,4 @@ def decode(data: bytes | str, kind: type[_Kind]) -> _Kind:
     try:
         return convert(json.loads(data), kind)
     except RecursionError as error:
-        raise ValueError(f"no sense in it: {error}") from None
+        raise ValueError(f"malformed: {error}") from None

@@ -102,7 +102,7 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
         found = re.match(r"line ([0-9]+)", place)
         line = int(found[1]) if found else max(1, len(text.rstrip().splitlines()))
         hint = next((hint for start, hint in _SYNTAX if what.startswith(start)), "see docs/inventory.md for an example")
-        raise InvalidSettings(f"{name}:{line}: this is no TOML: {shortened(what)}", hint) from None
+        raise InvalidSettings(f"{name}:{line}: invalid TOML: {shortened(what)}", hint) from None
     except ValueError:
         number = _DIGITS.search(text)
         place = f"{name}:{text.count(chr(10), 0, number.start()) + 1}" if number else name

@@ -64,7 +64,7 @@ TOP_KEYS: tuple[Key, ...] = (
     ),
     Key(
         "topology", "file", _option("topology"), '"central"', "central",
-        "Where the global servers stand: central, spread over the parties, or flat, one plane without local servers.",
+        "Where the global servers run: central, spread over the parties, or flat, one plane without local servers.",
         shared=False,
     ),
     Key(

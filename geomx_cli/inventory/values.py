@@ -188,7 +188,7 @@ def absolute(value: Any) -> str:
     found: str = text('"/data/geomx"')(value)
     if not found.startswith(("/", "~/")):
         raise InvalidSettings(
-            f"{found!r} is a relative path, and nobody knows from where", f'write "/.../{found}", or "~/{found}"'
+            f"{found!r} is a relative path with no known base", f'write "/.../{found}", or "~/{found}"'
         )
     return found.rstrip("/") or "/"
 

@@ -111,15 +111,15 @@ class _Words:
             case "refused":
                 return f"the connection is refused though {self._to} listens; {self._rejected()}", either
             case "route":
-                why = f"no way there ({detail}): a wrong address, a missing route, or a firewall that rejects it"
+                why = f"no route ({detail}): a wrong address, a missing route, or a firewall that rejects it"
                 return why, f"see `ip route get {self._first.ip}` on {self._dial.dialler}, or {address}"
             case "forbidden":
                 return f"a rule on {self._from} itself forbids it ({detail})", let
             case "name":
                 return f"the name is not known there ({detail})", address
             case "silent":
-                why = "the connection is made, but nothing comes through it; something on the way keeps it back"
-                return why, f"see what stands between them (a proxy, a firewall), or {address}"
+                why = "connected, but no data arrive; something in between blocks them"
+                return why, f"check for a proxy or firewall between them, or {address}"
             case "stranger":
                 return "another host of this inventory, or of another job, answers there", address
             case "other":
@@ -132,7 +132,7 @@ class _Words:
             return f"other ports there answer, so a firewall drops what goes to {self._ports}"
         if self._foreign():
             return f"a wrong address (it is none of those that {self._to} itself has), or a firewall that drops it"
-        return "a firewall drops it, or there is no way back"
+        return "a firewall drops it, or there is no return route"
 
     def _rejected(self) -> str:
         if self._answered or not self._foreign():

@@ -37,7 +37,7 @@ def check_clock(host: str, skew: Skew) -> Check:
         return Check(host, "clock")
     way = "ahead of" if skew.ahead > 0 else "behind"
     what = f"its clock is {format_duration(abs(skew.ahead))} {way} that of this machine"
-    return Check(host, "clock", "warning", what, "let both keep time by NTP (chrony, systemd-timesyncd)")
+    return Check(host, "clock", "warning", what, "synchronise both with NTP (chrony, systemd-timesyncd)")
 
 
 def check_memory(facts: Mapping[str, Facts], required: Mapping[str, Requirements]) -> Iterator[Check]:
@@ -116,9 +116,9 @@ def _modules(host: Host, facts: Facts, required: Requirements) -> Iterator[Check
 
 def _folders(host: Host, facts: Facts) -> Iterator[Check]:
     state, work = facts.state, facts.work
-    elsewhere = "make room or rights there, or choose another state_dir, or without an inventory another --job-dir"
+    elsewhere = "free space or fix permissions, or choose another state_dir, or without an inventory another --job-dir"
     if state.error:
-        what = f"nothing can be written to {state.path}, where jobs lie: {state.error}"
+        what = f"cannot write to {state.path}, the directory of jobs: {state.error}"
         yield Check(host.name, "disk", "problem", what, elsewhere)
     elif state.free < _LOW_DISK:
         what = f"only {format_bytes(state.free)} of disk are free at {state.path}, where jobs lie"

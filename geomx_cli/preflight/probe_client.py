@@ -47,7 +47,7 @@ class ProbeClient:
             answer = box.get(timeout=limit)
         except Empty:
             raise TimedOut(
-                f"host {self._host}: its checker did not answer within {limit:g} s ({what})",
+                f"host {self._host}: its probe did not answer within {limit:g} s ({what})",
                 "see whether the host is overloaded, and try again",
             ) from None
         except OSError:
@@ -62,7 +62,7 @@ class ProbeClient:
             )
         if "error" in answer:
             raise CheckFailed(
-                f"host {self._host}: its checker failed ({what}): {answer['error']}",
+                f"host {self._host}: its probe failed ({what}): {answer['error']}",
                 "install the same version of geomx on all hosts",
             )
         return answer

@@ -197,7 +197,7 @@ def _explain(host: Connector, client: ProbeClient) -> CheckFailed:
             f"host {host.name}: {python} has no geomx",
             f"install geomx there with {python} -m pip install, or set python of {host.name} to where it is",
         )
-    last = client.errors().strip().splitlines()[-1:] or ["it said nothing"]
+    last = client.errors().strip().splitlines()[-1:] or ["no output"]
     return CheckFailed(f"host {host.name}: geomx does not start: {last[0]}", f"install it anew in {python}")
 
 
@@ -218,6 +218,6 @@ def _decoded(name: str, answer: Mapping[str, Any]) -> Facts:
         return msgspec.convert(answer, Facts, str_keys=True)
     except msgspec.ValidationError as error:
         raise CheckFailed(
-            f"host {name}: its checker tells something else than ours: {error}",
+            f"host {name}: its probe sent an invalid answer: {error}",
             "install the same version of geomx on all hosts",
         ) from None

@@ -123,7 +123,7 @@ class OptimizerStateService:
     def _write(self, by: str, at: int, piece: memoryview) -> Body:
         upload = self._upload
         if upload is None or (upload.by, len(upload.run)) != (by, at) or not 0 < len(piece) <= PIECE:
-            raise InvalidSettings(f"a piece of state at {at} that nobody waits for")
+            raise InvalidSettings(f"an unexpected piece of state at {at}")
         upload.run += piece
         upload.touched = time.monotonic()
         if len(upload.run) >= upload.size:
@@ -133,7 +133,7 @@ class OptimizerStateService:
 
     def _take(self, upload: _Upload) -> None:
         if digest(upload.run) != upload.digest:
-            raise InvalidSettings("the state has changed on its way")
+            raise InvalidSettings("the state changed in transit")
         named, optimizer = unpack(upload.run), self._optimizer()
         self._check(named)
         optimizer.import_state(named)

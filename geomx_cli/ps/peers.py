@@ -54,7 +54,7 @@ class Peers:
             try:
                 self.arrive(node, link)
             except BadMessage as error:
-                raise InvalidSettings(str(error), "start all processes of the job anew, each only once") from None
+                raise InvalidSettings(str(error), "restart all processes of the job, each only once") from None
         if self._diallers():
             node.loop.call_later(node.timeout, lambda: self._expire(node))
 

@@ -108,7 +108,7 @@ class Requests:
             request.answer(answer)
             return
         if self._upstream is None:
-            raise InvalidSettings(f"nobody answers {request.topic!r}")
+            raise InvalidSettings(f"unknown request {request.topic!r}")
         self._node.talk.ask(self._upstream.links[0], request.topic, request.body, request.answer, request.refuse)
 
     def _on_cluster(self, request: Request) -> None:
@@ -199,7 +199,7 @@ class Requests:
             self._relay_to_all(request, self._upstream.links)
             return
         if request.body["asynchronous"] and not self._rounds.go_alone():
-            raise InvalidSettings("the rounds have begun", "create the store before anybody trains")
+            raise InvalidSettings("the rounds have begun", "create the store before training starts")
         request.answer()
 
     def _on_compression(self, request: Request) -> None:
@@ -218,7 +218,7 @@ class Requests:
             return
         root, links = int(request.body["root"]), self._upstream.links
         if not 0 <= root < len(links):
-            raise InvalidSettings(f"there is no root {root}")
+            raise InvalidSettings(f"there is no global server {root}")
         answer = partial(request.answer, keep=keep)
         self._node.talk.ask(links[root], request.topic, request.body, answer, request.refuse)
 

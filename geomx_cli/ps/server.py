@@ -165,7 +165,7 @@ class Server:
             try:
                 self._check_identity(link)
             except BadMessage as error:
-                raise InvalidSettings(str(error), "start all processes of the job anew, each only once") from None
+                raise InvalidSettings(str(error), "restart all processes of the job, each only once") from None
 
     def _come_back(self, link: Link, lane: Lane) -> None:
         if self._upstream is not None:
@@ -280,7 +280,7 @@ class Server:
         elif missing is not None and missing[2]:
             yield StalledWait(f"contributed to round {missing[0]}", missing[1], missing[2])
         for began, ranks in self._requests.at_barriers():
-            yield StalledWait("come to a barrier", began, ranks)
+            yield StalledWait("reached a barrier", began, ranks)
 
     def _report(self) -> None:
         self.node.telemetry.round = self.rounds.last_round

@@ -120,7 +120,7 @@ class Worker:
 
     def run(self) -> None:
         """Be a worker until stopped, or until the job fails."""
-        error: GeomxError = InvalidSettings("this worker has said goodbye", "close it last")
+        error: GeomxError = InvalidSettings("this worker has left the job", "close it last")
         try:
             endpoints = self.peers.listen(self.node)
             self.node.join(

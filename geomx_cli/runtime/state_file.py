@@ -80,7 +80,7 @@ def write(path: Path, state: SavedState) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise InvalidSettings(f"cannot write {path}: {error.strerror}", "make room or rights there") from None
+        raise InvalidSettings(f"cannot write {path}: {error.strerror}", "free space or fix permissions") from None
 
 
 def read(path: Path) -> SavedState:

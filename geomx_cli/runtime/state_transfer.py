@@ -86,7 +86,7 @@ def _read(client: "Client", root: int, size: int) -> dict[str, Array]:
     while len(run) < size:
         piece = client.control("state_read", {"by": client.process, "at": len(run)}, root)["piece"]
         if not piece:
-            raise InvalidSettings(f"root {root} has less state than it said")
+            raise InvalidSettings(f"global server {root} has less state than announced")
         run += piece
     client.control("state_close", {"by": client.process}, root)
     return unpack(run)

@@ -84,7 +84,7 @@ class Connection:
             with _ssh_agent() as agent:
                 credentials = [options.credentials.of(hop, agent) for hop in hops]
                 for hop, known in zip(hops, credentials, strict=True):
-                    way = "" if hop is hops[-1] else "on the way there, "
+                    way = "" if hop is hops[-1] else "jump host: "
                     stream = self._advance(hop, known, options)
             stream.watched = True
             threading.Thread(target=self._ask, name=f"answers of {host}", daemon=True).start()
@@ -139,7 +139,7 @@ class Connection:
             except EOFError:
                 transport.close()
                 if time.monotonic() > end:
-                    hint = "it may have too many connections that begin (MaxStartups), or refuse this address"
+                    hint = "its MaxStartups limit may be reached, or it refuses this address"
                     raise HostUnreachable(f"{hop} closes connections at once", hint) from None
                 time.sleep(random.uniform(0.1, 1.0))
             except BaseException:
@@ -154,12 +154,12 @@ class Connection:
             return self._transports[-1].open_channel("direct-tcpip", place, ("127.0.0.1", 0), timeout=_TCP)
         except paramiko.ChannelException as error:
             forbidden = error.code == _PROHIBITED
-            what = "the machine before it forbids it" if forbidden else "the machine before it gets no connection"
+            what = "the jump host forbids forwarding" if forbidden else "the jump host cannot connect to it"
             hint = "allow AllowTcpForwarding there" if forbidden else "correct the address, or look whether sshd runs"
             raise HostUnreachable(f"{hop} cannot be reached: {what}", hint) from None
         except (paramiko.SSHException, EOFError, OSError) as error:
-            what = f"{hop} cannot be reached over the machine before it: {error}"
-            raise HostUnreachable(what, "look there for what stands between") from None
+            what = f"{hop} cannot be reached through its jump host: {error}"
+            raise HostUnreachable(what, "check the network from the jump host") from None
 
 
 @contextmanager
@@ -219,16 +219,16 @@ def _negotiate(transport: paramiko.Transport, hop: Hop, stream: _Stream) -> None
         transport.get_remote_server_key()
     except paramiko.IncompatiblePeer as error:
         hint = "its sshd is too old (SHA-1 keys or exchanges only): update it, OpenSSH 7.2 or newer will do"
-        raise HostUnreachable(f"{hop} and we have no method in common: {error}", hint) from None
+        raise HostUnreachable(f"no SSH algorithm in common with {hop}: {error}", hint) from None
     except (paramiko.SSHException, EOFError, OSError) as error:
         if transport.remote_version:
-            what = f"{hop} did not carry the key exchange to its end: {error or 'it closed the connection'}"
+            what = f"{hop} did not complete the SSH key exchange: {error or 'it closed the connection'}"
             raise HostUnreachable(what, "see the log of its sshd; it may be overloaded") from None
         if stream.first:
-            raise HostUnreachable(f"{hop} is no SSH server", "correct the port") from None
+            raise HostUnreachable(f"{hop} is not an SSH server", "correct the port") from None
         if stream.ended:
             raise EOFError from None
-        what = f"{hop} accepts connections and says nothing: no SSH banner within {_BANNER:g} s"
+        what = f"{hop} accepts connections but sends no SSH banner within {_BANNER:g} s"
         raise HostUnreachable(what, "is it an SSH server, on this port? It may be overloaded") from None
 
 
@@ -248,7 +248,7 @@ def _log_in(transport: paramiko.Transport, hop: Hop, credentials: Sequence[Crede
             more = transport.auth_publickey(hop.user, credential.key)
         except paramiko.AuthenticationException as error:
             if "timeout" in str(error).lower():
-                what = f"{hop} did not answer within {_AUTH:g} s whether it lets us in"
+                what = f"{hop}: SSH authentication timed out after {_AUTH:g} s"
                 raise HostUnreachable(what, "it may be overloaded, or wait for its directory service") from None
             continue
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -256,7 +256,7 @@ def _log_in(transport: paramiko.Transport, hop: Hop, credentials: Sequence[Crede
             break
         if not more:
             return
-        why = f"; it wants more than a key: {', '.join(more)}"
+        why = f"; it requires more than a key: {', '.join(more)}"
     keys = f"tried {', '.join(tried)}" if tried else "there is no key to try"
     hint = f"ssh-copy-id -p {hop.port} {hop.user}@{hop.address}, or name another user or key in the inventory"
-    raise HostUnreachable(f"{hop} does not let us in: {keys}{why}", hint)
+    raise HostUnreachable(f"SSH authentication failed for {hop}: {keys}{why}", hint)

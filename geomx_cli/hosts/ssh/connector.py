@@ -147,7 +147,7 @@ class SshConnector:
                     self._connection, self._files = made, None
                     return made, True
         made.close()
-        raise HostUnreachable(f"host {self.name}: it was let go of meanwhile", "launch again")
+        raise HostUnreachable(f"host {self.name}: the connection was closed", "launch again")
 
     def _active(self) -> bool:
         with self._lock:

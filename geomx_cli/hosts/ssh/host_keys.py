@@ -46,7 +46,7 @@ def check_host_key(hop: Hop, key: Any, options: SshOptions) -> None:
     shown = f"{key.get_name()} {key.fingerprint}"
     if hop.fingerprint:
         if not hmac.compare_digest(hop.fingerprint.rstrip("="), key.fingerprint):
-            what = f"{hop} shows the host key {shown}, and the inventory has {hop.fingerprint}"
+            what = f"{hop} presents the host key {shown}, but the inventory has {hop.fingerprint}"
             raise WrongHostKey(what, "find out why before you correct the fingerprint in the inventory")
         return
     own, portless = _entries(hop)
@@ -74,7 +74,7 @@ def _refuse_changed(hop: Hop, shown: str, known: _Known) -> None:
     file = known.place.rpartition(":")[0]
     raise WrongHostKey(
         f"THE HOST KEY OF {hop} HAS CHANGED: it shows {shown}, and {known.place} has "
-        f"{known.key_type} SHA256:{digest}. Somebody may be in between",
+        f"{known.key_type} SHA256:{digest}. This may be a man-in-the-middle attack",
         f"only if you know why it changed: ssh-keygen -R '{hop.trusted_as}' -f {file}",
     )
 

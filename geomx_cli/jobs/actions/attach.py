@@ -75,13 +75,13 @@ def _follow(
     host_specs = dict(everywhere(lambda host: (host.name, _host_spec(job, host)), hosts.values()))
     progress, view = Progress.of(job.plan, job_view.progress.began), view_for()
     fleet = AgentPool(job.job(), hosts, host_specs, view.note)
-    outcome = Outcome(left="it could not be followed")
+    outcome = Outcome(left="it could not be attached to")
     try:
         with interrupts_to(fleet.inbox):
             _tell_ended(fleet, job_view)
             fleet.follow([name for name, status in job_view.hosts.items() if not status.over])
             job_state.begin(job.directory)
-            how = "Ctrl-C lets go of it" if detaches else "Ctrl-C stops it"
+            how = "Ctrl-C detaches" if detaches else "Ctrl-C stops it"
             view.note(f"job {job.id}: following again; {how}")
             with suspends_to(fleet.inbox):
                 outcome = Watch(job.plan, fleet, progress, view, detaches=detaches).run()

@@ -31,9 +31,9 @@ _MOST_BYTES = 4 << 30  # of one file
 _MOST_FILES = 10_000  # of one host
 _MANIFEST_BYTES = 16 << 20
 _HEADER_BYTES = 1 << 20  # of a tar, before a file and after the last
-_HERE = "make room or rights on this machine, or choose another folder"
+_HERE = "free disk space or fix permissions here, or choose another folder"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_TOO_LARGE = "what it sends is larger than logs are: look what that host runs as geomx"
+_TOO_LARGE = "its data exceed the log limits: check what that host runs as geomx"
 
 
 class _Sent(msgspec.Struct):
@@ -143,7 +143,7 @@ def _fetch(job: KnownJob, host: Connector, folder: Path) -> tuple[list[_Entry], 
         try:
             received, told = _unpack(_Stream(channel), expected, folder)
         except (tarfile.TarError, EOFError, zlib.error) as error:
-            raise CheckFailed(last_line(channel.errors(), f"it sent no whole archive: {error}")) from None
+            raise CheckFailed(last_line(channel.errors(), f"it sent an incomplete archive: {error}")) from None
         if told is None:
             raise CheckFailed("the connection broke before the end")
         return _settle(folder, host.name, received, told), told.left_out[:_MOST_FILES]
@@ -179,7 +179,7 @@ def _unpack(
 def _settle(folder: Path, host: str, received: Mapping[str, tuple[int, str]], told: _Told) -> list[_Entry]:
     """Compare what came with what was sent, and put it in its place."""
     if {entry.file: (entry.size, entry.sha256) for entry in told.files} != received:
-        raise CheckFailed("what came is not what was sent")
+        raise CheckFailed("checksum mismatch")
     when = time.time()
     for name in received:
         _part(folder, name).replace(folder / name)

@@ -163,7 +163,7 @@ def _carry_out(
             for problem in problems:
                 view.note(f"warning: {problem}")
             for name, count in fleet.ignored.items():
-                view.note(f"warning: host {name} sent {counted(count, 'message')} that made no sense")
+                view.note(f"warning: host {name} sent {counted(count, 'message')} that were invalid")
     if outcome is not None:
         outcome.problems += problems
     return outcome

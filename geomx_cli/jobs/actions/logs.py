@@ -230,4 +230,4 @@ class _Source:
         self._lost = ""
         if self._told:
             self._told = ""
-            self._notify(f"host {self.host.name} is connected again; its lines go on where they were")
+            self._notify(f"host {self.host.name} is connected again; resuming its log")

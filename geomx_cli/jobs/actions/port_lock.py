@@ -40,13 +40,13 @@ class PortLock:
             except BlockingIOError:
                 pass
             except OSError as error:  # a file system that knows no locks
-                self._note(f"{folder} cannot be locked ({error.strerror}): do not launch twice at one moment")
+                self._note(f"{folder} cannot be locked ({error.strerror}): do not launch concurrently")
                 break
             else:
                 return
             if not told and time.monotonic() - began > _PATIENCE:
                 told = True
-                self._note("waiting until the job of another launch listens on its ports, for a minute at most")
+                self._note("waiting up to one minute for another launch to bind its ports")
             time.sleep(_AGAIN)
         self.release()
 

@@ -82,7 +82,7 @@ class StopReport:
         problems = [*(f"host {one.host}: {one.problem}" for one in self.hosts if one.problem), *self.problems]
         if not problems:
             return None
-        return DoneInPart(f"job {self.job} is stopped in part only: {'; '.join(problems)}", "stop it again then")
+        return DoneInPart(f"job {self.job} is only partially stopped: {'; '.join(problems)}", "stop it again then")
 
 
 def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
@@ -114,7 +114,7 @@ def end_launch(job: str, who: Identity) -> StopReport:
         processes.tell([who], number)
         if not _lasts(who, _LAUNCH):
             return StopReport(job, ())
-    raise DoneInPart(f"launch (process {who.pid}), which prepares job {job}, does not end", "stop it again")
+    raise DoneInPart(f"launch (process {who.pid}), which is preparing job {job}, does not exit", "stop it again")
 
 
 def _lasts(who: Identity, limit: float) -> bool:

@@ -144,7 +144,7 @@ class Watch:
             known = parse(message, host, self._hosts)
         except ValueError as error:
             if host in self._running:
-                self._lose(host, f"says what no agent says: {error}")
+                self._lose(host, f"sent an invalid message: {error}")
             return
         match known:
             case ProcessEvent(process, fields, age):
@@ -166,7 +166,7 @@ class Watch:
                     self._be_stopped(asked, 0)
                 self._end(host, why, left)
             case Replaced():
-                self._let_go("another geomx follows the job now")
+                self._let_go("another geomx is attached to the job now")
 
     def _take_event(self, process: str, fields: Mapping[str, Any], age: float) -> None:
         try:
@@ -192,7 +192,7 @@ class Watch:
             case Mended():
                 self._view.note(f"host {host} is connected again")
             case Interrupt() if self._detaches:
-                self._let_go(f"detached; job {self._plan.job} goes on: geomx attach follows it, geomx stop ends it")
+                self._let_go(f"detached; job {self._plan.job} keeps running; see geomx attach and geomx stop")
             case Interrupt():
                 self._interrupt()
             case Suspend():
@@ -267,7 +267,7 @@ class Watch:
         if not self._failures:
             who = failure.process or f"{'' if failure.fault else 'the agent on '}host {failure.host}"
             cause = f"blames {failure.peer}" if failure.peer else failure.cause
-            self._view.note(f"{who} {cause}; stopping the job, and looking what failed first")
+            self._view.note(f"{who} {cause}; stopping the job and finding the root cause")
         self._failures.append(failure)
         self._stop(0 if not failure.process else _GRACE)
 
@@ -300,8 +300,8 @@ class Watch:
         self._running.discard(host)
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._fleet.absence(host)))
         cause = f"cannot be reached since {since}: its connection broke"
-        hint = "its agent ends its processes when its lease is over"
-        hint += f"; geomx stop {self._plan.job} sees to it later, geomx doctor looks at the machine"
+        hint = "its agent ends its processes when the lease expires"
+        hint += f"; geomx stop {self._plan.job} cleans up later, geomx doctor checks the machine"
         self._fail(Failure("", host, cause, time.monotonic(), hint, fault="host"))
         self._fleet.give_up(host)
 
@@ -321,7 +321,7 @@ class Watch:
         """Stop this process as Ctrl-Z does; agents that know of it do not count its silence against their lease."""
         self._fleet.broadcast({"type": "suspend"})
         with self._view.suspended():
-            self._view.note(f"suspended; job {self._plan.job} goes on, and fg follows it again")
+            self._view.note(f"suspended; job {self._plan.job} keeps running; fg follows it again")
             before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTSTP)  # which does nothing where no shell could continue this process
             signal.signal(signal.SIGTSTP, before)

@@ -179,10 +179,10 @@ class Job:
             return
         pids = done.output.decode(errors="replace").strip()
         if done.status == 1 and pids.replace(" ", "").isdecimal():
-            raise DoneInPart(f"processes are left on {host.name}: {pids}", "end them by hand")
+            raise DoneInPart(f"processes still running on {host.name}: {pids}", "end them by hand")
         words = last_line(done.errors.decode(errors="replace"), describe_status(done.status))
         hint = f"see that {host.python} -m geomx_cli.agent works there, then run geomx stop"
-        raise DoneInPart(f"nobody could look on {host.name} whether processes are left: {words}", hint)
+        raise DoneInPart(f"could not check {host.name} for leftover processes: {words}", hint)
 
 
 def _write_new(path: Path, text: str) -> None:

@@ -104,7 +104,7 @@ class KnownJob:
         try:
             return json.loads((self.directory / name).read_bytes())
         except FileNotFoundError:
-            hint = "it ended before it started anything; see geomx jobs"
+            hint = "it ended before starting any process; see geomx jobs"
             raise InvalidSettings(f"job {self.id} has no {name}", hint) from None
         except (OSError, ValueError) as error:
             raise InvalidSettings(f"{self.directory / name} cannot be read: {error}", _DAMAGED) from None
@@ -138,7 +138,7 @@ def find(name: str = "") -> KnownJob:
     if "/" in name or name == ".":
         job = KnownJob.at(Path(name).absolute())
         if job is None:
-            raise InvalidSettings(f"{name} is no job's directory: it has no plan.json", "see geomx jobs")
+            raise InvalidSettings(f"{name} is not a job directory: it has no plan.json", "see geomx jobs")
         return KnownJob(job.plan.job, job.directory, job.started)
     known = all_jobs()
     if not known:

@@ -57,7 +57,7 @@ def _read(host: Connector, directory: str) -> HostStatus:
     lines = done.output.decode(errors="replace").splitlines()
     found = next((line for line in lines if line.startswith("{")), "")  # a login shell may have greeted
     if not found and done.status != 0:
-        return HostStatus(host.name, agent="not started", problem="no agent has written anything there")
+        return HostStatus(host.name, agent="not started", problem="no agent status was found there")
     try:
         content = decode(found, AgentStatus)
         late = max(0.0, float(lines[-2].split()[0]) - content["uptime"])
@@ -79,11 +79,11 @@ def _judge(host: str, content: AgentStatus, late: float, boot: str, *, alive: bo
     if content["stage"] == "over":
         return HostStatus(host, content, late, "over")
     if content["boot"] != boot:
-        return HostStatus(host, content, 0.0, "rebooted", "it was booted again since; nothing of the job runs there")
+        return HostStatus(host, content, 0.0, "rebooted", "the host has rebooted; no process of the job runs there")
     if late > _SILENT and alive:
         problem = f"its agent runs, but has not written its status for {late:.0f} s (is the disk full, does it hang?)"
         return HostStatus(host, content, late, "silent", problem)
     if late > _SILENT:
-        problem = f"its agent was killed: it has written nothing for {late:.0f} s and runs no more"
+        problem = f"its agent was killed: no status for {late:.0f} s, and it no longer runs"
         return HostStatus(host, content, late, "gone", problem)
     return HostStatus(host, content, late, "running")

@@ -72,7 +72,7 @@ def in_words(result: Mapping[str, Any]) -> str:
 
 
 def _how_to_come_back(job: str) -> str:
-    lines = [f"job {job} goes on alone"]
+    lines = [f"job {job} runs detached"]
     for command, what in (("attach", "follow it again"), ("status", "look"), ("logs", "read"), ("stop", "end it")):
         lines.append(f"  geomx {command:<6} {job}   {what}")
     return "\n".join(lines)

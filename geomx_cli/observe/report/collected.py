@@ -112,7 +112,7 @@ def _write_records(trial: JobRecords, place: Path) -> bool:
             part.rename(place)
             shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        raise CheckFailed(f"cannot write to {place}: {error.strerror}", "make room or rights there") from None
+        raise CheckFailed(f"cannot write to {place}: {error.strerror}", "free space or fix permissions") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return written

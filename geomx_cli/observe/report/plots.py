@@ -38,7 +38,7 @@ def draw(figure: Figure, folder: Path, form: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         canvas.savefig(path, dpi=DPI)
     except OSError as error:
-        raise CheckFailed(f"cannot write {path}: {error.strerror}", "make room or rights there") from None
+        raise CheckFailed(f"cannot write {path}: {error.strerror}", "free space or fix permissions") from None
     return path
 
 

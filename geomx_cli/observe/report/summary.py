@@ -126,7 +126,7 @@ def write(trial: RunRecords, summary: Summary) -> list[Path]:
         try:
             write_atomic(paths[-1], json.dumps(content).encode())
         except OSError as error:
-            raise CheckFailed(f"cannot write {paths[-1]}: {error.strerror}", "make room or rights there") from None
+            raise CheckFailed(f"cannot write {paths[-1]}: {error.strerror}", "free space or fix permissions") from None
     return paths
 
 

@@ -45,7 +45,7 @@ class SliceTable:
         """The slice that a message is about. Raises BadMessage where that is impossible or another one."""
         entry, roots = self.entries.get((header.key, header.slice)), None if self._roots is None else self._roots()
         if roots is not None and header.root >= roots:
-            raise BadMessage(f"a slice of root {header.root}, and there are {roots}")
+            raise BadMessage(f"a slice of global server {header.root} of {roots}")
         if entry is None:
             if len(self.entries) >= MAX_SLICES:
                 raise BadMessage("too many slices")

@@ -102,7 +102,7 @@ class StragglerMonitor:
         self._node.events.write(WarningRaised(message=message))
 
     def _give_up(self, names: Sequence[str], message: str) -> None:
-        hint = f"is it stuck, or out of step with the others? --patience ({self._limit:g}s) is what a round may take"
+        hint = f"is it stuck or out of step? --patience ({self._limit:g}s) is the limit for a round"
         self._node.fail(PeerLost(message, hint, peer=names[0]))
 
 

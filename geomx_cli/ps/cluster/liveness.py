@@ -111,12 +111,12 @@ class Liveness:
             if silent < QUIET:
                 gap = link.heard - self._links[link]
                 self._links[link] = 0.0
-                self._warn(f"{link.name} is heard again on the link {self._process} - {link.name}, after {gap:.0f} s")
+                self._warn(f"{link.name} is back on link {self._process} - {link.name}, after {gap:.0f} s")
         elif silent >= min(QUIET, self._silence / 2):
             self._links[link] = link.heard
             since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent))
             self._warn(
-                f"no word from {link.name} on the link {self._process} - {link.name} since {since} ({silent:.0f} s);"
+                f"no heartbeat from {link.name} on link {self._process} - {link.name} since {since} ({silent:.0f} s);"
                 f" reconnecting, for {self._silence:g} s at most (--silence)"
             )
         error = self._verdict(link, now)
@@ -127,7 +127,7 @@ class Liveness:
     def _verdict(self, link: Link, now: float) -> PeerLost | None:
         """Why this peer counts as lost, if it does."""
         name, silent = link.name, now - link.heard
-        where = f"on the link {self._process} - {name}"
+        where = f"on link {self._process} - {name}"
         if silent > self._silence:
             hint = "see its log, whether its machine runs, and the link; a link that is cut for longer needs a longer"
             return PeerLost(f"{name} has been silent for {silent:.0f} s {where}", f"{hint} --silence", peer=name)
@@ -135,7 +135,7 @@ class Liveness:
             # The end of an older connection: the system gives its descriptor to the next one, perhaps before it tells.
             link.closed = 0.0
         if link.closed and now - link.closed > (LEAVE if link in self._leaving else RETURN):
-            what = f"{name} has been gone for {now - link.closed:.0f} s {where}: its end closed the connection"
+            what = f"{name} has been gone for {now - link.closed:.0f} s {where}: it closed the connection"
             return PeerLost(what, "it has died, or was ended; see its log", peer=name)
         return None
 

@@ -142,7 +142,7 @@ class Node:
             unknown = roster is None or not roster.members
             matches = unknown or (isinstance(rank, int) and roster is not None and roster.has(link.name, role, rank))
         if not matches:
-            raise BadMessage(f"{link.name} says that it is {role} {rank}, which it is not")
+            raise BadMessage(f"{link.name} claims to be {role} {rank}, but is not")
 
     def own_address(self, plane: PlaneSettings | None) -> str:
         """DMLC_NODE_HOST, the address of DMLC_INTERFACE, or the one that faces the scheduler; else InvalidSettings."""

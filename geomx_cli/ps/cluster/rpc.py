@@ -109,7 +109,7 @@ class Rpc:
                 asked.timer = self._loop.call_later(rest, expire)
                 return
             self._close(number)
-            hint = "see its log; where it only takes longer, give a longer --timeout"
+            hint = "see its log; if it is only slow, increase --timeout"
             failed(TimedOut(f"no answer from {link.name} to {topic!r} within {limit:g} s", hint))
 
         self._asked[number] = _Asked(link, topic, body, answer, failed, self._loop.call_later(limit, expire))
@@ -150,7 +150,7 @@ class Rpc:
         """Handle an answer; one to a repeat may come twice."""
         asked = self._asked.get(number)
         if not 0 < number <= self._number or (asked is not None and asked.link is not link):
-            raise BadMessage("an answer to no request")
+            raise BadMessage("an unsolicited answer")
         if asked is None:
             return
         self._close(number)

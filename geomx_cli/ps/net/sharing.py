@@ -60,7 +60,7 @@ class Sharing:
         place = self._arena.put(link, payload, lasting=lasting)
         if place is None and not self._was_full:
             self._was_full = True
-            message = "the memory that is shared with processes of this host is full; sockets take its place"
+            message = "shared memory with processes of this host is full; falling back to sockets"
             self._events.write(WarningRaised(message=message))
         return place
 

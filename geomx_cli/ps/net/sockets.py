@@ -171,7 +171,7 @@ class Sockets:
         before = self._authenticator.refused
         self._authenticator.answer()
         if self._authenticator.refused > before:
-            self._on_refused("key", "its key is none of those that may come in here")
+            self._on_refused("key", "its key is not authorised here")
 
     def _watch_connection(
         self, dealer: Socket, tcp: bool, on_connected: Callable[[], None], on_closed: Callable[[bool], None]

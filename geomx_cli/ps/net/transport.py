@@ -349,7 +349,7 @@ class Transport:
         count = 1 if link.returned - before > LARGE else count + 1
         self._in_vain[link] = (link.returned, count)
         if count == IN_VAIN:
-            what = f"the link {self.who['process']} - {link.name} carries small messages but nothing large"
+            what = f"the link {self.who['process']} - {link.name} passes small messages but drops large ones"
             why = "does something on the way drop large packets (path MTU)?"
             hint = "Try a smaller MTU on this host's interface (ip link set dev INTERFACE mtu 1280)"
             self._events.write(WarningRaised(message=f"{what}: {why} {hint}"))

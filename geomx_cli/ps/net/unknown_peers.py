@@ -40,7 +40,7 @@ class UnknownPeers:
         """A connection has come. It is closed at once where too many are unknown already."""
         unknown = _Unknown(Connection(descriptor), time.monotonic())
         if len(self._unknown) >= MAX_CONNECTIONS:
-            self._close(unknown, f"more than {MAX_CONNECTIONS} connections had not said who they are")
+            self._close(unknown, f"more than {MAX_CONNECTIONS} connections had not authenticated")
             return
         if not self._unknown:
             self._loop.call_later(LOOK, self._look)
@@ -55,9 +55,9 @@ class UnknownPeers:
         now = time.monotonic()
         for descriptor, unknown in list(self._unknown.items()):
             if now - unknown.since > MAX_SECONDS:
-                text = f"a connection had not said who it is within {MAX_SECONDS:g} s"
+                text = f"a connection had not authenticated within {MAX_SECONDS:g} s"
             elif unknown.connection.received() > MAX_BYTES:
-                text = f"a connection had sent more than {MAX_BYTES} bytes before it said who it is"
+                text = f"a connection had sent more than {MAX_BYTES} bytes before authentication"
             else:
                 continue
             del self._unknown[descriptor]

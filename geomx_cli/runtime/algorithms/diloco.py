@@ -54,12 +54,12 @@ options = (
     ),
     Option(
         "overlap", "int", 0, "GEOMX_OVERLAP",
-        "Steps that a worker goes on before it takes an exchange's result (diloco).", "synchronisation",
+        "Steps that a worker continues before it applies an exchange's result (diloco).", "synchronisation",
         minimum=0, maximum=1_000_000,
     ),
     Option(
         "mix", "float", 0.5, "GEOMX_MIX",
-        "Part of a worker's own weights in what it goes on from, where --overlap is not 0 (diloco).",
+        "Share of its own weights that a worker keeps with a result, if --overlap is not 0 (diloco).",
         "synchronisation", minimum=0, maximum=1,
     ),
 )  # fmt: skip

@@ -44,12 +44,12 @@ options = (
     ),
     Option(
         "esync_query", "text", "overlapped", "GEOMX_ESYNC_QUERY",
-        "Whether a worker that asks the state server waits for the answer or goes on meanwhile (esync).",
+        "Whether a worker that asks the state server waits for the answer or continues computing (esync).",
         "synchronisation", choices=("overlapped", "blocking"),
     ),
     Option(
         "esync_epsilon", "duration", 0.0, "GEOMX_ESYNC_EPSILON",
-        "Time that a step must leave before the slowest worker's ends (esync); 0 is 5 % of that one's step, at most"
+        "Margin before the end of the slowest worker's step (esync); 0 is 5 % of that one's step, at most"
         " 0.5s.", "synchronisation", minimum=0, maximum=3600,
     ),
     Option(
@@ -62,7 +62,7 @@ options = (
         "synchronisation", minimum=0, maximum=1e6,
     ),
     Option(
-        "global_lr", "float", 1.0, "GEOMX_GLOBAL_LR", "What the mean difference is multiplied by (esync).",
+        "global_lr", "float", 1.0, "GEOMX_GLOBAL_LR", "Factor applied to the mean difference (esync).",
         "synchronisation", minimum=1e-6, maximum=100,
     ),
     Option(

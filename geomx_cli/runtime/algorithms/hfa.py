@@ -43,7 +43,7 @@ options = (
     ),
     Option(
         "weight", "text", "parties", "GEOMX_WEIGHT",
-        "What counts alike in a mean of weights: every party (and in it every worker), or every sample (hfa, diloco).",
+        "Unit of equal weight in a mean: every party (and in it every worker), or every sample (hfa, diloco).",
         "synchronisation", choices=("parties", "samples"),
     ),
     Option(
