@@ -1,4 +1,4 @@
-"""`python -m geomx_cli.agent VERB DIRECTORY`: start the agent of one host and job, or do something about it."""
+"""`python -m geomx_cli.agent VERB DIRECTORY`: start, attach to, stop or inspect the agent of one host and job."""
 
 import importlib
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.core.private import require_private
 
-# verb -> its module and function(directory, further arguments) -> exit status; imported when it is used
+# verb -> (module, function(directory, further arguments) -> exit status); imported on use
 _VERBS = {
     "run": ("relay", "run"),
     "attach": ("relay", "attach"),
@@ -19,7 +19,7 @@ _VERBS = {
 
 
 def main(argv: list[str]) -> int:
-    """Carry out a verb; returns the exit status."""
+    """Run a verb and return the exit status."""
     if len(argv) < 2 or argv[0] not in _VERBS:
         print(f"usage: python -m geomx_cli.agent {'|'.join(_VERBS)} DIRECTORY [...]", file=sys.stderr)
         return 2

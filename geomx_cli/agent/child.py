@@ -1,4 +1,4 @@
-"""One process of the job, as its agent sees it."""
+"""One process of the job, supervised by its agent."""
 
 import os
 import shutil
@@ -23,18 +23,17 @@ __all__ = ["Child"]
 
 _TAIL_LINES, _TAIL_BYTES = 15, 1 << 14
 _STOPPED_NOTICE = 5.0
-_TELLING = 500  # the longest message or exception line that is passed on
+_TELLING = 500  # maximum length of a forwarded message or exception line
 _DISK_FULL = 1 << 16  # bytes; a log entry may need a page of its own
-_LOG_MOST, _LOG_KEPT = 64 << 20, 32 << 20  # bytes of a log, and of it when it becomes longer than that
-_SHOWN = 4096  # characters of a text in an event that is passed on
+_LOG_MOST, _LOG_KEPT = 64 << 20, 32 << 20  # bytes: maximum size of a log; size kept on truncation
+_SHOWN = 4096  # maximum characters of a string in a forwarded event
 
 
 class Child:
-    """Starts a task in a session of its own and sees how it goes. Used by one thread.
+    """Starts a task in its own session and tracks its state. Not thread-safe.
 
-    `silence`: seconds that it may be stopped. Once it has ended it stays a zombie until `close`: so long its pid, which
-    names its process group as well, cannot become another's, and signals to the group reach what it has left and nobody
-    else.
+    `silence`: seconds that the process may be stopped. An ended process stays a zombie until `close`, so its pid,
+    which is also its process group id, cannot be reused, and group signals reach only its leftovers.
     """
 
     def __init__(self, task: Task, job_dir: Path, host: str, silence: float) -> None:
@@ -44,8 +43,8 @@ class Child:
         self.identity: Identity | None = None
         self.pidfd = -1
         self.failed = False
-        self.asked = False  # somebody asked for its end
-        self.ended: float | None = None  # when it was seen to have ended, Unix seconds
+        self.asked = False  # its end was requested
+        self.ended: float | None = None  # when its end was detected, Unix seconds
         self._host = host
         self._job_dir = job_dir
         self._log = job_dir / "logs" / f"{task.file_name}.log"
@@ -60,7 +59,7 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, inherited: Mapping[str, str], working_dir: str) -> None:
-        """Raises OSError when the program or the working directory is not there, or the log cannot be
+        """Start the process. Raises OSError if the program or working directory is missing or the log cannot be
         written.
         """
         self._log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -86,7 +85,7 @@ class Child:
         return self.pidfd >= 0 and self.status is None
 
     def check_end(self) -> bool:
-        """Whether it has ended by now; sets `status`. Does not wait and does not reap it."""
+        """Poll for its end and set `status`. Neither blocks nor reaps."""
         if self.running:
             result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if result is not None:
@@ -96,8 +95,8 @@ class Child:
         return self.status is not None
 
     def shorten_log(self) -> None:
-        """Where the log has become too long: its end goes to a file beside it, in the place of what was there, and the
-        log begins anew. What is written meanwhile may be lost.
+        """Rotate an oversized log: copy its tail to NAME.1, replacing that file, and truncate the log. Output written
+        concurrently may be lost.
         """
         try:
             with open_record(self._log) as log:
@@ -106,19 +105,19 @@ class Child:
                     return
                 log.seek(size - _LOG_KEPT)
                 with open_atomic(self._log.with_name(f"{self._log.name}.1")) as kept:
-                    for _ in range(_LOG_KEPT >> 20):  # and not what is written meanwhile, which may never end
+                    for _ in range(_LOG_KEPT >> 20):  # bounded: the process may write faster than we read
                         kept.write(log.read(1 << 20))
                 os.truncate(self._log, 0)
-        except (OSError, CheckFailed):  # none yet, a full disk, or something else in its place
+        except (OSError, CheckFailed):  # not created yet, disk full, or not a regular file
             return
 
     def new_events(self) -> list[dict[str, Any]]:
-        """What it has written since the last call; of its rounds only its very first and the newest.
+        """Return the events written since the last call; of its round events only the very first and the newest.
 
-        A round gets the field "samples": those of all rounds so far. Long texts are cut short, long lists and
-        objects left out.
+        Round events get the field "samples", summed over all rounds so far. Long strings are truncated, long lists
+        and objects dropped.
         """
-        if not self._events.is_file():  # not yet; or a script has put a pipe there
+        if not self._events.is_file():  # not created yet, or replaced by a pipe
             return []
         events: list[dict[str, Any]] = []
         newest: dict[str, Any] | None = None
@@ -138,16 +137,16 @@ class Child:
         return events if newest is None else [*events, newest]
 
     def failure(self, *, memory: bool) -> Failure | None:
-        """Why it ended, if it failed. Call `new_events` before, for its own account of it."""
+        """Return its failure, or None. Call `new_events` first, so that its own failure event is included."""
         if not self.status:
             return None
         tail = self.tail()
         words = self._own_words or {}
         what = str(words.get("message") or "") or exception_line(tail)
-        how = "failed" if words and self.status < 0 else describe_status(self.status, memory=memory)  # it said so first
+        how = "failed" if words and self.status < 0 else describe_status(self.status, memory=memory)  # reported first
         cause = how + (f": {what[:_TELLING]}" if what else "")
         hint = str(words.get("hint") or "")
-        if self._disk_is_full():  # then what it wrote last is lost, and may be all there was to say
+        if self._disk_is_full():  # its last output is lost
             cause += f"; the disk of {self._job_dir} is full"
             hint = "make room on that disk, or choose another --job-dir, and launch again"
         peer = str(words.get("peer") or "")
@@ -156,14 +155,12 @@ class Child:
         return Failure(self.name, self._host, cause, when, hint, "" if peer == self.name else peer, tail)
 
     def failed_before(self, when: float) -> bool:
-        """Whether it had said that it fails by that time (time.time()), though it may have ended much later."""
+        """Whether it reported its failure before `when` (time.time()), even if it ended much later."""
         written = (self._own_words or {}).get("time")
         return isinstance(written, int | float) and written < when
 
     def check_stopped(self) -> Failure | None:
-        """A failure, once, when somebody has stopped (as with SIGSTOP) the process and not continued it in
-        time.
-        """
+        """Return a failure, once, if the process has been stopped (e.g. by SIGSTOP) for longer than `silence`."""
         if not self.running or self.identity is None or processes.state(self.identity) != "T":
             self._stopped_since = None
             self._stop_noticed = False
@@ -177,7 +174,7 @@ class Child:
         return Failure(self.name, self._host, "was stopped (SIGSTOP)", when, hint, "", self.tail())
 
     def stop_notice(self) -> str:
-        """What to say, once, of a process that has been stopped for a while; call after `check_stopped`."""
+        """Return a warning, once, if the process has been stopped for a while; call after `check_stopped`."""
         since = self._stopped_since
         if since is None or self._stop_noticed or time.monotonic() - since < _STOPPED_NOTICE:
             return ""
@@ -185,7 +182,7 @@ class Child:
         return f"{self.name} is stopped (SIGSTOP); the job waits for it, for {self._silence:g} s at most (--silence)"
 
     def tail(self) -> list[str]:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
         try:
             with open_record(self._log) as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -200,36 +197,36 @@ class Child:
             return False
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Send a signal to it and to what it has started; one that was stopped is continued to receive it."""
+        """Send a signal, then SIGCONT, to its process group."""
         if self._process is not None and self.pidfd >= 0:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
                 os.killpg(self._process.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Reap it. Only after `check_end` said so, and after the last signal to its group."""
+        """Reap it. Call only after `check_end` returned True and the last signal to its group was sent."""
         if self._process is not None and self.status is not None and self.pidfd >= 0:
             self._process.wait()
             os.close(self.pidfd)
             self.pidfd = -1
 
     def started_message(self) -> dict[str, Any]:
-        """What the control machine is told of its start."""
+        """Return its "started" message for the control machine."""
         return {"type": "started", "process": self.name, "pid": self.identity.pid if self.identity else 0}
 
 
 def _count(value: Any) -> int:
-    """A count as an event carries it; a script may write what it likes there."""
+    """Return `value` if it is a positive int, else 0: event fields written by a script are untrusted."""
     return value if isinstance(value, int) and value > 0 else 0
 
 
 def _is_long(value: Any) -> bool:
-    """Whether a field of an event is left out where it is passed on: the event log has it."""
+    """Whether a field is too long to forward; it remains in the event log."""
     return isinstance(value, dict | list) and len(str(value)) > 16 * _SHOWN
 
 
 def _shortened(value: Any) -> Any:
-    """A text of an event as it is passed on: a script may write what it likes there."""
+    """Truncate a long string for forwarding: event fields written by a script are untrusted."""
     if isinstance(value, str) and len(value) > _SHOWN:
         return f"{value[:_SHOWN]}... ({len(value)} characters; the event log has them)"
     return value

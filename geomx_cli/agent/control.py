@@ -1,4 +1,4 @@
-"""The socket on which an agent listens: the control machine speaks to it there, and whoever stops the job."""
+"""The agent's listening socket, for the control machine and for programs that stop the job."""
 
 import os
 import selectors
@@ -19,14 +19,14 @@ _CHUNK = 1 << 16
 _LINE_LIMIT = 1 << 20
 _BACKLOG_LIMIT = 16 << 20
 _CONNECTIONS = 16
-_VISITORS = ("stop", "kill")  # what any program of this account may ask for
+_VISITORS = ("stop", "kill")  # allowed to any program of this account
 
 Message = dict[str, Any]
 
 
 @dataclass
 class _Connection:
-    """One that has connected; what came of its unfinished line, and what it is still to be sent."""
+    """An accepted connection with its partial input line and unsent output."""
 
     stream: socket.socket
     incoming: LineBuffer = field(default_factory=lambda: LineBuffer(_LINE_LIMIT))
@@ -34,15 +34,15 @@ class _Connection:
 
 
 class Control:
-    """Messages from and to the control machine. Never blocks; used by one thread.
+    """Messages from and to the control machine. Never blocks. Not thread-safe.
 
-    A connection is nobody's until its first line. If that asks to stop it is a visitor, as `geomx stop` on
-    this host is one: obeyed, told nothing, and its end means nothing. Any other first line makes it the
-    control machine, in the place of the one before, which is told "replaced". What it is told by `tell` is kept
-    until it acknowledges it, and sent again to one that connects later.
+    The first line of a connection determines its kind. A stop or kill request makes it a visitor (e.g. `geomx stop`
+    on this host): its requests are executed, it receives nothing, and its disconnect is ignored. Any other first line
+    makes it the control machine; the previous one receives "replaced" and is dropped. Messages sent by `tell` are
+    kept until acknowledged and resent to a later control machine.
 
-    `lost` becomes true when a control machine that was connected is so no longer: it went away, broke the
-    protocol, or does not read what it is sent; not when another has taken its place.
+    `lost` is set when the control machine disconnects, violates the protocol or does not drain its output, but not
+    when it is replaced.
     """
 
     def __init__(self, path: str, selector: selectors.BaseSelector) -> None:
@@ -68,7 +68,7 @@ class Control:
         return self._machine is not None
 
     def handle(self, source: object, mask: int) -> list[Message]:
-        """Do what the selector reported for one of our sockets; the messages that came by it."""
+        """Handle a selector event on one of our sockets and return the messages received."""
         if source is self._listener:
             self._accept()
         elif isinstance(source, socket.socket) and (connection := self._connections.get(source)):
@@ -80,31 +80,31 @@ class Control:
 
     @property
     def full(self) -> bool:
-        """Whether so much of what was told is unacknowledged that events had better wait."""
+        """Whether the unacknowledged backlog is so large that events should be held back."""
         return self._outbox.full
 
     def send(self, message: Message) -> None:
-        """Queue a message; without a control machine it is dropped."""
+        """Queue a message; dropped if no control machine is connected."""
         self._queue(encode(message))
 
     def tell(self, message: Message) -> None:
-        """Queue a message that must reach the control machine, this one or the next."""
+        """Queue a message for guaranteed delivery to this or a later control machine."""
         self._queue(self._outbox.add(message))
 
     def acknowledge(self, seen: int) -> None:
-        """The control machine has seen what was told up to number `seen`."""
+        """Discard messages up to number `seen`, which the control machine has acknowledged."""
         self._outbox.acknowledge(seen)
 
     def unseen(self) -> bytes:
-        """What was told and never acknowledged, as lines."""
+        """Return all unacknowledged messages, as lines."""
         return self._outbox.unseen()
 
     def tell_again(self) -> None:
-        """Queue all that is unacknowledged."""
+        """Queue all unacknowledged messages again."""
         self._queue(self._outbox.unseen())
 
     def close(self, limit: float) -> None:
-        """Send what is queued, for at most `limit` seconds, and close all sockets."""
+        """Flush queued output for at most `limit` seconds and close all sockets."""
         if self._machine is not None:
             self._machine.stream.settimeout(limit)
             try:
@@ -183,7 +183,7 @@ class Control:
 
 
 def _make_private(folder: Path) -> None:
-    """Make the folder for sockets, or check that nobody else made it or can enter it."""
+    """Create the folder for sockets, or check that it is ours and inaccessible to others."""
     try:
         folder.mkdir(mode=0o700, parents=True)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""What one agent is to run (`agent.json`) and what it has started (`agent-state.json`)."""
+"""An agent's spec (`agent.json`) and its record of started processes (`agent-state.json`)."""
 
 import hashlib
 import json
@@ -19,13 +19,13 @@ __all__ = ["AgentState", "FileDigest", "HostSpec", "Task"]
 
 @dataclass(frozen=True)
 class FileDigest:
-    """What a file must be like before anything is started: its mode and its content's SHA-256."""
+    """Required mode and SHA-256 of a file, verified before any process is started."""
 
     mode: int
     sha256: str
 
     def problem(self, path: str) -> str:
-        """What is wrong with the file at `path`, in words; "" when it is the one."""
+        """Return an error message if the file at `path` does not match, else ""."""
         try:
             mode = stat.S_IMODE(Path(path).stat().st_mode)
             with Path(path).open("rb") as file:
@@ -39,9 +39,7 @@ class FileDigest:
 
 @dataclass(frozen=True)
 class Task:
-    """One process: its name in the plan, its command, and the variables that it gets on top of the agent's
-    own.
-    """
+    """One process: its name in the plan, its command, and its variables in addition to the agent's own."""
 
     name: str
     argv: tuple[str, ...]
@@ -49,18 +47,18 @@ class Task:
 
     @property
     def file_name(self) -> str:
-        """What its files are called: "A/worker:1" has "A-worker-1.log"."""
+        """Base name of its files: "A/worker:1" has "A-worker-1.log"."""
         return file_name(self.name)
 
 
 @dataclass(frozen=True)
 class HostSpec:
-    """One host's part of a job. Holds no keys, only the paths of their files.
+    """One host's part of a job. Contains no keys, only the paths of key files.
 
-    `job_dir` has events/ and logs/; `sockets` is a short folder that the agents of the machine share;
-    `socket` is where this agent listens, inside it. `clear` names variables that a task does not inherit.
-    `lease`: seconds that the agent goes on without the control machine, 0 for ever; `silence`: that a process may be
-    stopped. `files`: what was put on the host for this job, by path.
+    `job_dir` contains events/ and logs/; `sockets` is a short folder shared by the agents of the machine; `socket` is
+    this agent's listening socket in it. `clear`: variables that tasks do not inherit. `lease`: seconds that the agent
+    keeps running without the control machine, 0 for no limit; `silence`: seconds that a process may be stopped.
+    `files`: digests, by path, of the files copied to the host for this job.
     """
 
     job: str
@@ -77,16 +75,16 @@ class HostSpec:
 
     @property
     def directory(self) -> str:
-        """The host's own directory in the job: the agent is started with it."""
+        """The host's directory in the job, passed to the agent on start."""
         return f"{self.job_dir}/hosts/{self.host}"
 
     def encode(self) -> bytes:
-        """As it lies in agent.json."""
+        """Return the content of agent.json."""
         return json.dumps(asdict(self), indent=1).encode()
 
     @classmethod
     def read(cls, directory: Path) -> "HostSpec":
-        """Read agent.json. Raises OSError where it cannot be read, CheckFailed for one that no launch has written."""
+        """Read agent.json. Raises OSError if it is unreadable, CheckFailed if it is malformed."""
         path = directory / "agent.json"
         try:
             return cls.decode(path.read_bytes())
@@ -95,7 +93,7 @@ class HostSpec:
 
     @classmethod
     def decode(cls, data: bytes) -> "HostSpec":
-        """What `encode` made. Raises ValueError for anything else."""
+        """Inverse of `encode`. Raises ValueError for anything else."""
         try:
             fields = json.loads(data)
             tasks = tuple(Task(task["name"], tuple(task["argv"]), task["env"]) for task in fields.pop("tasks"))
@@ -105,14 +103,14 @@ class HostSpec:
             raise ValueError(f"no host spec: {error!r}") from None
 
     def check_files(self) -> None:
-        """Raises CheckFailed when a file of the job is missing or not what was put there."""
+        """Raise CheckFailed if a file of the job is missing or differs from what was copied."""
         problems = [text for path, seal in self.files.items() if (text := seal.problem(path))]
         if problems:
             raise CheckFailed("; ".join(problems), "somebody else writes there, or the disk is full: launch again")
 
     def inherited(self) -> dict[str, str]:
-        """The variables of ours that its processes get: all but a job's own, for what a user's shell has set must
-        not reach into this one.
+        """Return the variables that processes inherit from the agent: all except a job's own, so that settings of the
+        user's shell do not leak into this job.
         """
         ours = {
             name: value
@@ -122,7 +120,7 @@ class HostSpec:
         return {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **ours}
 
     def secrets(self) -> list[Path]:
-        """Key files of its processes, and their unix sockets: what must not outlive them."""
+        """Return the paths of key files and unix sockets, which must be removed with the processes."""
         paths = [Path(self.socket)]
         for task in self.tasks:
             if key := task.env.get("GEOMX_KEY_FILE"):
@@ -133,22 +131,22 @@ class HostSpec:
         return paths
 
     def remove_secrets(self) -> None:
-        """Remove them, and the folders that are empty then."""
+        """Remove `secrets()` and the folders that become empty."""
         for path in self.secrets():
             path.unlink(missing_ok=True)
-            with suppress(FileNotFoundError):  # another agent of this machine removes the folder just now
-                for part in list(path.parent.glob(f"{path.name}.*.part")):  # a launch was killed while it wrote it
+            with suppress(FileNotFoundError):  # another agent on this machine removed the folder concurrently
+                for part in list(path.parent.glob(f"{path.name}.*.part")):  # partial writes of a killed launch
                     part.unlink(missing_ok=True)
         for folder in {path.parent for path in self.secrets()}:
             try:
                 folder.rmdir()
-            except OSError:  # another agent of this machine still uses it, or has removed it
+            except OSError:  # removed or still used by another agent on this machine
                 pass
 
 
 @dataclass(frozen=True)
 class AgentState:
-    """Which processes an agent has started: enough for another program to end them after the agent was
+    """The processes started by an agent, with enough data for another program to terminate them if the agent is
     killed.
     """
 
@@ -157,12 +155,12 @@ class AgentState:
     boot: str
 
     def write(self, directory: Path) -> None:
-        """Replace agent-state.json at once."""
+        """Replace agent-state.json atomically."""
         write_atomic(directory / "agent-state.json", json.dumps(asdict(self)).encode())
 
     @classmethod
     def read(cls, directory: Path) -> "AgentState | None":
-        """None where no agent has started anything since the machine was booted."""
+        """Read agent-state.json; None if it is missing, malformed or from before the last boot."""
         try:
             fields = json.loads((directory / "agent-state.json").read_bytes())
             if fields["boot"] != boot_id():

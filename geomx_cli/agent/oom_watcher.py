@@ -1,17 +1,15 @@
-"""Whether this machine has just run out of memory."""
+"""Detection of kills by the kernel's OOM killer."""
 
 import time
 from pathlib import Path
 
 __all__ = ["OomWatcher"]
 
-_RECENT = 3.0  # seconds; a process that is killed for its memory may take a while to end
+_RECENT = 3.0  # seconds; an OOM-killed process may take a while to end
 
 
 class OomWatcher:
-    """Looks how often the kernel has ended a process for want of memory. Used by one thread, which asks several times
-    a second.
-    """
+    """Polls the kernel's OOM kill counter. Not thread-safe; poll it several times per second."""
 
     def __init__(self, counts: Path = Path("/proc/vmstat")) -> None:
         self._counts = counts
@@ -19,7 +17,7 @@ class OomWatcher:
         self._when = float("-inf")
 
     def ran_out(self) -> bool:
-        """Whether that happened within the last seconds, since this object was made."""
+        """Whether an OOM kill occurred within the last seconds, since this object was created."""
         if (kills := self._count()) > self._kills:
             self._kills, self._when = kills, time.monotonic()
         return time.monotonic() - self._when < _RECENT

@@ -1,4 +1,4 @@
-"""What an agent has to tell the control machine and must not be lost when a connection breaks."""
+"""Messages to the control machine that must survive a broken connection."""
 
 from collections import deque
 from typing import Any
@@ -11,10 +11,10 @@ _FULL = 1 << 20  # bytes
 
 
 class Outbox:
-    """Numbered messages, kept until the control machine says that it has seen them. Used by one thread.
+    """Numbered messages, kept until acknowledged. Not thread-safe.
 
-    It has no limit of its own: when it is `full`, the agent leaves events in the event logs, and adds only what
-    is rare (starts, ends, failures).
+    Unbounded: while it is `full`, the agent leaves events in the event logs and adds only rare messages (starts,
+    ends, failures).
     """
 
     def __init__(self) -> None:
@@ -24,11 +24,11 @@ class Outbox:
 
     @property
     def full(self) -> bool:
-        """Whether so much is unacknowledged that events had better wait."""
+        """Whether the unacknowledged backlog is so large that events should be held back."""
         return self._size > _FULL
 
     def add(self, message: dict[str, Any]) -> bytes:
-        """Number a message; the line to be sent."""
+        """Number and store a message; return its line."""
         self._last += 1
         line = encode({**message, "n": self._last})
         self._lines.append((self._last, line))
@@ -36,10 +36,10 @@ class Outbox:
         return line
 
     def acknowledge(self, seen: int) -> None:
-        """Forget messages up to number `seen`."""
+        """Discard messages up to number `seen`."""
         while self._lines and self._lines[0][0] <= seen:
             self._size -= len(self._lines.popleft()[1])
 
     def unseen(self) -> bytes:
-        """The lines of all that is kept, in order."""
+        """Return all stored lines in order."""
         return b"".join(line for _, line in self._lines)

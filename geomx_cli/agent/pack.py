@@ -1,4 +1,4 @@
-"""Writes this host's logs and event logs to standard output: a gzip-compressed tar, its manifest at the end."""
+"""Writes this host's logs and event logs to stdout as a gzip-compressed tar with the manifest as its last entry."""
 
 import gzip
 import hashlib
@@ -25,8 +25,8 @@ _CHUNK = 1 << 16
 
 
 def main(directory: Path, arguments: Sequence[str]) -> int:
-    """Write the tar. Of files that grow meanwhile it has what they are now; event logs end with a whole line.
-    What is no plain file is left out, and named in the manifest.
+    """Write the tar. Growing files are cut at their current size, event logs after their last complete line. Files
+    that are not regular are skipped and listed in the manifest.
     """
     host_spec = HostSpec.read(directory)
     files, left_out = [], []
@@ -36,7 +36,7 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
             try:
                 with open_record(path) as file:
                     files.append({"file": name, "process": process, **_add(tar, name, file)})
-            except FileNotFoundError:  # not written yet
+            except FileNotFoundError:  # not created yet
                 continue
             except CheckFailed as error:
                 left_out.append(error.message)
@@ -46,7 +46,7 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
 
 
 def _sources(directory: Path, host_spec: HostSpec) -> Iterator[tuple[str, str, Path]]:
-    """Name in the tar, process, path."""
+    """Yield (name in the tar, process, path)."""
     job_dir = Path(host_spec.job_dir)
     for task in host_spec.tasks:
         log = f"logs/{task.file_name}.log"
@@ -59,7 +59,7 @@ def _sources(directory: Path, host_spec: HostSpec) -> Iterator[tuple[str, str, P
 def _add(tar: tarfile.TarFile, name: str, file: IO[bytes]) -> dict[str, Any]:
     size = _whole_lines(file) if name.endswith(".jsonl") else os.fstat(file.fileno()).st_size
     prefix = _Prefix(file)
-    tar.addfile(_entry(name, size), prefix)  # type: ignore[arg-type]  # it only reads
+    tar.addfile(_entry(name, size), prefix)  # type: ignore[arg-type]  # tarfile only calls read()
     return {"size": size, "sha256": prefix.hash.hexdigest()}
 
 
@@ -70,7 +70,7 @@ def _entry(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _whole_lines(file: IO[bytes]) -> int:
-    """The bytes up to the last line's end; the file is at its start afterwards."""
+    """Return the size up to the end of the last complete line; rewinds the file."""
     offset = file.seek(0, os.SEEK_END)
     found = 0
     while offset > 0 and not found:
@@ -84,14 +84,14 @@ def _whole_lines(file: IO[bytes]) -> int:
 
 
 class _Prefix:
-    """A file that is hashed while it is read."""
+    """File wrapper that hashes what is read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.hash = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes."""
+        """Return the next `size` bytes."""
         data = self._file.read(size)
         self.hash.update(data)
         return data

@@ -1,4 +1,4 @@
-"""Ends some of an agent's processes while the others go on: what `stop --party` asks for."""
+"""Terminates some of an agent's processes while the others keep running (`stop --party`)."""
 
 import signal
 import time
@@ -10,15 +10,16 @@ __all__ = ["PartialStop"]
 
 
 class PartialStop:
-    """SIGTERM to some processes' groups at once, SIGKILL after a patience. Used by the agent's one thread."""
+    """Sends SIGTERM to process groups, and SIGKILL after a timeout. Not thread-safe."""
 
     def __init__(self) -> None:
         self._deadlines: dict[Child, float] = {}
 
     def begin(self, children: Iterable[Child], patience: float) -> None:
-        """End these within `patience` seconds; for one that is being ended the shorter patience holds.
+        """Terminate these within `patience` seconds; an earlier deadline of a process that is already terminating
+        holds.
 
-        They are marked as asked for: however they end now, it is no failure of theirs.
+        Sets `asked`, so that their exit is not reported as a failure.
         """
         deadline = time.monotonic() + patience
         for child in children:
@@ -28,7 +29,7 @@ class PartialStop:
                 self._deadlines[child] = min(deadline, self._deadlines.get(child, deadline))
 
     def check(self, now: float) -> None:
-        """Kill those whose time is over, and what an ended one has left in its group."""
+        """Kill processes past their deadline, and the leftover process groups of ended ones."""
         for child, deadline in list(self._deadlines.items()):
             if not child.running or now >= deadline:
                 child.signal_group(signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""What the kernel says about processes: who they are, how they are, whose they are. Linux, through /proc.
+"""Process inspection and termination on Linux, through /proc.
 
-A pid alone names nobody for long; a pid with its start time does until the machine is booted again.
+Pids are reused; a pid together with its start time is unique until the next boot.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Identity(NamedTuple):
-    """A process: its pid and when it started, in clock ticks since the machine was booted."""
+    """A process: its pid and its start time in clock ticks since boot."""
 
     pid: int
     started: int
@@ -52,7 +52,7 @@ def _read(pid: int | str) -> _Status | None:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold blanks and brackets
+    fields = text[text.rindex(")") + 2 :].split()  # the process name may contain blanks and parentheses
     return _Status(fields[0], int(fields[1]), int(fields[3]), int(fields[19]))
 
 
@@ -63,13 +63,13 @@ def _all() -> Iterator[tuple[int, _Status]]:
 
 
 def identify(pid: int) -> Identity | None:
-    """Who has this pid now; None when nobody has."""
+    """Return the identity of the process with this pid, or None."""
     status = _read(pid)
     return Identity(pid, status.started) if status else None
 
 
 def state(who: Identity) -> str:
-    """The letter of proc(5): R, S, D, T (stopped), t (traced), Z (ended, not reaped); "" when it is gone."""
+    """Return the proc(5) state: R, S, D, T (stopped), t (traced), Z (zombie), or "" if the process is gone."""
     status = _read(who.pid)
     return status.state if status and status.started == who.started else ""
 
@@ -80,17 +80,17 @@ def exists(who: Identity) -> bool:
 
 
 def boot_id() -> str:
-    """Differs after each boot of the machine."""
+    """Return an identifier that changes with each boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def uptime() -> float:
-    """Seconds since the machine was booted, as anybody reads them in /proc/uptime."""
+    """Return seconds since boot, from /proc/uptime."""
     return float(Path("/proc/uptime").read_text().split()[0])
 
 
 def session_members(sessions: Iterable[int]) -> list[Identity]:
-    """The running processes of these sessions (each named by the pid that it began with)."""
+    """Return the running processes of these sessions (session ids)."""
     wanted = set(sessions)
     return [
         Identity(pid, status.started)
@@ -100,7 +100,7 @@ def session_members(sessions: Iterable[int]) -> list[Identity]:
 
 
 def descendants(ancestor: int) -> list[Identity]:
-    """The running children of a process, their children, and so on; whatever session they moved to."""
+    """Return the running descendants of a process, in whatever session."""
     children: dict[int, list[tuple[int, _Status]]] = {}
     for pid, status in _all():
         children.setdefault(status.parent, []).append((pid, status))
@@ -114,8 +114,8 @@ def descendants(ancestor: int) -> list[Identity]:
 
 
 def marked(*kinds: Mapping[str, str]) -> list[Identity]:
-    """The running processes that were started with all the environment variables of one of `kinds`, as far as
-    we may look.
+    """Return the running processes whose initial environment has all variables of one of `kinds`. Skips processes
+    with an unreadable environment.
     """
     wanted = [[f"{name}={value}".encode() for name, value in variables.items()] for variables in kinds]
     found = []
@@ -130,7 +130,7 @@ def marked(*kinds: Mapping[str, str]) -> list[Identity]:
 
 
 def commanded(*arguments: str) -> list[Identity]:
-    """The running processes whose command line ends with these arguments."""
+    """Return the running processes whose command line ends with these arguments."""
     wanted = [argument.encode() for argument in arguments]
     found = []
     for pid, status in _all():
@@ -144,7 +144,7 @@ def commanded(*arguments: str) -> list[Identity]:
 
 
 def end(find: Callable[[], list[Identity]], limit: float) -> list[Identity]:
-    """Kill what `find` returns, again until it returns nothing; what is left after `limit` seconds."""
+    """Kill what `find` returns until it returns nothing; return what is left after `limit` seconds."""
     deadline = time.monotonic() + limit
     while (left := find()) and time.monotonic() < deadline:
         tell(left, signal.SIGKILL)
@@ -161,18 +161,16 @@ def tell(whom: Iterable[Identity], number: signal.Signals) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of its descendants that lose theirs, so that none escapes."""
+    """Make this process the subreaper of its descendants, so that orphans are reparented to it."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:
-    """What a child of the process `parent` calls before it becomes another program: it is killed when that
-    one ends.
-    """
+    """Return a preexec function for a child of process `parent`: the kernel kills the child when the parent ends."""
 
     def prepare() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != parent:  # it ended before the line above
+        if os.getppid() != parent:  # the parent ended before prctl
             os._exit(128 + signal.SIGKILL)
 
     return prepare

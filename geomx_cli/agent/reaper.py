@@ -1,4 +1,4 @@
-"""Ends what an agent has left behind that was killed or does not answer."""
+"""Cleanup after an agent that was killed or does not respond."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -10,21 +10,21 @@ from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["host_spec_of", "main", "reap", "remains"]
 
-_LIMIT = 10.0  # a killed process of a loaded machine may take seconds to be gone
+_LIMIT = 10.0  # seconds; on a loaded machine a killed process may take long to disappear
 
 
 def main(directory: Path, arguments: Sequence[str]) -> int:
-    """Reap; pids that are left go to stdout, and then the exit status is 1."""
+    """Reap; print the remaining pids and return 1 if there are any."""
     left = reap(directory)
     print(" ".join(str(pid) for pid in left))
     return 1 if left else 0
 
 
 def reap(directory: Path, names: Collection[str] | None = None) -> list[int]:
-    """Kill the agent of `directory` and all that it started; remove key files and sockets. The pids that are
-    left. With `names` only these processes are killed and nothing is removed.
+    """Kill the agent of `directory` and all processes it started; remove key files and sockets. Return the remaining
+    pids. With `names` kill only these processes and remove nothing.
 
-    Where nothing was started, nothing is done.
+    No-op if nothing was started.
     """
     left = processes.end(remains(directory, names), _LIMIT)
     host_spec = host_spec_of(directory)
@@ -34,11 +34,11 @@ def reap(directory: Path, names: Collection[str] | None = None) -> list[int]:
 
 
 def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[], list[Identity]]:
-    """A function that finds what still runs of this host's part of the job: the agent, its processes (with
-    `names` only these, without the agent), and what they have started.
+    """Return a function that finds what still runs of this host's part of the job: the agent, its processes (with
+    `names` only these, without the agent), and their descendants.
 
-    Nobody else's process is among them: they are known by pid and start time, by a session that one of them
-    still leads, or by the job's own variables in their environment.
+    Processes of other jobs are never matched: the criteria are pid and start time, a session whose leader is still
+    alive, or the job's own variables in the environment.
     """
     marks = _marks(directory, host_spec_of(directory), names)
     state = AgentState.read(directory)
@@ -50,7 +50,7 @@ def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[
     def find() -> list[Identity]:
         alive = [who for who in known if processes.exists(who)]
         found = {*alive, *processes.session_members(who.pid for who in alive), *processes.marked(*marks)}
-        if names is None:  # an agent that has only just begun may have written nothing yet
+        if names is None:  # a new agent may not have written its state yet
             found |= {*processes.commanded("-m", "geomx_cli.agent", "run", str(directory))}
         return sorted(found)
 
@@ -58,7 +58,7 @@ def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[
 
 
 def host_spec_of(directory: Path) -> HostSpec | None:
-    """What agent.json says; None where there is none, or one that is damaged."""
+    """Return the content of agent.json; None if it is missing or malformed."""
     try:
         return HostSpec.read(directory)
     except (OSError, CheckFailed):
@@ -68,9 +68,9 @@ def host_spec_of(directory: Path) -> HostSpec | None:
 def _marks(
     directory: Path, host_spec: HostSpec | None, names: Collection[str] | None
 ) -> list[dict[str, str]]:
-    """The variables that every process of this part of the job has inherited; one dict for each kind."""
+    """Return the variables inherited by every process of this part of the job, one dict per alternative."""
     if host_spec is not None:
         part = {"GEOMX_JOB": host_spec.job, "GEOMX_HOST": host_spec.host}
-    else:  # the directory says as much, being DIRECTORY/hosts/HOST
+    else:  # the directory is JOB_DIR/hosts/HOST
         part = {"GEOMX_JOB_DIR": str(directory.parent.parent), "GEOMX_HOST": directory.name}
     return [part] if names is None else [{**part, "GEOMX_PROCESS": name} for name in names]

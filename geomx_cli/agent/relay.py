@@ -1,4 +1,4 @@
-"""Between a command's standard streams and the agent's socket: how the control machine speaks with an agent."""
+"""Relays between a command's stdin/stdout and the agent's socket, as the control machine's channel to the agent."""
 
 import os
 import select
@@ -18,10 +18,10 @@ _ENDING = 1.0
 
 
 def run(directory: Path, arguments: Sequence[str]) -> int:
-    """Start the agent of `directory`, detached, and relay; the agent goes on when we end.
+    """Start the agent of `directory`, detached, and relay; the agent outlives this process.
 
-    The agent is a fork of ours, which saves the start of a second interpreter. Returns 1 when it ends before it
-    listens, with its last words on stderr.
+    The agent is a fork of this process, which saves a second interpreter start. Returns 1, with the last line of its
+    log on stderr, if it ends before it listens.
     """
     host_spec = HostSpec.read(directory)
     host_spec.check_files()
@@ -45,10 +45,10 @@ def run(directory: Path, arguments: Sequence[str]) -> int:
 
 
 def attach(directory: Path, arguments: Sequence[str]) -> int:
-    """Relay to the agent of `directory`, which runs already.
+    """Relay to the running agent of `directory`.
 
-    Where it has ended properly, print what it could not tell any more. Returns 1 when there is none, with words
-    on stderr and {"type": "absent"} on stdout: that is how it differs from a connection that broke.
+    If it has ended normally, print its undelivered messages. Without an agent, return 1, print a message to stderr
+    and {"type": "absent"} to stdout, which distinguishes this case from a broken connection.
     """
     with socket.socket(socket.AF_UNIX) as stream:
         try:
@@ -70,7 +70,7 @@ def _report_end(directory: Path) -> int:
 
 
 def _become_agent(directory: Path, host_spec: HostSpec, ready: int) -> None:
-    """Never returns. `ready`: where to write a byte once the agent listens."""
+    """Never returns. `ready`: descriptor that receives one byte once the agent listens."""
     status = 1
     try:
         os.setsid()
@@ -109,9 +109,9 @@ def _last_words(directory: Path) -> str:
 
 
 def _relay(stream: socket.socket) -> None:
-    """Until the agent ends the connection; the end of our input is passed on to it."""
+    """Relay until the agent closes the connection; half-close it on end of our input."""
     sources: list[int] = [0, stream.fileno()]
-    with suppress(OSError):  # either side is gone
+    with suppress(OSError):  # either side disconnected
         while True:
             for source in select.select(sources, [], [])[0]:
                 if source == 0:
@@ -133,7 +133,7 @@ def _write(data: bytes) -> None:
 
 
 def _wait_for(agent: int) -> None:
-    """A moment, so that whoever waits for us finds no agent when it has ended with the connection."""
+    """Wait briefly for the agent's exit, so that it has usually ended when this process has."""
     descriptor = os.pidfd_open(agent)
     select.select([descriptor], [], [], _ENDING)
     os.close(descriptor)

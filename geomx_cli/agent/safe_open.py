@@ -1,4 +1,4 @@
-"""Opens what a job's processes have written, which may be anything by now: a script can put a link or a pipe there."""
+"""Opens files written by the job's processes, which are untrusted: a script may put a link or a pipe in their place."""
 
 import os
 import stat
@@ -11,13 +11,13 @@ __all__ = ["open_record"]
 
 
 def open_record(path: Path) -> BinaryIO:
-    """A plain file, for reading; it waits for nobody. Raises CheckFailed that names anything else, a link included,
-    FileNotFoundError where there is nothing.
+    """Open a regular file for reading, without blocking. Raises CheckFailed for any other type, including links, and
+    FileNotFoundError.
     """
     mode = path.lstat().st_mode
     if stat.S_ISREG(mode):
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        if stat.S_ISREG(os.fstat(file).st_mode):  # still
+        if stat.S_ISREG(os.fstat(file).st_mode):  # recheck after open
             return os.fdopen(file, "rb")
         os.close(file)
     raise CheckFailed(f"{path} is {_kind(mode)}, not a plain file: it is left out")

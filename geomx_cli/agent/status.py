@@ -1,7 +1,7 @@
-"""What an agent knows of its part of the job, in a file that a plain `cat` reads: `status.json`.
+"""The agent's status file, `status.json`: what it knows of its part of the job, readable with a plain `cat`.
 
-One line of JSON. Times are Unix seconds of this host; `uptime` counts since it was booted, so that a reader who
-looks at /proc/uptime in the same breath sees how old the file is, whatever the clocks say.
+One line of JSON. Times are Unix seconds of this host. `uptime` counts seconds since boot, so that a reader who reads
+/proc/uptime with the file can compute the file's age independently of clocks.
 """
 
 import os
@@ -29,16 +29,17 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "evaluation": ("round", "accuracy"),
     "finished": (),
 }
-"""Of which events the newest is kept, and which fields: all that the reducer reads."""
-_FAILURES = 8  # of each host; the first are those that tell
-_TEXT = 500  # characters of a text that a process has chosen
+"""Event kinds of which the newest is kept, and the fields kept: all that the reducer reads."""
+_FAILURES = 8  # per host; the first ones are the most informative
+_TEXT = 500  # maximum characters of a string chosen by a process
 
 
 class StatusFile:
-    """Keeps the newest of each process and writes it once a second, and soon after `change`. Used by one thread.
+    """Keeps the newest events of each process and writes them once a second, and soon after `change`. Not
+    thread-safe.
 
-    Its size is bounded by the number of processes. A disk that is full is no reason to end a job: then the file
-    grows old, its reader sees that, and the control machine gets one "warning" through `tell`.
+    Its size is bounded by the number of processes. A full disk does not end the job: the file becomes stale, which
+    its reader detects, and the control machine gets one "warning" through `tell`.
     """
 
     def __init__(self, directory: Path, host_spec: HostSpec, tell: Callable[[dict[str, Any]], None]) -> None:
@@ -51,7 +52,7 @@ class StatusFile:
         self._next = 0.0
 
     def note(self, process: str, event: Mapping[str, Any]) -> None:
-        """A process has written an event."""
+        """Record an event of a process."""
         kind = event.get("event")
         if not isinstance(kind, str) or kind not in _FIELDS or not isinstance(event.get("time"), int | float):
             return
@@ -64,18 +65,18 @@ class StatusFile:
             self._newest[process].setdefault("first round", kept)
 
     def fail(self, failure: Failure) -> None:
-        """A process has failed; its time is that of this host."""
+        """Record a failure of a process; its time is by this host's clock."""
         if len(self._failures) < _FAILURES:
             fields = failure.to_message()
             self._failures.append({**fields, "tail": [line[:_TEXT] for line in failure.tail]})
         self.change()
 
     def change(self) -> None:
-        """Something has changed that a reader wants to see soon."""
+        """Schedule a write without delay."""
         self._next = 0.0
 
     def content(self, children: Iterable[Child], stage: str, **facts: Any) -> dict[str, Any]:
-        """All that is known, as JSON can carry it. `facts` are the supervisor's own: why it stops, ..."""
+        """Return the whole status as JSON data. `facts` are the supervisor's own fields (why it stops, ...)."""
         return {
             "schema_version": STATUS_VERSION,
             "job": self._host_spec.job,
@@ -91,11 +92,11 @@ class StatusFile:
         }
 
     def due(self) -> bool:
-        """Whether it is time to write."""
+        """Whether the next write is due."""
         return time.monotonic() >= self._next
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """Replace status.json at once."""
+        """Replace status.json atomically."""
         self._next = time.monotonic() + _EVERY
         try:
             write_atomic(self._path, encode(content))
@@ -118,7 +119,7 @@ def _describe(child: Child, newest: Mapping[str, dict[str, Any]]) -> dict[str, A
 
 
 def _bounded(value: Any) -> Any:
-    """A value as a script may have chosen it: numbers and short texts, one level deep."""
+    """Bound a value chosen by a script: numbers and short strings, one level deep."""
     if isinstance(value, dict):
         flat = [(name, item) for name, item in value.items() if not isinstance(item, dict)]
         return {str(name)[:_TEXT]: _bounded(item) for name, item in flat[:8]}

@@ -1,4 +1,4 @@
-"""Ends this host's part of a job, or one party's processes of it, and says what became of each process."""
+"""Terminates this host's part of a job, or one party's processes of it, and reports the outcome per process."""
 
 import argparse
 import json
@@ -19,14 +19,14 @@ from geomx_cli.core.jsonlines import encode
 __all__ = ["main", "stop"]
 
 _WHO = "geomx stop"
-_MARGIN = 4.0  # beyond the patience, for the agent to kill, to tidy up and to end
-_ENDING = 1.0  # for what spoke with the agent to end after it
+_MARGIN = 4.0  # in addition to the patience, for the agent to kill, clean up and exit
+_ENDING = 1.0  # for processes connected to the agent to exit after it
 _POLL = 0.03
 _CONNECT = 2.0
 
 
 def main(directory: Path, arguments: Sequence[str]) -> int:
-    """Stop and print one JSON object; exit status 1 when something is left."""
+    """Stop and print one JSON object; return 1 if processes are left."""
     parser = argparse.ArgumentParser(prog="python -m geomx_cli.agent stop DIRECTORY")
     parser.add_argument("--party", default="", help="end only this party's processes")
     parser.add_argument("--grace", type=float, default=10.0, help="seconds between SIGTERM and SIGKILL")
@@ -37,12 +37,12 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
 
 
 def stop(directory: Path, *, party: str = "", patience: float = 10.0) -> dict[str, Any]:
-    """Ask the agent to end its processes, within `patience` seconds before it kills; then kill what is left.
+    """Ask the agent to terminate its processes, with `patience` seconds between SIGTERM and SIGKILL; then kill what
+    is left.
 
-    Returns "agent", "processes" (name -> what became of it), "others" (how many further processes had to be
-    killed), "left" (pids that could not be ended) and "note". Repeating it does no harm, nor does an agent that
-    was killed, a directory that is damaged or gone, or a reboot: then there is less to do. No process of
-    another job is touched.
+    Returns "agent", "processes" (name -> outcome), "others" (number of further processes killed), "left" (pids that
+    could not be terminated) and "note". Idempotent. Tolerates a killed agent, a damaged or missing directory, and a
+    reboot. Never touches processes of another job.
     """
     host_spec, state = host_spec_of(directory), AgentState.read(directory)
     started = dict(state.processes) if state else {}
@@ -73,7 +73,7 @@ def stop(directory: Path, *, party: str = "", patience: float = 10.0) -> dict[st
 
 
 def _ask(path: str, agent: Identity, names: Collection[str] | None, patience: float) -> bool:
-    """Ask through the agent's socket; one whose socket is gone is sent SIGTERM, if all is to end."""
+    """Send the request to the agent's socket; if that fails and everything is to end, send SIGTERM instead."""
     message: dict[str, Any] = {"type": "stop", "who": _WHO, "patience": patience}
     if names is not None:
         message["processes"] = list(names)
@@ -90,7 +90,7 @@ def _ask(path: str, agent: Identity, names: Collection[str] | None, patience: fl
 
 
 def _wait(lasts: Callable[[], bool], limit: float) -> bool:
-    """Until it no longer lasts; whether that came within `limit` seconds."""
+    """Poll until `lasts` is false; return whether that happened within `limit` seconds."""
     deadline = time.monotonic() + limit
     while lasts():
         if time.monotonic() > deadline:
@@ -100,7 +100,7 @@ def _wait(lasts: Callable[[], bool], limit: float) -> bool:
 
 
 def _statuses(directory: Path) -> Mapping[str, int | None]:
-    """The exit statuses that the agent has seen."""
+    """Return the exit statuses recorded by the agent."""
     try:
         told = json.loads((directory / FILE_NAME).read_bytes())["processes"]
         return {name: fields["status"] for name, fields in told.items()}
@@ -131,7 +131,7 @@ def _agent_fate(
 
 
 def _note(directory: Path, no_assignment: bool, no_state: bool) -> str:
-    """Why there was less to do than usual."""
+    """Return why there was less to do than usual, or ""."""
     if not directory.is_dir():
         return f"{directory} is not there: nothing to do"
     if no_assignment:

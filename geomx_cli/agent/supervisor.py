@@ -1,4 +1,4 @@
-"""The agent's loop: start this host's processes, watch them, report, and leave none behind."""
+"""The agent's main loop: start this host's processes, monitor and report on them, and terminate all of them."""
 
 import os
 import selectors
@@ -24,12 +24,12 @@ from geomx_cli.core.root_cause import Failure
 
 __all__ = ["Supervisor"]
 
-_TICK = 0.25  # between two looks at the event logs
-_LOOK = 1.0  # between two looks at the processes' state
-_CONNECT = 15.0  # for the control machine to say "start", since it was last heard
-_GRACE = 2.0  # for the others to end by themselves after one has failed
+_TICK = 0.25  # interval between reads of the event logs
+_LOOK = 1.0  # interval between checks of process states
+_CONNECT = 15.0  # timeout for "start" since the last message of the control machine
+_GRACE = 2.0  # for the others to exit on their own after a failure
 _TERMINATE = 1.0  # between SIGTERM and SIGKILL
-_KILL = 2.0  # for the kernel to end what was killed
+_KILL = 2.0  # for SIGKILL to take effect
 
 
 class _Stage(IntEnum):
@@ -41,12 +41,12 @@ class _Stage(IntEnum):
 
 
 class Supervisor:
-    """Single-threaded; `run` returns when every process has ended and everything is reported.
+    """Single-threaded. `run` returns when every process has ended and everything is reported.
 
-    A process that fails, "stop", SIGTERM or SIGINT to the agent, and a control machine that is gone or silent for
-    longer than the lease, unless it has said "suspend", all end the whole part of the job: after a grace SIGTERM, then
-    SIGKILL, to whole process groups and to whatever else descends from the agent. If the agent itself is killed the
-    kernel kills its children, and reaper.py the rest.
+    The whole part of the job is terminated by: a failed process, "stop", SIGTERM or SIGINT to the agent, or a control
+    machine that is disconnected or silent for longer than the lease without having sent "suspend". After a grace
+    period SIGTERM, then SIGKILL, go to whole process groups and to all other descendants of the agent. If the agent
+    itself is killed, the kernel kills its children and reaper.py the rest.
     """
 
     def __init__(self, directory: Path, host_spec: HostSpec) -> None:
@@ -61,10 +61,10 @@ class Supervisor:
         self._next_look = 0.0
         self._gave_up = False
         self._why = ""
-        self._asked_by = ""  # the user's way of asking for the end of the job, if that is why
-        self._told = 0.0  # when its processes got SIGTERM
-        self._ordered = False  # the control machine asked, for reasons of its own
-        self._suspended = False  # the control machine said that it would say nothing for a while
+        self._asked_by = ""  # the requester, if a user stopped the job
+        self._told = 0.0  # when SIGTERM was sent
+        self._ordered = False  # the control machine stopped the job for its own reasons
+        self._suspended = False  # the control machine announced a pause in its heartbeats
         self._patience = _TERMINATE
         self._status = StatusFile(directory, host_spec, self._control.tell)
         self._ending = PartialStop()
@@ -72,7 +72,7 @@ class Supervisor:
         self._wakeup, self._signals = socket.socketpair()
 
     def run(self) -> int:
-        """The agent's exit status: 0, or 1 when something could not be ended."""
+        """Run to the end and return the exit status: 1 if a process could not be terminated, else 0."""
         processes.adopt_orphans()
         self._catch_signals()
         self._write_state()
@@ -89,7 +89,7 @@ class Supervisor:
             self._host_spec.remove_secrets()
             self._status.write(self._content("over", left))
             self._control.tell({"type": "done", "left": left, "why": self._why, "asked": self._asked_by})
-            with suppress(OSError):  # a full disk: who is connected is told all the same
+            with suppress(OSError):  # full disk; a connected control machine still gets "done"
                 (self._directory / "agent-end.jsonl").write_bytes(self._control.unseen())
             self._control.close(_TERMINATE)
         return 1 if left else 0
@@ -128,7 +128,7 @@ class Supervisor:
             case "heartbeat":
                 self._acknowledge(message)
                 self._control.send({"type": "alive"})
-                if self._stage is _Stage.WAITING:  # for other hosts
+                if self._stage is _Stage.WAITING:  # the control machine waits for other hosts
                     self._deadline = time.monotonic() + _CONNECT
             case "stop":
                 self._obey_stop(message)
@@ -157,7 +157,7 @@ class Supervisor:
         self._enter(_Stage.RUNNING)
         inherited = self._host_spec.inherited()
         for child in self._children:
-            if child.asked:  # for its end, before its start
+            if child.asked:  # stopped before its start
                 continue
             try:
                 child.start(inherited, self._host_spec.working_dir)
@@ -203,10 +203,10 @@ class Supervisor:
 
     def _forward(self, child: Child) -> None:
         for event in child.new_events():
-            written = event.get("time")  # a script may write what it likes into its log
+            written = event.get("time")  # untrusted: written by a script
             age = max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
             self._status.note(child.name, event)
-            if not self._control.full:  # the newest of each kind come with the next hello
+            if not self._control.full:  # else the next hello's status has the newest of each kind
                 self._control.tell({"type": "event", "process": child.name, "age": age, "event": event})
 
     def _check_end(self, child: Child) -> None:
@@ -222,7 +222,7 @@ class Supervisor:
         self._status.change()
 
     def _fail(self, child: Child, failure: Failure) -> None:
-        """Report a failure, and end the others soon: the first one that failed by itself ends the job."""
+        """Report a failure and terminate the other processes after a grace period."""
         child.failed = True
         self._status.fail(failure)
         age = max(0.0, time.time() - failure.when)
@@ -244,7 +244,7 @@ class Supervisor:
             self._status.change()
 
     def _escalate(self) -> None:
-        """The present stage's time is over."""
+        """Enter the next stage after the current one's deadline."""
         match self._stage:
             case _Stage.WAITING:
                 self._stop(f"the control machine did not send start within {_CONNECT:g} s", 0)
@@ -266,18 +266,18 @@ class Supervisor:
             child.signal_group(number)
 
     def _over(self) -> bool:
-        """Whether no process of ours runs any more. What a process has left behind does not delay the end."""
+        """Whether none of the job's processes runs. Their leftover descendants do not delay the end."""
         running = self._stage is _Stage.WAITING or any(child.running for child in self._children)
         return self._gave_up or not running
 
     def _sweep(self) -> list[str]:
-        """End whatever still descends from us, reap, and name what could not be ended."""
+        """Terminate all remaining descendants, reap, and return those that could not be terminated."""
         me = os.getpid()
 
         def find() -> list[Identity]:
             return processes.descendants(me)
 
-        if self._stage <= _Stage.RUNNING and (strays := find()):  # left behind by processes that are done
+        if self._stage <= _Stage.RUNNING and (strays := find()):  # left behind by processes that ended normally
             processes.tell(strays, signal.SIGTERM)
             _wait_until_none(find, _TERMINATE)
         left = processes.end(find, _KILL)

@@ -1,9 +1,9 @@
-"""Prints what processes have written: JSON lines {"process", "line"}, and {"end": true} when there is no more.
+"""Prints the logs of processes as JSON lines {"process", "line"}, followed by {"end": true}.
 
-With --events these are the lines of their event logs, but for those of single rounds, which may be very many; of the
-telemetry in a long log that was there at first only some.
+With --events prints event logs instead, without round events, which may be very many, and with the telemetry of an
+initially long log thinned out.
 
-{"process", "next"} says where in its log the line begins that comes next: whoever was cut off goes on there.
+{"process", "next"} gives the offset of the next line in a process's log, to resume from after a disconnect.
 """
 
 import argparse
@@ -23,16 +23,16 @@ from geomx_cli.core.errors import CheckFailed
 __all__ = ["main"]
 
 _POLL = 0.2
-_POLL_EVENTS = 0.5  # telemetry comes once a second
+_POLL_EVENTS = 0.5  # telemetry is written once a second
 _CHUNK = 1 << 16
 _LONG = 4 << 20  # bytes of an event log
 _TELEMETRY = b'"event": "telemetry"'
 _ROUND = b'"event": "round"'
-_LONGEST = 1 << 16  # bytes of a line; a longer one comes in pieces
+_LONGEST = 1 << 16  # bytes of a line; longer lines are split
 
 
 def main(directory: Path, arguments: Sequence[str]) -> int:
-    """Print; with --follow until the agent has ended or our standard input has."""
+    """Print the logs; with --follow until the agent has ended or stdin is closed."""
     parser = argparse.ArgumentParser(prog="python -m geomx_cli.agent tail DIRECTORY")
     parser.add_argument("--follow", action="store_true", help="go on until the job has ended")
     parser.add_argument("--events", action="store_true", help="event logs, not logs")
@@ -51,7 +51,7 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
     ]
     try:
         while True:
-            over = not given.follow or not _runs(directory)  # before reading: what was written last is read too
+            over = not given.follow or not _runs(directory)  # checked first, so that final output is printed
             for tail in tails:
                 tail.print_new(last=over)
             if over:
@@ -60,13 +60,13 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
             sys.stdout.flush()
             if _input_ended(poll):
                 return 0
-    except BrokenPipeError:  # nobody reads any more
+    except BrokenPipeError:  # the reader has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
 
 
 class _Tail:
-    """One log and how far it was printed."""
+    """One log and the offset printed so far."""
 
     def __init__(self, name: str, path: Path, lines: int, begin: int) -> None:
         self._name = name
@@ -75,11 +75,11 @@ class _Tail:
         self._lines = lines
         self._offset = begin  # -1: not known yet
         self._left_out = False
-        self._thinned = 1  # of so many lines of telemetry one is printed
+        self._thinned = 1  # prints every n-th telemetry line
         self._seen = 0
 
     def print_new(self, *, last: bool) -> None:
-        """Print the lines that are whole by now; with `last` also one without an end."""
+        """Print the complete lines; with `last` also a final incomplete one."""
         if self._left_out:
             return
         try:
@@ -96,7 +96,7 @@ class _Tail:
     def _print_from(self, log: BinaryIO) -> None:
         if self._offset < 0:
             self._begin(_start(log, self._lines))
-        if os.fstat(log.fileno()).st_size < self._offset:  # it was too long, and has begun anew: see Child.shorten_log
+        if os.fstat(log.fileno()).st_size < self._offset:  # truncated by Child.shorten_log
             self._offset, self._rest = 0, b""
             self._tell_next(0)
         log.seek(self._offset)
@@ -104,7 +104,7 @@ class _Tail:
         while data := log.read(_CHUNK):
             self._offset += len(data)
             behind = len(data) - 1 - data.rfind(b"\n") if b"\n" in data else -1
-            data = data.replace(b"\0", b"")  # no terminal shows them, and holes in a file are full of them
+            data = data.replace(b"\0", b"")  # unprintable; sparse holes in a file read as zeros
             *lines, self._rest = (self._rest + data).split(b"\n")
             self._print(lines)
             if len(self._rest) > _LONGEST:
@@ -136,7 +136,7 @@ class _Tail:
 
 
 def _start(log: BinaryIO, lines: int) -> int:
-    """Where the last `lines` lines begin, the longest of them cut; a last line without an end counts."""
+    """Return the offset of the last `lines` lines, the first one possibly cut; counts an unterminated last line."""
     if lines < 0:
         return 0
     offset = end = log.seek(0, os.SEEK_END)
@@ -147,7 +147,7 @@ def _start(log: BinaryIO, lines: int) -> int:
         offset -= size
         log.seek(offset)
         data = log.read(size)
-        stop = len(data) - (offset + size == end)  # the end of the last line begins none
+        stop = len(data) - (offset + size == end)  # the last newline starts no line
         while (newline := data.rfind(b"\n", 0, stop)) >= 0:
             found, stop = found + 1, newline
             if found == lines:
