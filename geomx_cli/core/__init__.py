@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, options, events, units."""
+"""Foundations used by every other package: errors, options, events, units."""

@@ -1,4 +1,5 @@
-"""What an agent may say: its status (agent/status.py writes it) and its messages (agent/supervisor.py), checked."""
+"""Validated types of what an agent sends: its status (written by agent/status.py) and messages (agent/supervisor.py).
+"""
 
 import math
 import time
@@ -29,7 +30,7 @@ __all__ = [
 
 
 class FailureWords(TypedDict):
-    """See Failure; `when` by the host's clock."""
+    """Serialized Failure; `when` is by the host's clock."""
 
     process: str
     host: str
@@ -41,7 +42,7 @@ class FailureWords(TypedDict):
 
 
 class ProcessStatus(TypedDict):
-    """One process; `newest`: its newest events by kind, as the process chose to write them."""
+    """One process; `newest`: its newest events by kind, unvalidated."""
 
     pid: int
     state: str
@@ -52,8 +53,8 @@ class ProcessStatus(TypedDict):
 
 
 class AgentStatus(TypedDict):
-    """All that an agent knows. Times are Unix seconds of its host; `uptime` counts since that was booted; `agent` is
-    its pid and when it started, in the kernel's ticks.
+    """The whole status of an agent. Times are Unix seconds of its host; `uptime` counts seconds since boot; `agent`
+    is the agent's pid and start time in kernel ticks.
     """
 
     time: float
@@ -70,11 +71,11 @@ class AgentStatus(TypedDict):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message; `process` is one of the host's own, where there is one."""
+    """Base class of messages; `process`, where present, is one of the sending host's own."""
 
 
 class Hello(Message, frozen=True):
-    """An agent is connected, perhaps again, or was known `late` seconds ago."""
+    """The agent is connected or reconnected; or its status is known from `late` seconds ago."""
 
     status: AgentStatus
     late: float = 0.0
@@ -87,7 +88,7 @@ class Started(Message, frozen=True):
 
 
 class ProcessEvent(Message, frozen=True):
-    """A process wrote an event, `age` seconds ago."""
+    """A process wrote an event `age` seconds ago."""
 
     process: str
     event: dict[str, Any]
@@ -95,13 +96,13 @@ class ProcessEvent(Message, frozen=True):
 
 
 class Warned(Message, frozen=True):
-    """Something is wrong on the host, and the job goes on."""
+    """A problem on the host that does not end the job."""
 
     message: str
 
 
 class Ended(Message, frozen=True):
-    """A process has ended; `asked`: because somebody asked for it."""
+    """A process has ended; `asked`: on request."""
 
     process: str
     status: int
@@ -109,21 +110,21 @@ class Ended(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """A process has failed, `age` seconds ago."""
+    """A process failed `age` seconds ago."""
 
     failure: FailureWords
     age: float
 
 
 class Stopping(Message, frozen=True):
-    """Somebody who is not at this terminal has asked the agent to end the job."""
+    """A requester other than this control machine asked the agent to end the job."""
 
     who: str
     patience: float
 
 
 class Done(Message, frozen=True):
-    """The agent's part is over."""
+    """The agent has ended its part of the job."""
 
     why: str
     asked: str
@@ -131,7 +132,7 @@ class Done(Message, frozen=True):
 
 
 class Replaced(Message, frozen=True):
-    """The agent follows another control machine."""
+    """Another control machine took over the agent."""
 
 
 _KINDS: Mapping[str, type[Message]] = {
@@ -142,9 +143,9 @@ _KINDS: Mapping[str, type[Message]] = {
 
 
 def parse(message: Mapping[str, Any], host: str, places: Mapping[str, str]) -> Message | None:
-    """A message of `host`, its texts plain; None for one that says nothing new. `places`: process -> host.
+    """Parse a message of `host` and strip control characters from its strings; None for a type without content.
 
-    Raises ValueError for one that makes no sense, or speaks of a process that is not of that host.
+    `places`: process -> host. Raises ValueError for a malformed message or one about a process of another host.
     """
     kind = _KINDS.get(str(message.get("type")))
     if kind is None:
@@ -163,7 +164,9 @@ def parse(message: Mapping[str, Any], host: str, places: Mapping[str, str]) -> M
 
 
 def failures_of(status: AgentStatus, late: float, host: str, places: Mapping[str, str]) -> Iterator[Failure]:
-    """The failures in what `host` knew `late` seconds ago, of its own processes; times are monotonic and of here."""
+    """Yield the failures of the host's own processes in a status that is `late` seconds old. Times are converted to
+    this machine's monotonic clock.
+    """
     now = time.monotonic() - late
     for fields in status["failures"]:
         if places.get(fields["process"]) == host:
@@ -171,6 +174,6 @@ def failures_of(status: AgentStatus, late: float, host: str, places: Mapping[str
 
 
 def failure_of(fields: FailureWords, host: str, when: float) -> Failure:
-    """What a host says of a process of its own that failed."""
+    """Build the Failure reported by `host` for one of its processes."""
     process, cause, hint, peer = fields["process"], fields["cause"], fields["hint"], fields["peer"]
     return Failure(process, host, cause, when, hint, peer, fields["tail"])

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole: a reader sees the old content or the new one, also if the writer is killed."""
+"""Atomic file replacement: readers see the old or the new content, even if the writer is killed."""
 
 import os
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ __all__ = ["open_atomic", "write_atomic"]
 
 @contextmanager
 def open_atomic(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """A new file, which takes the place of `path` when the block ends without an error, and else is removed.
+    """Open a new file that replaces `path` when the block ends without an exception and is removed otherwise.
 
-    Its mode is `mode` without the bits of the umask. A writer that is killed leaves NAME.*.part. Raises OSError.
+    Its mode is `mode` minus the umask. A killed writer leaves NAME.*.part. Raises OSError.
     """
     part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -28,6 +28,6 @@ def open_atomic(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def write_atomic(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Make `content` the whole of a file. Raises as `open_atomic`."""
+    """Replace the content of a file atomically. Raises as `open_atomic`."""
     with open_atomic(path, mode) as file:
         file.write(content)

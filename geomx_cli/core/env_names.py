@@ -1,6 +1,4 @@
-"""Variables that have no effect: GEOMX_... that nothing reads, likely mistyped, and MXNet's and GeoMX's that geomx does
-not honour.
-"""
+"""Detects environment variables without effect: unknown GEOMX_... names, and MXNet's and GeoMX's that geomx ignores."""
 
 import difflib
 from collections.abc import Iterator, Mapping
@@ -17,11 +15,11 @@ OWN = frozenset(
         "JOB_DIR", "KEY_FILE", "PARTY", "PARTY_INDEX", "PROCESS", "RANK", "SCHEDULER", "SCRIPT_PROCESS", "WAN_SHARE",
     )
 )  # fmt: skip
-"""Those that are read beside the options' own."""
+"""Variables read in addition to those of options."""
 
 
 def strangers(environment: Mapping[str, str]) -> Iterator[str]:
-    """A sentence for each variable GEOMX_... that nothing reads."""
+    """Yield a sentence for each unknown GEOMX_... variable."""
     known = OWN | {option.env for option in table()}
     for name in sorted(environment):
         if name.startswith("GEOMX_") and name not in known:
@@ -56,15 +54,16 @@ _WITHOUT_EFFECT: Mapping[str, str] = {
     ),
     "MXNET_KVSTORE_DIST_ROW_SPARSE_VERBOSE": "a process's event log says what it does",
 }  # fmt: skip
-"""What to know, or to set instead, for each variable that MXNet or GeoMX reads and geomx does not."""
+"""For each variable that MXNet or GeoMX reads and geomx does not: the reason, or what to set instead."""
 _LAUNCH_SETS = "geomx launch gives each process its own; addresses and interfaces of hosts are in the inventory"
 _OFF = frozenset(("", "0", "0.0", "no", "false", "off"))
 
 
 def without_effect(environment: Mapping[str, str], *, launching: bool = False) -> Iterator[str]:
-    """A sentence for each variable of MXNet's and GeoMX's that is set, not to "off", and has no effect.
+    """Yield a sentence for each variable of MXNet's or GeoMX's that is set, not to an "off" value, and has no effect.
 
-    `launching`: to the environment of `geomx launch`, where those that processes started by hand read have none either.
+    `launching`: check the environment of `geomx launch`, which also ignores variables that processes started by hand
+    read.
     """
     for name in sorted(environment):
         if environment[name].strip().lower() in _OFF:

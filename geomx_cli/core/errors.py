@@ -1,19 +1,19 @@
-"""Every error that a user can cause or meet, in one tree.
+"""Hierarchy of all errors that a user can cause or encounter.
 
     GeomxError               message, hint, exit_code
     ├── TrainingFailed   1   a process of the job failed
-    │   └── PeerLost     1   another process of the job died or fell silent
-    ├── UsageError       2   the command line does not make sense
-    ├── InvalidSettings  3   an inventory, option, environment variable or script call is wrong
+    │   └── PeerLost     1   another process of the job died or timed out
+    ├── UsageError       2   invalid command line
+    ├── InvalidSettings  3   invalid inventory, option, environment variable or script call
     ├── HostUnreachable  4   a machine cannot be reached
-    │   └── WrongHostKey 4   it shows another host key than it should
-    ├── CheckFailed      5   a check before, beside or after a job failed
+    │   └── WrongHostKey 4   its SSH host key does not match
+    ├── CheckFailed      5   a check before, during or after a job failed
     ├── TimedOut         6   a wait reached its limit
     ├── DoneInPart       7   stopped, collected or summarised only in part
     └── Interrupted    130   Ctrl-C
 
-An error says what is wrong (`message`) and what to do about it (`hint`). `cli.py` is the only place that turns one
-into text and an exit status. Anything else that escapes is a defect of geomx and shows its traceback.
+An error states the problem (`message`) and the remedy (`hint`). Only `cli.py` turns errors into text and an exit
+status. Any other exception that escapes is a bug in geomx and shows its traceback.
 """
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class GeomxError(Exception):
-    """The root of the tree; never raised itself."""
+    """Base class of all errors; never raised itself."""
 
     exit_code = 1
 
@@ -50,7 +50,7 @@ class TrainingFailed(GeomxError):
 
 
 class PeerLost(TrainingFailed):
-    """Another process of the job died, fell silent or gave up; `peer` names it, as in "worker:1 of party A"."""
+    """Another process of the job died, timed out or failed; `peer` names it, e.g. "worker:1 of party A"."""
 
     def __init__(self, message: str, hint: str = "", *, peer: str = "") -> None:
         super().__init__(message, hint)
@@ -58,13 +58,13 @@ class PeerLost(TrainingFailed):
 
 
 class UsageError(GeomxError):
-    """The command line does not make sense."""
+    """Invalid command line."""
 
     exit_code = 2
 
 
 class InvalidSettings(GeomxError):
-    """An inventory, option, environment variable or call in a script is wrong."""
+    """Invalid inventory, option, environment variable or script call."""
 
     exit_code = 3
 
@@ -76,7 +76,7 @@ class HostUnreachable(GeomxError):
 
 
 class WrongHostKey(HostUnreachable):
-    """A machine shows another host key than it should; somebody may be in between."""
+    """A machine's SSH host key does not match; possibly a man-in-the-middle attack."""
 
 
 class CheckFailed(GeomxError):
@@ -86,13 +86,13 @@ class CheckFailed(GeomxError):
 
 
 class TimedOut(GeomxError):
-    """A wait reached its limit; the message names what was waited for."""
+    """A wait reached its limit; the message names the awaited condition."""
 
     exit_code = 6
 
 
 class DoneInPart(GeomxError):
-    """Some of the work is done and some is not; the message says which."""
+    """Only a part of the work succeeded; the message says which."""
 
     exit_code = 7
 

@@ -1,10 +1,10 @@
-"""The event log: what one process has to say, as JSON lines, one event a line, each of a kind with typed fields.
+"""The event log of a process: JSON lines, one event per line, with typed fields per event kind.
 
-Every line carries `schema_version`, `number` (1, 2, ...), `time` (Unix seconds), `party`, `role`, `rank` and `event`,
-the kind; the rest are the kind's own fields. Status, summaries, figures and the live view read nothing else.
+Every line has `schema_version`, `number` (1, 2, ...), `time` (Unix seconds), `party`, `role`, `rank` and `event` (the
+kind), followed by the fields of the kind. Status, summaries, figures and the live view have no other data source.
 
-A later version may add kinds and fields, which earlier ones pass over. The schema's version grows when a field changes
-its meaning; events of a larger one are passed over too.
+Later versions may add kinds and fields, which earlier versions ignore. The schema version is incremented when a field
+changes its meaning; events of a higher schema version are ignored.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ Pair = tuple[Count, Count]
 
 
 class Traffic(msgspec.Struct):
-    """Bytes of messages (sent, received) so far: inside the party, to other parties, and by peer. encoded: bytes before
+    """Message bytes (sent, received) so far: inside the party, to other parties, and by peer. encoded: bytes before
     and after encoding.
     """
 
@@ -64,29 +64,29 @@ class Traffic(msgspec.Struct):
 
 
 class Event(msgspec.Struct, tag_field="event", kw_only=True, omit_defaults=True):
-    """What all kinds have, set when it is written. `time`: Unix seconds by the clock of the process's host."""
+    """Fields of all kinds, set on write. `time`: Unix seconds by the clock of the process's host."""
 
     time: Seconds = 0.0
     number: Count = 0
 
     @property
     def order(self) -> tuple[int, float]:
-        """Orders the events of one process, though the clock of its host may have been set back."""
+        """Sort key for the events of one process; robust to clock adjustments."""
         return self.number, self.time
 
 
 class StateChanged(Event, tag="state"):
-    """The process is in another state: "waiting", "training", "serving", "finished"."""
+    """The process has entered a state: "waiting", "training", "serving", "finished"."""
 
     state: str
     message: str = ""
 
 
 class Telemetry(Event, tag="telemetry"):
-    """The newest figures, once a second.
+    """Periodic metrics, once per second.
 
-    waiting: the part of its time that a worker waits for others. progress: the part of the training that is done.
-    left_s: seconds until it is. refused: messages that were dropped, by reason. versions: rounds of each party that an
+    waiting: fraction of its time that a worker waits for others. progress: fraction of the training that is done.
+    left_s: estimated remaining seconds. refused: dropped messages by reason. versions: rounds of each party that an
     asynchronous root has applied.
     """
 
@@ -105,10 +105,9 @@ class Telemetry(Event, tag="telemetry"):
 
 class RoundCompleted(Event, tag="round"):
     """A worker's record of a round. times: seconds by phase of each local step. total_time: seconds since training
-    began. communicate, wait: seconds that the exchange was under way, and that the worker had nothing else to do.
-
-    recorded: the algorithm's own figures. samples: those of all rounds so far, added by the agent, which does not pass
-    all rounds on.
+    began. communicate: seconds that the exchange was in flight; wait: seconds that the worker was idle during it.
+    recorded: metrics of the algorithm. samples: total of all rounds so far, added by the agent because it does not
+    forward all rounds.
     """
 
     num_iters: Count
@@ -127,7 +126,7 @@ class RoundCompleted(Event, tag="round"):
 
 
 class Evaluated(Event, tag="evaluation"):
-    """The weights after `round` have this test accuracy. seconds: what finding that took."""
+    """Test accuracy of the weights after `round`. seconds: duration of the evaluation."""
 
     round: Count
     accuracy: Share
@@ -135,7 +134,7 @@ class Evaluated(Event, tag="evaluation"):
 
 
 class WarningRaised(Event, tag="warning"):
-    """Something that a user should know of, and the job goes on. reason: in a word, for refused messages."""
+    """A problem that does not end the job. reason: a one-word category, for refused messages."""
 
     message: str
     reason: str = ""
@@ -149,7 +148,7 @@ class RosterComplete(Event, tag="roster"):
 
 
 class ProcessFailed(Event, tag="failed"):
-    """The process ends because of this. peer: whose fault it is, if another's."""
+    """The process ends because of this error. peer: the process at fault, if another."""
 
     message: str
     hint: str = ""
@@ -157,8 +156,9 @@ class ProcessFailed(Event, tag="failed"):
 
 
 class ProcessFinished(Event, tag="finished"):
-    """The process has done its part. What follows only workers of the bundled training say: rounds, samples, seconds of
-    training; why it ended ("epochs", "time", ...); the digest of the weights; their test accuracy, on one worker.
+    """The process has completed its part. The remaining fields are set only by workers of the bundled training:
+    rounds, samples and seconds of training, stop reason ("epochs", "time", ...), digest of the weights, and, on one
+    worker, their test accuracy.
     """
 
     rounds: Count | None = None
@@ -176,9 +176,9 @@ _KINDS: Mapping[str, type[Event]] = {
 
 
 def parse(fields: Mapping[str, Any]) -> Event | None:
-    """An event from the JSON object that it was written as; None for a kind or schema that this version does not know.
+    """Parse an event from its JSON object; None for an unknown kind or a newer schema version.
 
-    Raises ValueError, which says what is wrong, for fields of a wrong type, missing, or out of bounds.
+    Raises ValueError for fields that are missing, out of bounds or of a wrong type.
     """
     kind, version = fields.get("event"), fields.get("schema_version", 1)
     if not isinstance(kind, str) or kind not in _KINDS or not isinstance(version, int) or version > SCHEMA_VERSION:
@@ -193,13 +193,13 @@ def parse(fields: Mapping[str, Any]) -> Event | None:
 
 
 class EventLog:
-    """Appends events to one file. A line is one write, so that a reader never sees two events mixed.
+    """Appends events to a file, one write() per line, so that lines of concurrent writers do not interleave.
 
-    Used by one thread, or by several that each write whole events (O_APPEND keeps lines apart). With no path, events
-    are dropped: a process started by hand without a job directory has no log. With `talk`, what has a message is
-    printed there too, so that a process's log is not empty when it is killed.
+    May be shared by threads (O_APPEND). Without a path, events are dropped: a process started by hand without a job
+    directory has no log. With `talk`, messages of events are also printed there, so that a process's log is not empty
+    when it is killed.
 
-    Training goes on without a log: when the disk is full, that is said once on stderr, and later events are dropped.
+    A full disk does not stop the training: it is reported once on stderr, and later events are dropped.
     """
 
     def __init__(
@@ -216,14 +216,14 @@ class EventLog:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(self, event: Event) -> None:
-        """Append one event with the time of now."""
+        """Append an event, with the current time."""
         if self._file >= 0 and not self._full:
             line = self._line(event)
             try:
                 if os.write(self._file, line) < len(line):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
-                self._full = True  # and stays open: another thread may be about to write
+                self._full = True  # stays open: another thread may be about to write
                 _say(sys.stderr, f"no more events are written to {self._path}: {error.strerror}")
         message = getattr(event, "message", "")
         if self._talk is not None and message and not isinstance(event, ProcessFailed):
@@ -242,6 +242,6 @@ class EventLog:
 
 
 def _say(stream: TextIO, text: str) -> None:
-    """Print a line; the stream may be a file on the same full disk."""
+    """Print a line; ignores OSError, as the stream may be a file on the same full disk."""
     with contextlib.suppress(OSError):
         print(text, file=stream, flush=True)

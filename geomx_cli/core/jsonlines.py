@@ -1,4 +1,4 @@
-"""JSON objects one a line: on a stream of bytes, none so long that it fills our memory, and in a file that grows."""
+"""JSON lines: bounded parsing of byte streams, and incremental reading of growing files."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -13,12 +13,12 @@ _LIMIT = 16 << 20  # bytes
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """A message as a line, with its end."""
+    """Return a message as one line, including the newline."""
     return json.dumps(message).encode() + b"\n"
 
 
 def decode(line: bytes | str) -> dict[str, Any]:
-    """The object on a line. Raises ValueError for anything else."""
+    """Parse the JSON object on a line. Raises ValueError for anything else."""
     try:
         found = json.loads(line)
     except RecursionError:
@@ -29,16 +29,16 @@ def decode(line: bytes | str) -> dict[str, Any]:
 
 
 class LineBuffer:
-    """Cuts what comes from a stream into lines, each of at most `limit` bytes."""
+    """Splits a byte stream into lines of at most `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The lines that `data` completes, without their ends. To be read to its end.
+        """Yield the lines completed by `data`, without newlines. The iterator must be exhausted.
 
-        Raises ValueError, behind them, where the line that it leaves incomplete is too long.
+        Raises ValueError, after the last line, if the remaining incomplete line is too long.
         """
         *whole, end = data.split(b"\n")
         if whole:
@@ -51,9 +51,9 @@ class LineBuffer:
 
 
 def lines(receive: Callable[[], bytes], what: str) -> Iterator[bytes]:
-    """The whole lines that `receive` gives until it gives b"". A last one without an end is left out.
+    """Yield complete lines until `receive` returns b"". An unterminated last line is dropped.
 
-    Raises CheckFailed, which calls the sender `what`, for a line longer than 16 MiB.
+    Raises CheckFailed, with `what` as the sender's name, for a line longer than 16 MiB.
     """
     buffer = LineBuffer(_LIMIT)
     while data := receive():
@@ -64,10 +64,9 @@ def lines(receive: Callable[[], bytes], what: str) -> Iterator[bytes]:
 
 
 def read_objects(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield each whole JSON object of a file from byte `start` on, with the offset behind it.
+    """Yield the JSON objects of a file from byte `start` on, each with the offset after it.
 
-    A line that is still being written (no newline yet) is left for the next call; one that is no JSON object is
-    passed over.
+    An incomplete last line (no newline yet) is left for the next call; lines that are not JSON objects are skipped.
     """
     with path.open("rb") as file:
         file.seek(start)

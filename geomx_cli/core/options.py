@@ -1,8 +1,8 @@
-"""The table of options: each is written once, here or in the plug-in that it belongs to.
+"""The table of options; each is defined once, here or in its plug-in.
 
-The command line, the environment of the processes, validation, `--dry-run` and the reference page are made from this
-table. An option's value is a plain bool, int, float or str; durations are seconds, sizes are bytes and rates bits a
-second, parsed from text with a unit.
+The command line, the environment of processes, validation, `--dry-run` and the reference page derive from this table.
+Values are plain bool, int, float or str; durations are seconds, sizes bytes and rates bits per second, parsed from
+text with a unit.
 """
 
 import math
@@ -22,8 +22,9 @@ Group = Literal["cluster", "synchronisation", "transport", "training"]
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `env` is the variable that carries it to a process; `minimum` and `maximum` bound a number other
-    than the default, which may stand for "choose for me", and it is less than `below`."""
+    """One option. `env` is the variable that passes it to processes. A number must be within `minimum` and `maximum`
+    and less than `below`, or equal the default, which may stand for "automatic".
+    """
 
     name: str
     kind: Kind
@@ -38,7 +39,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """As on the command line: `--batch-size`."""
+        """Its command-line flag, e.g. `--batch-size`."""
         return "--" + self.name.replace("_", "-")
 
     def allows(self, number: float) -> bool:
@@ -47,13 +48,13 @@ class Option:
 
     @property
     def span(self) -> str:
-        """The bounds of a number in words: "from 1 to 1024", "from 0", "from 0 and below 1"; "" where it has none."""
+        """The bounds of a number as text: "from 1 to 1024", "from 0", "from 0 and below 1", or "" if unbounded."""
         words = (("from ", self.minimum), ("to ", self.maximum), ("and below ", self.below))
         return " ".join(word + self._plain(bound) for word, bound in words if abs(bound) != math.inf)
 
     @property
     def stands_apart(self) -> str:
-        """The default, where it is a number that the bounds would not allow; else ""."""
+        """The default as text if it is a number outside the bounds, else ""."""
         value = self.default
         if isinstance(value, str) or (self.minimum <= value <= self.maximum and value < self.below):
             return ""
@@ -219,12 +220,12 @@ OPTIONS: tuple[Option, ...] = (
 
 
 def defaults(table: Iterable[Option] = OPTIONS) -> dict[str, Value]:
-    """The value of every option where nobody says otherwise."""
+    """Return the default value of every option."""
     return {option.name: option.default for option in table}
 
 
 def decode(option: Option, text: str) -> Value:
-    """The value that `text` stands for. Raises InvalidSettings with what to write instead."""
+    """Parse the text of a value. Raises InvalidSettings with a hint on valid values."""
     try:
         value = _PARSERS[option.kind](text.strip())
     except InvalidSettings as error:
@@ -236,7 +237,7 @@ def decode(option: Option, text: str) -> Value:
 
 
 def check(option: Option, value: Value) -> Value:
-    """`value` again, if the option allows it. Raises InvalidSettings otherwise."""
+    """Return `value` if the option allows it. Raises InvalidSettings otherwise."""
     if option.choices and value not in option.choices:
         raise InvalidSettings(
             f"{option.flag} ({option.env}): there is no {value!r}", f"choose one of {', '.join(option.choices)}"
@@ -250,7 +251,7 @@ def check(option: Option, value: Value) -> Value:
 
 
 def encode(option: Option, value: Value) -> str:
-    """`value` as text that `decode` reads back."""
+    """Return `value` as text that `decode` parses."""
     if option.kind == "bool":
         return "1" if value else "0"
     return str(value)

@@ -1,10 +1,11 @@
-"""Plug-ins: synchronisation algorithms, codecs, ways of delivery and allocators, found by scanning their packages, and
-among the entry points of whatever is installed beside geomx.
+"""Plug-ins: synchronisation algorithms, codecs, deliveries and allocators, discovered by scanning their packages and
+the entry points of installed distributions.
 
-An algorithm, delivery or allocator is a module with a `name`, its `options` and `refuses`. It may have the factories
-`worker`, `server` and `scheduler`, one for each side that it has a part in; what is heavy to import is imported inside
-them, so that a scan is cheap. A codec is a module with a `name` and the factory `codec`. A new plug-in is one new file.
-A module whose name starts with "_" is none. A distribution of one's own offers its modules in the groups
+An algorithm, delivery or allocator is a module with `name`, `options` and `refuses`. It may have the factories
+`worker`, `server` and `scheduler`, one per side that it takes part in; they import expensive modules lazily, so that
+a scan is cheap. A codec is a module with `name` and the factory `codec`. A new plug-in is one new file.
+
+Modules whose name starts with "_" are skipped. External distributions register modules in the entry point groups
 geomx.algorithms, geomx.codecs, geomx.deliveries and geomx.allocators.
 """
 
@@ -63,7 +64,7 @@ Look = tuple[str, str, str]
 
 
 class Spec(Protocol):
-    """What a plug-in sees of a job: every option's value, and the script with its arguments (() for none)."""
+    """A job as seen by a plug-in: every option's value, and the script with its arguments (() for none)."""
 
     @property
     def options(self) -> Mapping[str, Value]: ...
@@ -73,24 +74,24 @@ class Spec(Protocol):
 
 
 class Plugin(Protocol):
-    """What every plug-in's module has."""
+    """Interface of every plug-in module."""
 
     @property
     def name(self) -> str:
-        """What a user calls it, as in `--algo fsa`."""
+        """Its name for users, e.g. in `--algo fsa`."""
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """Its own options, which join the table of options."""
+        """Its own options, added to the table of options."""
 
     def refuses(self, spec: Spec) -> str | None:
-        """Why the job cannot work with this plug-in, as one sentence without a full stop; None if it can."""
+        """Return why the job cannot use this plug-in, as a sentence without a full stop, or None."""
 
 
 def scan(package: str, parts: tuple[str, ...] = _PARTS) -> dict[str, Plugin]:
-    """The plug-ins of `package` by name, sorted; each has these `parts`.
+    """Return the plug-ins of `package` by name, sorted; each must have the attributes `parts`.
 
-    Raises TypeError for a module that is none and for a name taken twice: these are mistakes in a plug-in.
+    Raises TypeError for a module that lacks one and for a duplicate name, which are bugs in a plug-in.
     """
     found: dict[str, Plugin] = {}
     for item in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
@@ -112,8 +113,8 @@ def _add(module: ModuleType, found: dict[str, Plugin], parts: tuple[str, ...]) -
 
 @cache
 def _all(kind: Kind) -> Mapping[str, Plugin]:
-    """Those of geomx, and behind them those that are installed. Raises InvalidSettings for one of the latter that
-    cannot be loaded.
+    """Return the built-in plug-ins followed by the installed ones. Raises InvalidSettings if an installed one cannot
+    be loaded.
     """
     parts = _CODEC_PARTS if kind == "codec" else _PARTS
     found = scan(_PACKAGES[kind], parts)
@@ -128,27 +129,27 @@ def _all(kind: Kind) -> Mapping[str, Plugin]:
 
 
 def algorithms() -> Mapping[str, Plugin]:
-    """The synchronisation algorithms by name."""
+    """Return the synchronisation algorithms by name."""
     return _all("algorithm")
 
 
 def allocators() -> Mapping[str, Plugin]:
-    """What gives machines to jobs, by name; see hosts/allocation.py."""
+    """Return the allocators, which provide machines to jobs, by name; see hosts/allocation.py."""
     return _all("allocator")
 
 
 def codecs() -> Mapping[str, Plugin]:
-    """The codecs by name. They import numpy, so they are only scanned for a job that asks for one."""
+    """Return the codecs by name. They import numpy, so they are scanned only for jobs that request one."""
     return _all("codec")
 
 
 def deliveries() -> Mapping[str, Plugin]:
-    """The ways of delivery by name."""
+    """Return the deliveries by name."""
     return _all("delivery")
 
 
 def find(kind: Kind, name: str) -> Plugin:
-    """The plug-in called `name`. Raises InvalidSettings, which names those there are."""
+    """Return the plug-in called `name`. Raises InvalidSettings, which lists the known names."""
     known = _all(kind)
     if name not in known:
         raise InvalidSettings(f"there is no {kind} {name!r}", f"choose one of {', '.join(known)}")
@@ -156,13 +157,14 @@ def find(kind: Kind, name: str) -> Plugin:
 
 
 def factory(plugin: Plugin, side: Side) -> Callable[..., Any] | None:
-    """What makes the plug-in's part in a worker, server or scheduler; None if it has no part there."""
+    """Return the plug-in's factory for a side, or None if it has no part there."""
     return getattr(plugin, side, None)
 
 
 def modes() -> Mapping[str, tuple[str, Look | None]]:
-    """What reports tell apart: the algorithms, and the `variants` that modules of theirs have. By name, sorted: title
-    (its module's `title`, or its name), and colour (as in "#E69F00"), marker and hatch (matplotlib's) in figures.
+    """Return the modes distinguished in reports, sorted by name: the algorithms and their modules' `variants`. Values
+    are the title (the module's `title`, or its name) and the look in figures: colour (e.g. "#E69F00"), matplotlib
+    marker and hatch.
     """
     found: dict[str, tuple[str, Look | None]] = {}
     for name, plugin in algorithms().items():
@@ -172,43 +174,43 @@ def modes() -> Mapping[str, tuple[str, Look | None]]:
 
 
 def mode(options: Mapping[str, Value]) -> str:
-    """What a job with these options is in reports: its algorithm, or a variant of that, which its module's `variant`
-    names.
-    """
+    """Return the mode of a job with these options: its algorithm, or the variant returned by its module's `variant`."""
     name = str(options["algo"])
     variant: Callable[[Mapping[str, Value]], str] = getattr(algorithms().get(name), "variant", lambda _: "")
     return variant(options) or name
 
 
 def is_standalone(algorithm: str) -> bool:
-    """Whether it is one worker by itself, which others are compared with: its module's `standalone`."""
+    """Whether it is a single-worker baseline (`standalone` of its module)."""
     return bool(getattr(algorithms().get(algorithm), "standalone", False))
 
 
 def forced_options(algorithm: str) -> Mapping[str, Value]:
-    """Options of the cluster that hold with this algorithm, whatever else is said: its module's `forced_options`."""
+    """Return the cluster options that this algorithm overrides (`forced_options` of its module)."""
     return dict(getattr(find("algorithm", algorithm), "forced_options", {}))
 
 
 def in_two_tiers(algorithm: str) -> bool:
-    """Whether every worker needs a local server above it, the central party's too (`needs_local_server`)."""
+    """Whether every worker, including the central party's, needs a local server (`needs_local_server`)."""
     return bool(getattr(find("algorithm", algorithm), "needs_local_server", False))
 
 
 def ranks_by_party(algorithm: str) -> bool:
-    """Whether scripts that are written for it count ranks within their party: its module's `ranks_by_party`."""
+    """Whether its scripts count ranks within a party (`ranks_by_party` of its module)."""
     return bool(getattr(find("algorithm", algorithm), "ranks_by_party", False))
 
 
 def peers(delivery: str, workers: int) -> frozenset[tuple[int, int]]:
-    """Which workers of a plane of so many dial which, by rank, as (dialler, listener): its module's `peers`."""
+    """Return the links between `workers` workers of a plane as (dialler, listener) ranks (`peers` of the delivery's
+    module).
+    """
     found: Callable[[int], Iterable[tuple[int, int]]] = getattr(find("delivery", delivery), "peers", lambda _: ())
     return frozenset(found(workers))
 
 
 def users(option: str) -> list[str]:
-    """The algorithms that have a use for an option of one of them: it is theirs, or among the `shared_options` of
-    their module. Empty for an option that is no algorithm's.
+    """Return the algorithms that use an algorithm's option: its owner, and those that list it in `shared_options`.
+    Empty for other options.
     """
     return [
         name
@@ -218,7 +220,7 @@ def users(option: str) -> list[str]:
 
 
 def merge(base: Iterable[Option], plugins: Iterable[Plugin]) -> tuple[Option, ...]:
-    """`base` and the options of `plugins`. Raises TypeError where two have one name, flag or variable."""
+    """Return `base` and the options of `plugins`. Raises TypeError if two share a name, flag or variable."""
     merged = [*base, *(option for plugin in plugins for option in plugin.options)]
     taken: dict[str, str] = {}
     for option in merged:
@@ -231,7 +233,7 @@ def merge(base: Iterable[Option], plugins: Iterable[Plugin]) -> tuple[Option, ..
 
 @cache
 def table() -> tuple[Option, ...]:
-    """The table of options of the whole program, with the choices of those that name a plug-in."""
+    """Return the complete table of options, with the plug-in names as choices."""
     choices = {"algo": tuple(algorithms()), "delivery": tuple(deliveries())}
     base = (replace(option, choices=choices.get(option.name, option.choices)) for option in OPTIONS)
     kinds = (algorithms(), allocators(), deliveries())

@@ -1,4 +1,4 @@
-"""Whether a folder is this user's alone to change: what others may have written there is not to be believed."""
+"""Checks that only the current user can modify a directory; content that others may have written is not trusted."""
 
 import os
 import stat
@@ -10,7 +10,7 @@ __all__ = ["make_private", "require_private"]
 
 
 def make_private(directory: Path) -> None:
-    """Take away from a folder of ours what others may do there. Raises as `require_private`."""
+    """Remove other users' permissions from a directory of ours. Raises as `require_private`."""
     found = directory.stat()
     if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
         directory.chmod(0o700)
@@ -18,8 +18,8 @@ def make_private(directory: Path) -> None:
 
 
 def require_private(directory: Path) -> None:
-    """Raises CheckFailed where a folder that exists is another user's, or others can write to it or may put another in
-    its place: where all can write to a folder on the way there. Who owns those is trusted.
+    """Raise CheckFailed if a directory belongs to another user, or if others can write to it or replace it because
+    one of its parents is writable by all. Owners of the parents are trusted.
     """
     real = directory.resolve()
     found = real.stat()
@@ -28,7 +28,7 @@ def require_private(directory: Path) -> None:
     open_to = [real] if found.st_mode & (stat.S_IWOTH | stat.S_IWGRP) else []
     for place in {*real.parents, *directory.absolute().parents}:
         mode = place.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # in one like /tmp nobody renames what is another's
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:  # with the sticky bit, as in /tmp, others cannot rename it
             open_to.append(place)
     for place in open_to:
         hint = f"chmod go-w {place}, if you know that nobody has changed what is there"

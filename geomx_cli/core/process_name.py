@@ -1,8 +1,8 @@
-"""What a process is called, and its files."""
+"""File names derived from process names."""
 
 __all__ = ["file_name"]
 
 
 def file_name(process: str) -> str:
-    """A process's name as part of a path: "A/worker:1" is "A-worker-1"."""
+    """Return a process's name as a path component: "A-worker-1" for "A/worker:1"."""
     return process.replace("/", "-").replace(":", "-")

@@ -1,4 +1,4 @@
-"""Why a process failed, and which failure of a job came first."""
+"""Descriptions of process failures, and selection of a job's root cause."""
 
 import re
 import signal
@@ -7,19 +7,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-_SILENT = re.compile(r"(?P<peer>\S+) has been silent for (?P<limit>\d+ s)")  # what ps/ says of a member
+_SILENT = re.compile(r"(?P<peer>\S+) has been silent for (?P<limit>\d+ s)")  # message of ps/ for a lost member
 
 __all__ = ["Failure", "describe_status", "exception_line", "first_cause"]
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One process that failed, or, with `process` empty, the agent of a host.
+    """A failure of one process or, with `process` empty, of a host's agent.
 
-    `cause` is a phrase that follows its name: "exited with status 1: ValueError: ...". `peer` is the process
-    that it blames, "" for itself. `when` is in seconds of the reader's clock. `tail` has the last lines of
-    its log. `fault`: what failed where that need not be it: the way to its "host", or the "link" between it and
-    another host.
+    `cause` is a phrase to follow its name: "exited with status 1: ValueError: ...". `peer` is the process that it
+    blames, "" for itself. `when` is in seconds of the reader's clock. `tail` has the last lines of its log. `fault`:
+    what failed if not the process itself: its "host" is unreachable, or the "link" between its host and another.
     """
 
     process: str
@@ -32,13 +31,12 @@ class Failure:
     fault: Literal["", "host", "link"] = ""
 
     def to_message(self) -> dict[str, Any]:
-        """Its fields, as JSON can carry them."""
+        """Return its fields as JSON data."""
         return {**asdict(self), "tail": list(self.tail)}
 
 
 def describe_status(status: int, *, memory: bool = False) -> str:
-    """A phrase for an exit status, or minus a signal's number. `memory`: the kernel has just ended something.
-    """
+    """Describe an exit status, or a negated signal number. `memory`: the OOM killer has just ended a process."""
     if status >= 0:
         return f"exited with status {status}"
     try:
@@ -51,7 +49,7 @@ def describe_status(status: int, *, memory: bool = False) -> str:
 
 
 def exception_line(lines: Sequence[str]) -> str:
-    """The line of the last traceback in a log that says what was raised; "" when there is none."""
+    """Return the exception line of the last traceback in a log, or ""."""
     found, inside = "", False
     for line in lines:
         if line.startswith("Traceback (most recent call last):"):
@@ -64,13 +62,13 @@ def exception_line(lines: Sequence[str]) -> str:
 def first_cause(
     failures: Sequence[Failure], hosts: Mapping[str, str], done: Collection[str] = ()
 ) -> Failure | None:
-    """The failure that all others follow from, as far as they tell. `hosts`: process -> host; `done`:
-    processes that have ended with status 0.
+    """Return the most likely root cause, or None. `hosts`: process -> host; `done`: processes that exited with status
+    0.
 
-    One that failed by itself outranks those that blame another process, whatever came first: a process often
-    sees a dead peer before that peer's agent sees it. Where all blame others, it is the process at the end of
-    the chain of blame, even if that one has said nothing at all: then it fell silent, or is stuck. If its host
-    cannot be reached from here either, that is the cause; if only another host heard nothing of it, their link.
+    A failure that blames no peer outranks all that do, regardless of time: a process often detects a dead peer before
+    that peer's agent does. If all blame peers, the end of the chain of blame is the cause, even if that process
+    reported nothing: it hangs or is disconnected. If its host is also unreachable from here, the host is the cause;
+    if only other hosts lost it, the link between them.
     """
     own = [failure for failure in failures if not failure.peer and failure.fault != "host"]
     if own:
@@ -101,7 +99,7 @@ def _end_of_blame(blames: Sequence[Failure], hosts: Mapping[str, str], done: Col
         return failure
     cause, hint = f"was declared lost by {failure.process}, which {failure.cause}", failure.hint
     words = failure.cause.partition(": ")[2]
-    if words and failure.peer not in words:  # its own, which it could not write down, as on a full disk
+    if words and failure.peer not in words:  # the peer's own error, which it could not log, e.g. on a full disk
         cause = f"reported to {failure.process}: {words}"
     if failure.peer in done:
         cause = f"ended with status 0 but did not leave the job; {failure.process} missed it"
@@ -111,8 +109,8 @@ def _end_of_blame(blames: Sequence[Failure], hosts: Mapping[str, str], done: Col
 
 
 def _broken_link(blame: Failure, blames: Sequence[Failure], hosts: Mapping[str, str]) -> Failure | None:
-    """The failure of the link between two hosts, if `blame` is for silence, and nobody on the silent one's own host
-    missed it: its agent would know if it had ended.
+    """Return a link failure if `blame` reports a timeout and no process on the peer's own host lost it; if the peer
+    had ended, its agent would have reported it.
     """
     peer, silent = blame.peer, _SILENT.search(blame.cause)
     here = hosts[peer]

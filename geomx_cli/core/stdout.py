@@ -1,4 +1,4 @@
-"""stdout of a command: what has become of it."""
+"""Wrapper around stdout that records writes and errors."""
 
 import os
 from collections.abc import Iterator
@@ -9,9 +9,7 @@ __all__ = ["Stdout", "watched"]
 
 
 class Stdout:
-    """A stream as it is, which remembers whether text was written to it (`used`) and the error that keeps more from
-    being written (`broken`).
-    """
+    """Delegates to a stream; records whether text was written (`used`) and the last write error (`broken`)."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -40,7 +38,7 @@ class Stdout:
             raise
 
     def give_up(self) -> None:
-        """Let what could not be written go nowhere, or Python tries again at its end and complains."""
+        """Redirect the descriptor to /dev/null, so that Python's flush at exit does not fail."""
         with suppress(OSError, ValueError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
@@ -49,7 +47,7 @@ class Stdout:
 
 @contextmanager
 def watched(stream: TextIO) -> Iterator[Stdout]:
-    """`stream` as sys.stdout, watched; what is left to be written is written at the end, or `broken` says why not."""
+    """Replace sys.stdout by a wrapped `stream` for the block."""
     output = Stdout(stream)
     with redirect_stdout(cast(TextIO, output)):
         yield output

@@ -1,6 +1,4 @@
-"""Durations, sizes, rates and links as people write them: "30ms", "1MiB", "100mbit", "100mbit,30ms". Parsed once, at
-the edge.
-"""
+"""Parsing and formatting of durations, sizes, rates and links: "30ms", "1MiB", "100mbit", "100mbit,30ms"."""
 
 import re
 
@@ -37,26 +35,26 @@ def _parse(text: str, scale: dict[str, float] | dict[str, int], kind: str, examp
 
 
 def parse_duration(text: str) -> float:
-    """Seconds, from "5s", "300ms", "2m", "1.5h" or a bare number of seconds."""
+    """Parse a duration to seconds: "5s", "300ms", "2m", "1.5h" or a bare number of seconds."""
     return _parse(text, _DURATIONS, "duration", '"30ms"')
 
 
 def parse_size(text: str) -> int:
-    """Bytes, from "1MiB", "64k", "2GB" or a bare number of bytes."""
+    """Parse a size to bytes: "1MiB", "64k", "2GB" or a bare number of bytes."""
     return int(_parse(text, _SIZES, "size", '"1MiB"'))
 
 
 def parse_rate(text: str) -> float:
-    """Bits per second, from "100mbit", "1gbit" or "512kbit"; the unit is required."""
+    """Parse a rate to bits per second: "100mbit", "1gbit" or "512kbit"; the unit is required."""
     return _parse(text, _RATES, "rate", '"100mbit"')
 
 
 def parse_wan(text: str) -> tuple[float, float]:
-    """(bits per second, seconds of round trip) of a link, from "100mbit,30ms"; either part may be left out, and is 0
-    then; "" is (0, 0).
+    """Parse a link, e.g. "100mbit,30ms", to (bits per second, round trip in seconds). A missing part is 0; "" is (0,
+    0).
 
-    Raises InvalidSettings, which names the part that is wrong: one without a unit of a rate or of a time, two of one
-    kind, a rate of 0 and a round trip of more than a minute.
+    Raises InvalidSettings, naming the invalid part: one without a unit of rate or time, a duplicate, a rate of 0, or
+    a round trip of more than a minute.
     """
     rate = trip = None
     for part in (part.strip() for part in text.split(",") if text.strip()):
@@ -76,7 +74,7 @@ def parse_wan(text: str) -> tuple[float, float]:
 
 
 def _wrong_part(part: str, unit: str | None) -> InvalidSettings:
-    """What is wrong with one part of a link; `unit` is what stands behind its number, None where it is no number."""
+    """Build the error for one part of a link; `unit` follows its number, None if it has no number."""
     if unit is None:
         several = len(part.split()) > 1
         what = "has no comma between its parts" if several else "is neither a rate nor a round trip"
@@ -92,12 +90,12 @@ def _wrong_part(part: str, unit: str | None) -> InvalidSettings:
 
 
 def counted(count: int, noun: str) -> str:
-    """ "1 host", "2 hosts"."""
+    """Pluralize a noun: "1 host", "2 hosts"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_duration(seconds: float) -> str:
-    """Short and readable: "850 ms", "4.2 s", "3 min 05 s", "1 h 02 min"."""
+    """Format a duration: "850 ms", "4.2 s", "3 min 05 s", "1 h 02 min"."""
     if seconds < 1:
         return f"{seconds * 1e3:.0f} ms"
     if seconds < 60:
@@ -108,7 +106,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Decimal, as network people count: "715 kB", "46.8 MB"."""
+    """Format a size in decimal units: "715 kB", "46.8 MB"."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"

@@ -1,6 +1,4 @@
-"""What comes from a host, before it is believed: JSON as it was agreed on, numbers within bounds, text that does a
-terminal no harm.
-"""
+"""Validation of untrusted data from hosts: JSON against a schema, bounded numbers, text safe for a terminal."""
 
 import json
 import re
@@ -11,18 +9,18 @@ from geomx_cli.core.errors import InvalidSettings
 __all__ = ["check_whole", "convert", "decode", "first_line", "last_line", "plain", "plain_all"]
 
 _SEQUENCES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?|[ -/]*[0-~])")
-# All control characters but tab and newline, and those that turn the direction of the text around them.
+# Control characters except tab and newline, and bidirectional formatting characters.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _Kind = TypeVar("_Kind")
 
 
 def plain(text: str) -> str:
-    """`text` as a terminal may get it: no escape sequences, and of control characters only tab and newline."""
+    """Remove escape sequences, and control characters except tab and newline."""
     return _CONTROLS.sub("", _SEQUENCES.sub("", text))
 
 
 def plain_all(value: Any) -> Any:
-    """JSON data with all its texts plain."""
+    """Apply `plain` to all strings of JSON data."""
     match value:
         case str():
             return plain(value)
@@ -34,28 +32,27 @@ def plain_all(value: Any) -> Any:
 
 
 def first_line(error: BaseException, host: str = "") -> str:
-    """The first line of an error's words, or its class where it has none; without the name of the host that leads it,
-    for where that stands before it anyway.
+    """Return the first line of an error's message, or its class name if empty, without a leading name of `host`, for
+    contexts that already name it.
     """
     line: str = next(iter(plain(str(error)).splitlines()), type(error).__name__)
     return line.removeprefix(f"host {host}: ").removeprefix(f"host {host} ")
 
 
 def last_line(text: str, otherwise: str) -> str:
-    """The last line of what a command has said, or `otherwise` where it said nothing."""
+    """Return the last line of a command's output, or `otherwise` if it is empty."""
     return next(reversed(plain(text).strip().splitlines()), otherwise)
 
 
 def check_whole(what: str, value: object, least: int, most: int) -> None:
-    """Raises InvalidSettings for anything but an integer (a bool is none) from `least` to `most`."""
+    """Raise InvalidSettings unless `value` is an integer (not a bool) from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise InvalidSettings(f"{what} is {value!r}", f"it is a whole number from {least} to {most}")
 
 
 def convert(value: Any, kind: type[_Kind]) -> _Kind:
-    """JSON data of a host, with all texts plain, as a msgspec struct or TypedDict. Raises ValueError where it is none.
-    """
-    import msgspec  # here, as a scan of plug-ins loads this module
+    """Convert JSON data to a msgspec struct or TypedDict, with `plain_all` applied. Raises ValueError."""
+    import msgspec  # lazy, as the plug-in scan loads this module
 
     try:
         return msgspec.convert(plain_all(value), kind)
@@ -64,7 +61,7 @@ def convert(value: Any, kind: type[_Kind]) -> _Kind:
 
 
 def decode(data: bytes | str, kind: type[_Kind]) -> _Kind:
-    """The same of JSON that is yet to be read."""
+    """Parse JSON and `convert` it."""
     try:
         return convert(json.loads(data), kind)
     except RecursionError as error:
