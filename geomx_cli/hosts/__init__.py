@@ -1,7 +1,7 @@
-"""How machines are reached: a connector runs commands on one, opens streams to it and copies files to and from it.
+"""Access to machines: a connector runs commands on a host, opens streams to it and copies files.
 
-Nothing else in geomx knows whether a host is this machine or one behind SSH. What is to run there for long (the
-agent) detaches itself and outlives the connection.
+The rest of geomx is independent of whether a host is local or behind SSH. Long-running programs (the agent) detach
+themselves and outlive the connection.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,9 +24,9 @@ _Result = TypeVar("_Result")
 
 
 def connector(host: "Host", python: str, ssh: "SshOptions") -> Connector:
-    """The connector for `host`, by the type of its `access`. Nothing is connected before it is used.
+    """Return the connector for `host`, chosen by the type of its `access`. It connects on first use.
 
-    `python` is the interpreter where the inventory names none.
+    `python` is the interpreter if the inventory names none.
     """
     from geomx_cli.inventory import Local, Ssh
 
@@ -42,7 +42,7 @@ def connector(host: "Host", python: str, ssh: "SshOptions") -> Connector:
 
 
 def with_addresses(inventory: "Inventory", ssh: "SshOptions") -> "Inventory":
-    """The inventory with an address for each host of which only a name is known that might be this user's own."""
+    """Resolve the addresses of hosts known only by a name that may be private to this user (an ssh_config alias)."""
     from geomx_cli.inventory import is_ip
 
     def with_address(host: "Host") -> "Host":
@@ -55,10 +55,10 @@ def with_addresses(inventory: "Inventory", ssh: "SshOptions") -> "Inventory":
 
 
 def everywhere(do: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """Call `do` for each item, up to 64 at a time; the results in the items' order.
+    """Call `do` for each item, up to 64 concurrently; return the results in order.
 
-    All are carried out whatever happens to the others. If one raised a GeomxError it is raised again; if
-    several did, one of the first one's class that has the words of all. Another exception goes before them.
+    All calls run to completion. A single GeomxError is raised again; several are merged into one of the first one's
+    class. Other exceptions take precedence.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         futures = [pool.submit(do, item) for item in items]
@@ -70,7 +70,7 @@ def everywhere(do: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_
 
 @contextmanager
 def closing(hosts: Mapping[str, Connector]) -> Iterator[Mapping[str, Connector]]:
-    """Let go of all these hosts at the end."""
+    """Close all these hosts at the end of the block."""
     try:
         yield hosts
     finally:

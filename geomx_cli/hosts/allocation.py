@@ -1,4 +1,4 @@
-"""Machines that a job has for as long as it runs: an allocator gives them at launch and takes them back at the end."""
+"""Allocation of machines to a job: an allocator provides them at launch and releases them at the job's end."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,27 +16,27 @@ __all__ = ["Allocation", "Allocator", "allocated", "release"]
 
 
 class Allocator(Plugin, Protocol):
-    """A plug-in that turns what an inventory asks for into hosts; named by the inventory's `allocator`.
+    """A plug-in that provides the machines of an inventory's hosts; named by the inventory's `allocator`.
 
-    Both functions may raise a GeomxError, an OSError or a SubprocessError, whose text a user gets to read.
+    Both functions may raise a GeomxError, an OSError or a SubprocessError, whose text is shown to the user.
     """
 
     def allocate(self, inventory: Inventory, job: str, spec: Spec) -> Iterable[Host]:
-        """The inventory's hosts in its order, each with the machine that it gets: `access`, addresses and whatever else
-        depends on the machine; names, parties, devices and roles stay. Blocks until all of them can be used. Called in
-        the main thread, so that Ctrl-C interrupts it. `job` is the job's id.
+        """Return the inventory's hosts in order, each with its machine's `access`, addresses and other
+        machine-dependent fields; names, parties, devices and roles must not change. Blocks until all machines are
+        usable. Called in the main thread, so that Ctrl-C interrupts it. `job` is the job's id.
         """
 
     def release(self, job: str) -> None:
-        """Take back all that the job was given, also by an `allocate` that failed or was interrupted. May be called by
-        another process than `allocate`, and again when nothing is left.
+        """Release all machines of the job, including those of a failed or interrupted `allocate`. Must be idempotent;
+        may be called by another process than `allocate`.
         """
 
 
 @dataclass
 class Allocation:
-    """`inventory` with the machines of a job. `kept`: the job goes on when the block ends, and so do they. `problems`:
-    what went wrong with their release.
+    """An `inventory` with the machines of a job. `kept`: the job outlives the block and keeps its machines.
+    `problems`: errors of the release.
     """
 
     inventory: Inventory
@@ -48,10 +48,10 @@ class Allocation:
 def allocated(
     inventory: Inventory, job: str, spec: Spec, ssh: SshOptions, note: Callable[[str], None]
 ) -> Iterator[Allocation]:
-    """Within, the job has its machines; without an allocator they are those of the inventory. However the block ends,
-    they are released unless `kept`; `note` is told what goes wrong with that.
+    """Allocate machines for the block; without an allocator the inventory is used as it is. At the end of the block
+    they are released unless `kept`; `note` receives progress and warnings.
 
-    Raises what the allocator raises, with its name, and TypeError where it gives other hosts than it was asked for.
+    Raises the allocator's errors, prefixed with its name, and TypeError if it returns other hosts than requested.
     """
     allocation = Allocation(inventory)
     try:
@@ -67,7 +67,7 @@ def allocated(
 
 
 def release(inventory: Inventory, job: str) -> tuple[str, ...]:
-    """Give back the machines of a job; what went wrong with that, in words. May be repeated."""
+    """Release the machines of a job; return error messages. Idempotent."""
     if not inventory.allocator:
         return ()
     try:
@@ -91,7 +91,7 @@ def _allocate(inventory: Inventory, job: str, spec: Spec) -> Inventory:
 
 
 def _asked(host: Host) -> tuple[object, ...]:
-    """What no machine changes: the plan was checked with it."""
+    """Return the fields that an allocator must not change, as the plan was validated with them."""
     return host.name, host.parties, host.devices, host.runs
 
 

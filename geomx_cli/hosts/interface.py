@@ -1,4 +1,4 @@
-"""What every connector has: commands run on a machine, streams to them, files put there and got from it."""
+"""Interface of connectors: run commands on a host, open streams to them, and transfer files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +9,7 @@ __all__ = ["Channel", "Completed", "Connector", "File"]
 
 @dataclass(frozen=True)
 class Completed:
-    """A command that has ended. `status` is its exit status; negative when a signal ended it, by minus its number
-    where that is known.
-    """
+    """A finished command. `status` is its exit status, or the negated number of the signal that ended it, if known."""
 
     status: int
     output: bytes
@@ -20,42 +18,41 @@ class Completed:
 
 @dataclass(frozen=True)
 class File:
-    """A file to be put on a host."""
+    """A file to be written to a host."""
 
     data: bytes
     mode: int = 0o600
 
 
 class Channel(Protocol):
-    """A command under way on a host: its standard input and output as a byte stream.
+    """A running command on a host, with its stdin and stdout as a byte stream.
 
-    One thread may receive while others send; any thread may close. A connection that breaks ends the stream
-    within seconds.
+    One thread may receive while others send; any thread may close. A broken connection ends the stream within
+    seconds.
     """
 
     def send(self, data: bytes) -> None:
-        """Send all of `data`. Raises OSError once the stream is broken or closed."""
+        """Send all of `data`. Raises OSError if the stream is broken or closed."""
 
     def receive(self) -> bytes:
-        """What has come, at least one byte; b"" when the command has ended or the connection broke."""
+        """Receive at least one byte; b"" if the command has ended or the connection is broken."""
 
     def errors(self) -> str:
-        """The last 4 KiB of what the command wrote on its standard error so far; all of it after the end."""
+        """Return the last 4 KiB of the command's stderr so far; complete after the end."""
 
     def close(self) -> None:
-        """End its standard input; what it still writes may be received. Closing twice does no harm."""
+        """Close its stdin; remaining output may still be received. Idempotent."""
 
 
 class Connector(Protocol):
-    """The way to one machine of the inventory. Paths are absolute and of that machine. Each method may be called by any
-    thread.
+    """Access to one host of the inventory. Paths are absolute paths on that host. Thread-safe.
 
-    Every method raises HostUnreachable when the machine cannot be reached, and OSError for what it refuses.
+    Every method raises HostUnreachable if the host cannot be reached, and OSError if the operation is rejected.
     """
 
     @property
     def name(self) -> str:
-        """As the inventory calls it."""
+        """Its name in the inventory."""
 
     @property
     def python(self) -> str:
@@ -63,25 +60,25 @@ class Connector(Protocol):
 
     @property
     def address(self) -> str:
-        """What is dialled to reach it, once names that only this user has (in ~/.ssh/config) are looked up. Raises
-        InvalidSettings where they cannot be.
+        """The address that is dialled, with aliases of the user's ~/.ssh/config resolved. Raises InvalidSettings if
+        they cannot be.
         """
 
     def run(self, argv: Sequence[str], *, data: bytes = b"", limit: float) -> Completed:
-        """Run a command with `data` on its standard input to its end, at most `limit` seconds. Then TimedOut; a
-        command behind SSH may go on all the same.
+        """Run a command to completion with `data` as its stdin. Raises TimedOut after `limit` seconds; over SSH the
+        command may keep running.
         """
 
     def open(self, argv: Sequence[str]) -> Channel:
-        """Start a command and return at once. It should end when its standard input does: a connection that
-        breaks says no more than that.
+        """Start a command without waiting for it. It should exit at the end of its stdin, the only sign of a broken
+        connection.
         """
 
     def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
-        """Write a file at once or not at all; folders that are missing are made with mode 0700."""
+        """Write a file atomically; missing folders are created with mode 0700."""
 
     def get(self, path: str) -> bytes:
-        """A file's content. Raises FileNotFoundError where there is none."""
+        """Read a file. Raises FileNotFoundError."""
 
     def close(self) -> None:
-        """Let go of the machine. What has detached itself there keeps running."""
+        """Disconnect. Detached processes keep running."""

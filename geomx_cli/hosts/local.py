@@ -1,4 +1,4 @@
-"""This machine as a host. Several planned hosts may lie on it, each with an agent of its own."""
+"""Connector for this machine. Several planned hosts may share it, each with its own agent."""
 
 import os
 import subprocess
@@ -20,13 +20,13 @@ _ENDING = 2.0
 
 
 class LocalConnector:
-    """Commands run as the user who calls, in the current directory."""
+    """Runs commands as the current user in the current directory."""
 
     address = "127.0.0.1"
 
     def __init__(self, name: str = "local", python: str = sys.executable) -> None:
         self.name = name
-        self.python = os.path.expanduser(python)  # noqa: PTH111 - a command stays one
+        self.python = os.path.expanduser(python)  # noqa: PTH111 - keeps bare command names
         self._channels: list[_LocalChannel] = []
 
     def run(self, argv: Sequence[str], *, data: bytes = b"", limit: float) -> Completed:
@@ -60,7 +60,7 @@ class LocalConnector:
         return Path(path).read_bytes()
 
     def close(self) -> None:
-        """See Connector.close. Waits a moment for commands to end, and ends those that do not."""
+        """See Connector.close. Waits briefly for commands to exit, then kills them."""
         for channel in self._channels:
             channel.close()
         for channel in self._channels:
@@ -68,11 +68,11 @@ class LocalConnector:
 
 
 class _LocalChannel:
-    """A child process with pipes as a channel. A thread takes what it writes on its standard error."""
+    """A child process with pipes as a channel. A thread drains its stderr."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         pipe = subprocess.PIPE
-        # A session of its own: Ctrl-C is for us, who then tell the agents.
+        # In its own session: Ctrl-C must reach only this process, which then informs the agents.
         self._process = subprocess.Popen(
             argv, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, env=_environment(), start_new_session=True
         )
@@ -107,17 +107,17 @@ class _LocalChannel:
             with suppress(OSError):
                 self._stdin.close()
             self._sending.release()
-        else:  # it does not read what it is sent
+        else:  # it does not read its stdin
             self._process.kill()
 
     def finish(self, limit: float) -> None:
-        """Wait at most `limit` seconds for the end, then kill; the pipes are closed afterwards."""
+        """Wait at most `limit` seconds for the exit, then kill; close the pipes."""
         try:
             self._process.wait(limit)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._listener.join(limit)  # a child that has detached may hold the pipe
+        self._listener.join(limit)  # a detached child may hold the pipe open
         if not self._listener.is_alive():
             self._stdout.close()
             self._stderr.close()
@@ -128,7 +128,7 @@ class _LocalChannel:
 
 
 def python_path() -> str:
-    """Our PYTHONPATH, and where geomx_cli was imported from: a checkout that is not installed works as well."""
+    """Return PYTHONPATH extended by the import location of geomx_cli, so that an uninstalled checkout works."""
     source = str(Path(__file__).parents[2])
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     if source.endswith("-packages") or source in inherited:

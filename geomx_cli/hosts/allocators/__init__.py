@@ -1,1 +1,1 @@
-"""Allocators, one file each (see hosts/allocation.py). None is built in: the machines of most inventories are fixed."""
+"""Allocators, one per file (see hosts/allocation.py). None is built in; most inventories have fixed machines."""

@@ -1,1 +1,1 @@
-"""Hosts behind SSH, over paramiko."""
+"""Connector for hosts behind SSH, based on paramiko."""

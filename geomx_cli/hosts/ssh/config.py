@@ -1,4 +1,4 @@
-"""Where a machine behind SSH is and who we are there: the inventory's words first, then the user's ssh_config."""
+"""Resolves addresses and users of SSH hosts: the inventory takes precedence over the user's ssh_config."""
 
 import getpass
 import os
@@ -23,9 +23,9 @@ _MOST_JUMPS = 8
 
 
 def hops(ssh: Ssh, options: SshOptions) -> list[Hop]:
-    """The machines to go through, in order; the last is the one that `ssh` means.
+    """Return the machines to connect through, in order; the last is the target of `ssh`.
 
-    Raises InvalidSettings for an ssh_config that cannot be read or asks for what is not supported.
+    Raises InvalidSettings for an ssh_config that is unreadable or uses unsupported features.
     """
     config = _read_config(options.config)
     return [*_through(ssh, options, config, 0), _hop(ssh, options, config)]
@@ -42,13 +42,13 @@ def _through(ssh: Ssh, options: SshOptions, config: paramiko.SSHConfig, depth: i
         hint = "use ProxyJump there, or jump in the inventory"
         raise InvalidSettings(f"{options.config} has a ProxyCommand for {ssh.address}, which is not supported", hint)
     first, *others = [_parse(part) for part in jump.split(",")]
-    # What ssh_config says of how to reach the first of them holds too.
+    # The ssh_config entries for reaching the first jump host apply too.
     before = _through(first, options, config, depth + 1)
     return [*before, *(_hop(part, options, config, ssh.key) for part in (first, *others))]
 
 
 def _parse(text: str) -> Ssh:
-    """[user@]host[:port], or the same as ssh://..., with an IPv6 address in brackets when there is a port."""
+    """Parse [user@]host[:port] or ssh://...; an IPv6 address with a port must be in brackets."""
     user, _, place = text.strip().removeprefix("ssh://").rstrip("/").rpartition("@")
     host, colon, port = place.rpartition(":")
     if not colon or (":" in host and not host.startswith("[")):
@@ -63,7 +63,7 @@ def _is_port(text: str) -> bool:
 
 
 def _hop(ssh: Ssh, options: SshOptions, config: paramiko.SSHConfig, key: str = "") -> Hop:
-    """`key`: that of the host behind it, for a machine of which nothing else is said."""
+    """Resolve one machine. `key`: default key file, that of the host behind this jump host."""
     found = _lookup(config, ssh.address)
     address = found.get("hostname", ssh.address)
     said = str(found.get("port", 22))
@@ -90,7 +90,7 @@ def _hop(ssh: Ssh, options: SshOptions, config: paramiko.SSHConfig, key: str = "
 def _lookup(config: paramiko.SSHConfig, alias: str) -> dict[str, Any]:
     try:
         return dict(config.lookup(alias))
-    except Exception as error:  # paramiko raises all kinds for what it cannot expand
+    except Exception as error:  # paramiko raises various exceptions for failed expansions
         raise InvalidSettings(f"ssh_config cannot be used for {alias}: {error}", "correct it there") from None
 
 
@@ -103,9 +103,9 @@ def _read_config(path: str) -> paramiko.SSHConfig:
 
 
 def _lines(path: Path, scope: str = "Host *", depth: int = 0) -> Iterator[str]:
-    """The lines of a file and of those that it includes. A file that is not there has none.
+    """Yield the lines of a file and of its includes; none if the file is missing.
 
-    `scope` is the Host or Match line that holds where the file is included; it holds again behind an Include.
+    `scope` is the Host or Match line in effect at the include; it is restored after each Include.
     """
     try:
         text = path.read_text()

@@ -1,4 +1,4 @@
-"""A connection to one machine, authenticated both ways: every step has a limit, every failure says what to do."""
+"""SSH connections with mutual authentication: every step has a timeout, every error a hint."""
 
 import errno
 import logging
@@ -24,20 +24,20 @@ _TCP = 8.0  # seconds
 _BANNER = 8.0
 _AUTH = 20.0
 _ASK = 1.0
-_SILENT = 40  # times in a row that there is nothing to receive, each 0.1 s
-_DEAD = 3500  # milliseconds that what was sent may wait to be acknowledged
-_PROHIBITED = 1  # of RFC 4254, 5.1
+_SILENT = 40  # consecutive receive timeouts of 0.1 s each
+_DEAD = 3500  # milliseconds that sent data may stay unacknowledged
+_PROHIBITED = 1  # RFC 4254, 5.1: administratively prohibited
 _END = 2.0
-_TURNED_AWAY = 6.0  # how long to try again where sshd closes connections at once: it has too many that begin
+_TURNED_AWAY = 6.0  # seconds to retry if sshd closes connections at once because of too many pending ones
 
-logging.getLogger("paramiko").addHandler(logging.NullHandler())  # errors come as exceptions
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # errors are reported as exceptions
 
 
 class _Stream:
-    """A socket, or a channel to one, that knows with what the other side began and whether it has ended.
+    """A socket or channel wrapper that records the peer's first bytes and end of stream.
 
-    While `watched`, silence of the other side is its end. Silence is counted, not timed: to have slept ourselves (a
-    laptop's sleep, SIGSTOP) is none.
+    While `watched`, a receive timeout is treated as end of stream. Timeouts are counted instead of using a clock, so
+    that suspension of this process (laptop sleep, SIGSTOP) does not count.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -48,10 +48,10 @@ class _Stream:
         self.watched = False
 
     def recv(self, size: int) -> bytes:
-        """As a socket's."""
+        """Same as socket.recv."""
         try:
             data: bytes = self._stream.recv(size)
-        except TimeoutError:  # paramiko's, after 0.1 s
+        except TimeoutError:  # raised by paramiko after 0.1 s
             self._silent += 1
             if not self.watched or self._silent < _SILENT:
                 raise
@@ -69,14 +69,14 @@ class _Stream:
 
 
 class Connection:
-    """The transports to a host and to the machines on the way there. Made by one thread, used by any.
+    """The transports to a host and to the jump hosts on the way. Created by one thread, then thread-safe.
 
-    Where the network loses it, or the machine, or one on the way there, it breaks within 5 seconds: then `active` is
-    False, and whatever waits for it ends. For that a thread asks the host for an answer each second.
+    A thread sends a keepalive request each second. If the host, a jump host or the network is lost, the connection
+    breaks within 5 seconds: `active` becomes False and all waits on it end.
     """
 
     def __init__(self, host: str, hops: Sequence[Hop], options: SshOptions) -> None:
-        """Connect. Raises HostUnreachable with the host's name and what went wrong where."""
+        """Connect. Raises HostUnreachable with the host's name, the failed step and the cause."""
         self._transports: list[paramiko.Transport] = []
         self._closed = threading.Event()
         way = ""
@@ -97,25 +97,25 @@ class Connection:
 
     @property
     def transport(self) -> paramiko.Transport:
-        """That to the host itself."""
+        """The transport to the host itself."""
         return self._transports[-1]
 
     @property
     def active(self) -> bool:
-        """Whether it is not broken, as far as we know."""
+        """Whether it is not known to be broken."""
         return bool(self.transport.is_active())
 
     def close(self) -> None:
-        """Close all; what waits for something from there ends."""
+        """Close all transports; pending operations end."""
         self._closed.set()
         for transport in reversed(self._transports):
             transport.close()
-            # One that another thread closes at this moment says its last word over the hop before it.
+            # A transport being closed by another thread sends its last message through the previous hop.
             if transport.is_alive() and transport is not threading.current_thread():
                 transport.join(_END)
 
     def _ask(self) -> None:
-        """Until the connection breaks; what the host answers does not matter."""
+        """Send keepalive requests until the connection breaks; any reply counts."""
         while self.active and not self._closed.wait(_ASK):
             with suppress(paramiko.SSHException, EOFError, OSError):
                 self.transport.global_request("keepalive@openssh.com", wait=True)
@@ -128,7 +128,7 @@ class Connection:
         return stream
 
     def _greet(self, hop: Hop) -> tuple[paramiko.Transport, _Stream]:
-        """Connect and agree on keys; again where it closes the connection before it has said anything."""
+        """Connect and negotiate; retry while the peer closes the connection before its banner."""
         end = time.monotonic() + _TURNED_AWAY
         while True:
             stream = _Stream(self._dial(hop))
@@ -164,7 +164,7 @@ class Connection:
 
 @contextmanager
 def _ssh_agent() -> Iterator[Sequence[Any]]:
-    """The keys of the ssh-agent that runs here, if one does; they work inside the block."""
+    """Yield the keys of a running ssh-agent, if any; they are usable inside the block."""
     try:
         agent = paramiko.Agent()
     except (paramiko.SSHException, OSError):
@@ -177,7 +177,7 @@ def _ssh_agent() -> Iterator[Sequence[Any]]:
 
 
 def _dial(hop: Hop) -> socket.socket:
-    """A TCP connection; each of the addresses that a name has is tried."""
+    """Open a TCP connection, trying all addresses of the name."""
     try:
         found = socket.getaddrinfo(hop.address, hop.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -211,7 +211,7 @@ def _unreachable(hop: Hop, error: OSError) -> HostUnreachable:
 
 
 def _negotiate(transport: paramiko.Transport, hop: Hop, stream: _Stream) -> None:
-    """Raises EOFError where the other side closes the connection before it says anything."""
+    """Raises EOFError if the peer closes the connection before its banner."""
     transport.banner_timeout, transport.handshake_timeout, transport.auth_timeout = _BANNER, _BANNER, _AUTH
     _prefer(transport, known_types(hop))
     try:
@@ -233,7 +233,7 @@ def _negotiate(transport: paramiko.Transport, hop: Hop, stream: _Stream) -> None
 
 
 def _prefer(transport: paramiko.Transport, types: Sequence[str]) -> None:
-    """Ask for host keys of the types that we can check."""
+    """Request host keys of the types known for it."""
     security = transport.get_security_options()
     wanted = [name for kind in types for name in (("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,))]
     possible = [name for name in dict.fromkeys(wanted) if name in security.key_types]

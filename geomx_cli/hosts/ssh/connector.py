@@ -1,4 +1,4 @@
-"""A machine behind SSH as a host."""
+"""Connector for a host behind SSH."""
 
 import errno
 import shlex
@@ -23,17 +23,17 @@ __all__ = ["SshConnector"]
 
 _PIECE = 1 << 20
 _BEGIN = 10.0  # seconds for a command to be started
-_FILES = 20.0  # for files to be dealt with, besides
+_FILES = 20.0  # seconds for a file operation, in addition to the transfer
 _SLOWEST = 1 << 16  # bytes/s
 _SLOW = "see whether that machine is overloaded, or its disk hangs; geomx doctor looks at the link to it"
 _Result = TypeVar("_Result")
 
 
 class SshConnector:
-    """Connects when it is first used, and again when it is used after the connection broke.
+    """Connects on first use, and reconnects when used after the connection broke.
 
-    Commands run as the login user's shell runs them, without a terminal, in the home directory. Nothing secret
-    may be in argv: it is seen by everybody on that machine. What the account's start-up files print is left out.
+    Commands run through the login user's shell, without a terminal, in the home directory. argv must not contain
+    secrets: it is visible to all users of that machine. Output of the account's start-up files is dropped.
     """
 
     def __init__(self, name: str, ssh: Ssh, python: str, *, options: SshOptions) -> None:
@@ -46,7 +46,7 @@ class SshConnector:
         self._closings = 0
         self._connection: Connection | None = None
         self._files: paramiko.SFTPClient | None = None
-        self._files_lock = threading.Lock()  # paramiko's is made for one thread at a time
+        self._files_lock = threading.Lock()  # a paramiko SFTP client is not thread-safe
 
     @property
     def address(self) -> str:
@@ -80,7 +80,7 @@ class SshConnector:
         return SshChannel(session)
 
     def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
-        """See Connector.put. The file has its mode before it has a content."""
+        """See Connector.put. The mode is set before the content is written."""
         part = f"{path}.{threading.get_ident()}.part"
 
         def put(files: paramiko.SFTPClient) -> None:
@@ -104,7 +104,7 @@ class SshConnector:
         self._with_files(put, f"{path} on {self.name} was not written", len(data))
 
     def get(self, path: str) -> bytes:
-        """See Connector.get. A file of more than 16 MiB is refused."""
+        """See Connector.get. Raises OSError (EFBIG) for files of more than 16 MiB."""
         what = f"{path} on {self.name} was not read"
         size = self._with_files(lambda files: files.stat(path).st_size or 0, what, 0)
         if size > LARGEST:
@@ -120,20 +120,20 @@ class SshConnector:
     def close(self) -> None:
         """See Connector.close."""
         with self._lock:
-            self._closings += 1  # one that is being made comes to nothing
+            self._closings += 1  # aborts a connect in progress
             connection, self._connection, self._files = self._connection, None, None
         if connection is not None:
             connection.close()
 
     def _command(self, argv: Sequence[str]) -> str:
         program, *arguments = argv
-        # ~ at its beginning is for the login shell: the home there.
+        # A leading ~ is left unquoted, for the login shell to expand.
         home = "~/" * program.startswith("~/")
         words = [home + shlex.quote(program.removeprefix(home)), *map(shlex.quote, arguments)]
         return " ".join(["sh", "-c", shlex.quote('echo "$0" && exec "$@"'), MARK, *words])
 
     def _connected(self) -> tuple[Connection, bool]:
-        """The connection, and whether it was made just now."""
+        """Return the connection, and whether it is new."""
         with self._connecting:
             with self._lock:
                 before, closings = self._connection, self._closings
@@ -161,7 +161,7 @@ class SshConnector:
             hint = "MaxSessions in its sshd_config may be too small: 10, the default, is enough"
             raise HostUnreachable(f"host {self.name} opens no session: {error.text}", hint) from None
         except (paramiko.SSHException, EOFError, OSError) as error:
-            if not fresh and "Timeout" not in str(error):  # it has broken since, and we see it only now
+            if not fresh and "Timeout" not in str(error):  # it broke since its last use
                 connection.close()
                 return self._open_session(limit)
             raise HostUnreachable(f"host {self.name} opens no session: {error}", "launch again") from None
@@ -191,9 +191,9 @@ class SshConnector:
 
     @contextmanager
     def _limit(self, limit: float, end: Callable[[], object], what: str) -> Iterator[None]:
-        """Call `end`, from another thread, when the block takes too long; it then raises TimedOut.
+        """Call `end` from another thread when the block exceeds `limit` seconds; the block then raises TimedOut.
 
-        What paramiko raises in the block because the connection broke becomes HostUnreachable.
+        Exceptions of paramiko caused by a broken connection are converted to HostUnreachable.
         """
         expired = threading.Event()
 
@@ -212,7 +212,7 @@ class SshConnector:
                 raise TimedOut(what, _SLOW) from None
             if isinstance(error, HostUnreachable) or (isinstance(error, OSError) and self._active()):
                 raise
-            words = str(error).rstrip(": ")  # paramiko says why behind a colon, and may not know it
+            words = str(error).rstrip(": ")  # paramiko appends the cause after a colon; it may be empty
             message = f"the connection broke: {words}" if words else "the connection broke"
             raise HostUnreachable(f"host {self.name}: {message}", "launch again") from None
         finally:
@@ -236,6 +236,6 @@ def _make_folders(files: paramiko.SFTPClient, folder: PurePosixPath) -> None:
     except FileNotFoundError:
         _make_folders(files, folder.parent)
         files.mkdir(str(folder), 0o700)
-    except OSError:  # SFTP has no word for "exists"
+    except OSError:  # SFTP has no error code for "exists"
         if not stat.S_ISDIR(files.stat(str(folder)).st_mode or 0):
             raise

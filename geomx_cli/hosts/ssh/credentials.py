@@ -1,4 +1,4 @@
-"""The keys with which we log in: those of files and of a running ssh-agent. Secrets stay in memory."""
+"""Login keys from files and from a running ssh-agent. Secrets stay in memory."""
 
 import base64
 import getpass
@@ -21,25 +21,25 @@ _TRIES = 3
 
 @dataclass(frozen=True)
 class Credential:
-    """A key (a paramiko PKey) and what a user calls it."""
+    """A key (paramiko PKey) and its name for messages."""
 
     name: str
     key: Any
 
 
 class Credentials:
-    """Reads each key file once and asks for each passphrase once. Used by any number of threads."""
+    """Reads each key file and prompts for each passphrase once. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loaded: dict[str, Any] = {}
 
     def of(self, hop: "Hop", agent: Sequence[Any]) -> list[Credential]:
-        """What to try for `hop`, in this order; `agent`: the keys of the ssh-agent.
+        """Return the keys to try for `hop`, in order; `agent`: the keys of the ssh-agent.
 
-        A file whose key the agent has need not be opened. A passphrase is asked for a file that somebody named,
-        or when there is nothing else to try. Raises HostUnreachable for a file that cannot be used, or a
-        passphrase without a terminal to ask for it.
+        A file whose key the agent holds is not opened. A passphrase is requested only for a configured file, or if
+        there is no other key. Raises HostUnreachable for an unusable file, or if a passphrase is needed without a
+        terminal.
         """
         held = {bytes(key.asbytes()): key for key in agent}
         found, locked = [], []
@@ -56,7 +56,7 @@ class Credentials:
         return found
 
     def _load(self, path: str, *, ask: bool) -> Any:
-        """The key; None where it has a passphrase and we are not to ask."""
+        """Load a key; None if it has a passphrase and `ask` is False."""
         with self._lock:
             if path not in self._loaded:
                 key = next(iter(_unlocked(path, _answers(path, ask=ask))), None)
@@ -69,7 +69,7 @@ class Credentials:
 
 
 def _answers(path: str, *, ask: bool) -> Iterator[str | None]:
-    """No passphrase at first, then those that the user types."""
+    """Yield None (no passphrase), then the user's inputs."""
     yield None
     if not ask:
         return
@@ -81,7 +81,7 @@ def _answers(path: str, *, ask: bool) -> Iterator[str | None]:
 
 
 def _unlocked(path: str, answers: Iterator[str | None]) -> Iterator[Any]:
-    """The key, for each answer that opens it."""
+    """Yield the key for each passphrase that unlocks it."""
     import paramiko
 
     for passphrase in answers:

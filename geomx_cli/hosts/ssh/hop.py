@@ -1,4 +1,4 @@
-"""One machine on the way to a host behind SSH."""
+"""One machine on the route to a host behind SSH."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ __all__ = ["Hop"]
 
 @dataclass(frozen=True)
 class Hop:
-    """One machine on the way to a host, the last one being the host itself.
+    """One machine on the route to a host; the last one is the host itself.
 
-    `keys`: private key files; `named`: whether somebody named them, so that no others are tried. `trusted_as` is
-    its name in `known_hosts`, the files with host keys, of which accepted ones go to the first.
+    `keys`: private key files; `named`: they are configured explicitly, so no others are tried. `trusted_as` is its
+    name in `known_hosts`, the host key files; accepted keys are appended to the first.
     """
 
     address: str

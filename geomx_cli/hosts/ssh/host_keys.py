@@ -1,4 +1,4 @@
-"""Whether a machine is the one that it says it is: its host key against a fingerprint or known_hosts."""
+"""Verification of host keys against a fingerprint or known_hosts."""
 
 import base64
 import fnmatch
@@ -17,7 +17,7 @@ from geomx_cli.hosts.ssh.options import SshOptions
 
 __all__ = ["check_host_key", "known_types"]
 
-_appending = threading.Lock()  # several hosts may be accepted at once
+_appending = threading.Lock()  # several hosts may be accepted concurrently
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,17 @@ class _Known:
 
 
 def known_types(hop: Hop) -> list[str]:
-    """The types of the keys that are known of it: those to ask it for."""
+    """Return the types of the host keys known for `hop`, to request them."""
     own, portless = _entries(hop)
     return [entry.key_type for entry in own or portless if not entry.marker]
 
 
 def check_host_key(hop: Hop, key: Any, options: SshOptions) -> None:
-    """Raises HostUnreachable unless `key` (a paramiko PKey) is the one of `hop`, WrongHostKey if another one is.
+    """Verify the host key (paramiko PKey) of `hop`. Raises HostUnreachable if it is unknown, WrongHostKey on a
+    mismatch.
 
-    A fingerprint in the inventory decides alone. Otherwise a key that is not known is accepted, and appended to
-    known_hosts, only with `accept_new_host_keys`; one that has changed or was revoked never is.
+    A fingerprint in the inventory overrides known_hosts. Otherwise an unknown key is accepted, and appended to
+    known_hosts, only with `accept_new_host_keys`; a changed or revoked key never is.
     """
     shown = f"{key.get_name()} {key.fingerprint}"
     if hop.fingerprint:
@@ -94,8 +95,9 @@ def _append(hop: Hop, line: str) -> None:
 
 
 def _entries(hop: Hop) -> tuple[list[_Known], list[_Known]]:
-    """Those of this machine, and those of its name without the port: these are perhaps another sshd's, so they may
-    say that a key is right, and never that it is wrong."""
+    """Return the entries for this machine, and those for its name without the port. The latter may belong to another
+    sshd, so they can confirm a key but not reject it.
+    """
     everything = [entry for path in hop.known_hosts for entry in _read(Path(path))]
     own = [entry for entry in everything if _matches(entry.names, hop.trusted_as)]
     if hop.port == 22:

@@ -1,4 +1,4 @@
-"""What holds for all hosts behind SSH."""
+"""Settings common to all hosts behind SSH."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ __all__ = ["SshOptions"]
 
 @dataclass(frozen=True)
 class SshOptions:
-    """What holds for all hosts behind SSH; give the same object to all, so that a passphrase is asked for once.
+    """Settings common to all hosts behind SSH; share one object, so that each passphrase is requested once.
 
-    `config`: the user's own ssh_config, which need not exist. `notify` gets what a user should read; any
-    thread calls it.
+    `config`: the user's ssh_config, which may be missing. `notify` receives messages for the user; it is called from
+    any thread.
     """
 
     accept_new_host_keys: bool = False

@@ -1,4 +1,4 @@
-"""The streams of a command behind SSH: all that it writes is taken, none of it without limit."""
+"""Streams of a command over SSH: output is always drained, with bounded memory."""
 
 import io
 import threading
@@ -10,7 +10,7 @@ import paramiko
 
 __all__ = ["LARGEST", "MARK", "Kept", "OwnOutput", "SshChannel", "drain", "in_thread", "send_input"]
 
-LARGEST = 16 << 20  # bytes that a host may send in answer to one question
+LARGEST = 16 << 20  # maximum response size in bytes
 MARK = "geomx-command-output-begins"
 _CHUNK = 1 << 16
 _ERRORS = 4096
@@ -18,7 +18,7 @@ _ENDING = 2.0
 
 
 class SshChannel:
-    """A session's streams as a channel. A thread takes what the command writes on its standard error."""
+    """A session's streams as a channel. A thread drains the command's stderr."""
 
     def __init__(self, session: paramiko.Channel) -> None:
         self._session = session
@@ -54,7 +54,7 @@ class SshChannel:
 
 
 class Kept(io.BytesIO):
-    """What a command writes, up to a limit; `end` is called where there is more."""
+    """Buffer for a command's output, up to `LARGEST` bytes; calls `end` on overflow."""
 
     def __init__(self, end: Callable[[], object]) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Kept(io.BytesIO):
         self.full = False
 
     def write(self, data: Any) -> int:
-        """As a file's."""
+        """Same as BytesIO.write."""
         if self.tell() + len(data) > LARGEST:
             self.full = True
             self._end()
@@ -71,13 +71,13 @@ class Kept(io.BytesIO):
 
 
 class OwnOutput:
-    """Tells a command's output from what the account's start-up files have printed before it."""
+    """Separates a command's output from what the account's start-up files printed before it."""
 
     def __init__(self) -> None:
         self._before: bytes | None = b""
 
     def of(self, data: bytes) -> bytes:
-        """The part of `data` that is the command's; b"" when there is none yet."""
+        """Return the part of `data` that belongs to the command; b"" if none yet."""
         if self._before is None:
             return data
         _, mark, own = (self._before + data).partition(MARK.encode() + b"\n")
@@ -86,7 +86,7 @@ class OwnOutput:
 
 
 def in_thread(do: Callable[[], object]) -> threading.Thread:
-    """Begin to call `do`."""
+    """Run `do` in a daemon thread."""
     thread = threading.Thread(target=do, daemon=True)
     thread.start()
     return thread
@@ -96,20 +96,20 @@ def _send_all(session: paramiko.Channel, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         sent = session.send(rest)
-        if not sent:  # paramiko's sendall would try again for ever
+        if not sent:  # paramiko's sendall would retry forever
             raise BrokenPipeError("the channel is closed")
         rest = rest[sent:]
 
 
 def send_input(session: paramiko.Channel, data: bytes) -> None:
-    """Send all of a command's input, and its end."""
-    with suppress(OSError, EOFError, paramiko.SSHException):  # a command need not read its input
+    """Send all of a command's input, then EOF."""
+    with suppress(OSError, EOFError, paramiko.SSHException):  # a command may ignore its input
         _send_all(session, data)
         session.shutdown_write()
 
 
 def drain(receive: Callable[[int], bytes], take: Callable[[bytes], Any]) -> None:
-    """Hand on what comes, until the stream ends or breaks."""
+    """Pass received data to `take` until the stream ends or breaks."""
     with suppress(OSError):
         while data := receive(_CHUNK):
             take(data)
