@@ -1,4 +1,4 @@
-"""The inventory: which machines there are, in which party, and what runs where. Frozen and validated."""
+"""The inventory: machines, their parties, and the placement of roles. Immutable and validated."""
 
 import ipaddress
 from collections import Counter
@@ -20,9 +20,9 @@ __all__ = [
 
 CENTRAL = "central"
 NAME = r"^[A-Za-z][A-Za-z0-9_.-]{0,31}$"
-"""What a host or a party may be called."""
+"""Pattern of host and party names."""
 DEVICE = r"^(cpu|gpu(0|[1-9][0-9]?))$"
-"""What a worker may train on."""
+"""Pattern of devices that a worker may train on."""
 Device = Annotated[str, Field(pattern=DEVICE)]
 Topology = Literal["central", "spread", "flat"]
 RankScope = Literal["global", "party"]
@@ -33,10 +33,10 @@ class _Frozen(BaseModel):
 
 
 class Host(_Frozen):
-    """One planned host. Its processes reach each other over unix sockets, those of other hosts over TCP.
+    """One planned host. Its processes communicate over unix sockets, with other hosts over TCP.
 
-    Two hosts of an inventory may be one machine; they get different ports. What is empty because only the
-    machine itself knows it (address, package, state_dir) is filled in before a job starts.
+    Two hosts of an inventory may share a machine; they get different ports. Empty fields that only the machine itself
+    can provide (address, package, state_dir) are filled in before a job starts.
     """
 
     name: str = Field(pattern=NAME)
@@ -69,31 +69,31 @@ class Host(_Frozen):
 
     @property
     def near_address(self) -> str:
-        """What hosts of its own party dial: `address`, or as long as it is unknown what geomx itself dials."""
+        """Address dialled by hosts of its own party: `address`, or while that is unknown the one geomx itself dials."""
         return self.address or self.access.address
 
     @property
     def shares_files(self) -> bool:
-        """Whether it is the machine on which geomx is typed, with the same files, environment and account. To any other
-        a job's files are sent, and its paths mean something else there.
+        """Whether it is the machine that runs geomx, with the same files, environment and account. To other hosts a
+        job's files are copied, and local paths do not apply.
         """
         return self.access.shares_files
 
     @property
     def known_as(self) -> frozenset[tuple[str, str]]:
-        """What it is known as, and to whom. Two hosts with one of these in common cannot use the same port."""
+        """Pairs (party, address) under which it is dialled. Hosts that share one cannot use the same port."""
         near = {(party, self.near_address) for party in self.parties}
         return frozenset(near | {("", self.wan_address or self.near_address)})
 
     def address_for(self, other: "Host") -> str:
-        """What a process on `other` dials to reach this host."""
+        """Return the address that processes on `other` dial to reach this host."""
         near = not set(self.parties).isdisjoint(other.parties)
         return self.near_address if near else self.wan_address or self.near_address
 
 
 @dataclass(frozen=True)
 class HostError:
-    """What is wrong with one key of one host. Neither text names the host."""
+    """An error in one key of one host. Neither text names the host."""
 
     host: str
     key: str
@@ -102,7 +102,7 @@ class HostError:
 
 
 class Party(_Frozen):
-    """A data centre and how many of its workers train: each on a device of one of its hosts."""
+    """A data centre and its number of training workers, each on a device of one of its hosts."""
 
     name: str = Field(pattern=NAME)
     workers: int = Field(ge=0, le=1024)
@@ -111,7 +111,7 @@ class Party(_Frozen):
 class Inventory(_Frozen):
     """All parties and hosts. `parties` are the participating ones, in the order of their index.
 
-    `global_servers` counts the global servers in all, or with topology "spread" those in each party.
+    `global_servers` is the total number of global servers or, with topology "spread", the number in each party.
     """
 
     parties: tuple[Party, ...] = Field(min_length=1)
@@ -150,11 +150,11 @@ class Inventory(_Frozen):
         return self
 
     def hosts_of(self, party: str) -> tuple[Host, ...]:
-        """The hosts of one party, in the inventory's order."""
+        """Return the hosts of one party, in the inventory's order."""
         return tuple(host for host in self.hosts if party in host.parties)
 
     def host(self, name: str) -> Host:
-        """The host called `name`. Raises InvalidSettings when there is none."""
+        """Return the host called `name`. Raises InvalidSettings if there is none."""
         for host in self.hosts:
             if host.name == name:
                 return host
@@ -162,11 +162,11 @@ class Inventory(_Frozen):
         raise InvalidSettings(f"there is no host {name!r}", f"there are {known}")
 
     def with_hosts(self, hosts: Iterable[Host]) -> "Inventory":
-        """The same with other hosts: as many, with the same names and parties."""
+        """Return a copy with other hosts, which must have the same number, names and parties."""
         return self.model_copy(update={"hosts": tuple(hosts)})
 
     def options(self) -> dict[str, Value]:
-        """The cluster's options as this inventory has them; `workers` is that of the largest party."""
+        """Return this inventory's values of cluster options; `workers` is that of the largest party."""
         return {
             "parties": len(self.parties),
             "workers": max(party.workers for party in self.parties),
@@ -180,7 +180,7 @@ class Inventory(_Frozen):
 
 
 def validated(data: Mapping[str, Any]) -> Inventory:
-    """The inventory that `data` describes. Raises InvalidSettings for the first thing that is wrong in it."""
+    """Validate `data` as an inventory. Raises InvalidSettings for the first error."""
     try:
         return Inventory.model_validate(data)
     except ValidationError as error:
@@ -192,7 +192,7 @@ def validated(data: Mapping[str, Any]) -> Inventory:
 
 
 def is_ip(address: str) -> bool:
-    """Whether it is an IP address and not a name."""
+    """Whether `address` is an IP address rather than a name."""
     try:
         ipaddress.ip_address(address)
     except ValueError:

@@ -1,4 +1,4 @@
-"""How a host of the inventory is reached: one class for each kind of connector (see hosts/)."""
+"""How a host of the inventory is reached: one class per kind of connector (see hosts/)."""
 
 from typing import ClassVar, Literal
 
@@ -8,14 +8,14 @@ __all__ = ["Local", "Ssh"]
 
 
 class _Access(BaseModel):
-    """`shares_files`: see Host.shares_files; `address`: what geomx itself dials; str() is what a user reads."""
+    """`shares_files`: see Host.shares_files; `address`: dialled by geomx itself; str() is for messages."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     shares_files: ClassVar[bool] = False
 
 
 class Local(_Access):
-    """The machine on which geomx is typed."""
+    """The machine that runs geomx."""
 
     kind: Literal["local"] = "local"
     shares_files: ClassVar[bool] = True
@@ -26,7 +26,7 @@ class Local(_Access):
 
 
 class Ssh(_Access):
-    """A machine behind SSH. What is empty is looked up in the user's own ~/.ssh/config."""
+    """A machine behind SSH. Empty fields default to the user's ~/.ssh/config."""
 
     kind: Literal["ssh"] = "ssh"
     address: str = Field(min_length=1, description="name, IP address or alias of ~/.ssh/config")

@@ -1,4 +1,4 @@
-"""What must hold among the hosts of an inventory file, and the inventory that they make."""
+"""Cross-host validation of an inventory file, and construction of the Inventory."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _PLAIN = [key.name for key in HOST_KEYS if key.group != "ssh" and key.name not i
 
 
 def cross_check(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> None:
-    """Add what is wrong among the hosts. A check is left out where what it needs is wrong already."""
+    """Add the errors among the hosts. Checks that depend on invalid keys are skipped."""
     _names(hosts, mistakes)
     _addresses(hosts, mistakes)
     for index, host in enumerate(hosts):
@@ -31,7 +31,9 @@ def cross_check(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> None:
 
 
 def build(top: Table, hosts: Sequence[Table], mistakes: Mistakes, check: Check) -> tuple[Inventory, tuple[str, ...]]:
-    """The inventory, and what was decided for the user. Raises InvalidSettings for what `check` finds in it."""
+    """Build the inventory; also return notes on defaults chosen for the user. Raises InvalidSettings for errors of
+    `check`.
+    """
     central, notes = _central(top, hosts)
     if top.get("allocator"):
         notes = [*notes, f"{top['allocator']} gives the hosts their machines at launch"]
@@ -64,7 +66,7 @@ def _host(table: Table) -> dict[str, Any]:
 
 
 def _workers(hosts: Sequence[Table]) -> dict[str, int]:
-    """The devices of each party, in the order of the file."""
+    """Count the devices of each party, in the order of the file."""
     found: dict[str, int] = {}
     for host in hosts:
         found[host["party"]] = found.get(host["party"], 0) + len(host.get("devices", ()))
@@ -72,7 +74,7 @@ def _workers(hosts: Sequence[Table]) -> dict[str, int]:
 
 
 def _central(top: Table, hosts: Sequence[Table]) -> tuple[str, list[str]]:
-    """The central party, and why where nobody has said so."""
+    """Return the central party, and a note on the choice if it is not configured."""
     workers = _workers(hosts)
     if "central" in top:
         return top["central"], []
@@ -112,7 +114,7 @@ def _addresses(hosts: Sequence[Table], mistakes: Mistakes) -> None:
 
 
 def _dialled(host: Table) -> Iterator[str]:
-    """The keys that say what others dial."""
+    """Yield the keys that define addresses dialled by others."""
     for key in ("address", "wan_address"):
         if key in host:
             yield key

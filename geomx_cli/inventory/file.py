@@ -1,4 +1,4 @@
-"""Reads hosts.toml, the inventory that a user writes. Every mistake in it is reported at once, with its line."""
+"""Reads hosts.toml, the inventory file. Reports all errors at once, with line numbers."""
 
 import re
 import tomllib
@@ -20,14 +20,15 @@ from geomx_cli.inventory.values import kind_of, nearest
 __all__ = ["InventoryFile", "read"]
 
 _TABLES = ("host", "defaults", "job")
-_LARGEST = 4 << 20  # bytes of an inventory
-_DIGITS = re.compile(r"[0-9_]{4300}")  # of a number; Python reads no more
+_LARGEST = 4 << 20  # bytes: maximum size of an inventory
+_DIGITS = re.compile(r"[0-9_]{4300}")  # a number with more digits than Python parses
 
 
 @dataclass(frozen=True)
 class InventoryFile:
-    """What an inventory file says. `job` has the options of its table [job] by name; `notes` are sentences about
-    what it leaves to geomx."""
+    """The content of an inventory file. `job` has the options of its table [job] by name; `notes` are sentences about
+    defaults chosen by geomx.
+    """
 
     path: Path
     inventory: Inventory
@@ -36,10 +37,10 @@ class InventoryFile:
 
 
 def read(path: Path, check: Check) -> InventoryFile:
-    """Read the inventory at `path`. Nothing is looked at but the file, and whether private keys are there.
+    """Read the inventory at `path`. Accesses nothing but the file and, to check their existence, private keys.
 
-    `check` gives what is wrong with an inventory that is right by itself: whether a job can be planned on it. Raises
-    InvalidSettings that names every mistake with its line and what to write instead.
+    `check` returns the errors of an otherwise valid inventory, i.e. whether a job can be planned on it. Raises
+    InvalidSettings that lists every error with its line and a hint.
     """
     text = _text(path)
     try:
@@ -62,7 +63,7 @@ def _read(path: Path, text: str, check: Check) -> InventoryFile:
 
 def _text(path: Path) -> str:
     try:
-        if not path.is_dir() and path.exists() and not path.is_file():  # a pipe, which nobody may write to, or a device
+        if not path.is_dir() and path.exists() and not path.is_file():  # a device, or a pipe that may block forever
             raise InvalidSettings(f"{path} is no plain file", "write the inventory into one")
         with path.open("rb") as file:
             data = file.read(_LARGEST + 1)
@@ -110,7 +111,9 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
 
 
 def _refuse_long(data: Any) -> None:
-    """Raises ValueError for a number that is longer than TOML allows; Python may be unable to print it."""
+    """Raise ValueError for an integer of more than 64 bits, which TOML does not allow and Python may be unable to
+    print.
+    """
     waiting = [data]
     while waiting:
         value = waiting.pop()
@@ -127,7 +130,7 @@ def _entries(
     mistakes: Mistakes,
     beside: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The values of a table's known keys that are right."""
+    """Return the valid values of a table's known keys."""
     known: dict[str, Key] = {key.name: key for key in keys}
     found: dict[str, Any] = {}
     for name, value in table.items():
@@ -146,7 +149,7 @@ def _entries(
 
 
 def _parts(value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """A value as a whole, or each entry of a table: that has a line of its own."""
+    """Yield a value as a whole, or each entry of a table, which has its own line."""
     if isinstance(value, dict) and value:
         yield from (((name,), {name: entry}) for name, entry in value.items())
     else:
@@ -154,7 +157,7 @@ def _parts(value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def _elsewhere(name: str, where: tuple[str | int, ...], known: Mapping[str, Key]) -> str:
-    """Where an unknown key belongs, or what it may be meant for."""
+    """Return where an unknown key belongs, or the nearest known keys."""
     if name in {key.name for key in TOP_KEYS} and where:
         return "it stands at the top of the file, before the first table"
     if name in {option.name for option in plugins.table()} and where != ("job",):
@@ -165,7 +168,7 @@ def _elsewhere(name: str, where: tuple[str | int, ...], known: Mapping[str, Key]
 
 
 def _hosts(data: Mapping[str, Any], folder: Path, mistakes: Mistakes) -> list[dict[str, Any]]:
-    """The hosts' values, those of [defaults] beneath them."""
+    """Return the values of each host, merged with [defaults]."""
     defaults = _table(data, "defaults", mistakes)
     shared = _entries(defaults, [key for key in HOST_KEYS if key.shared], ("defaults",), mistakes)
     _use_key(shared, ("defaults",), folder, mistakes)
@@ -192,7 +195,7 @@ def _hosts(data: Mapping[str, Any], folder: Path, mistakes: Mistakes) -> list[di
 
 
 def _use_key(table: dict[str, Any], where: tuple[str | int, ...], folder: Path, mistakes: Mistakes) -> None:
-    """Make the path of a private key absolute, and see that it is there."""
+    """Make the path of a private key absolute and check its existence."""
     if "key" in table:
         path = (folder / Path(table["key"]).expanduser()).absolute()
         table["key"] = str(path)
@@ -201,7 +204,7 @@ def _use_key(table: dict[str, Any], where: tuple[str | int, ...], folder: Path, 
 
 
 def _refuse_ssh(entry: Mapping[str, Any], where: tuple[str | int, ...], mistakes: Mistakes) -> None:
-    """A host on this machine is not reached over SSH."""
+    """Reject SSH keys for a host on this machine."""
     if entry.get("local") is True:
         for key in HOST_KEYS:
             if key.group == "ssh" and key.name != "local" and key.name in entry:
@@ -218,7 +221,7 @@ def _table(data: Mapping[str, Any], name: str, mistakes: Mistakes) -> Mapping[st
 
 
 def _job(data: Mapping[str, Any], mistakes: Mistakes) -> dict[str, Value]:
-    """The options in [job] that are right."""
+    """Return the valid options of [job]."""
     known = {option.name: option for option in plugins.table()}
     found: dict[str, Value] = {}
     for name, value in _table(data, "job", mistakes).items():
@@ -258,7 +261,7 @@ _WANTED: Mapping[Kind, tuple[tuple[type, ...], str, str]] = {
 
 
 def _value(option: Option, value: Any) -> Value:
-    """The value of an option, given as text with a unit or as what TOML has for its kind."""
+    """Convert an option's value from text with a unit or from the TOML type of its kind."""
     types, wanted, example = _WANTED[option.kind]
     fits = isinstance(value, types) and (option.kind == "bool" or not isinstance(value, bool))
     if not fits:

@@ -1,4 +1,4 @@
-"""The keys of an inventory file, each written once: reading, its template and the page docs/inventory.md rest on it."""
+"""The keys of an inventory file, the single source for its parser, its template and docs/inventory.md."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,9 +16,9 @@ Group = Literal["file", "who", "ssh", "network", "work", "place"]
 
 @dataclass(frozen=True)
 class Key:
-    """One key. `parse` takes what TOML has and gives the value, or raises InvalidSettings (see inventory_values).
+    """One key. `parse` converts its TOML value or raises InvalidSettings (see values.py).
 
-    `example` is TOML; `default` says in words what holds without the key. `shared`: it may stand in [defaults].
+    `example` is TOML; `default` describes the default in words. `shared`: allowed in [defaults].
     """
 
     name: str
@@ -31,7 +31,7 @@ class Key:
 
 
 def _option(name: str) -> values.Parse:
-    """The value of an option of the table that stands at the top of the file."""
+    """Return the parser of a cluster option at the top of the file."""
     option = next(option for option in OPTIONS if option.name == name)
 
     def parse(value: Any) -> Any:
@@ -47,7 +47,7 @@ def _option(name: str) -> values.Parse:
 
 
 def _allocator(value: Any) -> str:
-    """The name of a plug-in; "" for "none"."""
+    """Parse the name of a plug-in; "none" yields an empty string."""
     found: str = values.text('"none"')(value)
     known = ("none", *allocators())
     if found not in known:

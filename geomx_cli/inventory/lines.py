@@ -1,4 +1,4 @@
-"""Where in a TOML text its tables and keys stand. The standard parser does not tell."""
+"""Line numbers of tables and keys in a TOML text, which tomllib does not provide."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["Lines", "Path"]
 
 Path = tuple[str | int, ...]
-"""Keys from the top, as in ("host", 1, "ports"); an element of an array of tables by its index."""
+"""Keys from the top, e.g. ("host", 1, "ports"); elements of an array of tables by index."""
 
 _KEY = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')"""
 _KEYS = rf"{_KEY}(?:[ \t]*\.[ \t]*{_KEY})*"
@@ -23,13 +23,13 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class Lines:
-    """The line of each table and key, counted from 1."""
+    """The line numbers, from 1, of tables and keys."""
 
     by_path: Mapping[Path, int]
 
     @classmethod
     def of(cls, text: str) -> "Lines":
-        """Those of a text that `tomllib` reads."""
+        """Scan a text that `tomllib` accepts."""
         found: dict[Path, int] = {}
         table: Path = ()
         counts: dict[Path, int] = {}
@@ -51,7 +51,7 @@ class Lines:
         return cls(found)
 
     def of_path(self, path: Path) -> int:
-        """The line of `path`, or of the nearest that holds it; 1 when nothing does."""
+        """Return the line of `path`, or of its nearest enclosing table; 1 if there is none."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.by_path:
                 return self.by_path[path[:length]]
@@ -59,7 +59,8 @@ class Lines:
 
 
 def _table(keys: Path, counts: dict[Path, int], *, another: bool) -> Path:
-    """The path of a header's table: within an array of tables in its last element, or with `another` in a new one."""
+    """Return the path of a header's table: in the last element of an array of tables, or with `another` in a new one.
+    """
     path: Path = ()
     for place, key in enumerate(keys):
         path += (key,)
@@ -71,7 +72,7 @@ def _table(keys: Path, counts: dict[Path, int], *, another: bool) -> Path:
 
 
 def _keys(text: str) -> Path:
-    """The parts of a dotted key, without quotes."""
+    """Split a dotted key and remove quotes."""
     found: list[str] = []
     value: Any = tomllib.loads(f"{text} = 0")
     while isinstance(value, dict):
@@ -81,7 +82,7 @@ def _keys(text: str) -> Path:
 
 
 def _end_of_value(text: str, position: int) -> int:
-    """The position behind the line on which the value ends that begins at `position`."""
+    """Return the position after the line on which the value starting at `position` ends."""
     depth = 0
     for token in _TOKEN.finditer(text, position):
         if token[0] == "\n" and depth == 0:

@@ -1,4 +1,4 @@
-"""The mistakes that are found in a file that a user writes, reported all at once."""
+"""Collects the errors of a user's file, to report them together."""
 
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -8,13 +8,13 @@ from geomx_cli.inventory.lines import Lines, Path
 
 __all__ = ["Mistakes", "shortened"]
 
-_LONGEST = 1000  # characters of a message or hint: it may quote what the file has
-_MOST = 50  # that are told at once
+_LONGEST = 1000  # maximum characters of a message or hint, which may quote the file
+_MOST = 50  # maximum number reported
 
 
 @dataclass
 class Mistakes:
-    """What is wrong in the file called `name`, by line. `keys` are those that something was said about."""
+    """The errors in the file called `name`, by line. `keys`: names of the keys with errors."""
 
     name: str
     lines: Lines
@@ -22,17 +22,17 @@ class Mistakes:
     _found: set[tuple[int, str, str]] = field(default_factory=set)
 
     def add(self, path: Path, message: str, hint: str) -> None:
-        """At the line of a key or table."""
+        """Add an error at the line of a key or table."""
         if path and isinstance(path[-1], str):
             self.keys.add(path[-1])
         self.add_at(self.lines.of_path(path), message, hint)
 
     def add_at(self, line: int, message: str, hint: str) -> None:
-        """At a line."""
+        """Add an error at a line."""
         self._found.add((line, shortened(message), shortened(hint)))
 
     def raise_if_any(self) -> None:
-        """Raise InvalidSettings if there is a mistake."""
+        """Raise InvalidSettings if there are errors."""
         if self._found:
             self._raise()
 
@@ -46,5 +46,5 @@ class Mistakes:
 
 
 def shortened(text: str) -> str:
-    """`text` with something left out in its middle if it is very long."""
+    """Elide the middle of a very long text."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-100:]}"

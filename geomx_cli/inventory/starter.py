@@ -1,4 +1,4 @@
-"""The files that users begin with: copies of those in templates/."""
+"""Starter files for users, copied from templates/."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,29 +10,29 @@ __all__ = ["FILES", "FOLDER", "templates", "write", "write_template"]
 FILES = ("hosts.toml", "train.py")
 _PACKAGE = Path(__file__).parents[1]
 FOLDER = next((path for path in (_PACKAGE / "templates", _PACKAGE.parent / "templates") if path.is_dir()), _PACKAGE)
-"""Where they lie: inside an installed package, or beside that of a checkout."""
+"""Directory of the templates: inside an installed package, or next to it in a checkout."""
 
 
 def write(directory: Path) -> list[tuple[Path, bool]]:
-    """Copy each of FILES to `directory`, which is made if need be, and tell which are new.
+    """Copy each of FILES to `directory`, creating it if necessary; return for each whether it is new.
 
-    A file that is there already is never touched. Raises CheckFailed where nothing can be written.
+    Existing files are never overwritten. Raises CheckFailed if writing fails.
     """
     return [(directory / name, _copy(directory, name, force=False)) for name in FILES]
 
 
 def templates() -> Mapping[str, str]:
-    """The scripts to begin with: what a user calls each, as in "cnn-hfa", and its file."""
+    """Return the script templates: user-visible name, e.g. "cnn-hfa", to file name."""
     names = (item.name for item in FOLDER.iterdir())
     scripts = sorted(name for name in names if name.endswith(".py") and name not in FILES)
     return {name.removesuffix(".py").replace("_", "-"): name for name in scripts}
 
 
 def write_template(directory: Path, name: str, *, force: bool) -> tuple[Path, str]:
-    """Copy one of `templates` to `directory`, which is made if need be; the file, and the command that runs it there.
+    """Copy one of `templates` to `directory`, creating it if necessary; return its path and the command that runs it.
 
-    Raises UsageError for an unknown name, and CheckFailed where nothing can be written, or the file is there already
-    and there is no `force`.
+    Raises UsageError for an unknown name, and CheckFailed if writing fails, or if the file exists and `force` is
+    False.
     """
     known = templates()
     if name not in known:
@@ -40,12 +40,12 @@ def write_template(directory: Path, name: str, *, force: bool) -> tuple[Path, st
     path = directory / known[name]
     if not _copy(directory, known[name], force=force):
         raise CheckFailed(f"{path} is there already", "--force writes over it")
-    # The first line of each says what it does, and how it is run.
+    # The first line of each template has the form "summary: command".
     return path, path.read_text().splitlines()[0].partition(": ")[2]
 
 
 def _copy(directory: Path, name: str, *, force: bool) -> bool:
-    """Whether the file has been written: not where it is there already, unless with `force`."""
+    """Copy a template; return False if the file exists and `force` is False."""
     content = (FOLDER / name).read_bytes()
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""What may stand behind the keys of an inventory file. Each function takes what TOML has there and gives the value.
+"""Parsers for the values of an inventory file. Each takes a TOML value and returns the typed one.
 
-All raise InvalidSettings: the message says what is wrong, without the key's name, and the hint what to write.
+All raise InvalidSettings with the error, without the key's name, as message and the valid form as hint.
 """
 
 import difflib
@@ -20,7 +20,7 @@ __all__ = [
 
 Parse = Callable[[Any], Any]
 
-_WORD = 100  # characters that are compared
+_WORD = 100  # maximum characters compared
 _USER = r"[A-Za-z_][A-Za-z0-9_.-]*\$?"
 _HOSTNAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})?)*\.?")
 _JUMP = re.compile(rf"({_USER}@)?([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{{1,5}})?")
@@ -30,18 +30,18 @@ _TYPES = {
 
 
 def kind_of(value: Any) -> str:
-    """What TOML calls a value, for a message."""
+    """Return the TOML name of a value's type, for messages."""
     return "true or false" if isinstance(value, bool) else _TYPES.get(type(value), "a date")
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """What to write in place of an unknown word."""
+    """Return a hint for an unknown word: the nearest known one, or all."""
     close = difflib.get_close_matches(word[:_WORD].lower(), known, n=1)
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
 
 
 def text(example: str) -> Parse:
-    """Text that is not empty and has no character that ends a line."""
+    """Non-empty text without control characters."""
 
     def parse(value: Any) -> str:
         if not isinstance(value, str):
@@ -54,14 +54,14 @@ def text(example: str) -> Parse:
 
 
 def flag(value: Any) -> bool:
-    """true or false."""
+    """A boolean."""
     if not isinstance(value, bool):
         raise InvalidSettings(f"it is {kind_of(value)} and must be true or false", "leave quotes out")
     return value
 
 
 def number(least: int, most: int) -> Parse:
-    """A whole number between two others, these included."""
+    """An integer from `least` to `most`."""
 
     def parse(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -91,7 +91,7 @@ def name(example: str) -> Parse:
 
 
 def address(example: str) -> Parse:
-    """An IP address or a host's name."""
+    """An IP address or host name."""
 
     def parse(value: Any) -> str:
         found: str = text(example)(value)
@@ -127,7 +127,7 @@ def _host_name(found: str) -> str:
 
 
 def listen(value: Any) -> str:
-    """An address that a host has, or all."""
+    """An IP address to bind."""
     found: str = text('"0.0.0.0"')(value)
     try:
         return str(ipaddress.ip_address(found))
@@ -138,7 +138,7 @@ def listen(value: Any) -> str:
 
 
 def user(value: Any) -> str:
-    """An account's name."""
+    """An account name."""
     found: str = text('"alice"')(value)
     if not re.fullmatch(_USER, found):
         raise InvalidSettings(f"{found!r} is no name of an account", 'write "alice"')
@@ -146,7 +146,7 @@ def user(value: Any) -> str:
 
 
 def jump(value: Any) -> str:
-    """Machines between, separated by commas."""
+    """Jump hosts, separated by commas."""
     found: str = text('"alice@gate.example.org:22"')(value)
     for part in found.split(","):
         match = _JUMP.fullmatch(part.strip())
@@ -159,7 +159,7 @@ def jump(value: Any) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """That of a host key."""
+    """The SHA-256 fingerprint of a host key."""
     found: str = text('"SHA256:..."')(value)
     if not re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}=?", found):
         raise InvalidSettings(
@@ -170,7 +170,7 @@ def fingerprint(value: Any) -> str:
 
 
 def interface(value: Any) -> str:
-    """A network interface."""
+    """The name of a network interface."""
     found: str = text('"eth0"')(value)
     if len(found) > 15 or re.search(r"[\s/]", found):
         raise InvalidSettings(f"{found!r} is no network interface", 'write its name, as ip address shows it: "eth0"')
@@ -184,7 +184,7 @@ def path(value: Any) -> str:
 
 
 def absolute(value: Any) -> str:
-    """A path on the host that does not depend on where one stands; ~ is the home there."""
+    """An absolute path on the host; ~ is the account's home there."""
     found: str = text('"/data/geomx"')(value)
     if not found.startswith(("/", "~/")):
         raise InvalidSettings(
@@ -194,7 +194,7 @@ def absolute(value: Any) -> str:
 
 
 def python(value: Any) -> str:
-    """A Python of the host: an absolute path, one below the home there (~/), or a name on its PATH."""
+    """A Python of the host: an absolute path, a path below its home (~/), or a command on its PATH."""
     found: str = text('"/opt/geomx/bin/python"')(value)
     if "/" in found and not found.startswith(("/", "~/")):
         raise InvalidSettings(
@@ -205,7 +205,7 @@ def python(value: Any) -> str:
 
 
 def devices(value: Any) -> tuple[str, ...]:
-    """One word for each worker."""
+    """A list of devices, one per worker."""
     found = _texts(value, '["gpu0", "gpu1"]')
     for device in found:
         if not re.match(DEVICE, device):
@@ -217,7 +217,7 @@ def devices(value: Any) -> tuple[str, ...]:
 
 
 def roles(value: Any) -> tuple[Role, ...]:
-    """Which schedulers and servers run on a host."""
+    """A list of roles that run on a host, besides workers."""
     known = [role for role in get_args(Role) if role != "worker"]
     found = _texts(value, '["scheduler", "server"]')
     for role in found:
@@ -230,7 +230,7 @@ def roles(value: Any) -> tuple[Role, ...]:
 
 
 def ports(value: Any) -> tuple[int, ...]:
-    """A range as "9100-9119", a list of ports, or one."""
+    """Ports: a range such as "9100-9119", a list, or a single port."""
     example = 'write "9100-9119", or a list such as [9100, 9101]'
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([0-9]{1,5})(?:\s*-\s*([0-9]{1,5}))?\s*", value)
@@ -256,7 +256,7 @@ def ports(value: Any) -> tuple[int, ...]:
 
 
 def env(reserved: Collection[str]) -> Parse:
-    """A table of variables; those in `reserved`, and what begins with DMLC_ or GEOMX_, are geomx's own."""
+    """A table of environment variables; names in `reserved` or with prefix DMLC_ or GEOMX_ are rejected."""
 
     def parse(value: Any) -> dict[str, str]:
         if not isinstance(value, Mapping):
