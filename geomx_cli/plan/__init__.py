@@ -1,6 +1,6 @@
-"""The plan of a job: every process with its host, command, environment and endpoints. A pure function.
+"""The plan of a job: every process with its host, command, environment and endpoints. Pure functions.
 
-`launch` starts what the plan says and `--dry-run` prints it; nothing here looks at the machine.
+`launch` starts what the plan contains and `--dry-run` prints it; planning does not access any machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Plan:
-    """Every process of a job, and who dials whom. `spec` has every option's value.
+    """Every process of a job, and the links between them. `spec` has every option's value.
 
-    `job_dirs` has, for each host that runs something, the job's directory there, and `socket_dirs` the folder for its
-    unix sockets. callers: see callers.py; empty in the plan of a job that has been started, as it is read again.
+    `job_dirs` maps each host that runs processes to the job's directory there, `socket_dirs` to its folder for unix
+    sockets. callers: see callers.py; empty in the plan of a started job that was read back from its file.
     """
 
     job: str
@@ -44,16 +44,16 @@ class Plan:
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Those of all processes."""
+        """The endpoints of all processes."""
         return tuple(endpoint for process in self.processes for endpoint in process.endpoints)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names of the hosts that run something, in the order of the processes."""
+        """The names of the hosts that run processes, in the order of the processes."""
         return tuple(dict.fromkeys(process.host for process in self.processes))
 
     def process(self, name: str) -> Process:
-        """The process called `name`. Raises InvalidSettings when there is none."""
+        """Return the process called `name`. Raises InvalidSettings if there is none."""
         for process in self.processes:
             if process.name == name:
                 return process
@@ -61,15 +61,15 @@ class Plan:
         raise InvalidSettings(f"there is no process {name!r}", f"there are {known}")
 
     def files_dir(self, host: str) -> str:
-        """Where a host that is another machine keeps what it got along with the job."""
+        """Return the directory of the files copied to a remote host for the job."""
         return f"{self.job_dirs[host]}/files"
 
     def on_host(self, host: str) -> tuple[Process, ...]:
-        """The processes of one host."""
+        """Return the processes of one host."""
         return tuple(process for process in self.processes if process.host == host)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as an object that `json` writes."""
+        """Return the plan as JSON data."""
         return {
             "schema_version": SCHEMA_VERSION,
             "job": self.job,
@@ -86,11 +86,10 @@ class Plan:
 
 
 def plan(inventory: Inventory, spec: JobSpec) -> Plan:
-    """Lay out the job `spec` on the machines of `inventory`.
+    """Plan the job `spec` on the machines of `inventory`.
 
-    The cluster's options in `spec` give way to the inventory. Raises InvalidSettings for an unknown option, a
-    value out of range, a combination that cannot work, a host with too few ports and too deep a socket
-    directory.
+    The inventory overrides cluster options in `spec`. Raises InvalidSettings for an unknown option, a value out of
+    range, an unsupported combination, a host with too few ports, and a socket path that is too long.
     """
     spec = replace(spec, options=_complete(inventory, spec))
     _check(inventory, spec)
@@ -121,7 +120,7 @@ def _complete(inventory: Inventory, spec: JobSpec) -> dict[str, Value]:
 
 
 def _check(inventory: Inventory, spec: JobSpec) -> None:
-    """Refuse what cannot work, with one message each."""
+    """Reject unsupported combinations of options."""
     options, topology = spec.options, inventory.topology
     if topology == "flat" and inventory.central.workers:
         raise InvalidSettings(
@@ -159,14 +158,14 @@ def _check_codec(spec: str) -> None:
 
 
 def _check_training(spec: JobSpec, topology: str) -> None:
-    """Refuse what the bundled training does not know."""
+    """Reject unknown networks, data sets and splits of the bundled training."""
     networks.check(str(spec.options["network"]))
     catalog.check_data(str(spec.options["data"]))
     catalog.check_split(str(spec.options["split"]), flat=topology == "flat")
 
 
 def _check_slowdown(spec: JobSpec, nodes: Sequence[Node]) -> None:
-    """Refuse to slow down whom there is not."""
+    """Reject a slowdown of unknown workers or parties."""
     workers = [node for node in nodes if node.role == "worker"]
     known = {node.name for node in workers} | {node.party for node in workers}
     for who, _ in factors(str(spec.options["slowdown"])):

@@ -1,4 +1,4 @@
-"""Who may dial whom in a job, and as what: what a listening process checks of those who say hello."""
+"""The permitted callers of each listening process, with their identities, for authentication in the handshake."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,11 +9,11 @@ __all__ = ["callers"]
 
 
 def callers(links: Sequence[Link]) -> Mapping[str, Mapping[str, Identity]]:
-    """For each process that is dialled, by name: who dials it, by name, as what and with which rank.
+    """Return, for each dialled process by name, its callers by name with role and rank.
 
-    To a scheduler everybody is a "server" or a "worker" of its plane, by the rank in it: the parties' local servers are
-    the workers of the global plane, one party's after the other's. To a server its diallers are "worker"s by their
-    rank, or local servers of a "party", by its index.
+    A scheduler sees each caller as "server" or "worker" with its rank in the plane: in the global plane, local
+    servers are workers, ranked party by party. A server sees workers as "worker" with their rank, and local servers
+    as "party" with the party's index.
     """
     found: dict[str, dict[str, Identity]] = {}
     for link in links:
@@ -30,5 +30,5 @@ def callers(links: Sequence[Link]) -> Mapping[str, Mapping[str, Identity]]:
 
 
 def _same_step(other: Link, link: Link) -> bool:
-    """Whether it leads from a local server to the same listener."""
+    """Whether a link leads from a local server to the same listener."""
     return other.listener is link.listener and other.plane == link.plane and other.dialler.role == "server"

@@ -1,4 +1,4 @@
-"""Endpoints: where the processes of a job listen and what others dial. Pure functions."""
+"""Endpoints: the addresses that processes bind and those that others dial. Pure functions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from geomx_cli.ps.net.addresses import tcp
 
 __all__ = ["Endpoint", "dialled", "lay_endpoints", "takes_port"]
 
-# A unix socket's path may have 107 bytes; 8 are left for what a library adds.
+# The path of a unix socket may have 107 bytes; 8 are reserved for suffixes added by libraries.
 _LONGEST_PATH = 99
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where one process listens: `bind` is what it binds, `near` what those of its own party dial, and `advertised`
-    what the others do; the two differ only where both are wanted and the host has a `wan_address`.
+    """A listening endpoint: `bind` is the bound address, `near` the one dialled within its party, and `advertised`
+    the one dialled by other parties; they differ only if both are used and the host has a `wan_address`.
 
-    `purpose` is membership for a scheduler, and slices for a server or worker. A global server listens once for both of
-    its planes, and counts as of the global one. `port` belongs to the process even where it listens on a unix
-    socket only: the DMLC variables name a scheduler by its port.
+    `purpose` is membership for a scheduler, slices for a server or worker. A global server has one endpoint for both
+    of its planes, attributed to the global one. `port` is assigned even if the process listens on a unix socket only:
+    the DMLC variables identify a scheduler by its port.
     """
 
     process: str
@@ -37,7 +37,7 @@ class Endpoint:
 
 
 def dialled(wires: Iterable[Link]) -> dict[str, list[Link]]:
-    """The links to each process that is dialled, by its name."""
+    """Group links by the name of the listener."""
     found: dict[str, list[Link]] = {}
     for wire in wires:
         found.setdefault(wire.listener.name, []).append(wire)
@@ -45,18 +45,18 @@ def dialled(wires: Iterable[Link]) -> dict[str, list[Link]]:
 
 
 def takes_port(node: Node, wires: Iterable[Link]) -> bool:
-    """Whether a process that is dialled by `wires` has a port: every scheduler, and who is dialled from afar."""
+    """Whether a process with these incoming links needs a port: schedulers, and those dialled from other hosts."""
     return node.role.endswith("scheduler") or any(not wire.near for wire in wires)
 
 
 def lay_endpoints(
     nodes: Sequence[Node], wires: Sequence[Link], socket_dirs: Mapping[str, str]
 ) -> Mapping[str, Sequence[Endpoint]]:
-    """The endpoints of each process that listens, by name. `socket_dirs`: where each host has its unix sockets.
+    """Return the endpoints of each listening process, by name. `socket_dirs`: each host's folder for unix sockets.
 
-    A unix socket if somebody on its host dials it, TCP if somebody elsewhere does. Ports are taken from the
-    hosts' lists in the order of `nodes`. Raises InvalidSettings when a host has too few, when two processes of
-    one machine get the same, or a socket's path is too long.
+    Processes dialled from their own host get a unix socket, those dialled from elsewhere TCP. Ports are taken from
+    the hosts' lists in the order of `nodes`. Raises InvalidSettings if a host has too few, if two processes of one
+    machine get the same port, or if a socket path is too long.
     """
     ports = {node.host.name: iter(node.host.ports) for node in nodes}
     found: dict[str, Sequence[Endpoint]] = {}
@@ -94,10 +94,10 @@ def _of(node: Node, wires: Sequence[Link], port: int, socket_dir: str) -> Iterat
 
 
 def _listening(address: str, dialled_as: set[str]) -> str:
-    """What to bind: the host's own address, or all that it has if others know it by another or by a name."""
+    """Return the address to bind: the host's own, or all addresses if it is dialled by another address or by a name."""
     if dialled_as == {address} and (is_ip(address) or address == "localhost"):
         return address
-    # Both versions of IP can be dialled at "::".
+    # "::" accepts both IP versions.
     return "::" if any(":" in known for known in (address, *dialled_as)) else "0.0.0.0"
 
 

@@ -1,4 +1,4 @@
-"""Where a job lies when nobody says."""
+"""Default ids and paths of jobs."""
 
 import os
 import secrets
@@ -15,12 +15,12 @@ __all__ = ["complete", "jobs_folder"]
 
 
 def jobs_folder() -> Path:
-    """Where jobs lie: $XDG_STATE_HOME/geomx/jobs, or ~/.local/state/geomx/jobs."""
+    """Return the directory of jobs: $XDG_STATE_HOME/geomx/jobs, or ~/.local/state/geomx/jobs."""
     return user_state_path("geomx") / "jobs"
 
 
 def complete(spec: JobSpec) -> JobSpec:
-    """`spec` with an id that sorts by time, and the usual paths, where it has none."""
+    """Fill in a missing job id, sortable by time, and missing paths with the defaults."""
     token = secrets.token_hex(4)
     job = spec.job or f"{time.strftime('%Y%m%d-%H%M%S')}-{token}"
     directory = spec.job_dir or str(jobs_folder() / job)

@@ -1,4 +1,4 @@
-"""What a job is: a script or the bundled training, its options, and where its files lie."""
+"""The specification of a job: a script or the bundled training, its options, and paths."""
 
 import re
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ _PYTHON = re.compile(r"python[0-9.]*[a-z]?")
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What to run. `options` may leave out those at their default; `script` is () for the bundled job.
+    """What to run. `options` may omit defaults; `script` is () for the bundled training.
 
-    `job_dir`, `socket_dir` and `key_dir` are paths on every host; one with a `state_dir` has the job in
-    `{state_dir}/jobs/{job}` and its keys beneath, and one with `sockets` a folder of its own for them. Each process has
-    its own file of keys; without `key_dir` there are none, and processes listen on loopback only. `python` is for hosts
-    that name none. `env` is what each process of this machine has beneath its own variables (a host's `env` goes before
-    it): PYTHONPATH, thread counts. `carried` are words of the script that name files which other machines get, with
-    their place below `files_dir`.
+    `job_dir`, `socket_dir` and `key_dir` apply to every host, except that a host with `state_dir` keeps the job in
+    `{state_dir}/jobs/{job}` with the keys below, and one with `sockets` has its own socket folder. Each process has
+    its own key file; without `key_dir` there are no keys, and processes listen on loopback only. `python` is for
+    hosts that name none. `env`: environment of processes on this machine (PYTHONPATH, thread counts), overridden by a
+    host's `env` and by a process's own variables. `carried` maps words of the script that name files copied to other
+    machines to their paths below `files_dir`.
     """
 
     job: str = ""
@@ -37,24 +37,24 @@ class JobSpec:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def job_dir_on(self, host: Host) -> str:
-        """The job's directory on `host`."""
+        """Return the job's directory on `host`."""
         return f"{host.state_dir}/jobs/{self.job}" if host.state_dir else self.job_dir
 
     def socket_dir_on(self, host: Host) -> str:
-        """The folder for unix sockets on `host`: of the account that has the job there."""
+        """Return the folder for unix sockets on `host`, specific to the account there."""
         token = PurePosixPath(self.socket_dir).name.rpartition("-")[2]
         return f"{host.sockets}-{token}" if host.sockets else self.socket_dir
 
     def key_file_on(self, host: Host, process: str) -> str:
-        """Where a process on `host` finds its keys; "" in a job without."""
+        """Return the path of a process's key file on `host`; "" in a job without keys."""
         if not self.key_dir:
             return ""
         folder = f"{self.job_dir_on(host)}/keys" if host.state_dir else self.key_dir
         return f"{folder}/{file_name(process)}.key"
 
     def command_on(self, host: Host) -> list[str]:
-        """The script's command; on another machine with the files that it got where they lie there, and its own Python
-        in the place of one that is named by its path here.
+        """Return the script's command for `host`; on remote hosts with the paths of copied files, and with local
+        Python paths replaced by the host's Python.
         """
         if host.shares_files:
             return list(self.script)

@@ -1,4 +1,4 @@
-"""A script's arguments that differ from worker to worker: `--shard {rank}`. Pure functions."""
+"""Placeholders in a script's arguments that are filled in per worker: `--shard {rank}`. Pure functions."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -9,12 +9,12 @@ from geomx_cli.plan.topology import Node, Plane
 __all__ = ["PLACEHOLDERS", "fill", "values_for"]
 
 PLACEHOLDERS = ("rank", "num_workers", "global_rank", "num_all_workers", "party")
-"""What may stand in braces; each is what a store has under that name."""
+"""Names allowed in braces; each is also an attribute of the store."""
 _PATTERN = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 
 
 def values_for(node: Node, plane: Plane, all_workers: int, rank_scope: RankScope) -> dict[str, str]:
-    """What the placeholders stand for at one worker; `plane` is that of its party."""
+    """Return the placeholders' values for one worker; `plane` is that of its party."""
     global_rank = -1 if node.global_rank is None else node.global_rank
     ranks_are_global = rank_scope == "global"
     values = {
@@ -28,5 +28,5 @@ def values_for(node: Node, plane: Plane, all_workers: int, rank_scope: RankScope
 
 
 def fill(words: Iterable[str], values: Mapping[str, str]) -> list[str]:
-    """The words with each placeholder's value in its place; other braces stay as they are."""
+    """Substitute the placeholders in `words`; other braces are left unchanged."""
     return [_PATTERN.sub(lambda found: values[found[1]], word) for word in words]

@@ -1,4 +1,4 @@
-"""On which hosts of a party its schedulers and servers are placed. Pure functions."""
+"""Placement of a party's schedulers and servers on its hosts. Pure functions."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ __all__ = ["hosts_for", "placement_errors", "roles"]
 
 
 def roles(inventory: Inventory, party: str) -> tuple[Role, ...]:
-    """What a party has beside workers."""
+    """Return the roles of a party, besides workers."""
     central = inventory.central
     if inventory.topology == "flat":
         return ("scheduler", "server") if party == central.name else ()
@@ -23,17 +23,17 @@ def roles(inventory: Inventory, party: str) -> tuple[Role, ...]:
 
 
 def hosts_for(inventory: Inventory, party: str, role: Role, count: int = 1) -> tuple[Host, ...]:
-    """The hosts of `count` processes of a role: those whose `runs` has it, in turn.
+    """Return the hosts of `count` processes of a role: the hosts whose `runs` has it, round-robin.
 
-    Where no host names the role, a scheduler is placed on the party's first host that names no roles, and servers
-    on all such hosts in turn. For an inventory in which nothing is `placement_errors`.
+    If no host names the role, a scheduler is placed on the party's first host without `runs`, and servers on all such
+    hosts round-robin. Requires an inventory without `placement_errors`.
     """
     hosts = _candidates(inventory, party, role)
     return tuple(hosts[place % len(hosts)] for place in range(count))
 
 
 def placement_errors(inventory: Inventory) -> tuple[HostError, ...]:
-    """Everything that is wrong with the `runs` of all hosts."""
+    """Return all errors in the `runs` of hosts."""
     names = [party.name for party in (inventory.central, *inventory.parties)]
     return tuple(problem for name in names for problem in _of_party(inventory, name))
 

@@ -1,4 +1,4 @@
-"""Which ports the processes of a job listen on."""
+"""Allocation of the ports that a job's processes listen on."""
 
 import random
 import socket
@@ -17,11 +17,11 @@ __all__ = ["choose", "free_ports", "host_errors", "ports_needed"]
 
 
 def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> Inventory:
-    """The inventory with exactly the ports that each host's schedulers and servers take, out of its candidates.
+    """Return the inventory with each host's ports reduced to those its schedulers and servers need.
 
-    The first candidates that will do, distinct among hosts that are known by one address. `free` tells for each
-    host's name which of its candidates nobody listens on; None takes all to be free. A pure function. Raises
-    InvalidSettings when a host has too few.
+    The first suitable candidates are used, distinct among hosts that share an address. `free` maps host names to the
+    candidates that are not in use; None assumes that all are free. Pure function. Raises InvalidSettings if a host
+    has too few.
     """
     chosen = _distribute(inventory, free)
     if isinstance(chosen, HostError):
@@ -33,8 +33,8 @@ def choose(inventory: Inventory, free: Mapping[str, Collection[int]] | None) -> 
 
 
 def host_errors(inventory: Inventory) -> tuple[HostError, ...]:
-    """Why no job can be planned on the inventory: every role that cannot be placed, or where there is none the first
-    host with too few ports.
+    """Return why no job can be planned on the inventory: all placement errors or, if there are none, the first host
+    with too few ports.
     """
     if wrong := placement_errors(inventory):
         return wrong
@@ -65,7 +65,7 @@ def _distribute(
 
 
 def _neighbours(hosts: Sequence[Host]) -> list[list[Host]]:
-    """Hosts in groups; those known by one address are in one group."""
+    """Group the hosts that share an address, transitively."""
     groups: dict[str, list[Host]] = {host.name: [host] for host in hosts}
     first: dict[tuple[str, str], str] = {}
     for host in hosts:
@@ -79,7 +79,9 @@ def _neighbours(hosts: Sequence[Host]) -> list[list[Host]]:
 
 
 def _give(name: str, offers: Mapping[str, Sequence[int]], holders: dict[int, str], seen: set[int]) -> bool:
-    """Give one more port to `name`, moving others to their further candidates where that helps."""
+    """Assign one more port to `name` (augmenting path of a bipartite matching), reassigning other hosts' ports if
+    needed.
+    """
     for port in offers[name]:
         if port not in holders:
             holders[port] = name
@@ -108,7 +110,7 @@ def _too_few(host: Host, group: Sequence[Host], need: Counter[str], offers: Sequ
 
 
 def ports_needed(options: Mapping[str, Value]) -> int:
-    """How many ports `this_machine` takes: the same number for each host, enough for any of them."""
+    """Return the number of ports that `this_machine` requires: equal for all hosts, and sufficient for any of them."""
     parties, workers = int(options["parties"]), int(options["workers"])
     of_plane = parties * workers if options["topology"] == "flat" else workers
     listeners = {listener for _, listener in plugins.peers(str(options["delivery"]), of_plane)}
@@ -117,12 +119,11 @@ def ports_needed(options: Mapping[str, Value]) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` TCP ports of 127.0.0.1 on which nobody listens now.
+    """Return `count` TCP ports of 127.0.0.1 that are not in use.
 
-    They lie below the range that Linux gives to outgoing connections by default, so that none takes one
-    before the job does, and no other process gets one of them from this function while this one lives.
-    Another program that listens may still be faster; its bind, or ours, then fails with a message. Raises
-    InvalidSettings when there are not so many.
+    They are below Linux's default ephemeral range, so outgoing connections do not take them, and reserved against
+    other calls of this function while this process lives. Another program may still take one before the job does; the
+    later bind() then fails with a message. Raises InvalidSettings if there are too few.
     """
     found: list[int] = []
     candidates = range(10_000, 32_768)
@@ -141,7 +142,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _reserve(port: int) -> None:
-    """Hold the port's name among geomx's processes until this one ends. Raises OSError where another holds it."""
+    """Reserve the port among geomx processes until this one exits. Raises OSError if another has reserved it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
         name.bind(f"\0geomx-port-{port}")
-        name.detach()  # open for as long as this process lives: the job binds its ports some time after
+        name.detach()  # kept open until exit, as the job binds its ports later

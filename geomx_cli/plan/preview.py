@@ -1,4 +1,4 @@
-"""What would run on each host of an inventory, for a user to look at before anything is asked of a machine."""
+"""Preview of what would run on each host of an inventory, without accessing any machine."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -14,11 +14,11 @@ __all__ = ["Preview", "preview"]
 
 @dataclass(frozen=True)
 class Preview:
-    """One host. `reached` says how: "this machine", or "ssh" with user@address:port and the machines between.
+    """One host. `reached` is "this machine", or "ssh" with user@address:port and jump hosts.
 
-    `servers` has the port of each of its schedulers and servers that others dial, if all of `candidates` (as ranges)
-    are free, and 0 for one that is dialled from its own host only; `workers` has each worker's device, "" for a
-    master worker that does not train.
+    `servers` maps each scheduler and server to its port, assuming that all `candidates` (as ranges) are free, or to 0
+    if it is dialled from its own host only; `workers` maps each worker to its device, "" for a master worker that
+    does not train.
     """
 
     host: str
@@ -31,12 +31,12 @@ class Preview:
     candidates: str
 
     def to_json(self) -> dict[str, Any]:
-        """As an object that `json` writes."""
+        """Return the preview as JSON data."""
         return asdict(self)
 
 
 def preview(inventory: Inventory) -> tuple[Preview, ...]:
-    """For each host in order. Raises InvalidSettings where roles or ports do not fit."""
+    """Return the previews of all hosts in order. Raises InvalidSettings if roles or ports do not fit."""
     chosen = ports.choose(inventory, None)
     nodes = build_topology(chosen)
     endpoints = lay_endpoints(nodes, links(nodes), {host.name: "/" for host in inventory.hosts})
@@ -62,7 +62,7 @@ def _of(host: Host, nodes: list[Node], open_ports: Mapping[str, int]) -> Preview
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """Ports as a user writes them: "9100-9103 9110"."""
+    """Format ports as ranges: "9100-9103 9110"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""How a job is laid out: what each of its processes is given. Pure functions."""
+"""The command, environment and endpoints of each process. Pure functions."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 @dataclass(frozen=True)
 class Process:
-    """One process. `rank` counts the processes of its role (see topology.Node); `env` is exact."""
+    """One process. `rank` is among the processes of its role (see topology.Node); `env` is complete."""
 
     name: str
     host: str
@@ -37,14 +37,14 @@ class Process:
 
     @property
     def file_name(self) -> str:
-        """The stem of its log and event log: "A-worker-1"."""
+        """Base name of its log and event log: "A-worker-1"."""
         return file_name(self.name)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What every process's settings are made from. `socket_dirs`: each host's folder for unix sockets. `carriers`: the
-    processes of each party that have a part of its emulated link.
+    """Inputs to the settings of all processes. `socket_dirs`: each host's folder for unix sockets. `carriers`: the
+    processes of each party that share its emulated link.
     """
 
     spec: JobSpec
@@ -57,7 +57,7 @@ class Layout:
 
     @classmethod
     def of(cls, nodes: Sequence[Node], spec: JobSpec) -> "Layout":
-        """Raises InvalidSettings as lay_endpoints does."""
+        """Build the layout. Raises InvalidSettings as lay_endpoints does."""
         wires = links(nodes)
         socket_dirs = {node.host.name: spec.socket_dir_on(node.host) for node in nodes}
         return cls(
@@ -71,10 +71,11 @@ class Layout:
         )
 
     def process(self, node: Node) -> Process:
-        """What `node` is in the plan."""
+        """Return the planned process of `node`."""
         spec = self.spec
         python = node.host.python or spec.python
-        # Servers add arrays in one thread; a worker shares the cores with others unless its host says more.
+        # Servers aggregate in one thread; a worker shares the cores with others unless its host is configured
+        # otherwise.
         threads = node.host.threads if node.role == "worker" else 1
         env = {"OMP_NUM_THREADS": str(threads), **(spec.env if node.host.shares_files else {})}
         if node.device.startswith("gpu"):
@@ -132,7 +133,7 @@ def _settings(node: Node, layout: "Layout") -> Settings:
 
 
 def _node_host(host: Host) -> str:
-    """The host's own IP address, for a script that asks for it; "" where it is not known or means nothing elsewhere."""
+    """Return the host's own IP address, for scripts that ask for it; "" if it is unknown or loopback."""
     address = host.near_address
     return address if is_ip(address) and not is_loopback(address) else ""
 
@@ -154,7 +155,7 @@ def _plane(name: str, node: Node, layout: "Layout") -> PlaneSettings | None:
 
 
 def _carriers(wires: Sequence[Link]) -> dict[str, set[str]]:
-    """Of each party, the processes that carry slices over its emulated link."""
+    """Return, for each party, the processes that send or receive slices over its emulated link."""
     found: dict[str, set[str]] = {}
     for wire in wires:
         if wire.wide_area and not wire.listener.role.endswith("scheduler"):

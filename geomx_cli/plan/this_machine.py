@@ -1,4 +1,4 @@
-"""The built-in inventory: every party on this machine, over loopback."""
+"""The built-in inventory: all parties on this machine, over loopback."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,10 +18,10 @@ def this_machine(
     python: str = "",
     env: Mapping[str, str] | None = None,
 ) -> Inventory:
-    """One planned host for each party on 127.0.0.1, or with `one_host` one for all.
+    """Build an inventory with one planned host per party on 127.0.0.1, or with `one_host` a single one.
 
-    `options` has those of the cluster (parties, workers, ...). `ports` are free ports, `ports_needed` of
-    them. Raises InvalidSettings when there are too few, or for an impossible number.
+    `options` has the cluster options (parties, workers, ...). `ports` must have at least `ports_needed` free ports.
+    Raises InvalidSettings if there are too few, or for an invalid number.
     """
     need = ports_needed(options)
     if len(ports) < need:
@@ -50,7 +50,7 @@ def this_machine(
 
 
 def _party_name(index: int) -> str:
-    """A, B, ..., Z, AA, AB, ..."""
+    """Return A, B, ..., Z, AA, AB, ..."""
     name = ""
     index += 1
     while index:

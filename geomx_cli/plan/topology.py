@@ -1,4 +1,4 @@
-"""The topology of a job: who takes part in which plane, on which host, and who dials whom. Pure functions.
+"""The topology of a job: the members of each plane, their hosts, and the links. Pure functions.
 
 A plane has the name of the party whose scheduler leads it, or is "global".
 """
@@ -20,11 +20,11 @@ GLOBAL = "global"
 
 @dataclass(frozen=True)
 class Node:
-    """One process. `local` and `upper` name its planes, "" where it has none; `index` is that of its party.
+    """One process. `local` and `upper` are its planes, "" for none; `index` is that of its party.
 
-    `rank` counts the processes of one role in its party; global servers, and workers of a flat cluster, count
-    in all parties. `device` is what a worker trains on, "" for everybody else. `dials`: other workers of its plane, by
-    rank, where the delivery has links between workers.
+    `rank` is among the processes of its role in its party; for global servers and workers of a flat cluster, in all
+    parties. `device` is the training device of a worker, else "". `dials`: ranks of workers of its plane that it
+    dials, if the delivery links workers.
     """
 
     role: Role
@@ -41,7 +41,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """As in "A/worker:1"."""
+        """Its name, e.g. "A/worker:1"."""
         return f"{self.party}/{self.role}:{self.rank}"
 
 
@@ -59,7 +59,7 @@ class Plane:
 
 @dataclass(frozen=True)
 class Link:
-    """`dialler` dials `listener` in `plane`."""
+    """A connection from `dialler` to `listener` in `plane`."""
 
     dialler: Node
     listener: Node
@@ -67,22 +67,22 @@ class Link:
 
     @property
     def wide_area(self) -> bool:
-        """Whether it joins two parties."""
+        """Whether it connects two parties."""
         return self.dialler.party != self.listener.party
 
     @property
     def near(self) -> bool:
-        """Whether both are on one planned host."""
+        """Whether both ends are on one planned host."""
         return self.dialler.host.name == self.listener.host.name
 
 
 def build_topology(inventory: Inventory) -> tuple[Node, ...]:
-    """Every process: the central party first, then the participating ones in order.
+    """Return every process: the central party first, then the participating ones in order.
 
-    In topology "spread", and with `central_server`, a central party that trains is a participating one, the last:
-    it has a local server of its own, and its first worker is the master. With rank scope "global" the master is global
+    In topology "spread", and with `central_server`, a central party that trains becomes the last participating party:
+    it has its own local server, and its first worker is the master. With rank scope "global" the master is global
     rank 0, and a central party that does not train has no worker. Raises InvalidSettings for a role that cannot be
-    placed where the inventory has it.
+    placed as the inventory requests.
     """
     for problem in placement_errors(inventory):
         raise InvalidSettings(f"host {problem.host}: {problem.message}", problem.hint)
@@ -98,7 +98,7 @@ def build_topology(inventory: Inventory) -> tuple[Node, ...]:
 
 
 def planes(nodes: Sequence[Node]) -> dict[str, Plane]:
-    """Every plane by its name, in the order in which `nodes` mentions them."""
+    """Return all planes by name, in order of first appearance in `nodes`."""
     found = dict.fromkeys(plane for node in nodes for plane in (node.upper, node.local) if plane)
     leaders = {node.upper or node.local: node for node in nodes if node.role.endswith("scheduler")}
     made = {name: Plane(leaders[name]) for name in found}
@@ -113,8 +113,8 @@ def planes(nodes: Sequence[Node]) -> dict[str, Plane]:
 
 
 def links(nodes: Sequence[Node]) -> tuple[Link, ...]:
-    """Who dials whom: the members of each plane its scheduler, its clients its servers, and workers each other where
-    the delivery has them do so.
+    """Return all links: members of a plane dial its scheduler, clients its servers, and workers each other if the
+    delivery links them.
     """
     found: list[Link] = []
     for name, plane in planes(nodes).items():
@@ -194,7 +194,9 @@ def _central(inventory: Inventory) -> Iterator[Node]:
 
 
 def _roots(inventory: Inventory, party: str, first: int = 0, *, alone: bool = False) -> Iterator[Node]:
-    """Roots of one party, from rank `first` on; `alone`: nobody of the central party's plane stands below."""
+    """Yield the root servers of one party, ranked from `first`; `alone`: the central party's plane has no members
+    below them.
+    """
     below = "" if alone else inventory.central.name
     hosts = hosts_for(inventory, party, "global_server", inventory.global_servers)
     for rank, host in enumerate(hosts, first):
@@ -202,6 +204,6 @@ def _roots(inventory: Inventory, party: str, first: int = 0, *, alone: bool = Fa
 
 
 def _placed(inventory: Inventory, party: Party) -> list[tuple[Host, str]]:
-    """Host and device of each worker that trains, host by host."""
+    """Return the host and device of each training worker, host by host."""
     devices = [(host, device) for host in inventory.hosts_of(party.name) for device in host.devices]
     return devices[: party.workers]
