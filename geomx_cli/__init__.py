@@ -7,8 +7,8 @@ __version__ = "0.1.0"
 
 
 def _drop_working_directory() -> None:
-    """Under `python -m geomx_cli...`, which puts the working directory first: a file there that is called as one of
-    Python's own modules would take its place. It stays where geomx itself is imported from there.
+    """Remove the working directory from sys.path under `python -m geomx_cli...`, so that files in it cannot shadow
+    standard modules. It stays if geomx itself is imported from there.
     """
     runs_geomx = sys.argv[:1] == ["-m"] and any(
         (option, name.partition(".")[0]) == ("-m", "geomx_cli")
@@ -18,4 +18,4 @@ def _drop_working_directory() -> None:
         del sys.path[0]
 
 
-_drop_working_directory()  # here, as it has to be before anything else is imported
+_drop_working_directory()  # must run before any other import

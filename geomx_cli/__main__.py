@@ -1,4 +1,4 @@
-"""`python -m geomx_cli`: the same as `geomx`, for a machine on which only the interpreter's path is known."""
+"""`python -m geomx_cli`: equivalent to `geomx`, for hosts where only the interpreter's path is known."""
 
 import sys
 

@@ -1,7 +1,7 @@
 """The command line: `geomx COMMAND ...`.
 
-A command's module is imported when the command is used, so that `geomx --help` answers at once. This is the
-only place that turns an error into text on stderr, with --json an object on stdout, and an exit status.
+Command modules are imported on use, so that `geomx --help` is fast. Only this module turns an error into text on
+stderr, or with --json into an object on stdout, and an exit status.
 """
 
 import errno
@@ -39,11 +39,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "stop": ("geomx_cli.commands.stop", "Stop a job, or one party of it, and clean up."),
     "summarize": ("geomx_cli.commands.summarize", "Summarise the records of a run."),
 }
-"""Each command's module, which has it under its own name, and its line in `geomx --help`."""
+"""Each command's module, whose attribute of the same name is the command, and its line in `geomx --help`."""
 
 
 class _LazyGroup(click.Group):
-    """Knows its commands from COMMANDS and imports one when it runs."""
+    """A command group that lists COMMANDS and imports a command's module on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -78,10 +78,10 @@ def geomx() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `geomx` with `arguments`, by default the process's; returns the exit status (see errors.py).
+    """Run `geomx` with `arguments`, by default those of the process; return the exit status (see errors.py).
 
-    A command that fails under --json before it has printed its object prints one with the error. Where nobody reads
-    stdout any more (a pipe to `head`) it ends without a word, with status 1.
+    A command that fails under --json before it has printed its object prints an object with the error. If stdout is
+    closed (a pipe to `head`), exits silently with status 1.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     words = given[: given.index("--")] if "--" in given else given
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
-    """The exit status of a command, once its error was told. Raises OSError when stdout cannot be written."""
+    """Run a command, report its error, and return the exit status. Raises OSError if stdout cannot be written."""
     try:
         status = geomx.main(list(given), prog_name="geomx", standalone_mode=False)
         return status if isinstance(status, int) else 0

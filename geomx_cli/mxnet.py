@@ -1,19 +1,19 @@
-"""What MXNet scripts import of geomx: the job's store, this worker's place in the job, and its part of the data.
+"""The API for MXNet scripts: the job's store, this worker's ranks, and its part of the data.
 
     import geomx_cli.mxnet as geomx
 
     kv = geomx.init("dist_sync")
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train"))
 
-Scripts run under `geomx launch` or `python -m geomx_cli.runtime`, with one job in each process; all functions are for
-the training thread. None of them is needed: a script of plain MXNet gets the same store from `mx.kv.create`.
+Scripts run under `geomx launch` or `python -m geomx_cli.runtime`, with one job per process. All functions must be
+called from the training thread. The API is optional: a plain MXNet script gets the same store from `mx.kv.create`.
 """
 
 import sys
 from pathlib import Path
 from typing import Literal
 
-if __name__ == "mxnet":  # geomx's own folder is on sys.path, before the real one
+if __name__ == "mxnet":  # geomx's own folder precedes the real mxnet on sys.path
     raise ImportError(f"{__file__} is not MXNet: take its folder off sys.path and PYTHONPATH")
 
 from geomx_cli.core.errors import InvalidSettings
@@ -30,13 +30,14 @@ __all__ = [
 
 
 def init(kind: str = "dist_sync") -> KVStore:
-    """Join the job, which waits for its other processes; what `mx.kv.create(kind)` gives. The same store each time.
+    """Join the job and block until all of its processes have; equivalent to `mx.kv.create(kind)`. Returns the same
+    store on each call.
 
-    kind: "dist_sync", or "dist_async" where no party is to wait for another. Raises MXNetError where the job has failed
-    or the environment names none, and InvalidSettings in a process that geomx has not started, and for a type of store
-    that joins no job.
+    kind: "dist_sync", or "dist_async" for parties that do not wait for each other. Raises MXNetError if the job has
+    failed or the environment names none, and InvalidSettings in a process not started by geomx, or for a type of
+    store that does not join a job.
     """
-    if not (finder.installed() or script.session().attached):  # nobody would be told if the script failed
+    if not (finder.installed() or script.session().attached):  # else a failure of the script would not be reported
         hint = f"geomx launch -- python {sys.argv[0]}, or python -m geomx_cli.runtime {sys.argv[0]}"
         raise InvalidSettings("this script was not started by geomx", hint)
     store = load.load_mxnet().kv.create(kind)
@@ -46,7 +47,7 @@ def init(kind: str = "dist_sync") -> KVStore:
 
 
 def global_rank() -> int:
-    """This worker's number among the training workers of all parties, from 0; -1 for a master that does not train.
+    """Rank among the training workers of all parties, from 0; -1 for a master that does not train.
 
     This and the functions below raise InvalidSettings before `init`.
     """
@@ -54,28 +55,28 @@ def global_rank() -> int:
 
 
 def num_all_workers() -> int:
-    """How many workers train, in all parties."""
+    """Number of training workers in all parties."""
     return _store().num_all_workers
 
 
 def is_master() -> bool:
-    """Whether this worker's initial weights count. It is the one that calls `kv.set_optimizer`."""
+    """Whether this worker provides the initial weights. It also calls `kv.set_optimizer`."""
     return _store().is_master_worker
 
 
 def load_data(name: str, split: Literal["train", "test"], data_dir: str | Path = "") -> Samples:
-    """A data set that `geomx data fetch` knows: images of shape (n, channels, height, width), labels of shape (n,).
+    """Load a data set of `geomx data fetch`: images of shape (n, channels, height, width), labels of shape (n,).
 
-    data_dir: where it lies, if not where geomx looks for it. Raises InvalidSettings where it is not on this host.
+    data_dir: its directory, if not in the default locations. Raises InvalidSettings if it is not on this host.
     """
     return data.load(name, split, data_dir)
 
 
 def shard(samples: Samples, split: str = "iid", seed: int = 1) -> Samples:
-    """A copy of this worker's part of the data; all workers call it with the same arguments.
+    """Return a copy of this worker's part of the data. All workers must pass the same arguments.
 
     split: as --split of `geomx launch`: iid, by-class, by-party or dirichlet:ALPHA, drawn with `seed`. Raises
-    InvalidSettings where there are fewer samples than workers, and in a master that does not train.
+    InvalidSettings if there are fewer samples than workers, and in a master that does not train.
     """
     store = _store()
     if not store.trains:
