@@ -1,15 +1,15 @@
-"""Checks of the hosts and the network, before a job (`quick`) and beside one (`examine`).
+"""Checks of hosts and network: `quick` before a launch, `examine` for `geomx doctor`.
 
-check.py          one finding, and what all together come to
-requirements.py   what the job needs of each host
-probe_pool.py     a probe on each host, and the facts that they tell
-resolve.py        facts in the place of what the inventory leaves open
-hosts.py          from a host's facts to checks
-connect.py        who dials whom between hosts, and how that ended
-links.py          ports bound on their hosts, and dialled from where the job will
-diagnose.py       what a failed dial looks like
-wan.py            round trip and bandwidth between parties
-report.py         all of it for `geomx doctor`
+    check.py          one finding, and the aggregation of several
+    requirements.py   a job's requirements for each host
+    probe_pool.py     a probe on each host, and the facts it collects
+    resolve.py        completes an inventory from facts
+    hosts.py          checks of a host's facts
+    connect.py        the planned dials between hosts, and their results
+    links.py          binds ports and dials them from the planned hosts
+    diagnose.py       diagnosis of failed dials
+    wan.py            round trip and bandwidth between parties
+    report.py         the whole examination
 """
 
 from geomx_cli.preflight.check import Check, exit_code, refuse

@@ -1,4 +1,4 @@
-"""A check: what was looked at, how it is, and what to do about it."""
+"""A check result: its subject, level, problem and remedy."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -10,14 +10,14 @@ __all__ = ["REACHABLE", "Check", "Level", "exit_code", "refuse", "together"]
 
 Level = Literal["ok", "warning", "problem"]
 REACHABLE = "reachable"
-"""The name of the check that a host answers."""
+"""Name of the check that a host responds."""
 
 
 @dataclass(frozen=True)
 class Check:
     """One finding. `subject` is a host or several ("alpha", "alpha, beta"), a link in the direction of dialling
-    ("alpha -> hub"), or the inventory. `what` says what is wrong with it and `fix` what to do, neither with a full
-    stop; both are "" when the level is ok.
+    ("alpha -> hub"), or the inventory. `what` states the problem and `fix` the remedy, without full stops; both are
+    "" at level "ok".
     """
 
     subject: str
@@ -28,13 +28,14 @@ class Check:
 
     @property
     def text(self) -> str:
-        """What is wrong, and with what."""
+        """The subject and its problem."""
         return f"{self.subject}: {self.what}"
 
 
 def together(checks: Sequence[Check]) -> list[Check]:
-    """The checks, those that are not ok first; what is said of several hosts alike, as of those on one machine, is
-    one."""
+    """Return the checks, those that are not ok first; identical findings for several hosts, e.g. on one machine, are
+    merged.
+    """
     fine = [check for check in checks if check.level == "ok"]
     found: dict[Check, list[str]] = {}
     for check in checks:
@@ -44,7 +45,7 @@ def together(checks: Sequence[Check]) -> list[Check]:
 
 
 def exit_code(checks: Iterable[Check]) -> int:
-    """4 when a host cannot be reached, 5 when there is another problem, 0 otherwise."""
+    """Return 4 if a host is unreachable, 5 for any other problem, else 0."""
     problems = [check for check in checks if check.level == "problem"]
     if any(check.name == REACHABLE for check in problems):
         return HostUnreachable.exit_code
@@ -52,7 +53,7 @@ def exit_code(checks: Iterable[Check]) -> int:
 
 
 def refuse(checks: Iterable[Check]) -> None:
-    """Raise HostUnreachable or CheckFailed with the words of all problems; return when there is none."""
+    """Raise HostUnreachable or CheckFailed with the text of all problems, if any."""
     problems = [check for check in checks if check.level == "problem"]
     if not problems:
         return

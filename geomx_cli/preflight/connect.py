@@ -1,4 +1,4 @@
-"""Who dials whom between hosts, and how that ended."""
+"""The dials between hosts that a plan requires, and their results."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,10 @@ __all__ = ["Dial", "Dialled", "dials", "place"]
 
 @dataclass(frozen=True)
 class Dial:
-    """One host is to dial one port of another. `dialler` and `listener` are hosts, `processes` a link of the plan
-    that does so (of perhaps many), and `wide_area` whether one of them joins two parties. `bound` is the address at
-    which that port is listened on."""
+    """A dial from one host to a port of another. `dialler` and `listener` are hosts, `processes` is one link of the
+    plan that uses it (of possibly many), `wide_area` is whether any such link connects two parties. `bound` is the
+    listening address.
+    """
 
     dialler: str
     listener: str
@@ -24,13 +25,13 @@ class Dial:
 
     @property
     def subject(self) -> str:
-        """As a check names it."""
+        """Its subject in a check."""
         return f"{self.dialler} -> {self.listener}"
 
 
 @dataclass(frozen=True)
 class Dialled:
-    """How a dial ended: see probe/dialling.py; `round_trip` in seconds."""
+    """The result of a dial: see probe/dialling.py; `round_trip` in seconds."""
 
     dial: Dial
     kind: str
@@ -40,7 +41,7 @@ class Dialled:
 
 
 def dials(inventory: Inventory, planned: Plan) -> list[Dial]:
-    """What is to be dialled between different hosts: each port once from each host."""
+    """Return the dials between different hosts, each port once per dialling host."""
     listeners = {process.name: process for process in planned.processes}
     found: dict[tuple[str, str, int], Dial] = {}
     for names in planned.links:
@@ -58,6 +59,6 @@ def dials(inventory: Inventory, planned: Plan) -> list[Dial]:
 
 
 def place(endpoint: Endpoint) -> tuple[str, int]:
-    """Address and port that a TCP endpoint binds."""
+    """Return the address and port that a TCP endpoint binds."""
     address, _, port = endpoint.bind.removeprefix("tcp://").rpartition(":")
     return address.strip("[]"), int(port)

@@ -1,4 +1,4 @@
-"""What dials that failed look like, in words, and what to do."""
+"""Diagnosis of failed dials: description and remedy."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ _NAMED = 8
 
 
 def link_checks(results: Sequence[Dialled], facts: Mapping[str, Facts]) -> Iterator[Check]:
-    """A check for each dial that went well, and one for all that failed in the same way towards one host.
+    """Yield one check per successful dial, and one per group of identical failures towards a host.
 
-    What a failure looks like is told in the light of how the others ended.
+    The diagnosis of a failure depends on the results of the other dials.
     """
     for result in results:
         if result.kind == "ok":
@@ -28,7 +28,7 @@ def link_checks(results: Sequence[Dialled], facts: Mapping[str, Facts]) -> Itera
 
 
 def addresses_of(host: str, facts: Mapping[str, Facts]) -> str:
-    """What addresses a host has, in words that follow a comma or stand in brackets."""
+    """Describe the addresses of a host, as a phrase to follow a comma or to put in parentheses."""
     if host not in facts:
         return f"see `ip address` on {host}"
     named = [
@@ -42,7 +42,7 @@ def addresses_of(host: str, facts: Mapping[str, Facts]) -> str:
 
 @dataclass
 class _Trouble:
-    """Dials from `diallers` to each of `ports` of one address that failed alike; `first` is one of them."""
+    """Identical failures of dials from `diallers` to `ports` of one address; `first` is one of them."""
 
     first: Dialled
     diallers: list[str]
@@ -69,7 +69,7 @@ def _troubles(results: Sequence[Dialled]) -> list[_Trouble]:
 
 
 class _Words:
-    """The sentences for one trouble."""
+    """Builds the text for one group of failures."""
 
     def __init__(self, trouble: _Trouble, results: Sequence[Dialled], facts: Mapping[str, Facts]) -> None:
         first = trouble.first
@@ -85,7 +85,7 @@ class _Words:
         self._reached = any(other.kind in _ANSWERS for other in same_way)
 
     def both(self) -> tuple[str, str]:
-        """What is wrong, and what to do."""
+        """Return the problem and the remedy."""
         why, fix = self._why()
         return f"{self._who()}: {why}", fix
 
@@ -127,7 +127,7 @@ class _Words:
         return detail or self._first.kind, either
 
     def _dropped(self) -> str:
-        """What most likely swallows the packets."""
+        """Return the most likely reason for dropped packets."""
         if self._reached:
             return f"other ports there answer, so a firewall drops what goes to {self._ports}"
         if self._foreign():
@@ -140,17 +140,17 @@ class _Words:
         return f"the address is another machine's (it is none of those that {self._to} itself has)"
 
     def _elsewhere(self) -> bool:
-        """Whether the listener has this address, but was told to listen at another."""
+        """Whether the listener has this address but is bound to another."""
         return self._dial.bound not in ("0.0.0.0", "::", self._first.ip) and not self._foreign()
 
     def _foreign(self) -> bool:
-        """Whether the listener has told its addresses, and this is none of them."""
+        """Whether the listener's addresses are known and do not include this one."""
         known = self._facts.get(self._to)
         return known is not None and not any(self._first.ip in own for own in known.addresses.values())
 
 
 def _listed(words: Iterable[str]) -> str:
-    """Some words, separated by commas, with a count of what is left out."""
+    """Join words with commas, with a count of those omitted."""
     found = list(words)
     more = f", and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return ", ".join(found[:_NAMED]) + more

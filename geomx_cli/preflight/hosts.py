@@ -1,4 +1,4 @@
-"""What the facts of a host mean for a job: pure functions from facts to checks."""
+"""Checks of a host's facts against a job. Pure functions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -20,7 +20,7 @@ _EXTRAS = {"mxnet": "geomx-cli[mxnet]", "zmq": "pyzmq"}
 
 
 def check_host(host: Host, facts: Facts, skew: Skew, required: Requirements) -> list[Check]:
-    """Everything about one host alone that launch wants to know."""
+    """Return the checks of a single host that launch requires."""
     return [
         _version(host, facts),
         _python(host, facts),
@@ -32,7 +32,7 @@ def check_host(host: Host, facts: Facts, skew: Skew, required: Requirements) -> 
 
 
 def check_clock(host: str, skew: Skew) -> Check:
-    """A clock that is certainly more than two seconds off: it makes the order of events unreadable."""
+    """Warn if a host's clock is off by more than two seconds with certainty, which breaks the order of events."""
     if abs(skew.ahead) - skew.uncertainty <= _SKEW:
         return Check(host, "clock")
     way = "ahead of" if skew.ahead > 0 else "behind"
@@ -41,7 +41,7 @@ def check_clock(host: str, skew: Skew) -> Check:
 
 
 def check_memory(facts: Mapping[str, Facts], required: Mapping[str, Requirements]) -> Iterator[Check]:
-    """Whether the processes fit into each machine's memory; hosts of one machine count together."""
+    """Check that the processes fit into each machine's memory; hosts on one machine are added up."""
     for hosts in _machines(facts):
         memory, free = sum(required[host].memory for host in hosts), min(facts[host].memory for host in hosts)
         count = sum(required[host].processes for host in hosts)
@@ -55,7 +55,7 @@ def check_memory(facts: Mapping[str, Facts], required: Mapping[str, Requirements
 def check_hardware(
     hosts: Iterable[Host], facts: Mapping[str, Facts], required: Mapping[str, Requirements]
 ) -> Iterator[Check]:
-    """GPUs that the inventory names, and cores against what the workers take."""
+    """Check the GPUs named in the inventory, and the number of cores against the workers' threads."""
     by_name = {host.name: host for host in hosts}
     for name, known in facts.items():
         yield _gpus(by_name[name], known)
@@ -71,7 +71,7 @@ def check_hardware(
 
 
 def _machines(facts: Mapping[str, Facts]) -> Sequence[Sequence[str]]:
-    """The hosts, those of one machine together."""
+    """Group the hosts by machine."""
     found: dict[str, list[str]] = {}
     for name, known in facts.items():
         found.setdefault(known.boot or name, []).append(name)
@@ -134,7 +134,7 @@ def _folders(host: Host, facts: Facts) -> Iterator[Check]:
 
 
 def _address(host: Host, facts: Facts) -> Check:
-    """What it is to bind must be its own."""
+    """Check that the address to bind is the host's own."""
     wrong = facts.unusable.get(listening(host))
     if wrong is None:
         return Check(host.name, "address")

@@ -1,4 +1,4 @@
-"""Listens where the job's processes will, and dials each from where it will be dialled."""
+"""Binds the planned ports on their hosts, and dials them from the planned hosts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class _Bind(NamedTuple):
 
 
 def listen(probes: ProbePool, planned: Plan, facts: Mapping[str, Facts]) -> tuple[list[Check], set[tuple[str, int]]]:
-    """Bind every planned port on its host; the checks, and the host and port of each that is listened on."""
+    """Bind every planned port on its host; return the checks, and the (host, port) pairs that are listening."""
     binds: dict[str, list[_Bind]] = {}
     for process in planned.processes:
         for endpoint in process.endpoints:
@@ -44,7 +44,7 @@ def listen(probes: ProbePool, planned: Plan, facts: Mapping[str, Facts]) -> tupl
 
 
 def dial_all(probes: ProbePool, wanted: Sequence[Dial]) -> list[Dialled]:
-    """Dial all at once, each from its host, up to 1000 from one; those whose host fails meanwhile are left out."""
+    """Dial all concurrently, at most 1000 per dialling host; results of hosts that fail meanwhile are omitted."""
     by_host: dict[str, list[Dial]] = {}
     for each in wanted:
         own = by_host.setdefault(each.dialler, [])
@@ -68,7 +68,7 @@ def dial_all(probes: ProbePool, wanted: Sequence[Dial]) -> list[Dialled]:
 
 
 def _ports(host: str, bound: Iterable[tuple[_Bind, Mapping[str, Any]]], facts: Mapping[str, Facts]) -> Iterator[Check]:
-    """A check for each port, but one for all that lie at an address which the host does not have."""
+    """Yield one check per port, but only one for all ports at an address that the host does not have."""
     nowhere: set[str] = set()
     for bind, result in bound:
         if not result["error"]:

@@ -1,4 +1,4 @@
-"""Asks the checker on one host: our end of the channel to `python -m geomx_cli.probe`."""
+"""Client of the probe on one host, over the channel to `python -m geomx_cli.probe`."""
 
 import itertools
 import threading
@@ -19,7 +19,7 @@ Answer = dict[str, Any]
 
 
 class ProbeClient:
-    """Questions and answers over one channel. Any thread may ask; a thread of its own receives."""
+    """Requests and responses over one channel. Thread-safe; a background thread receives."""
 
     def __init__(self, host: str, channel: Channel) -> None:
         self._host, self._channel = host, channel
@@ -31,10 +31,10 @@ class ProbeClient:
         self._reader.start()
 
     def ask(self, what: str, fields: Mapping[str, Any], limit: float) -> Answer:
-        """The answer to one question.
+        """Send a request and return the response.
 
-        Raises HostUnreachable when the checker has ended or the connection broke, TimedOut after `limit` seconds,
-        CheckFailed when the checker cannot answer.
+        Raises HostUnreachable if the probe has ended or the connection broke, TimedOut after `limit` seconds,
+        CheckFailed if the probe returns an error.
         """
         box: SimpleQueue[Answer | None] = SimpleQueue()
         with self._lock:
@@ -68,11 +68,11 @@ class ProbeClient:
         return answer
 
     def errors(self) -> str:
-        """What the checker wrote on its standard error; complete once it has ended."""
+        """Return the probe's stderr; complete once it has ended."""
         return self._channel.errors()
 
     def close(self, *, release: bool = True) -> None:
-        """End the checker; with `release` the ports that it listened on are free on return, if it still answers."""
+        """End the probe; with `release` its listening ports are free on return, provided that it responds."""
         if release:
             with suppress(HostUnreachable, TimedOut, CheckFailed):
                 self.ask("release", {}, _RELEASE_LIMIT)
@@ -95,7 +95,7 @@ class ProbeClient:
             return b""
 
     def _deliver(self, line: bytes) -> None:
-        """Hand an answer to who waits for it. Anything else is what a start-up file of the host's shell prints."""
+        """Deliver a response to its requester. Other lines, e.g. output of the shell's start-up files, are ignored."""
         try:
             answer = decode(line)
             number = int(answer["id"])

@@ -1,4 +1,4 @@
-"""A probe on each host of an inventory for a moment (see probe/), all asked in parallel, and what they tell."""
+"""Runs a probe on each host of an inventory (see probe/), with parallel requests to all."""
 
 import secrets
 import time
@@ -19,7 +19,7 @@ OLDEST_PYTHON = (3, 11)
 
 _START_LIMIT = 10.0
 _FACTS_LIMIT = 8.0
-# Works in every Python, also 2: its version, and whether geomx is there.
+# Runs in any Python, including 2: prints its version and whether geomx is installed.
 _PYTHON = """
 import sys
 sys.path = [path for path in sys.path if path]
@@ -33,8 +33,7 @@ _Result = TypeVar("_Result")
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """A folder on a host: absolute path; `error` says why nothing can be written to it, or to where it would be
-    made; `free` is in bytes."""
+    """A folder on a host: absolute path; `error`: why it cannot be written to or created; `free`: bytes."""
 
     path: str
     exists: bool
@@ -43,14 +42,15 @@ class Folder(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a host has told of itself.
+    """Facts that a host reports about itself.
 
-    `version` and `code` are geomx's version and a digest of its source, `python` Python's version and `executable` its
-    path; `boot` is the same for hosts that are one machine; `clock` is Unix time in seconds. `state` is where jobs lie,
-    `work` where processes start; `temp` is the folder for unix sockets, `sockets` why none can be made there ("" when
-    one can), and `uid` the account's number. `addresses` are by interface; `free` has the candidate ports that can be
-    bound, by address, `taken` who holds the others, and `unusable` why an address cannot be bound at all. `memory` is
-    in bytes, 0 where nobody knows. `missing` are modules that cannot be imported, `versions` those of distributions.
+    `version` and `code` are geomx's version and source digest, `python` Python's version and `executable` its path;
+    `boot` is equal for hosts on one machine; `clock` is Unix time in seconds. `state` is the directory of jobs,
+    `work` the working directory of processes; `temp` is the folder for unix sockets, `sockets` why none can be
+    created there, or "", and `uid` the account's number. `addresses` are by interface; `free` has the bindable
+    candidate ports by address, `taken` the holders of the others, and `unusable` the reason for addresses that cannot
+    be bound. `memory` is in bytes, 0 if unknown. `missing` are modules that cannot be imported, `versions` those of
+    distributions.
     """
 
     version: str
@@ -80,22 +80,22 @@ class Facts(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Skew:
-    """How many seconds a host's clock is ahead of ours, give or take `uncertainty`."""
+    """Offset of a host's clock from ours, in seconds, with its `uncertainty`."""
 
     ahead: float
     uncertainty: float
 
     @classmethod
     def of(cls, sent: float, clock: float, received: float) -> "Skew":
-        """From our Unix time when the question left and when the answer `clock` came."""
+        """Compute it from our Unix times of request and response and the host's `clock` in between."""
         return cls(clock - (sent + received) / 2, (received - sent) / 2)
 
 
 class ProbePool:
-    """A checker on each of `hosts`, from the making of this object until `close`; also a context manager.
+    """A probe on each of `hosts`, running until `close`; also a context manager.
 
-    A host that fails, now or later, has its error in `failures` and is asked nothing more; the others go on.
-    `token(host)` is what a dialler shows to the listeners of that host. For one thread at a time.
+    The error of a failed host is stored in `failures`, and the host receives no further requests; the others are not
+    affected. `token(host)` authenticates diallers to the listeners of that host. Not thread-safe.
     """
 
     def __init__(self, hosts: Mapping[str, Connector]) -> None:
@@ -114,35 +114,37 @@ class ProbePool:
         self.close()
 
     def close(self) -> None:
-        """End all checkers; afterwards the ports that they listened on are free again."""
+        """End all probes; their listening ports are free on return."""
         everywhere(lambda name: self._open[name].close(release=name not in self.failures), list(self._open))
         self._open.clear()
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts that answer so far."""
+        """The hosts that have not failed."""
         return tuple(name for name in self._open if name not in self.failures)
 
     def token(self, host: str) -> str:
-        """What the listeners on `host` want to hear."""
+        """Return the token that listeners on `host` require."""
         return self._tokens[host]
 
     def collect_facts(self, requests: Mapping[str, Mapping[str, Any]]) -> dict[str, Facts]:
-        """What hosts tell of themselves; see probe/facts.py for a request's fields."""
+        """Request facts from hosts; see probe/facts.py for a request's fields."""
         answers = self.ask("facts", requests, _FACTS_LIMIT)
         return self._each(lambda name: _decoded(name, answers[name]), answers)
 
     def ask(self, what: str, requests: Mapping[str, Mapping[str, Any]], limit: float) -> dict[str, dict[str, Any]]:
-        """Ask hosts at once, and wait at most `limit` seconds; the answers of those that gave one."""
+        """Send requests in parallel, with a timeout of `limit` seconds; return the responses of hosts that did not
+        fail.
+        """
         living = [name for name in self.hosts if name in requests]
         return self._each(lambda name: self._open[name].ask(what, requests[name], limit), living)
 
     def keep_alive(self) -> None:
-        """Let every checker know that it is still needed; each ends after a minute without a question."""
+        """Reset the probes' idle timeout of one minute."""
         self.ask("clock", {name: {} for name in self.hosts}, _START_LIMIT)
 
     def _each(self, do: Callable[[str], _Result], names: Iterable[str]) -> dict[str, _Result]:
-        """Results by host; an error goes to `failures`."""
+        """Run `do` for each host in parallel; return results by host and store errors in `failures`."""
         results: dict[str, _Result] = {}
 
         def one(name: str) -> None:
@@ -158,7 +160,7 @@ class ProbePool:
 
 
 def _start(host: Connector) -> tuple[ProbeClient, Skew]:
-    """Open a checker. Raises HostUnreachable, or CheckFailed when the host has no Python or geomx that works."""
+    """Start a probe. Raises HostUnreachable, or CheckFailed if the host has no working Python or geomx."""
     try:
         client = ProbeClient(host.name, host.open(module_command(host.python, "geomx_cli.probe")))
     except (FileNotFoundError, PermissionError):
@@ -183,10 +185,10 @@ def _start(host: Connector) -> tuple[ProbeClient, Skew]:
 
 
 def _explain(host: Connector, client: ProbeClient) -> CheckFailed:
-    """What is the matter on a host where the checker ended at once. Raises HostUnreachable when it is lost."""
+    """Return the cause of a probe's immediate exit. Raises HostUnreachable if the host is lost."""
     python = host.python
     done = host.run([python, "-c", _PYTHON], limit=_START_LIMIT)
-    words = done.output.decode(errors="replace").split()[-2:]  # a shell's start-up file may say something first
+    words = done.output.decode(errors="replace").split()[-2:]  # a shell's start-up file may print something first
     if done.status != 0 or len(words) < 2:
         return _no_python(host)
     version, there = words
@@ -207,7 +209,7 @@ def _no_python(host: Connector) -> CheckFailed:
 
 
 def old_python(host: str, version: str, path: str) -> CheckFailed:
-    """What to say of a Python that cannot run geomx."""
+    """Build the error for a Python version that is too old for geomx."""
     oldest = ".".join(map(str, OLDEST_PYTHON))
     hint = f"install Python {oldest} or newer there, or set python of {host} to where it is"
     return CheckFailed(f"host {host}: Python {version} at {path} is too old", hint)

@@ -1,4 +1,4 @@
-"""What the doctor looks at, in which order, and what it reports."""
+"""The examination of `geomx doctor` and its report."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Report:
-    """What the doctor found. `inventory` is resolved as far as the hosts could be asked; `facts` are by host."""
+    """The result of an examination. `inventory` is resolved as far as the hosts responded; `facts` are by host."""
 
     inventory: Inventory
     facts: Mapping[str, Facts]
@@ -47,7 +47,7 @@ class Report:
         return exit_code(self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """As an object that `json` writes."""
+        """Return the report as JSON data."""
         levels = [check.level for check in self.checks]
         return {
             "schema_version": SCHEMA_VERSION,
@@ -62,13 +62,12 @@ class Report:
 
 
 def quick(hosts: Mapping[str, Connector], inventory: Inventory, spec: JobSpec) -> tuple[Inventory, list[Check]]:
-    """What launch wants to know before each start: the resolved inventory, and the checks of hosts, ports and links.
+    """Run the checks that precede a launch: return the resolved inventory, and the checks of hosts, ports and links.
 
-    `hosts` are those of the inventory. Everything that this starts on them has ended when it returns, so that the
-    ports are free. A host that cannot be reached or asked is a problem among the checks, and the others are checked
-    all the same; if ports or interfaces are wrong, nothing can be planned and no link is dialled. Takes at most
-    some ten seconds beyond connecting even when nothing answers. Raises InvalidSettings for a job that cannot
-    be planned.
+    `hosts` are those of the inventory. Everything started on them has ended on return, so the ports are free. A host
+    that is unreachable or fails is reported as a problem, and the others are still checked; with invalid ports or
+    interfaces no plan is possible and no link is dialled. Takes at most about 10 s in addition to connecting, even if
+    no host responds. Raises InvalidSettings for a job that cannot be planned.
     """
     report = examine(hosts, inventory, spec, full=False)
     return report.inventory, list(report.checks)
@@ -77,8 +76,9 @@ def quick(hosts: Mapping[str, Connector], inventory: Inventory, spec: JobSpec) -
 def examine(
     hosts: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, *, full: bool, say: Say = lambda text: None
 ) -> Report:
-    """The same as `quick`, and if `full` also GPUs, cores, and the bandwidth of each link between parties, which takes
-    four seconds for each that shares a machine with another. `say` is told what happens."""
+    """Run the checks of `quick` and, with `full`, those of GPUs, cores and the bandwidth of each link between
+    parties, which take 4 s per link for links that share a machine. `say` receives progress messages.
+    """
     job = spec if spec.job_dir and spec.socket_dir else complete(spec)
     say(f"asking {counted(len(hosts), 'host')}")
     with ProbePool(hosts) as probes:
@@ -86,8 +86,9 @@ def examine(
 
 
 def examine_inventory(inventory: Inventory, spec: JobSpec, ssh: SshOptions, *, full: bool, say: Say) -> Report:
-    """`examine` with connections of its own to all hosts of the inventory, or to those that its allocator gives it for
-    that long."""
+    """Run `examine` with new connections to all hosts of the inventory, allocating machines first if it has an
+    allocator.
+    """
     job = complete(spec)
     with allocated(inventory, job.job, job, ssh, say) as allocation:
         given = allocation.inventory
@@ -96,7 +97,7 @@ def examine_inventory(inventory: Inventory, spec: JobSpec, ssh: SshOptions, *, f
 
 
 class _Examination:
-    """From the facts of all hosts to a report."""
+    """Turns the facts of all hosts into a report."""
 
     def __init__(self, probes: ProbePool, inventory: Inventory, spec: JobSpec, full: bool, say: Say) -> None:
         self._probes, self._inventory, self._spec, self._full, self._say = probes, inventory, spec, full, say
@@ -114,7 +115,7 @@ class _Examination:
             self._check_network(facts)
         failed = self._probes.failures
         failures = [_failure(host.name, failed[host.name]) for host in self._inventory.hosts if host.name in failed]
-        lost = {Check(name, REACHABLE) for name in failed}  # some were reached at first
+        lost = {Check(name, REACHABLE) for name in failed}  # some were reachable at first
         checks = (check for check in self._checks if check not in lost)
         return Report(self._inventory, facts, tuple(together([*failures, *checks])), tuple(self._wan))
 

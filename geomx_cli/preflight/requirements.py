@@ -1,4 +1,4 @@
-"""What a job needs of a host. Pure functions, but that the script is read."""
+"""A job's requirements for each host. Pure functions, except that the script is read."""
 
 import re
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from geomx_cli.runtime.training import networks
 __all__ = ["DISTRIBUTIONS", "Requirements", "requirements"]
 
 DISTRIBUTIONS = ("numpy", "mxnet")
-"""Whose versions matter."""
-# Bytes that a process takes at least.
+"""Distributions whose versions are checked."""
+# Minimum memory of a process, in bytes.
 _ANY_PROCESS, _BUNDLED_WORKER = 25 << 20, 140 << 20
 _EVERYWHERE = ("zmq", "msgspec", "numpy")
 _IMPORT = r"^\s*(?:import|from)\s+{name}\b"
@@ -22,7 +22,7 @@ _IMPORT = r"^\s*(?:import|from)\s+{name}\b"
 
 @dataclass(frozen=True)
 class Requirements:
-    """`processes` in all, workers that train (`training`), `memory` in bytes, and `modules` that must be importable."""
+    """Number of `processes` and of training workers (`training`), `memory` in bytes, and required `modules`."""
 
     processes: int
     training: int
@@ -31,7 +31,7 @@ class Requirements:
 
 
 def requirements(inventory: Inventory, spec: JobSpec) -> Mapping[str, Requirements]:
-    """What the job needs of each host."""
+    """Return the job's requirements for each host."""
     nodes, frameworks = build_topology(inventory), _frameworks(spec)
     return {
         host.name: _required(host, [node for node in nodes if node.host.name == host.name], spec, frameworks)
@@ -53,8 +53,8 @@ def _required(host: Host, nodes: list[Node], spec: JobSpec, frameworks: tuple[st
 
 
 def _frameworks(spec: JobSpec) -> tuple[str, ...]:
-    """What workers import: for the bundled job what its network needs, for a script what it imports itself, as far as
-    we see.
+    """Return the frameworks that workers import: those of the bundled network, or the ones found by searching the
+    script's files for imports.
     """
     if not spec.script:
         framework = networks.framework(str(spec.options["network"]))
@@ -67,4 +67,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:
-        return ""  # it lies on the hosts only
+        return ""  # it exists on the hosts only

@@ -1,4 +1,4 @@
-"""Fills in what an inventory leaves to its hosts to know. A pure function of what they have told."""
+"""Completes an inventory from the facts of its hosts. Pure functions."""
 
 import ipaddress
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from geomx_cli.preflight.probe_pool import Facts
 __all__ = ["ALL", "listening", "resolve"]
 
 ALL = "::"
-"""What to bind to be dialled at every address of a host, whichever version of IP it is of."""
+"""Wildcard address for both IP versions."""
 
 
 def resolve(inventory: Inventory, facts: Mapping[str, Facts]) -> Inventory:
-    """The inventory with absolute paths, addresses in place of interfaces, and the ports that are to be used.
+    """Return the inventory with absolute paths, addresses of interfaces, and the chosen ports.
 
-    A host without facts keeps what it has, and its ports are taken to be free. Raises InvalidSettings for an
-    interface that is not there or has no address, and for a host with too few free ports.
+    A host without facts is unchanged, and its ports are assumed to be free. Raises InvalidSettings for an interface
+    that is missing or has no address, and for a host with too few free ports.
     """
     resolved = inventory.with_hosts(
         _resolved(host, facts[host.name]) if host.name in facts else host for host in inventory.hosts
@@ -31,7 +31,7 @@ def resolve(inventory: Inventory, facts: Mapping[str, Facts]) -> Inventory:
 
 
 def listening(host: Host) -> str:
-    """The address at which a host's ports are to be free: all of its own, unless it says which."""
+    """Return the address at which a host's ports must be free: `listen`, by default all addresses."""
     if host.listen:
         return host.listen
     return ALL if ":" in host.near_address else "0.0.0.0"
@@ -51,7 +51,7 @@ def _resolved(host: Host, facts: Facts) -> Host:
             found = _address(host, facts, interface)
             known[field] = getattr(host, field) or found
     resolved = host.model_copy(update=known)
-    # A name may stand for addresses of both versions, and who dials it takes the one that it likes.
+    # A name may resolve to both IP versions, and the dialler chooses one.
     names = [known for known in (resolved.near_address, resolved.wan_address) if known and not is_ip(known)]
     if any(name != "localhost" for name in names) and not host.listen and ALL in facts.free:
         return resolved.model_copy(update={"listen": ALL})
@@ -59,7 +59,7 @@ def _resolved(host: Host, facts: Facts) -> Host:
 
 
 def _address(host: Host, facts: Facts, interface: str) -> str:
-    """The first IPv4 address of an interface, or without one the first of IPv6."""
+    """Return the first IPv4 address of an interface, or else the first IPv6 one."""
     if interface not in facts.addresses:
         there = ", ".join(f"{name} ({', '.join(own)})" for name, own in facts.addresses.items() if own)
         raise InvalidSettings(
@@ -73,11 +73,11 @@ def _address(host: Host, facts: Facts, interface: str) -> str:
 def _free(host: Host, facts: Facts | None) -> Sequence[int]:
     if facts is None:
         return host.ports
-    return facts.free.get(listening(host), host.ports)  # where it cannot be bound at all, that is what is wrong
+    return facts.free.get(listening(host), host.ports)  # an unbindable address is reported by another check
 
 
 def _holders(inventory: Inventory, facts: Mapping[str, Facts]) -> str:
-    """Who holds candidate ports, in words that follow the complaint."""
+    """Describe the holders of candidate ports, as a suffix to an error message."""
     words = [
         f"{host.name} port {port}: {holder or 'somebody'}"
         for host in inventory.hosts

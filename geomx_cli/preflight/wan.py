@@ -1,4 +1,4 @@
-"""Measures the links between parties: round trip and bandwidth, each way."""
+"""Measures round trip and bandwidth of the links between parties, in both directions."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,8 +17,9 @@ _SLACK = 4.0
 
 @dataclass(frozen=True)
 class Measured:
-    """One link between two hosts of different parties: the round trip in seconds, and bits a second from `dialler`
-    to `listener` (`there`) and the other way (`back`). `error` says why there is no rate, "" when there is one."""
+    """A link between hosts of different parties: round trip in seconds; bits per second from `dialler` to `listener`
+    (`there`) and back (`back`). `error`: why the measurement failed, or "".
+    """
 
     dialler: str
     listener: str
@@ -30,16 +31,17 @@ class Measured:
     error: str
 
     def to_json(self) -> dict[str, Any]:
-        """As an object that `json` writes."""
+        """Return the measurement as JSON data."""
         return asdict(self)
 
 
 def measure(
     probes: ProbePool, results: Iterable[Dialled], facts: Mapping[str, Facts], say: Callable[[str], None]
 ) -> list[Measured]:
-    """Measure each pair of hosts once, for two seconds each way; links with a machine in common one after the other.
+    """Measure each pair of hosts once, for 2 s in each direction; links that share a machine are measured
+    sequentially.
 
-    `results` are those of the dials; what could not be dialled is not measured. `say` is told what is measured.
+    `results` are those of the dials; links that could not be dialled are skipped. `say` receives progress messages.
     """
     left: dict[frozenset[str], Dialled] = {}
     for result in results:
@@ -56,7 +58,7 @@ def measure(
 
 
 def check_bandwidth(measured: Iterable[Measured]) -> Iterable[Check]:
-    """A link that carries a greeting but no stream of bytes."""
+    """Report links that pass the handshake but no bulk data."""
     for link in measured:
         subject = f"{link.dialler} -> {link.listener}"
         if not link.error and link.there > 0 and link.back > 0:
@@ -68,7 +70,7 @@ def check_bandwidth(measured: Iterable[Measured]) -> Iterable[Check]:
 
 
 def _apart(waiting: Sequence[Dialled], facts: Mapping[str, Facts]) -> list[Dialled]:
-    """As many as have no machine in common."""
+    """Return a maximal subset of links without a common machine."""
     busy: set[str] = set()
     chosen = []
     for result in waiting:
