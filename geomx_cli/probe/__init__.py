@@ -1,23 +1,24 @@
-"""The checker that doctor and launch run on each host for a moment: `python -m geomx_cli.probe`.
+"""The probe that doctor and launch run on each host during checks: `python -m geomx_cli.probe`.
 
-    service.py      requests on standard input, answers on standard output
-    facts.py        what only the host knows: versions, folders, addresses, free ports, clock
+    service.py      requests on stdin, responses on stdout
+    facts.py        versions, folders, addresses, free ports, clock
     machine.py      memory, cores, GPUs
-    interfaces.py   the addresses of each network interface
-    ports.py        which ports are free, and who holds one that is not
-    listeners.py    listens where the job's processes will, and answers whoever dials
-    dialling.py     dials other hosts, and says how that ended
-    bandwidth.py    how fast bytes come through a connection
+    interfaces.py   addresses of network interfaces
+    ports.py        free ports, and the holders of others
+    listeners.py    listens on the planned ports and answers diallers
+    dialling.py     dials other hosts and classifies the results
+    bandwidth.py    measures throughput of a connection
 
-Standard library only, so that it starts in a few hundredths of a second and needs nothing but geomx on the host.
-Messages are JSON objects, one a line. A request has "id" (a number), "do" and its fields; its answer has the same
-"id" and either its fields or "error" (words). Requests run side by side, so answers may overtake each other. It
-ends, and closes every socket, when its standard input ends or nothing has come for a minute.
+Standard library only, so that it starts in a few hundredths of a second and requires only geomx on the host.
+
+Messages are JSON objects, one per line. A request has "id" (a number), "do" and its fields; the response has the same
+"id" and either its fields or "error" (text). Requests are handled concurrently, so responses may be out of order. The
+probe exits, and closes every socket, at the end of stdin or after a minute without a request.
 
     clock      -> clock (Unix seconds)
     facts      state_dir, workdir, temp, modules, distributions, binds, ports, gpus -> see facts.py
     listen     token, binds [[address, port], ...] -> results [{"error", "in_use", "holder"}, ...]
     dial       targets [{"address", "port", "token", "source"}, ...], limit -> results, see dialling.py
-    measure    address, port, token, seconds, limit -> sent, received (bytes a second)
-    release    closes all listeners -> closed (how many there were)
+    measure    address, port, token, seconds, limit -> sent, received (bytes per second)
+    release    closes all listeners -> closed (their number)
 """

@@ -1,4 +1,4 @@
-"""`python -m geomx_cli.probe`: answer requests on standard input until it ends."""
+"""`python -m geomx_cli.probe`: serve requests on stdin until it ends."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""How fast bytes come through a connection. Counted where they arrive, without the first quarter of the time."""
+"""Throughput of a connection, measured at the receiver without the first quarter of the time."""
 
 import select
 import socket
@@ -7,11 +7,11 @@ import time
 __all__ = ["receive", "send"]
 
 _CHUNK = 1 << 18
-_UNSENT = 1 << 17  # what may wait in our buffer; what is under way is for TCP to say
+_UNSENT = 1 << 17  # maximum unsent bytes in the send buffer; TCP controls the bytes in flight
 
 
 def send(stream: socket.socket, limit: float) -> None:
-    """Send zeros until the other side closes or answers, at most `limit` seconds."""
+    """Send zeros until the peer closes or responds, for at most `limit` seconds."""
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
     stream.setblocking(False)
     data = memoryview(bytes(_CHUNK))
@@ -30,7 +30,8 @@ def send(stream: socket.socket, limit: float) -> None:
 
 
 def receive(stream: socket.socket, seconds: float) -> float:
-    """Bytes a second that come during `seconds` after the first byte; 0 when none comes within as many seconds."""
+    """Return the bytes per second received during `seconds` after the first byte; 0 if none arrives within `seconds`.
+    """
     buffer = bytearray(_CHUNK)
     stream.settimeout(seconds)
     try:

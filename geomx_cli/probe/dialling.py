@@ -1,4 +1,4 @@
-"""Dials other hosts as the job's processes will, and says how that ended."""
+"""Dials other hosts as the job's processes will, and classifies the results."""
 
 import errno
 import secrets
@@ -21,7 +21,7 @@ _SLACK = 0.5
 
 @dataclass(frozen=True)
 class Target:
-    """Where to dial, the token of who listens there, and the address to dial from ("": the system chooses)."""
+    """Where to dial, the listener's token, and the source address ("": chosen by the system)."""
 
     address: str
     port: int
@@ -30,7 +30,7 @@ class Target:
 
 
 class _Failed(Exception):
-    """Dialling ended in the way that `kind` names."""
+    """A failed dial, classified by `kind`."""
 
     def __init__(self, kind: str, detail: str = "") -> None:
         super().__init__(kind)
@@ -38,12 +38,13 @@ class _Failed(Exception):
 
 
 def dial_all(targets: Sequence[Mapping[str, Any]], limit: float) -> list[dict[str, Any]]:
-    """Dial all at once, at most `limit` seconds; for each, in order, its `kind`, `detail`, `ip` and `round_trip`.
+    """Dial all concurrently, for at most `limit` seconds; return `kind`, `detail`, `ip` and `round_trip` of each, in
+    order.
 
-    `kind` is "ok", "refused", "timeout" (nobody answered), "route" (no way there), "forbidden" (by a rule on this
-    host), "name" (not known here), "source" (not an address of this host), "silent" (connected, but no checker
-    answered), "stranger" (the checker of another host), "other" (another program) or "error"; `detail` has the
-    system's words, `ip` what a name stands for, `round_trip` seconds.
+    `kind` is "ok", "refused", "timeout" (no response), "route" (no route), "forbidden" (rejected by a local rule),
+    "name" (not resolvable), "source" (not an address of this host), "silent" (connected, but no response), "stranger"
+    (the probe of another host), "other" (another program) or "error". `detail` is the system's error text, `ip` the
+    resolved address, `round_trip` in seconds.
     """
     results: list[dict[str, Any]] = [_result("timeout") for _ in targets]
 
@@ -63,7 +64,7 @@ def dial_all(targets: Sequence[Mapping[str, Any]], limit: float) -> list[dict[st
 
 
 def dial(target: Target, limit: float) -> dict[str, Any]:
-    """Connect, exchange a nonce with the listener, close; see dial_all for what it returns."""
+    """Connect, exchange a nonce with the listener, and close; see dial_all for the result."""
     ip = ""
     end = time.monotonic() + limit
     try:
@@ -78,9 +79,9 @@ def dial(target: Target, limit: float) -> dict[str, Any]:
 
 
 def measure(target: Target, seconds: float, limit: float) -> dict[str, Any]:
-    """How many bytes a second go there (`sent`) and come from there (`received`), each measured for `seconds`.
+    """Measure bytes per second to (`sent`) and from (`received`) the target, for `seconds` each.
 
-    `limit` is for connecting. When that fails, `kind` and `detail` say why, as for `dial`.
+    `limit` is the connect timeout. On failure, `kind` and `detail` are as for `dial`.
     """
     try:
         ip = _resolve(target)

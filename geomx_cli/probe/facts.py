@@ -1,4 +1,4 @@
-"""What only the host knows. Nothing is left behind on it."""
+"""Collects facts about this host, without leaving anything on it."""
 
 import hashlib
 import os
@@ -23,12 +23,11 @@ _MOST_PORTS, _MOST = 1024, 64
 
 
 def facts(request: Mapping[str, Any]) -> dict[str, Any]:
-    """See probe_pool.Facts for what each means.
+    """Return the fields of probe_pool.Facts, which documents them.
 
-    `request` has `state_dir` and `workdir` ("~" is the account's home), `temp` (a folder for unix sockets; "": that for
-    temporary files),
-    `modules` and `distributions` (what to look for), `binds` (addresses or interfaces) and `ports` (to be found
-    free there), and `gpus` (whether to ask for them, which may take seconds).
+    `request` has `state_dir` and `workdir` ("~" is the account's home), `temp` (a folder for unix sockets; "": the
+    one for temporary files), `modules` and `distributions` (to look up), `binds` (addresses or interfaces), `ports`
+    (candidates to try there), and `gpus` (whether to query GPUs, which may take seconds).
     """
     addresses = interfaces.addresses()
     temp = request["temp"] or tempfile.gettempdir()
@@ -68,7 +67,7 @@ def _taken(wanted: Sequence[int], free: Iterable[Collection[int]]) -> dict[int, 
 
 
 def code_digest() -> str:
-    """The same for the same source code, wherever it lies."""
+    """Return a digest of geomx's source code, independent of its location."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         content = path.read_bytes()
@@ -77,7 +76,7 @@ def code_digest() -> str:
 
 
 def _usual_state() -> str:
-    """That of platformdirs, which may be missing here."""
+    """Return the default of platformdirs, which may not be installed here."""
     base = os.environ.get("XDG_STATE_HOME", "")
     return f"{base if base.startswith('/') else '~/.local/state'}/geomx"
 
@@ -94,7 +93,7 @@ def _user() -> str:
 
 
 def _folder(path: Path) -> dict[str, Any]:
-    """Whether it is there, and whether files can be written to it or to where it would be made."""
+    """Return whether the folder exists, and whether it, or the parent it would be created in, is writable."""
     place = path
     while not os.path.exists(place) and place != place.parent:  # noqa: PTH110  # Path.exists may raise
         place = place.parent
@@ -110,7 +109,7 @@ def _folder(path: Path) -> dict[str, Any]:
 
 
 def _sockets_error(temp: str) -> str:
-    """Why no unix socket can be made in a folder of its own in `temp`; "" when one can."""
+    """Return why no unix socket can be created in a new folder in `temp`, or ""."""
     try:
         with (
             tempfile.TemporaryDirectory(prefix="gx-", dir=temp) as folder,

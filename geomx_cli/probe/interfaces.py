@@ -1,4 +1,4 @@
-"""The addresses of each network interface, asked of the kernel (rtnetlink(7))."""
+"""Addresses of network interfaces, through rtnetlink(7)."""
 
 import ipaddress
 import os
@@ -14,15 +14,15 @@ _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _ADDRESS = struct.Struct("=BBBBI")  # family, prefix, flags, scope, interface
 _ATTRIBUTE = struct.Struct("=HH")  # length, type
 _LABEL, _LOCAL, _ANY_ADDRESS = 3, 2, 1
-_UNFIT = 0x08 | 0x20 | 0x40  # duplicate found, deprecated, not yet checked for a duplicate
+_UNFIT = 0x08 | 0x20 | 0x40  # duplicate, deprecated, or tentative
 _LIMIT = 2.0
 _MOST = 256
 
 
 def addresses() -> dict[str, list[str]]:
-    """IPv4 and IPv6 addresses by interface, in the kernel's order, without those of IPv6 that hold on one link only.
+    """Return IPv4 and IPv6 addresses by interface, in the kernel's order, without IPv6 link-local ones.
 
-    At most 256 interfaces with 256 addresses each. Raises OSError where the kernel does not answer.
+    At most 256 interfaces with 256 addresses each. Raises OSError if the kernel does not respond.
     """
     found: dict[str, list[str]] = {}
     for name, address in _all():
@@ -63,7 +63,7 @@ def _one(message: bytes) -> Iterator[tuple[str, str]]:
     try:
         yield os.fsdecode(label) if label else socket.if_indextoname(index), str(address)
     except OSError:
-        return  # the interface has gone meanwhile
+        return  # the interface was removed meanwhile
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:

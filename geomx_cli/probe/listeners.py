@@ -1,4 +1,4 @@
-"""Listens where the processes of the job will, and answers whoever dials and knows the token."""
+"""Listens on the planned ports and answers diallers that present the token."""
 
 import hmac
 import socket
@@ -18,11 +18,13 @@ _LONGEST = 10.0
 
 
 class Listeners:
-    """Listening sockets, each with a thread. A caller sends one line:
+    """Listening sockets, each with a thread. A dialler sends one line:
 
-    "geomx-probe TOKEN NONCE WHAT SECONDS". With WHAT "echo" it is answered "geomx-probe NONCE". "sink" then takes
-    bytes for so long and answers "geomx-probe RATE" (bytes a second); "source" sends bytes for so long. A wrong
-    token is answered "geomx-probe stranger", anything else not at all.
+        geomx-probe TOKEN NONCE WHAT SECONDS
+
+    The response is "geomx-probe NONCE". With WHAT "echo" nothing follows. "sink" then receives bytes for SECONDS and
+    responds "geomx-probe RATE" (bytes per second); "source" sends bytes for SECONDS. The response to a wrong token is
+    "geomx-probe stranger"; other input gets none.
     """
 
     def __init__(self) -> None:
@@ -30,7 +32,7 @@ class Listeners:
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
     def open(self, address: str, port: int, token: str) -> None:
-        """Listen there for callers with `token`. Raises OSError when that is impossible."""
+        """Listen for diallers with `token`. Raises OSError if the address cannot be bound."""
         made = bound(address, port)
         try:
             made.listen(_AT_ONCE)
@@ -41,12 +43,12 @@ class Listeners:
         threading.Thread(target=self._accept, args=(made, token.encode()), daemon=True).start()
 
     def close(self) -> int:
-        """Listen no more; how many there were."""
+        """Close all listeners; return their number."""
         count = 0
         while self._sockets:
             made = self._sockets.pop()
             try:
-                made.shutdown(socket.SHUT_RDWR)  # wakes its thread, which close alone does not
+                made.shutdown(socket.SHUT_RDWR)  # wakes its thread, unlike close alone
             except OSError:
                 pass
             made.close()
@@ -77,7 +79,7 @@ class Listeners:
                 stream.sendall(GREETING + b" " + nonce + b"\n")
                 _carry_out(stream, what, min(float(seconds), _LONGEST))
                 stream.settimeout(_PATIENCE)
-                stream.recv(1)  # the caller closes first, so that nothing lingers on our port
+                stream.recv(1)  # the dialler closes first, so that TIME_WAIT is not on our port
         except (OSError, ValueError):
             return
         finally:
@@ -85,9 +87,11 @@ class Listeners:
 
 
 def read_line(stream: socket.socket) -> bytes:
-    """One line, at most 256 bytes, without its end. Raises ValueError for a longer or unfinished one, OSError."""
+    """Read one line of at most 256 bytes, without the newline. Raises ValueError if it is longer or incomplete, and
+    OSError.
+    """
     line = b""
-    while len(line) < _LINE and (byte := stream.recv(1)):  # one by one: what follows is not ours
+    while len(line) < _LINE and (byte := stream.recv(1)):  # byte by byte, as later bytes belong to the caller
         if byte == b"\n":
             return line
         line += byte

@@ -1,4 +1,4 @@
-"""What this machine has: memory, cores, GPUs. A container counts as what it may use."""
+"""Memory, cores and GPUs of this machine, within the limits of a container."""
 
 import math
 import os
@@ -17,7 +17,7 @@ _MOST = 64
 
 
 def memory() -> int:
-    """Bytes that new processes may take without anything being swapped out or killed; 0 where nobody says."""
+    """Return the bytes available to new processes without swapping or OOM kills; 0 if unknown."""
     text = _read(Path("/proc/meminfo"))
     found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     rooms = [int(found[1]) * 1024] if found else []
@@ -30,7 +30,7 @@ def memory() -> int:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     found = len(os.sched_getaffinity(0))
     for group in _groups():
         quota, _, period = _read(group / "cpu.max").partition(" ")
@@ -40,7 +40,7 @@ def cores() -> int:
 
 
 def gpus() -> list[str]:
-    """The NVIDIA GPUs by their index, as "NVIDIA A100, 40960 MiB"; without the driver's tool only their names."""
+    """Return the NVIDIA GPUs by index, e.g. "NVIDIA A100, 40960 MiB"; names only if nvidia-smi is missing or fails."""
     if shutil.which("nvidia-smi"):
         try:
             done = subprocess.run(
@@ -49,7 +49,7 @@ def gpus() -> list[str]:
             )  # fmt: skip
             return [line.strip() for line in done.stdout.splitlines() if line.strip()][:_MOST]
         except (OSError, subprocess.SubprocessError):
-            pass  # the driver hangs or does not match: ask the kernel
+            pass  # the driver hangs or its versions mismatch: use /proc
     try:
         folders = sorted(_NVIDIA.iterdir())[:_MOST]
     except OSError:
@@ -59,12 +59,12 @@ def gpus() -> list[str]:
 
 
 def boot() -> str:
-    """The same for all that share a kernel, another after each start of it; "" where nobody says."""
+    """Return an id that is shared by all users of one kernel and changes with each boot; "" if unknown."""
     return _read(Path("/proc/sys/kernel/random/boot_id"))
 
 
 def _groups() -> Iterator[Path]:
-    """The control groups (version 2) that this process is in, from its own upwards."""
+    """Yield the cgroups (version 2) of this process, from its own upwards."""
     found = re.search(r"^0::(/.*)", _read(Path("/proc/self/cgroup")), re.MULTILINE)
     place = _GROUPS / found[1].lstrip("/") if found else _GROUPS
     while place.is_relative_to(_GROUPS):

@@ -1,4 +1,4 @@
-"""TCP ports of this machine: which are free, and who holds one that is not."""
+"""TCP ports of this machine: which are free, and the holders of others."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ _LISTENING = "0A"
 
 
 def bound(address: str, port: int) -> socket.socket:
-    """A TCP socket bound as those of the job will be. Raises OSError; a name is resolved here."""
+    """Return a TCP socket bound like those of the job; resolves a host name. Raises OSError."""
     family, kind, protocol, _, where = socket.getaddrinfo(
         address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
@@ -30,7 +30,7 @@ def bound(address: str, port: int) -> socket.socket:
 
 
 def free(address: str, ports: Iterable[int]) -> tuple[list[int], str]:
-    """Those of `ports` that can be bound at `address` now; in words why none can, where it is the address's fault."""
+    """Return those of `ports` that can be bound at `address`, and the reason if the address itself cannot be bound."""
     found: list[int] = []
     for port in ports:
         try:
@@ -44,7 +44,7 @@ def free(address: str, ports: Iterable[int]) -> tuple[list[int], str]:
 
 
 def bind_error(error: OSError) -> str:
-    """Why a port cannot be bound, as words that follow the port: "is in use"."""
+    """Describe why a port cannot be bound, as a clause: "it is in use"."""
     if isinstance(error, socket.gaierror):
         return "the address is a name that this host does not know"
     known = {
@@ -56,7 +56,7 @@ def bind_error(error: OSError) -> str:
 
 
 def holders(ports: Collection[int]) -> dict[int, str]:
-    """Who listens on each of `ports`, on whichever address: "python3 (pid 4711)", or at least whose it is, or ""."""
+    """Return who listens on each of `ports`, on any address: "python3 (pid 4711)", else its account, or ""."""
     sockets = {inode: (port, owner) for inode, port, owner in _listening() if port in ports}
     found = dict.fromkeys(ports, "")
     for process in Path("/proc").iterdir() if sockets else ():
@@ -76,7 +76,7 @@ def _account(number: int) -> str:
 
 
 def _listening() -> Iterator[tuple[str, int, int]]:
-    """Inode, port and owner of each socket that listens; see proc_net_tcp in the kernel's documentation."""
+    """Yield inode, port and owner of each listening socket; see proc_net_tcp in the kernel's documentation."""
     for table in ("tcp", "tcp6"):
         try:
             lines = Path("/proc/self/net", table).read_text().splitlines()[1:]
@@ -95,7 +95,7 @@ def _sockets_of(process: Path) -> Iterator[str]:
                 if target.startswith("socket:["):
                     yield target[8:-1]
     except OSError:
-        return  # another user's, or it has ended
+        return  # no permission, or the process has ended
 
 
 def _name(process: Path) -> str:

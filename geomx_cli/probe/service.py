@@ -1,4 +1,4 @@
-"""Requests come on one file descriptor and answers go to another, one JSON object a line."""
+"""The probe's request loop: JSON lines on one descriptor, responses on another."""
 
 import errno
 import os
@@ -27,9 +27,9 @@ Request = Mapping[str, Any]
 
 
 class Service:
-    """Answers requests, each in a thread of its own, until the input ends or nothing comes for `silence` seconds.
+    """Serves requests, each in its own thread, until end of input or `silence` seconds without a request.
 
-    What is no request ends it; a request that fails is answered with the reason.
+    Malformed input ends the service; a request that fails gets an error response.
     """
 
     def __init__(self, source: int, sink: int, silence: float = _SILENCE) -> None:
@@ -47,7 +47,7 @@ class Service:
         }
 
     def run(self) -> int:
-        """Serve; returns the exit status: 1 after something that is no request."""
+        """Serve; return the exit status, 1 after malformed input."""
         requests = LineBuffer(_LINE_LIMIT)
         try:
             while select.select([self._source], [], [], self._silence)[0]:
@@ -86,7 +86,7 @@ class Service:
                 while data:
                     data = data[os.write(self._sink, data) :]
             except OSError:
-                pass  # nobody reads any more: then the input ends as well
+                pass  # the reader has gone, so the input will end too
 
     def _listen(self, request: Request) -> Mapping[str, Any]:
         token = str(request["token"])
