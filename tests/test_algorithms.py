@@ -157,7 +157,7 @@ def test_esync_lets_the_fast_take_more_steps_than_the_slow(launch: Run) -> None:
 def contributions(job: Job, worker: str) -> int:
     """The rounds that it had data for."""
     events = [json.loads(line) for line in (job.directory / f"events/{worker}.jsonl").read_text().splitlines()]
-    return sum(event["num_samples"] > 0 for event in events if event["event"] == "round")
+    return sum(event.get("num_samples", 0) > 0 for event in events if event["event"] == "round")
 
 
 @pytest.mark.processes

@@ -174,7 +174,7 @@ def assert_records(job: Job, worker: str, rounds: int) -> None:
     events = [json.loads(line) for line in (job.directory / f"events/{worker}.jsonl").read_text().splitlines()]
     found = [event for event in events if event["event"] == "round"]
     assert [event["num_iters"] for event in found] == list(range(1, rounds + 1))
-    assert all((event["num_samples"] > 0) == ("loss" in event) for event in found)
+    assert all((event.get("num_samples", 0) > 0) == ("loss" in event) for event in found)
     assert all(np.isfinite(event.get("loss", 0.0)) for event in found)
 
 

@@ -157,7 +157,7 @@ def test_success_prints_one_object_and_leaves_only_logs(start: Start) -> None:
     result = ended.result
     assert (result["status"], result["accuracy"], result["rounds"]) == ("done", 0.75, 3)
     # Three workers (one of them the master, which does not count for the rate) report these bytes each.
-    assert result["bytes"] == {"lan": [300, 600], "wan": [21, 27]}
+    assert result["bytes"] == {"lan": [300, 600], "wan": [21, 27], "encoded": [0, 0]}
     assert result["samples_per_s"] == pytest.approx(2 * (64 + 64 + 24) / 1.5)
     assert 0 < result["first_step_s"] < result["total_s"]
     logs = {path.name for path in Path(result["logs"]).iterdir()}

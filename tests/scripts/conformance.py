@@ -28,7 +28,7 @@ def refused(words, call, *args, **kwargs):
 
 def check_refusals(kv):
     dense, sparse = mx.nd.ones((2, 2)), mx.nd.ones((2, 2)).tostype("csr")
-    refused("gradient compression 3bit (set {\"type\"", kv.set_gradient_compression, {"type": "3bit", "threshold": 1})
+    refused("gradient compression '3bit' (set {\"type\"", kv.set_gradient_compression, {"type": "3bit", "threshold": 1})
     refused("takes no argument", kv.set_gradient_compression, {"type": "fp16", "threshold": 1})
     refused("gradient compression 'none'", kv.set_gradient_compression, "none")
     kv.set_gradient_compression({"type": "none"})

@@ -127,7 +127,7 @@ def count_bytes(kind):
     out = mx.nd.sparse.zeros("row_sparse", (rows, width))
     kv.row_sparse_pull("table", out=out, row_ids=numbers(1))
     traffic = kv._store._client.traffic
-    before = sum(traffic()["lan"]) + sum(traffic()["wan"])
+    before = sum(traffic().lan) + sum(traffic().wan)
     weight = momentum = 0.0
     for step in range(10):
         row = 99_990 + step % 2
@@ -139,7 +139,7 @@ def count_bytes(kind):
             weight += momentum
         # One party alone: its rounds are those of the job, whether parties wait for each other or not.
         assert out.indices.asnumpy().tolist() == [row] and (out.data.asnumpy() == weight).all(), (step, out.data)
-    spent = sum(traffic()["lan"]) + sum(traffic()["wan"]) - before
+    spent = sum(traffic().lan) + sum(traffic().wan) - before
     assert spent < rows * width * 4 / 200, spent
     kv.barrier("all")
 
