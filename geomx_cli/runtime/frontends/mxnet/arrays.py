@@ -131,12 +131,12 @@ class Arrays:
         return numbers
 
     def room(self, name: str, numbers: Array, out: ArrayInfo) -> ArrayInfo:
-        """Return a new array for these rows of a key, with the dtype of `out`."""
+        """Return a new array for these rows of a key, with the row shape of `out`."""
         made = self._mx.nd.empty((len(numbers), *out.shape[1:]), self._mx.cpu(), self._buffers[name].dtype)
         return self._native.value(made)
 
     def take(self, source: Any, numbers: Array, out: ArrayInfo) -> Any:
-        """Return these rows of a dense array of the key's size, with the dtype of `out`."""
+        """Return these rows of a dense array of the key's size, with the row shape of `out`."""
         return _shaped(source, out).take(self._mx.nd.array(numbers, self._mx.cpu(), np.int64))
 
     def deliver_rows(self, numbers: Array, values: Any, out: ArrayInfo) -> None:

@@ -48,7 +48,7 @@ class Exchanges:
         self._arrays = arrays
         self._script_optimizer = script_optimizer
         self._pushes: dict[str, _Push] = {}
-        self._rounds: dict[str, PendingExchange] = {}  # the last round of each key; accessed only by operations in the key's order
+        self._rounds: dict[str, PendingExchange] = {}  # last round by key; only for operations in the key's order
 
     def push(self, key: Key, values: list[ArrayInfo], priority: int, hyper: Hyper, weight: float = 1.0) -> None:
         """Contribute the sum of `values` to the key's next round."""
@@ -166,7 +166,7 @@ class Exchanges:
         return last is not None and last.brings and not (last.over and self._store.asynchronous)
 
     def fetch_rows(self, key: Key, out: ArrayInfo, numbers: Array, priority: int) -> Any:
-        """Return an array that will hold these rows of a pull's result, with the dtype of `out`; None for no rows."""
+        """Return an array for these rows of a pull's result, with the row shape of `out`; None: no rows."""
         if not len(numbers):
             return None
         name = str(key)
