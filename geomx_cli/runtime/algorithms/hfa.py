@@ -95,7 +95,7 @@ class HfaServer:
     def aggregate_local(self, slot: "SliceView", total: "Aggregate") -> "ReplyNow | PushUp":
         """Return the party's mean; send every K2-th up as its difference to the milestone.
 
-        Abstaining members do not count. If a whole party has abstained since the milestone, its contribution has weight 0.
+        Abstaining members do not count. A party that has entirely abstained since the milestone has weight 0.
         """
         import numpy as np
 

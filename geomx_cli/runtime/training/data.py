@@ -21,7 +21,7 @@ from geomx_cli.runtime.training.user_module import call
 
 __all__ = ["load", "shape_of"]
 
-MOST_CLASSES = 1000  # classes may have no samples in a split
+MOST_CLASSES = 1000  # limit on class numbers in small data sets
 LOOKED_AT = 1024
 _RECORD = 1 + 3 * 32 * 32
 
