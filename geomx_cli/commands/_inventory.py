@@ -53,8 +53,8 @@ def inventory_path(hosts: Path | None, *, local: bool) -> Path | None:
 
 
 def read_inventory(path: Path) -> "InventoryFile":
-    """Read the inventory file at `path`, with ssh_config aliases resolved to addresses. Raises InvalidSettings listing
-    every error with its line.
+    """Read the inventory file at `path`, resolving ssh_config aliases. Raises InvalidSettings listing all errors by
+    line.
     """
     from geomx_cli.hosts import with_addresses
     from geomx_cli.inventory import file

@@ -25,8 +25,7 @@ ALIKE = ("parties", "workers", "central_workers", "network", "data", "split", "b
 @click.option("--target", type=float, default=0.8, show_default=True, help="Target accuracy for time and bytes.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of a table.")
 def compare(names: tuple[str, ...], target: float, json: bool) -> None:
-    """Compare jobs: time and bytes to an accuracy, final accuracy, samples per second, and the fraction of time
-    computing.
+    """Compare jobs: time and bytes to an accuracy, final accuracy, samples per second, and share of time computing.
 
     A JOB is an id as in geomx jobs, a prefix of one, or a job directory; its event logs are read from its hosts, also
     while it runs. It may also be a folder BASE/NETWORK/MODE with the records of a collected job. Bytes are those

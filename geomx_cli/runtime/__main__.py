@@ -1,4 +1,4 @@
-"""python -m geomx_cli.runtime [SCRIPT [ARGUMENTS]]: runs one process of a job, as configured by the environment.
+"""python -m geomx_cli.runtime [SCRIPT [ARGUMENTS]]: becomes the process of a job that the environment describes.
 
 A scheduler or server takes no arguments. A worker runs SCRIPT, in which mx.kv.create("dist_sync") returns geomx's
 store, or without SCRIPT the bundled training job. Without any DMLC_* variable, SCRIPT runs standalone, as the only

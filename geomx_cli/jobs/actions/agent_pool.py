@@ -75,9 +75,7 @@ class AgentPool:
         self._copied.set()
 
     def follow(self, hosts: Iterable[str]) -> None:
-        """Take over the running agents of `hosts`; an agent that does not run produces a Gone. Raises the hosts'
-        errors.
-        """
+        """Take over the running agents of `hosts`; one that does not run produces a Gone. Raises the hosts' errors."""
 
         def attach(line: AgentConnection) -> None:
             self._begun.add(line.host.name)

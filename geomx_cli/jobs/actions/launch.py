@@ -131,9 +131,7 @@ def _lease(manner: LaunchOptions, default: float) -> float:
 
 
 def _checked(reached: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:
-    """Return the inventory resolved with its hosts' facts. Raises HostUnreachable or CheckFailed if the job cannot
-    start.
-    """
+    """Return the resolved inventory. Raises HostUnreachable or CheckFailed if the job cannot start."""
     began = time.monotonic()
     resolved, checks = preflight.quick(reached, inventory, spec)
     for check in checks:
@@ -181,8 +179,7 @@ def _files(job: Job, planned: Plan, inventory: Inventory, packed: Payload) -> di
 
 
 def working_dirs(inventory: Inventory, planned: Plan) -> dict[str, str]:
-    """Return the working directory per host: the inventory's, else the current one, or on another machine the
-    payload's.
+    """Return each host's working directory: the inventory's, else the current one, or on another machine the payload's.
     """
     return {name: inventory.host(name).workdir or _start_dir(inventory, planned, name) for name in planned.hosts}
 

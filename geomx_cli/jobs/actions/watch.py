@@ -248,8 +248,8 @@ class Watch:
             self._fail(failure)
 
     def _be_stopped(self, who: str, patience: float) -> None:
-        """Handle a stop that another process requested from an agent. Other hosts may see it before we receive the
-        notice.
+        """Handle a stop that another process requested from an agent. Other hosts may see it before this notice
+        arrives.
         """
         if self._outcome.interrupted or not all(failure.peer for failure in self._failures):
             return

@@ -73,9 +73,7 @@ def _python_code(script: Sequence[str]) -> tuple[str, bool]:
 
 
 def _folder(word: str, inventory: Inventory) -> Path | None:
-    """The job's working directory on this machine, or on a host that copies its files from here; None if neither
-    exists.
-    """
+    """The job's working directory here, or on a host that copies its files from here; None if neither exists."""
     if not word:
         return None
     for host in inventory.hosts:

@@ -26,9 +26,7 @@ STATUS_VERSION = 1
 
 @dataclass(frozen=True)
 class JobView:
-    """`failure`: the first one known to the hosts that answer; `stopped_by`: who requested the stop, if that came
-    before.
-    """
+    """`failure`: the first one known to reachable hosts; `stopped_by`: who requested the stop, if that came before."""
 
     job: KnownJob
     known: JobState | None  # the local state at that moment

@@ -79,9 +79,7 @@ class JobModel:
             self._messages.append(_message(self._last, "", "note", message))
 
     def snapshot(self, *, over: bool = False) -> dict[str, Any]:
-        """Return processes, curves, links between parties and messages for JSON. `over`: nothing of the job runs any
-        more.
-        """
+        """Return processes, curves, links and messages for JSON. `over`: nothing of the job runs any more."""
         with self._lock:
             rows = self.progress.rows
             states = {name: self._state(row, over=over) for name, row in rows.items()}

@@ -40,7 +40,7 @@ class RunRecords:
     def read(
         cls, base: Path, network: str, mode: str, told: Callable[[int, int], None] = lambda *_: None
     ) -> "RunRecords":
-        """Read all records; `told` is called with the workers read and their total. Raises InvalidSettings if there are
+        """Read all records; `told` gets the numbers of workers read and in total. Raises InvalidSettings if there are
         none.
         """
         folder = base / network / mode

@@ -214,9 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Respond with one sentence, and drain the input: closing the connection with unread data would lose the
-        response.
-        """
+        """Respond with one sentence, and drain the input: closing with unread data would lose the response."""
         content = (message or HTTPStatus(code).phrase).encode(errors="replace")
         try:
             self._send(HTTPStatus(code), content, "text/plain; charset=utf-8")

@@ -53,9 +53,7 @@ class PseudoGradient:
             self.steps.put(index, origin)
 
     def take(self, tensors: Iterable[int], mix: float = 0.0) -> None:
-        """Wait for the round's new weights and continue from them; `mix` is the fraction of this worker's own weights
-        kept.
-        """
+        """Wait for the round's new weights and continue from them; `mix` is the fraction of own weights kept."""
         for index in tensors:
             self._rounds.wait([index])
             origin, own = self.origin[index], self.steps.weights[index]

@@ -83,8 +83,8 @@ class WorkerAlgorithm(ABC):
         """Called after a round with the number of its workers that declared themselves unfinished."""
 
     def newest(self) -> None:
-        """Write the global servers' newest weights to the model, which counts as a round; blocks. Only for asynchronous
-        algorithms.
+        """Write the global servers' newest weights to the model; counts as a round; blocks. Asynchronous algorithms
+        only.
         """
         raise NotImplementedError
 

@@ -82,16 +82,13 @@ class Arrays:
             return total.astype(np.dtype(values[0].dtype))
 
     def add(self, name: str, like: ArrayInfo) -> None:
-        """Declare the buffer of a new key: dense, on the CPU, with the shape and dtype of `like`. Allocates no memory
-        yet.
+        """Declare a new key's buffer: dense, on the CPU, with the shape and dtype of `like`. Allocates no memory yet.
         """
         self._buffers[name] = self._native.value(self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype))
         self._orders[name] = self._mx.nd.empty((1,), self._mx.cpu())
 
     def order(self, name: str) -> Any:
-        """Return the key's empty ordering array: operations that write to it run in order, after those that have read
-        it.
-        """
+        """Return the key's empty ordering array: writes to it are ordered after earlier reads."""
         return self._orders[name]
 
     def holds(self, name: str, value: ArrayInfo) -> bool:

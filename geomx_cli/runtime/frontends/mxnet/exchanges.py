@@ -83,9 +83,7 @@ class Exchanges:
         self, name: str, begin: Callable[[], PendingExchange], priority: int, push: _Push,
         *, reads: Sequence[Any] = (), writes: Sequence[Any] = (),
     ) -> None:  # fmt: skip
-        """Queue a round of a key that may have one in flight: the next value stays in the script's own arrays until
-        then.
-        """
+        """Queue a round of a key that may have one in flight; until then the value stays in the script's own arrays."""
         self._pushes[name] = push
 
         def exchange(done: Completion) -> None:

@@ -198,9 +198,7 @@ class KVStore(BaseStore):
 
     @_guarded
     def barrier(self, scope: Literal["party", "all"] | None = None) -> None:
-        """Wait for all workers of the party, or with "all" of the job; without `scope`, for those counted by
-        `num_workers`.
-        """
+        """Wait for all workers of the party, or ("all") of the job; by default for those counted by `num_workers`."""
         if scope not in (None, "party", "all"):
             raise InvalidSettings(f"there is no barrier over {scope!r}", 'choose "party" or "all"')
         self._store.barrier(scope)

@@ -100,8 +100,7 @@ class Native:
         self._get_shape = _function(library, "MXNDArrayGetShapeEx64", pointer, pointer, pointer)
 
     def value(self, array: Any) -> ArrayInfo:
-        """Return an NDArray's ArrayInfo; for an `mx.np` array that of the NDArray with the same memory. Raises
-        TypeError for other types.
+        """Return an array's ArrayInfo; for `mx.np` that of the NDArray sharing its memory. Raises TypeError for others.
         """
         if not isinstance(array, self._mx.nd.NDArray):
             raise TypeError(f"a {type(array).__name__} is no NDArray")

@@ -89,9 +89,7 @@ def schedule_of(scheduler: Any) -> tuple[str, dict[str, Any]] | None:
 
 
 def index_of(optimizer: Any, key: Key, number: int) -> Key:
-    """Return an optimizer's index for a key: MXNet's servers number str keys in the order of `init`, its local stores
-    do not.
-    """
+    """Return an optimizer's index for a key: servers number str keys in the order of `init`, local stores do not."""
     names = (optimizer.param_dict, optimizer.lr_mult, optimizer.wd_mult, optimizer.idx2name)
     return number if isinstance(key, str) and any(number in known for known in names) else key
 

@@ -77,9 +77,7 @@ class ScriptOptimizer:
             self._run_here(optimizer, fill)
 
     def initial(self, keys: Sequence[Key]) -> dict[str, Hyper]:
-        """Return the hyper-parameters sent with the initial values of new keys: multipliers, from a master that does
-        not train.
-        """
+        """Return what to send with the initial values of new keys: multipliers, from a master that does not train."""
         if self.optimizer is None or self._store.trains or not can_travel(self.optimizer):
             return {}
         numbers = {key: len(self._keys) + place for place, key in enumerate(keys)}

@@ -83,9 +83,7 @@ class WorkerUpdates:
         return type(self._optimizer).__name__
 
     def _read(self, name: str, state: SavedState) -> tuple[int, Any, list[Any], list[Array] | None]:
-        """Return a key's update count, a new state for it, that state's arrays, and their contents; None before the
-        first update.
-        """
+        """Return a key's update count, a new state, its arrays, and their contents; None before the first update."""
         weight, (kept,) = self.weights[name], state.slices[name].values()
         if not kept:
             return 0, None, [], None
