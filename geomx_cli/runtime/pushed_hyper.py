@@ -11,8 +11,7 @@ Params = Mapping[str, float | int | bool]
 
 
 class PushedHyper:
-    """For the training thread. serial: number of this worker's optimizer that the servers are to run; 0 for the first.
-    """
+    """For the training thread. serial: number of this worker's optimizer for the servers to run; 0 for the first."""
 
     def __init__(self) -> None:
         self.serial = 0

@@ -71,8 +71,7 @@ class ServerOptimizer:
         state_file.write(path, state)
 
     def load(self, path: Path) -> state_file.SavedState:
-        """Restore the optimizer's state from a file; blocks. Call it on one worker, or on all between the same rounds.
-        """
+        """Restore the optimizer's state from a file; blocks. Call on one worker, or on all between the same rounds."""
         state = state_file.read(path)
         state_transfer.restore(self._client, state)
         if state.counts is not None:

@@ -179,7 +179,7 @@ def _files(job: Job, planned: Plan, inventory: Inventory, packed: Payload) -> di
 
 
 def working_dirs(inventory: Inventory, planned: Plan) -> dict[str, str]:
-    """Return each host's working directory: the inventory's, else the current one, or on another machine the payload's.
+    """Return each host's working directory: the inventory's, else the current one, or on other machines the payload's.
     """
     return {name: inventory.host(name).workdir or _start_dir(inventory, planned, name) for name in planned.hosts}
 

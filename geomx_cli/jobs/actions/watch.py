@@ -79,7 +79,7 @@ class Watch:
         self._failures: list[Failure] = []
         self._stopping_since: float | None = None
         self._stop_limit = _STOP_LIMIT
-        self._pass_on: JsonObject = {}  # stop request issued by another party
+        self._pass_on: JsonObject = {}  # stop request issued by another process
         self._trained_since: float | None = None
         self._last_turn = self._awake_since = time.monotonic()
         self._awaited: set[str] = set()  # unreachable hosts while the job stops

@@ -22,8 +22,7 @@ _STATUS = {Interrupted: "interrupted", TrainingFailed: "failed", DoneInPart: "do
 def result(
     job: Job, plan: Plan, outcome: Outcome, error: GeomxError | None, totals: Totals, total_s: float
 ) -> dict[str, Any]:
-    """The result of a job that has ended. `total_s`: seconds from start to end. "logs" is null if they are elsewhere.
-    """
+    """The result of a job that has ended. `total_s`: seconds from start to end. "logs" is null if on other hosts."""
     failure = outcome.failure
     return {
         "schema_version": RESULT_VERSION,

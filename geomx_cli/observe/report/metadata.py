@@ -65,8 +65,7 @@ class Metadata(msgspec.Struct):
 
 
 def wan_bytes(logs: Sequence[ProcessLog]) -> tuple[list[float], list[int]]:
-    """Return `seconds` and `wan_bytes` of Metadata: what all processes together have sent. Assumes synchronized clocks.
-    """
+    """Return `seconds` and `wan_bytes` of Metadata, summed over all processes. Assumes synchronized clocks."""
     begun = min((log.state.trains_since for log in logs if log.state.trains_since is not None), default=None)
     curves = [tuple(zip(*sorted(log.sent), strict=True)) for log in logs if log.sent]
     if begun is None or not curves:

@@ -158,8 +158,7 @@ class StateServer:
         worker.round, worker.ended = t, te
 
     def _note(self, worker: _Record, k: int, c: float, te: float) -> None:
-        """Store a report and update the slowest worker; a full search is needed only when that one has become faster.
-        """
+        """Store a report and update the slowest worker; searches all only when that one has become faster."""
         faster = c < worker.step_time
         worker.steps, worker.step_time, worker.ended = k, c, te
         slowest = self._slowest

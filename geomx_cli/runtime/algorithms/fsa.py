@@ -76,8 +76,7 @@ class FsaServer:
     def rows_at_root(
         self, slot: "SliceView", total: "Rows", weight: float, member: int, optimizer: "Optimizer | None"
     ) -> "Content | None":
-        """Like `aggregate_global`; without an optimizer, rows of the previous sum that are not in this one become zero.
-        """
+        """Like `aggregate_global`; without an optimizer, rows only in the previous sum become zero."""
         assert slot.value is not None
         if weight == 0 and (optimizer is not None or self.asynchronous):
             return None

@@ -82,8 +82,7 @@ class Arrays:
             return total.astype(np.dtype(values[0].dtype))
 
     def add(self, name: str, like: ArrayInfo) -> None:
-        """Declare a new key's buffer: dense, on the CPU, with the shape and dtype of `like`. Allocates no memory yet.
-        """
+        """Declare a new key's buffer: dense, on the CPU, with shape and dtype of `like`. Allocates no memory yet."""
         self._buffers[name] = self._native.value(self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype))
         self._orders[name] = self._mx.nd.empty((1,), self._mx.cpu())
 

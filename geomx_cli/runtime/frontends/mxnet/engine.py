@@ -23,8 +23,7 @@ _RETURN = 10.0  # seconds for an MXNet thread to return from a finished operatio
 
 
 class Completion:
-    """Completes one operation: call it once, with the error or None. The operation's arrays are kept alive until then.
-    """
+    """Completes one operation: call it once, with the error or None. Keeps the operation's arrays alive until then."""
 
     def __init__(self, engine: "Engine", number: int, raw: OnComplete) -> None:
         self._engine = engine

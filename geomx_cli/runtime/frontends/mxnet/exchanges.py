@@ -122,8 +122,7 @@ class Exchanges:
             self._fetch(name).reshape(flat.shape).copyto(flat)
 
     def _value(self, name: str, priority: int) -> Any:
-        """Return the array that will hold the result of a pull: the weight if the optimizer runs here, else the buffer.
-        """
+        """Return the array for the result of a pull: the weight if the optimizer runs here, else the buffer."""
         updates = self._script_optimizer.updates
         return self._fetch(name, priority) if updates is None else updates.weights[name]
 
