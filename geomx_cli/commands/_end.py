@@ -1,4 +1,4 @@
-"""How launch and attach end: the job's result on stdout, its error raised."""
+"""Output of launch and attach at the end: the job's result on stdout, its error raised."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ __all__ = ["tell"]
 
 
 def tell(end: "End", *, json: bool) -> int:
-    """Print the result, as a summary or one JSON object; 0, or raises the end's error."""
+    """Print the result, as a summary or one JSON object; return 0, or raise the end's error."""
     from geomx_cli.jobs.view.result import in_words
 
     if json and end.result:

@@ -1,4 +1,4 @@
-"""Where else a job's figures go while it runs: TensorBoard's event files, Prometheus."""
+"""Live export of a job's metrics to TensorBoard event files and Prometheus."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ __all__ = ["export_options", "exporting"]
 
 
 def export_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator: the command takes --tensorboard, --metrics-port and --metrics-token."""
+    """Decorator that adds --tensorboard, --metrics-port and --metrics-token to a command."""
     metrics = click.option(
         "--metrics-port", type=click.IntRange(1, 65535), metavar="NUMBER",
         help="Serve Prometheus metrics on this loopback port; needs geomx-cli[metrics].",
@@ -35,11 +35,11 @@ def export_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def exporting(
     progress: "Progress", tensorboard: str | None, metrics_port: int | None, metrics_token: str | None = None
 ) -> Iterator[Callable[[str, "Event"], None]]:
-    """Export the figures of `progress` as long as the block runs; what it yields is to be called with each event and
-    the process that wrote it, after that is in `progress`.
+    """Export the metrics of `progress` while the block runs. Call the yielded function with each event and its process,
+    after applying the event to `progress`.
 
-    Raises UsageError for a token without a port, InvalidSettings where a package is not installed, CheckFailed where
-    the folder or port cannot be used.
+    Raises UsageError for a token without a port, InvalidSettings if a package is not installed, CheckFailed if the
+    folder or port cannot be used.
     """
     if metrics_token and not metrics_port:
         from geomx_cli.core.errors import UsageError
@@ -63,7 +63,7 @@ def exporting(
 
 
 def _token(path: str | None) -> str:
-    """What is in the file; "" without one. Raises InvalidSettings where that cannot be a token."""
+    """Return the file's content; "" without a file. Raises InvalidSettings for an invalid token."""
     from geomx_cli.core.errors import InvalidSettings
 
     text = Path(path).read_text(errors="replace").strip() if path else ""

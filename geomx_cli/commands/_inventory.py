@@ -1,4 +1,4 @@
-"""Which machines a command is about: those of an inventory file, or this one."""
+"""The machines of a command: those of an inventory file, or this one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ _SHAPE = ("topology", "global_servers", "local_servers")
 
 
 def inventory_options(command: _Command) -> _Command:
-    """A decorator that gives a command --hosts, --local and --accept-new-host-keys."""
+    """Decorator that adds --hosts, --local and --accept-new-host-keys to a command."""
     options = (
         click.option(
             "--hosts",
@@ -46,15 +46,15 @@ def inventory_options(command: _Command) -> _Command:
 
 
 def inventory_path(hosts: Path | None, *, local: bool) -> Path | None:
-    """The inventory file that a command uses; None where it uses this machine alone."""
+    """Return the inventory file that a command uses; None if it uses only this machine."""
     if local:
         return None
     return hosts or (Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None)
 
 
 def read_inventory(path: Path) -> "InventoryFile":
-    """The inventory file at `path`, with the addresses that ssh_config's aliases stand for. Raises InvalidSettings that
-    names every mistake with its line.
+    """Read the inventory file at `path`, resolving ssh_config aliases. Raises InvalidSettings listing all errors by
+    line.
     """
     from geomx_cli.hosts import with_addresses
     from geomx_cli.inventory import file
@@ -67,11 +67,11 @@ def read_inventory(path: Path) -> "InventoryFile":
 def machines(
     hosts: Path | None, local: bool, given: Mapping[str, Value]
 ) -> "tuple[Inventory, dict[str, Value]]":
-    """The inventory, and the values of options where it has some.
+    """Return the inventory, and the effective option values.
 
-    `given` are the options' values by name; those that the user wrote in this command, or in the environment, go
-    before those of the file, which go before the defaults. Says on stderr which file is used. Raises InvalidSettings
-    for what is wrong in the file, UsageError for options that do not go with one.
+    `given`: option values by name. Values set on the command line or in the environment take precedence over the
+    file's, which take precedence over the defaults. Reports on stderr which file is used. Raises InvalidSettings for
+    errors in the file, UsageError for options incompatible with it.
     """
     path = inventory_path(hosts, local=local)
     if local and hosts is not None and _written("hosts"):
@@ -101,7 +101,7 @@ def machines(
 
 
 def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:
-    """The options of the cluster that the algorithm decides. Raises UsageError where the user wrote another."""
+    """Return the cluster options fixed by the algorithm. Raises UsageError if the user set another value."""
     from geomx_cli.core import plugins
 
     fixed = plugins.forced_options(str(values["algo"])) if "algo" in values else {}
@@ -113,7 +113,9 @@ def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _shaped(inventory: "Inventory", values: Mapping[str, Value]) -> "Inventory":
-    """With a local server for a central party that trains, where the algorithm needs one, and the chosen delivery."""
+    """Return the inventory with the chosen delivery and, if the algorithm needs one, a local server for a central party
+    that trains.
+    """
     from geomx_cli.core import plugins
 
     wanted = "algo" in values and plugins.in_two_tiers(str(values["algo"])) and inventory.topology == "central"
@@ -122,13 +124,13 @@ def _shaped(inventory: "Inventory", values: Mapping[str, Value]) -> "Inventory":
 
 
 def ssh_options(accept_new_host_keys: bool = False) -> "SshOptions":
-    """What holds for all connections of a command."""
+    """Return the SSH options for all connections of a command."""
     from geomx_cli.hosts.ssh.options import SshOptions
 
     return SshOptions(accept_new_host_keys=accept_new_host_keys)
 
 
 def _written(name: str) -> bool:
-    """Whether the user wrote this option, on the command line or in the environment."""
+    """Return whether the user set this option, on the command line or in the environment."""
     source = click.get_current_context().get_parameter_source(name)
     return source not in (None, click.core.ParameterSource.DEFAULT, click.core.ParameterSource.DEFAULT_MAP)

@@ -1,4 +1,4 @@
-"""What commands about a job have in common: its argument, and which one is meant without it."""
+"""Common parts of commands on a job: the argument, and the default job."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -35,12 +35,12 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in th
 
 
 def job_argument(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator: the command takes [JOB], as `name`."""
+    """Decorator that adds the argument [JOB] to a command, as `name`."""
     return click.argument("name", default="", metavar="[JOB]")(function)
 
 
 def chosen(name: str) -> "KnownJob":
-    """The job called `name`; without a name the newest that runs, else the newest, and stderr says which."""
+    """Return the job `name`; without a name the newest running job, else the newest, reported on stderr."""
     from geomx_cli.jobs.store.registry import find
 
     job = find(name)

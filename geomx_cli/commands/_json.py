@@ -1,4 +1,4 @@
-"""How commands print an object: with --json, exactly one on stdout."""
+"""JSON output of commands: with --json, exactly one object on stdout."""
 
 import json
 import math
@@ -10,7 +10,7 @@ __all__ = ["print_json"]
 
 
 def print_json(value: Any, indent: int | None = None) -> None:
-    """Print JSON as every parser reads it: what is not a number, like a loss that has diverged, becomes null."""
+    """Print standard JSON: NaN and infinity, such as a diverged loss, become null."""
     click.echo(json.dumps(_finite(value), indent=indent, allow_nan=False))
 
 

@@ -15,7 +15,7 @@ _METAVARS = {"int": "NUMBER", "float": "NUMBER", "text": "TEXT", "wan": "RATE[,R
 
 
 class _Type(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
-    """The text of one option. What is wrong raises InvalidSettings, from a flag as from a variable."""
+    """An option's value as text. Invalid values raise InvalidSettings, whether from a flag or a variable."""
 
     def __init__(self, option: Option) -> None:
         self.option = option
@@ -31,7 +31,7 @@ class _Type(click.ParamType):  # type: ignore[type-arg]  # generic only in the n
 
 
 class _Bool(click.types.BoolParamType):
-    """The same for a bool, which click wants to know as one."""
+    """Like `_Type`, for a bool, which click must recognize as one."""
 
     def __init__(self, option: Option) -> None:
         self.option = option
@@ -41,7 +41,7 @@ class _Bool(click.types.BoolParamType):
 
 
 class TableOption(click.Option):
-    """A click option made from one of the table. A bool is written `--name` or `--no-name`."""
+    """A click option made from a table entry. A bool is written `--name` or `--no-name`."""
 
     def __init__(self, option: Option) -> None:
         self.option = option
@@ -59,7 +59,7 @@ class TableOption(click.Option):
         )
 
     def get_help_extra(self, ctx: click.Context) -> Any:
-        """What stands in brackets behind the help: with the default as a user writes it."""
+        """Return the bracketed text after the help, with the default as a user writes it."""
         extra = super().get_help_extra(ctx)
         if "default" in extra:
             extra["default"] = default_text(self.option)
@@ -70,7 +70,7 @@ class GroupedCommand(click.Command):
     """A command whose help lists its own options, then those of the table under their groups' headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections."""
+        """Write the option sections."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -86,7 +86,7 @@ def _heading(parameter: click.Option) -> str:
 
 
 def add_options(table: Iterable[Option]) -> Callable[[click.Command], click.Command]:
-    """A decorator that gives a command each option of `table`."""
+    """Decorator that adds each option of `table` to a command."""
 
     def decorate(command: click.Command) -> click.Command:
         command.params += [TableOption(option) for option in table]
@@ -96,12 +96,12 @@ def add_options(table: Iterable[Option]) -> Callable[[click.Command], click.Comm
 
 
 def values(table: Iterable[Option], parameters: Mapping[str, Any]) -> dict[str, Value]:
-    """The values of the table's options among a command's `parameters`."""
+    """Return the values of the table's options among a command's `parameters`."""
     return {option.name: parameters[option.name] for option in table}
 
 
 def unused(ctx: click.Context, table: Iterable[Option], algorithm: str, *, script: bool) -> Iterator[str]:
-    """A sentence for each option on the command line that the job has no use for."""
+    """Yield a sentence for each option on the command line that has no effect on the job."""
     written = [item for item in table if ctx.get_parameter_source(item.name) is ParameterSource.COMMANDLINE]
     for option in written:
         having = plugins.users(option.name)
@@ -113,7 +113,7 @@ def unused(ctx: click.Context, table: Iterable[Option], algorithm: str, *, scrip
 
 
 def default_text(option: Option) -> str:
-    """The default as a user writes it, with a unit: "6s", "1MiB"; "" for none."""
+    """Return the default as a user writes it, with a unit: "6s", "1MiB"; "" for none."""
     if option.kind == "duration":
         return f"{option.default:g}s"
     if option.kind == "bool":

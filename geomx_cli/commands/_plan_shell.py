@@ -1,4 +1,4 @@
-"""A plan as one shell script that a user can read, copy to every machine and run there by hand."""
+"""Renders a plan as a single readable shell script, to be copied to every machine and run there by hand."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ exit $status"""
 
 
 def plan_shell(plan: Plan, working_dirs: Mapping[str, str]) -> str:
-    """The script; `working_dirs` says where the processes of a host start. `plan` has no key files."""
+    """Return the script; `working_dirs`: working directory of each host's processes. `plan` has no key files."""
     return "\n".join(_lines(plan, working_dirs))
 
 

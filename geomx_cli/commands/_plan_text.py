@@ -1,4 +1,4 @@
-"""A plan as text for people."""
+"""Renders a plan as readable text."""
 
 import shlex
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ __all__ = ["plan_text"]
 
 
 def plan_text(plan: Plan) -> str:
-    """One line for each process under its host, then the command, endpoints and environment of each."""
+    """List each host's processes, one per line, then the command, endpoints and environment of each."""
     details = (line for process in plan.processes for line in _details(process))
     return "\n".join([*_overview(plan), "", *details])
 

@@ -1,4 +1,4 @@
-"""What the commands that read records have in common."""
+"""Common parts of the commands that read records."""
 
 import sys
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ network_option = click.option(
 
 
 def progress(done: int, count: int) -> None:
-    """Say how many workers' records are read, where somebody watches."""
+    """Show the number of workers' records read, if stderr is a terminal."""
     if sys.stderr.isatty():
         click.echo(f"\r{done} of {counted(count, 'worker')} read", nl=done == count, err=True)
 
 
 def tell_problems(problems: Sequence[str], rest: str) -> None:
-    """Name what is wrong with records, and raise DoneInPart if anything is; `rest` says what became of the others."""
+    """Print problems with records, and raise DoneInPart if there are any; `rest` says what happened to the others."""
     for problem in problems[:MOST_TOLD]:
         click.echo(f"warning: {problem}", err=True)
     if len(problems) > MOST_TOLD:

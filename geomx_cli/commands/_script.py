@@ -1,4 +1,4 @@
-"""Commands that take a script of the user's behind "--"."""
+"""Commands that take a user's script after "--"."""
 
 import shlex
 from pathlib import Path
@@ -12,8 +12,8 @@ __all__ = ["ScriptCommand"]
 
 
 class ScriptCommand(GroupedCommand):
-    """Its argument `script` has the words behind "--". A script without "--" is refused, with what to write: whose
-    options would be meant behind it?
+    """Collects the words after "--" in the argument `script`. A script without "--" is rejected with the correct form,
+    as its options would be ambiguous.
     """
 
     allow_interspersed_args = False
@@ -31,6 +31,6 @@ class ScriptCommand(GroupedCommand):
 
 
 def _command(words: list[str]) -> list[str]:
-    """A script's command as it was probably meant."""
+    """Return a script's command as probably intended."""
     words = [word for word in words if word != "--"]
     return ["python", *words] if words and Path(words[0]).suffix == ".py" else words

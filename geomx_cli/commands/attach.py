@@ -14,13 +14,13 @@ __all__ = ["attach"]
 def attach(name: str, json: bool) -> int:
     """Attach to a job that is detached or whose launch has exited.
 
-    It shows what launch shows and ends as launch does, with the same summary and exit code; a job that has ended
-    meanwhile is summed up at once. Ctrl-C lets go of a detached job again, which goes on (end it with geomx stop); a
-    job that was not detached is stopped by Ctrl-C, as by launch.
+    Shows the same output as launch and ends in the same way, with the same summary and exit code; for a job that has
+    ended meanwhile, prints its summary at once. Ctrl-C detaches again from a detached job, which continues to run (end
+    it with geomx stop); any other job is stopped by Ctrl-C, as by launch.
 
     \b
     Examples:
-      geomx attach                 the newest job that runs
+      geomx attach                 the newest running job
       geomx attach 20260729-17
     """
     from geomx_cli.jobs.actions.attach import attach as attaching

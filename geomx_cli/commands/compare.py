@@ -1,4 +1,4 @@
-"""`geomx compare`: what several jobs came to, side by side."""
+"""`geomx compare`: the results of several jobs, side by side."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +25,11 @@ ALIKE = ("parties", "workers", "central_workers", "network", "data", "split", "b
 @click.option("--target", type=float, default=0.8, show_default=True, help="Target accuracy for time and bytes.")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of a table.")
 def compare(names: tuple[str, ...], target: float, json: bool) -> None:
-    """Compare jobs: time and bytes to an accuracy, the last accuracy, samples per second, and the time spent computing.
+    """Compare jobs: time and bytes to an accuracy, final accuracy, samples per second, and share of time computing.
 
-    A JOB is its id as in geomx jobs, a beginning of that, or its directory; then its hosts are asked for its event
-    logs, also while it runs. Or a folder BASE/NETWORK/MODE with the records of one that was collected. Bytes are those
-    between parties. Exit code 7: what could not be read is named, and the rest compared.
+    A JOB is an id as in geomx jobs, a prefix of one, or a job directory; its event logs are read from its hosts, also
+    while it runs. It may also be a folder BASE/NETWORK/MODE with the records of a collected job. Bytes are those
+    between parties. Exit code 7: unreadable records are listed, and the rest is compared.
 
     \b
     Examples:
@@ -58,7 +58,7 @@ def compare(names: tuple[str, ...], target: float, json: bool) -> None:
 
 
 def _unlike(trials: "list[RunRecords]") -> set[str]:
-    """Options beside those of algorithms in which the trials differ, as far as they are known."""
+    """Return the known options, other than those of algorithms, in which the trials differ."""
     known = [trial.metadata.options for trial in trials if trial.metadata is not None]
     return {f"--{name.replace('_', '-')}" for name in ALIKE if len({str(options.get(name)) for options in known}) > 1}
 
@@ -107,4 +107,4 @@ def _print_table(trials: "list[RunRecords]", summaries: "list[Summary]", target:
             "-" if one.wan_bytes is None else format_bytes(one.wan_bytes),
             trial.metadata.job if trial.metadata is not None else "",
         )
-    Console(width=max(Console().width, WIDTH)).print(table)  # rather a wrapped line than a figure cut short
+    Console(width=max(Console().width, WIDTH)).print(table)  # wrap lines rather than truncate values

@@ -1,4 +1,4 @@
-"""`geomx dashboard`: a job live, in a web page on this machine."""
+"""`geomx dashboard`: live view of a job in a web page on this machine."""
 
 import click
 
@@ -24,11 +24,11 @@ def dashboard(
     metrics_port: int | None,
     metrics_token: str | None,
 ) -> None:
-    """Show a job live in a web page: parties and what goes between them, accuracy, loss, throughput, who waits, errors.
+    """Show a job live in a web page: parties and their traffic, accuracy, loss, throughput, waiting times, errors.
 
-    Works for a job that runs and for one that is over, from this machine alone: its event logs are read over the same
-    way as geomx logs. The page is on this machine's loopback, and its address has a token without which nothing is
-    shown. Ctrl-C ends it; the job goes on. A page that is open finds the next dashboard of its job.
+    Works for running and finished jobs, from this machine alone: event logs are read in the same way as by geomx logs.
+    The page is served on this machine's loopback interface, and its URL contains a token required for access. Ctrl-C
+    ends the dashboard; the job continues. An open page reconnects to the next dashboard of its job.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ def data() -> None:
 @click.option("--existing", is_flag=True, help="Fail if DIR does not exist, instead of creating it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def fetch(name: str, data_dir: str, existing: bool, as_json: bool) -> None:
-    """Fetch a data set, if it is not there yet, and print its directory."""
+    """Download a data set, unless it is present, and print its directory."""
     from geomx_cli.runtime.training import fetch as fetching
 
     directory = (fetching.ensure if existing else fetching.fetch)(name, data_dir, Progress())
@@ -33,7 +33,7 @@ def fetch(name: str, data_dir: str, existing: bool, as_json: bool) -> None:
 
 
 class Progress:
-    """Says on stderr what is being fetched; on a terminal with a percentage that counts up in place."""
+    """Reports a download on stderr; in a terminal with a percentage updated in place."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()

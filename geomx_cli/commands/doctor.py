@@ -39,12 +39,12 @@ def doctor(
 ) -> int:
     """Check the hosts and the network before a job.
 
-    Looks at each host (can it be reached, geomx, Python, modules, clock, disk, memory, GPUs), binds the ports that a
-    job would use, dials every link from the host that will, and measures the links between parties. Nothing is
-    left behind. Without an inventory it looks at this machine as launch would use it.
+    Checks each host (reachability, geomx, Python, modules, clock, disk, memory, GPUs), binds the ports that a job would
+    use, dials every link from the host that will, and measures the links between parties. Leaves nothing behind.
+    Without an inventory it checks this machine, as launch would use it.
 
-    The exit status is 0 when there is no problem (warnings are none), 4 when a host cannot be reached, and 5
-    when there is another problem.
+    The exit status is 0 when there are no problems (warnings do not count), 4 when a host cannot be reached, and 5
+    for any other problem.
     """
     inventory, options = machines(hosts, local, values(table(), parameters))
     from geomx_cli.plan import JobSpec
@@ -67,7 +67,7 @@ def doctor(
 def _show(report: "Report") -> None:
     from rich.console import Console
 
-    # What is not a terminal gets lines of a fixed width, whatever the size of the one that we were started from.
+    # Output other than to a terminal has a fixed width, whatever the size of the parent's terminal.
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     wrong = sorted(
         (check for check in report.checks if check.level != "ok"), key=lambda check: check.level != "problem"
@@ -88,7 +88,7 @@ def _findings(checks: "Sequence[Check]") -> Any:
 
     shown = Table(show_lines=True)
     for name in ("check", "problem", "how to fix"):
-        shown.add_column(name, overflow="fold")  # a fingerprint must be whole
+        shown.add_column(name, overflow="fold")  # do not truncate fingerprints
     for check in checks:
         style = "red" if check.level == "problem" else "yellow"
         head = Text(f"{check.subject}\n{check.name}: ").append(check.level, style=style)

@@ -22,18 +22,18 @@ __all__ = ["draw"]
 )
 @click.option("--terminal", is_flag=True, help="Draw in this terminal, and write nothing.")
 def draw(base: Path, network: str, output: Path | None, form: str, terminal: bool) -> None:
-    """Draw the trials of a network that lie in DIR/NETWORK/MODE, as geomx logs collect --to DIR has written them.
+    """Draw the trials of a network in DIR/NETWORK/MODE, as written by geomx logs collect --to DIR.
 
     \b
-    accuracy, accuracy-niid  test accuracy over time, of data divided alike and unlike
+    accuracy, accuracy-niid  test accuracy over time, for identically and non-identically distributed data
     bytes                    test accuracy over the bytes between parties
     throughput, traffic      samples and megabytes per second
-    computing                the part of the time that each worker computes
-    timeline-MODE            one round: who computes, sends, waits
+    computing                fraction of time that each worker computes
+    timeline-MODE            one round: which workers compute, send, wait
     matrix-MODE              megabytes from each party to each
 
-    An algorithm has the same colour everywhere, also for people who see colours otherwise. Records that are missing or
-    damaged are named, and the rest is drawn; the exit code is 7 then.
+    Each algorithm has the same color in every figure, from a palette suitable for color-blind readers. Missing and
+    damaged records are listed, and the rest is drawn; the exit code is then 7.
 
     \b
     Examples:

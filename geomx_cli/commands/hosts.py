@@ -19,17 +19,17 @@ __all__ = ["hosts"]
 
 @click.group()
 def hosts() -> None:
-    """The inventory file, which names the machines of a job."""
+    """The inventory file, which lists the machines of a job."""
 
 
 @hosts.command()
 @click.argument("file", type=click.Path(path_type=Path), default=Path(DEFAULT_FILE), envvar="GEOMX_HOSTS")
 @click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
 def check(file: Path, json: bool) -> None:
-    """Find all mistakes in an inventory file, or show what will run where.
+    """Report all errors in an inventory file, or show what will run where.
 
-    FILE is $GEOMX_HOSTS, or hosts.toml of this folder, when it is not given. No machine is asked anything: that is
-    for geomx doctor. The exit status is 3 when there is a mistake.
+    FILE defaults to $GEOMX_HOSTS, else hosts.toml in the current folder. No machine is contacted; see geomx doctor for
+    that. The exit status is 3 when there is an error.
     """
     from geomx_cli.plan.preview import preview
 

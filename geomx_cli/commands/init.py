@@ -1,4 +1,4 @@
-"""`geomx init`: the files to begin with."""
+"""`geomx init`: starter files."""
 
 import shlex
 from pathlib import Path
@@ -17,7 +17,7 @@ __all__ = ["init"]
 def init(directory: Path, template: str | None, force: bool) -> None:
     """Write a starter inventory and training script.
 
-    hosts.toml and train.py go to DIRECTORY, by default the working directory; what is there already is left as it is.
+    hosts.toml and train.py are written to DIRECTORY, by default the working directory; existing files are not changed.
     """
     from geomx_cli.inventory import starter
 

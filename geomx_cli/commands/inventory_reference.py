@@ -1,4 +1,4 @@
-"""The page docs/inventory.md: `python -m geomx_cli.commands.inventory_reference > docs/inventory.md`."""
+"""Generates docs/inventory.md: `python -m geomx_cli.commands.inventory_reference > docs/inventory.md`."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -57,7 +57,7 @@ the top.
 
 
 def page(keys: Iterable[Key]) -> str:
-    """The whole page as Markdown."""
+    """Return the page as Markdown."""
     groups: dict[Group, list[Key]] = {}
     for key in keys:
         groups.setdefault(key.group, []).append(key)

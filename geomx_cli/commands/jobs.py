@@ -1,4 +1,4 @@
-"""`geomx jobs`: the jobs that were launched from here."""
+"""`geomx jobs`: the jobs launched from this machine."""
 
 import time
 from collections.abc import Mapping
@@ -11,22 +11,22 @@ from geomx_cli.commands._json import print_json
 __all__ = ["jobs"]
 
 JOBS_VERSION = 1
-_LONGEST = 48  # characters of a script
+_LONGEST = 48  # characters shown of a script
 
 
 @click.command()
 @click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
 def jobs(json: bool) -> None:
-    """List the jobs that were launched from here, newest first.
+    """List the jobs launched from this machine, newest first.
 
-    No host is asked: a job that was detached may have ended since; geomx status JOB asks. "running" has a geomx
-    that follows it, "lost control" had one that was killed.
+    No host is contacted: a detached job may have ended since; geomx status JOB queries the hosts. "running" means that
+    a geomx process follows the job, "lost control" that this process was killed.
 
     \b
     Examples:
       geomx jobs
-      geomx status 2026       the job whose name begins so
-      geomx stop              the newest job that runs
+      geomx status 2026       the job whose name begins with 2026
+      geomx stop              the newest running job
     """
     from geomx_cli.core.errors import CheckFailed, InvalidSettings
     from geomx_cli.jobs.store.registry import all_jobs

@@ -74,25 +74,25 @@ def launch(
 ) -> int:
     """Start a training job, watch it and wait for its end.
 
-    It runs on the machines of the inventory (see geomx init), or without one on this machine, over loopback: a
-    central party and the participating ones. Every worker runs the script behind "--"; without one it trains the
+    The job runs on the machines of the inventory (see geomx init), or without one on this machine, over loopback: a
+    central party and the participating ones. Every worker runs the script after "--"; without one it trains the
     bundled network.
 
     \b
     geomx launch                                  two parties of two workers on this machine
     geomx launch -- python train.py               the same with your own script
     geomx launch --hosts sites.toml --sync data   on the machines of sites.toml
-    geomx launch --detach                         start, and come back later: geomx attach
+    geomx launch --detach                         start and return; later: geomx attach
 
-    What a script prints is in the logs: geomx logs -f. At the end stdout gets a summary, or with --json one object:
-    "schema_version", "job", "status" ("done", "failed", "interrupted" or "done in part"), "exit_code", "accuracy",
-    "loss", "rounds", "samples_per_s", "training_s", "first_step_s", "total_s", "bytes" ("lan" and "wan", each sent and
-    received), "directory", "logs" (null when they are on other hosts), "failure" ("process", "host", "cause", "hint",
-    "tail"; or null) and "error" ("message" and "hint"; or null). A job that could not be started gives only
-    "schema_version" and "error", with "exit_code" in it.
+    A script's output goes to the logs: geomx logs -f. At the end a summary is printed to stdout, or with --json one
+    object: "schema_version", "job", "status" ("done", "failed", "interrupted" or "done in part"), "exit_code",
+    "accuracy", "loss", "rounds", "samples_per_s", "training_s", "first_step_s", "total_s", "bytes" ("lan" and "wan",
+    each sent and received), "directory", "logs" (null when they are on other hosts), "failure" ("process", "host",
+    "cause", "hint", "tail"; or null) and "error" ("message" and "hint"; or null). For a job that could not be started
+    the object has only "schema_version" and "error", with "exit_code" in it.
 
-    With --detach it says how to come back to the job, or with --json "schema_version", "job", "status" ("detached"),
-    "exit_code" and "directory". With --dry-run --json it prints the whole plan.
+    With --detach the command prints how to attach to the job, or with --json "schema_version", "job", "status"
+    ("detached"), "exit_code" and "directory". With --dry-run --json it prints the whole plan.
     """
     if shell and (json or not dry_run):
         raise UsageError("--shell prints scripts in place of the text of --dry-run", "write --dry-run --shell")
@@ -144,7 +144,7 @@ def launch(
 
 
 def _without_effect(inventory: "Inventory") -> dict[str, str]:
-    """A sentence for each variable that has no effect, with where it is set if that is in the inventory."""
+    """Return a sentence for each variable without effect, with the inventory location where it is set, if any."""
     hosts: dict[str, list[str]] = {}
     for host in inventory.hosts:
         for sentence in without_effect(host.env):

@@ -1,4 +1,4 @@
-"""`geomx logs`: what a job's processes write, and `geomx logs collect`: all of it in one folder."""
+"""`geomx logs`: the output of a job's processes; `geomx logs collect`: all logs in one folder."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 
 class _Logs(click.Command):
-    """`logs [JOB]`, but `logs collect ...` is a command of its own."""
+    """`logs [JOB]`, with `logs collect ...` as a separate command."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -38,14 +38,14 @@ class _Logs(click.Command):
 @click.option("--rank", type=int, default=None, metavar="NUMBER", help="Only those with this rank in their role.")
 @click.option("-n", "--lines", type=click.IntRange(0), default=None, metavar="LINES", help="Only the last of each.")
 def logs(name: str, follow: bool, party: str, role: str, rank: int | None, lines: int | None) -> None:
-    """Print what a job's processes write, from all its hosts; each line begins with its process.
+    """Print the output of a job's processes from all its hosts; each line begins with the process.
 
-    Exit code 7: a host could not be reached; the others' lines are there. To get whole files and event logs:
+    Exit code 7: a host could not be reached; the others' lines are printed. For whole files and event logs see
     geomx logs collect -h.
 
     \b
     Examples:
-      geomx logs                              everything that the newest job has written
+      geomx logs                              all output of the newest job
       geomx logs -f --role worker -n 10
       geomx logs 20260729-17 --party B --role server --rank 0
     """
@@ -60,9 +60,9 @@ def logs(name: str, follow: bool, party: str, role: str, rank: int | None, lines
         for line in reader.follow(count) if follow else reader.read(count):
             click.echo(f"{click.style(f'{line.process} |', fg=colours[line.process])} {line.text}")
         problems = dict(reader.problems)
-    except KeyboardInterrupt:  # the way out
+    except KeyboardInterrupt:  # ends following
         problems = {}
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe
         problems = {}
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
@@ -87,12 +87,13 @@ def logs(name: str, follow: bool, party: str, role: str, rank: int | None, lines
 def collect(name: str, folder: Path, replace: bool, json: bool) -> None:
     """Collect the logs, event logs and agents' logs of all hosts of a job, and the records of its workers' rounds.
 
-    Files come compressed and are verified; they lie in DIR/JOB, and manifest.json there says what is there. The records
-    are written to DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ..., for geomx summarize and geomx draw. MODE is
-    the algorithm, dcasgd where that compensates for delay, with -niid behind it where workers have unlike data.
+    Files are transferred compressed, verified, and written to DIR/JOB, with a list in manifest.json. The records are
+    written to DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ..., for geomx summarize and geomx draw. MODE is
+    the algorithm (dcasgd if the optimizer compensates for delay), with the suffix -niid if the workers' data are not
+    identically distributed.
 
-    It may be done while the job runs, and again: then all is replaced by what it is by now. Exit code 7: a host could
-    not be reached, or a record is damaged; what the others have is there.
+    Works while the job runs, and repeatedly: each run replaces the files by their current state. Exit code 7: a host
+    could not be reached, or a record is damaged; the files of the others are collected.
 
     \b
     Examples:

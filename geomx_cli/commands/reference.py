@@ -1,4 +1,4 @@
-"""The page docs/options.md, from the table: `python -m geomx_cli.commands.reference > docs/options.md`."""
+"""Generates docs/options.md from the table: `python -m geomx_cli.commands.reference > docs/options.md`."""
 
 from collections.abc import Iterable, Iterator
 
@@ -23,7 +23,7 @@ _TABLE_HEAD = "| Flag | Variable | Default | Values | Meaning |\n|---|---|---|--
 
 
 def page(options: Iterable[Option]) -> str:
-    """The whole page as Markdown."""
+    """Return the page as Markdown."""
     groups: dict[str, list[Option]] = {}
     for option in options:
         groups.setdefault(option.group, []).append(option)

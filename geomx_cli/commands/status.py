@@ -1,4 +1,4 @@
-"""`geomx status`: how a job goes, process by process."""
+"""`geomx status`: the status of a job, process by process."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["status"]
 
 _EVERY = 1.0  # seconds
-_WIDTH = 160  # columns where there is no terminal
+_WIDTH = 160  # columns if stdout is not a terminal
 
 
 @click.command()
@@ -26,8 +26,9 @@ _WIDTH = 160  # columns where there is no terminal
 def status(name: str, watch: bool, json: bool) -> None:
     """Show the current status of a job, process by process.
 
-    JOB is a job's name, the beginning of one, or its directory; without it the newest that runs is meant. Looking
-    changes nothing: whoever follows the job goes on. Exit code 7: a host could not be reached; the others are shown.
+    JOB is a job's name, a prefix of one, or its directory; the default is the newest running job. The command is
+    read-only: it does not affect a process that follows the job. Exit code 7: a host could not be reached; the others
+    are shown.
 
     \b
     Examples:
@@ -74,7 +75,7 @@ def _watch(job: "KnownJob") -> "JobView":
                     view.show(job_view.progress)
                     time.sleep(_EVERY)
                     job_view = JobView.of(job, hosts)
-            except KeyboardInterrupt:  # the way out
+            except KeyboardInterrupt:  # ends watching
                 pass
             return job_view
     finally:

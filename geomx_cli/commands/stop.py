@@ -1,4 +1,4 @@
-"""`geomx stop`: end a job, or one party of it, and whatever is left of it."""
+"""`geomx stop`: end a job, or one party of it, and clean up."""
 
 from typing import TYPE_CHECKING
 
@@ -27,17 +27,17 @@ __all__ = ["stop"]
 def stop(name: str, party: str, grace: float, json: bool) -> None:
     """Stop a job on all its hosts, clean up, and report on each process.
 
-    It may be repeated, and it tidies up after a launch or an agent that was killed: no process, key file or socket
-    of the job is left, and no process of another job is touched. Each process is asked to end (SIGTERM), and killed
-    when it takes longer than the grace. The other parties of a job notice that one is gone, and end as after a
-    failure. A launch that is still at its checks is the newest job, and is ended. Exit code 7: a host could not be
-    reached, or something could not be ended.
+    The command is idempotent, and cleans up after a launch or an agent that was killed: no process, key file or socket
+    of the job is left, and no process of another job is touched. Each process receives SIGTERM, and SIGKILL if it does
+    not end within the grace period. When one party is stopped, the others notice that it is gone, and end as after a
+    failure. A launch that is still running its checks counts as the newest job, and is ended. Exit code 7: a host could
+    not be reached, or something could not be ended.
 
     \b
     Examples:
-      geomx stop                       the newest job that runs
+      geomx stop                       the newest running job
       geomx stop 20260729-17 --grace 1m
-      geomx stop --party B             what B has of it; the others notice
+      geomx stop --party B             B's part of it; the others notice
     """
     from geomx_cli.jobs.actions.stop import end_launch
     from geomx_cli.jobs.actions.stop import stop as stopping

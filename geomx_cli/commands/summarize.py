@@ -1,4 +1,4 @@
-"""`geomx summarize`: what the records of a trial came to."""
+"""`geomx summarize`: the results of a trial, from its records."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,14 +25,14 @@ __all__ = ["summarize"]
 @click.option("--parity", is_flag=True, help="Throughput, traffic and computing by ESync's own formulas.")
 @click.option("--json", is_flag=True, help="Print summary.json instead of text.")
 def summarize(base: Path, network: str, mode: str, target: float, parity: bool, json: bool) -> None:
-    """Summarise the records of a run: DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
+    """Summarize the records of a run: DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
 
-    Beside the hosts' folders it writes two files: ESYNC's (as ESync.json, Sync.json, HFA.json; the lists that its
-    drawer reads) and summary.json, which has what those lack: time and accuracy in pairs, bytes both ways, computing,
-    exchanging and waiting, rounds, and time and bytes to the target, from raw points. A mode is the name of an
-    algorithm, or dcasgd, with -niid behind it for data split by class.
+    Writes two files next to the hosts' folders: ESync's format (as ESync.json, Sync.json, HFA.json; the lists that its
+    plotting tool reads) and summary.json, which adds pairs of time and accuracy, bytes in both directions, computing,
+    exchange and waiting times, rounds, and time and bytes to the target, from raw points. A mode is the name of an
+    algorithm, or dcasgd, with the suffix -niid for data split by class.
 
-    A record that is missing, damaged or there twice is named, and the rest is summed up; the exit code is 7 then.
+    Missing, damaged and duplicate records are listed, and the rest is summarized; the exit code is then 7.
 
     \b
     Examples:

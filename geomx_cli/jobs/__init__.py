@@ -1,1 +1,1 @@
-"""One job: its directory, what is done with it, and how it is shown."""
+"""A job: its directory, the actions on it, and its views."""

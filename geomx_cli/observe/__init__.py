@@ -1,1 +1,1 @@
-"""What a job's events and records show: live in a page, in reports, and in other tools' forms."""
+"""Presentation of a job's events and records: live page, reports, exports to other tools."""

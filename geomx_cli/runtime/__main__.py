@@ -1,8 +1,8 @@
-"""python -m geomx_cli.runtime [SCRIPT [ARGUMENTS]]: becomes the process of a job that the environment names.
+"""python -m geomx_cli.runtime [SCRIPT [ARGUMENTS]]: becomes the process of a job that the environment describes.
 
-A scheduler or server takes no arguments. A worker runs SCRIPT, in which mx.kv.create("dist_sync") is geomx's store, or
-without one the bundled training job. Without any DMLC_* variable, SCRIPT runs alone, as the only worker.
-`geomx launch` starts all processes with the right variables; by hand, each machine's are set as follows.
+A scheduler or server takes no arguments. A worker runs SCRIPT, in which mx.kv.create("dist_sync") returns geomx's
+store, or without SCRIPT the bundled training job. Without any DMLC_* variable, SCRIPT runs standalone, as the only
+worker. `geomx launch` sets the variables of all processes; to start processes by hand, set them as follows.
 """
 
 import gc
@@ -21,7 +21,7 @@ from geomx_cli.runtime.signals import Signals, interrupted
 
 
 def main(argv: list[str]) -> int:
-    """Run the role to its end; returns the exit status (see errors.py)."""
+    """Run the role to its end; return the exit status (see errors.py)."""
     if argv[:1] in (["--help"], ["-h"]):
         _, _, of_variables = str(variables.__doc__).partition("\n\n")
         print(f"{__doc__}\n{of_variables}".strip())
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
             _begin_alone(argv[0])
         settings = Settings.from_environment(plugins.table())
         events = event_log(settings)
-        if settings.role != "worker" or not argv:  # a script's session says it for itself
+        if settings.role != "worker" or not argv:  # a script's session reports it itself
             warn_of_variables(events, settings)
         if settings.role == "worker":
             _work(settings, events, argv)
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         _say(events, error)
         if frontends.loaded():
             sys.stdout.flush()
-            os._exit(error.exit_code)  # at a normal exit MXNet would wait for operations that never end
+            os._exit(error.exit_code)  # a normal exit would make MXNet wait for operations that never complete
         return error.exit_code
     if settings.role != "worker":
         events.write(ProcessFinished())
@@ -86,7 +86,7 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
         client.close()
     except (Exception, KeyboardInterrupt) as error:
         told = interrupted(error) if isinstance(error, KeyboardInterrupt) else None
-        cause = told or client.failure or error  # MXNet raises what failed in its engine as an error of its own
+        cause = told or client.failure or error  # MXNet re-raises engine failures as its own errors
         client.close(cause if isinstance(cause, GeomxError) else TrainingFailed(repr(error)))
         if cause is error:
             raise
@@ -114,7 +114,7 @@ def _serve(settings: Settings, events: EventLog) -> None:
 
 
 def _collect_from_now_on() -> None:
-    """End what `gc.disable` began; what is loaded by now stays for good, so it is not searched for garbage."""
+    """Re-enable the garbage collector; objects loaded so far are frozen, so that it does not scan them."""
     gc.freeze()
     gc.enable()
 
@@ -127,5 +127,5 @@ def _say(events: EventLog, error: GeomxError) -> None:
 
 
 if __name__ == "__main__":
-    gc.disable()  # while modules are loaded there is none, and to look for it takes an eighth of the time
+    gc.disable()  # importing creates no garbage, and scanning for it takes an eighth of the import time
     sys.exit(main(sys.argv[1:]))

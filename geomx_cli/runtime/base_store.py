@@ -1,4 +1,4 @@
-"""What a worker may ask its store about itself and the job, whatever framework the store is for."""
+"""What a worker's store reports about the worker and the job, for every framework."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ __all__ = ["BaseStore"]
 
 
 class BaseStore:
-    """The base of `Store` and of the stores that front ends give to scripts."""
+    """Base class of `Store` and of the stores that front ends give to scripts."""
 
     def __init__(self, client: "Client", kind: str) -> None:
         self._client = client
@@ -21,37 +21,37 @@ class BaseStore:
 
     @property
     def type(self) -> str:
-        """The name that the store was made with, as in "dist_sync"."""
+        """The name that the store was created with, as in "dist_sync"."""
         return self._kind
 
     @property
     def rank(self) -> int:
-        """This worker's rank: in its party, or with rank scope global among the training workers of the job."""
+        """This worker's rank: in its party, or with rank scope global among the job's training workers."""
         return self._client.global_rank if self._client.ranks_are_global else self._client.rank
 
     @property
     def num_workers(self) -> int:
-        """Workers of this worker's party, or with rank scope global training workers of the job."""
+        """Number of workers of this worker's party, or with rank scope global of training workers of the job."""
         return self._client.num_all_workers if self._client.ranks_are_global else self._client.num_workers
 
     @property
     def num_all_workers(self) -> int:
-        """Training workers of the job."""
+        """Number of training workers of the job."""
         return self._client.num_all_workers
 
     @property
     def is_master_worker(self) -> bool:
-        """Whether this worker configures the global servers and gives the initial values."""
+        """Whether this worker configures the global servers and provides the initial values."""
         return self._client.is_master
 
     @property
     def trains(self) -> bool:
-        """Whether this worker contributes: it is no master that only sets the job up."""
+        """Whether this worker contributes; False for a master that only sets the job up."""
         return self._client.trains
 
     @property
     def party(self) -> str:
-        """The name of this worker's party; "" if it was started by hand without one."""
+        """The name of this worker's party; "" if started by hand without one."""
         return self._client.party
 
     @property
@@ -66,15 +66,15 @@ class BaseStore:
         return self._client.global_rank
 
     def option(self, name: str) -> Value:
-        """What the job has for an option of `geomx launch`, as in option("k1"). Raises InvalidSettings where there is
-        no such option.
+        """Return the job's value of an option of `geomx launch`, as in option("k1"). Raises InvalidSettings for an
+        unknown option.
         """
         if (value := self._client.settings.options.get(name)) is None:
             raise InvalidSettings(f"there is no option {name!r}", "geomx launch --help names them, with - for _")
         return value
 
     def pacer(self) -> "EsyncClient":
-        """Asks ESync's state server for this worker. Raises InvalidSettings in a job of another algorithm."""
+        """Client of ESync's state server for this worker. Raises InvalidSettings in a job with another algorithm."""
         from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 
         algorithm = self._client.settings.text("algo")

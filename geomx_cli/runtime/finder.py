@@ -1,4 +1,4 @@
-"""Prepares a framework when a script first imports it. Loaded before every script, so it imports next to nothing."""
+"""Hooks the first import of a framework. Loaded before every script, so it imports almost nothing."""
 
 import os
 import sys
@@ -18,18 +18,18 @@ _PACKAGE = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))  # noqa:
 
 
 def install() -> None:
-    """From now on importing a framework gives it with our store in it. Doing it twice is the same as once."""
+    """Install the import hook: imported frameworks get our store. Idempotent."""
     if not frontends.loaded() and not installed():
         sys.meta_path.insert(0, _Finder())
 
 
 def installed() -> bool:
-    """Whether that has been done, and no framework imported since."""
+    """Return whether the hook is installed and no framework has been imported since."""
     return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 
 class _Finder:
-    """Finds the real framework, once, and puts our loader before its own."""
+    """Finds the real framework, once, and wraps its loader in ours."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -38,7 +38,7 @@ class _Finder:
         if frontend is None:
             return None
         sys.meta_path.remove(self)
-        # Where our own folder is on the path, as of a script that lies in it, geomx_cli/mxnet.py is not MXNet.
+        # If our own folder is on the path, as for a script located there, geomx_cli/mxnet.py is not MXNet.
         places = [place for place in sys.path if os.path.realpath(place) != _PACKAGE]
         spec = PathFinder.find_spec(fullname, places, target)
         if spec is not None and spec.loader is not None:
@@ -47,7 +47,7 @@ class _Finder:
 
 
 class _Loader:
-    """Not an importlib.abc.Loader: importing that takes longer than everything else here."""
+    """Not an importlib.abc.Loader: importing that would take longer than everything else here."""
 
     def __init__(self, loader: Any, frontend: "ScriptFrontend") -> None:
         self._loader = loader

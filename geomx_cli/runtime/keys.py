@@ -1,4 +1,4 @@
-"""Keys of a KVStore, and the values that come with them."""
+"""Keys of a KVStore, and the values passed with them."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def pairs(keys: Key | Sequence[Key], values: T | Sequence[T] | Sequence[Sequence[T]]) -> list[tuple[Key, list[T]]]:
-    """Each distinct key with its values, in the order of the keys.
+    """Return each distinct key with its values, in the order of the keys.
 
-    One key goes with a value or a list of them (one per device); a list of keys with as many of either. A key
-    that is named twice has all the values that go with it. Raises InvalidSettings when the lengths differ.
+    A single key takes a value or a list of values (one per device); a list of keys takes a list of equal length of
+    either. The values of a repeated key are merged. Raises InvalidSettings if the lengths differ.
     """
     many = isinstance(keys, (list, tuple))
     listed: Sequence[Key] = keys if many else [keys]  # type: ignore[assignment, list-item]
@@ -35,7 +35,7 @@ def pairs(keys: Key | Sequence[Key], values: T | Sequence[T] | Sequence[Sequence
 
 
 def plain(key: Key) -> Key:
-    """The key as int or str; numpy's integers count as int. Raises InvalidSettings for anything else."""
+    """Return the key as int or str; numpy integers become int. Raises InvalidSettings for other types."""
     if isinstance(key, str):
         return key
     if isinstance(key, Integral) and not isinstance(key, bool):

@@ -1,4 +1,4 @@
-"""KVStore semantics over a client, without a framework: keys, checks, who initialises, what a push carries.
+"""Framework-independent KVStore semantics over a client: keys, checks, initialization, hyper-parameters of pushes.
 
 Values are numpy arrays of float32, float64 or float16, of any shape; results go to C-contiguous arrays.
 """
@@ -34,9 +34,9 @@ _MASTER_ENDS = (
 class Store(BaseStore):
     """One worker's key-value store. optimizer: that of the global servers.
 
-    `init`, `broadcast` and `barrier` block, everything else returns at once and gives futures. Whoever uses
-    `start` and `fetch` from several threads keeps the order of the calls of each key himself; different keys need no
-    order. When the job has failed, every call and future raises what the client does: PeerLost, TimedOut.
+    `init`, `broadcast` and `barrier` block; everything else returns at once, with futures. Callers of `start` and
+    `fetch` from several threads must keep the order of calls per key; different keys need no order. After the job has
+    failed, every call and future raises the client's error: PeerLost, TimedOut.
     """
 
     def __init__(self, client: "Client", kind: str = "dist_sync") -> None:
@@ -52,13 +52,13 @@ class Store(BaseStore):
         values: Array | Sequence[Array] | Sequence[Sequence[Array]],
         hyper: Mapping[str, Hyper] | None = None,
     ) -> None:
-        """Make keys known and wait at a `barrier`; all workers of the job init the same keys.
+        """Declare keys and wait at a `barrier`; all workers of the job must init the same keys.
 
-        The values of the master worker count, those of the others only give size and dtype. For keys that come after
-        the workers' first push, and so after the end of a master that does not train, those of global rank 0 count.
-        hyper: the master's hyper-parameters of single keys, by name. A pull then gives everybody the master's values.
-        Raises InvalidSettings, with nothing changed, for a key that exists already, and for a dtype or size that this
-        worker, or another one, does not allow.
+        The master worker's values are used; those of the others only give size and dtype. For keys declared after the
+        workers' first push, and thus after the end of a master that does not train, global rank 0's values are used.
+        hyper: the master's per-key hyper-parameters, by name. Afterwards `pull` returns the master's values on all
+        workers. Raises InvalidSettings, with nothing changed, for an existing key, and for a dtype or size that this
+        worker or another one rejects.
         """
         listed: list[Key] = list(keys) if isinstance(keys, (list, tuple)) else [keys]  # type: ignore[list-item]
         if len(set(listed)) < len(listed):
@@ -92,19 +92,19 @@ class Store(BaseStore):
         return str(key)
 
     def known(self, key: Key) -> str:
-        """The name of a known key. Raises InvalidSettings for an unknown one."""
+        """Return the name of a known key. Raises InvalidSettings for an unknown one."""
         name = self._name(key)
         if name not in self._tensors:
             raise InvalidSettings(f"key {key!r} has not been initialised", "call init first")
         return name
 
     def dtype(self, key: Key) -> str:
-        """The dtype of a key that has been initialised."""
+        """Return the dtype of an initialized key."""
         return self._tensors[self.known(key)].dtype
 
     def lookup(self, key: Key, size: int, dtype: str = "") -> str:
-        """The name of a known key. Raises InvalidSettings for an unknown one, or one of another size or dtype, where
-        that matters.
+        """Return the name of a known key. Raises InvalidSettings for an unknown key, or one with another size or (if
+        given) dtype.
         """
         name = self.known(key)
         tensor = self._tensors[name]
@@ -118,7 +118,7 @@ class Store(BaseStore):
     def push(
         self, keys: Key | Sequence[Key], values: Array | Sequence[Array] | Sequence[Sequence[Array]], priority: int = 0
     ) -> list[PendingExchange]:
-        """Contribute to the next round of each key the sum of its values, which may change as soon as this returns.
+        """Contribute the sum of each key's values to its next round. The values may be modified once this returns.
 
         See `begin_training`.
         """
@@ -129,7 +129,7 @@ class Store(BaseStore):
     def pull(
         self, keys: Key | Sequence[Key], outs: Array | Sequence[Array] | Sequence[Sequence[Array]], priority: int = 0
     ) -> "list[Future[None]]":
-        """Have each key's result, see `fetch`, written to all its arrays; a future for each array."""
+        """Write each key's result, see `fetch`, to all its arrays; return one future per array."""
         checked = [(self._check(key, arrays), arrays) for key, arrays in pairs(keys, outs)]
         for name, arrays in checked:
             if not all(array.flags.c_contiguous and array.flags.writeable for array in arrays):
@@ -153,16 +153,16 @@ class Store(BaseStore):
         values: Array | Sequence[Array] | Sequence[Sequence[Array]],
         outs: Array | Sequence[Array] | Sequence[Sequence[Array]],
     ) -> None:
-        """`init`, then `pull`; blocks until `outs` hold the master's values."""
+        """`init`, then `pull`; blocks until `outs` contain the master's values."""
         self.init(keys, values)
         for future in self.pull(keys, outs):
             future.result()
 
     def begin_training(self) -> None:
-        """Here a script goes from setting the job up to training. Raises SystemExit in a master that does not train.
+        """Mark the transition from setup to training. Raises SystemExit in a master that does not train.
 
-        A script that knows nothing of masters would have it train on all data, as the only worker of its party, and
-        its weights would run behind those of the others. So it ends, with status 0, and leaves the job as usual.
+        A script unaware of masters would have it train on all data, as the only worker of its party, with weights that
+        lag behind the others'. So it exits with status 0 and leaves the job as usual.
         """
         if not self._client.trains:
             print(_MASTER_ENDS, file=sys.stderr, flush=True)
@@ -184,35 +184,33 @@ class Store(BaseStore):
         return exchange
 
     def has_rows(self, name: str, shape: Sequence[int]) -> bool:
-        """Whether the rows of an array of this shape are those of a known key."""
+        """Return whether an array of this shape has rows of the same size as those of a known key."""
         return self._tensors[name].row == row_of(shape)
 
     def start(
         self, name: str, source: Content, out: Array | None, priority: int, hyper: Hyper, weight: float = 1.0
     ) -> PendingExchange:
-        """Begin the next round of one key with `source` (1-D, or rows), which must not change before the exchange's
-        `sent`. The result goes to `out`, which may be `source`, or is kept for `fetch`; that of rows stays at the
-        servers.
+        """Begin the next round of one key with `source` (1-D, or rows), which must not change until the exchange's
+        `sent` completes. The result is written to `out`, which may be `source`, or kept for `fetch`; that of rows stays
+        at the servers.
         """
         return self._client.exchange(name, source, out, priority=priority, weight=weight, hyper=hyper)
 
     def abstain(self, name: str, out: Array | None, priority: int) -> PendingExchange:
-        """Take part in the next round of one key with nothing: it counts for nothing. The result goes to `out`, or is
-        kept for `fetch`.
-        """
+        """Abstain from the next round of one key (weight 0). The result is written to `out`, or kept for `fetch`."""
         return self._client.exchange(name, None, out, priority=priority)
 
     @property
     def asynchronous(self) -> bool:
-        """Whether parties train by themselves, so that the servers' value may be newer than the last result."""
+        """Whether parties train independently, so that the servers' value may be newer than the last result."""
         return self._client.asynchronous
 
     def fetch(self, name: str, out: Array, priority: int) -> "Future[None]":
-        """Have `out` (1-D) filled: with the result of the latest round of this key, else with the servers' value."""
+        """Fill `out` (1-D) with the result of this key's latest round, else with the servers' value."""
         return self._client.pull(name, out, priority=priority)
 
     def fetch_rows(self, name: str, numbers: Array, out: Array, priority: int) -> "Future[None]":
-        """As `fetch`, for the rows `numbers` (strictly increasing) only; `out` (1-D) has room for these."""
+        """Like `fetch`, for the rows `numbers` (strictly increasing) only; `out` (1-D) holds these rows."""
         return self._client.pull_rows(name, numbers, out, priority=priority)
 
     def set_compression(self, spec: str) -> None:
@@ -224,19 +222,17 @@ class Store(BaseStore):
         return self._client.versions(self._name(key))
 
     def barrier(self, scope: Literal["party", "all"] | None = None) -> None:
-        """Wait until all workers of the party, or of the job, have come here; without `scope`, those that `num_workers`
-        counts.
-        """
+        """Wait for all workers of the party or job; without `scope`, for those counted by `num_workers`."""
         self._client.barrier(scope or ("all" if self._client.ranks_are_global else "party"))
 
 
 def row_of(shape: Sequence[int]) -> int:
-    """Elements in a row of an array: all that have the same first index."""
+    """Return the number of elements per row of an array (fixed first index)."""
     return math.prod(shape[1:])
 
 
 def _sum(arrays: Sequence[Array], out: Array) -> None:
-    """The sum of arrays of any shape into `out` (1-D)."""
+    """Write the sum of arrays of any shape to `out` (1-D)."""
     first, *rest = (array.reshape(-1) for array in arrays)
     if rest and out.dtype == np.float16:
         total = first.astype(np.float32)

@@ -1,4 +1,4 @@
-"""What every process is put together from: its event log, and its parts of the chosen plug-ins."""
+"""Creates the common parts of every process: its event log, and its parts of the selected plug-ins."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ __all__ = ["event_log", "part", "warn_of_variables"]
 
 
 def event_log(settings: Settings) -> EventLog:
-    """This process's event log, in the job's directory; one that drops everything if there is none."""
+    """Return this process's event log in the job's directory; one that drops all events if there is no directory."""
     name = file_name(settings.process)
     path = Path(settings.job_dir, "events", f"{name}.jsonl") if settings.job_dir and name else None
     rank = -1 if settings.rank is None else settings.rank
@@ -26,15 +26,15 @@ def event_log(settings: Settings) -> EventLog:
 
 
 def warn_of_variables(events: EventLog, settings: Settings) -> None:
-    """Say on stderr and in the event log which variables that are set here have no effect."""
+    """Report on stderr and in the event log which of the set variables have no effect."""
     for sentence in without_effect(os.environ):
         events.write(WarningRaised(message=sentence))
-        if settings.role == "worker":  # others say on stderr what they write
+        if settings.role == "worker":  # other roles print their events on stderr
             print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 
 def part(settings: Settings, option: Literal["algo", "delivery"], side: plugins.Side) -> Callable[..., Any]:
-    """The factory of the chosen plug-in's part. Raises InvalidSettings for one that has none."""
+    """Return the factory of the selected plug-in's part. Raises InvalidSettings if it has none."""
     kind: plugins.Kind = "algorithm" if option == "algo" else "delivery"
     name = settings.text(option)
     factory = plugins.factory(plugins.find(kind, name), side)

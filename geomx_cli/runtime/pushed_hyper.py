@@ -1,4 +1,4 @@
-"""Hyper-parameters on their way to the servers: with each key's next push those that the servers do not know yet."""
+"""Sends hyper-parameters to the servers: each key's next push carries those that the servers do not have yet."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ Params = Mapping[str, float | int | bool]
 
 
 class PushedHyper:
-    """For the training thread. serial: which optimizer of this worker's the servers are to run; 0 for the first."""
+    """For the training thread. serial: number of this worker's optimizer for the servers to run; 0 for the first."""
 
     def __init__(self) -> None:
         self.serial = 0
@@ -20,7 +20,7 @@ class PushedHyper:
         self._told: dict[str, Hyper] = {}
 
     def begin(self, params: Params, serial: int) -> None:
-        """An optimizer has been set, with hyper-parameters that the servers know."""
+        """Begin with a new optimizer, whose hyper-parameters the servers know."""
         self.serial, self._told, self._params = serial, {}, {}
         self.change(params)
         self._initial = {"lr_mult": 1.0, "wd_mult": 1.0, **self._params}
@@ -28,11 +28,11 @@ class PushedHyper:
             self._params[SERIAL] = float(serial)
 
     def change(self, params: Params) -> None:
-        """Hyper-parameters of the optimizer that hold from the next push of each key on."""
+        """Set hyper-parameters that apply from each key's next push on."""
         self._params |= {name: float(value) for name, value in params.items() if not isinstance(value, bool)}
 
     def news(self, name: str, own: Mapping[str, float] | None = None) -> Hyper:
-        """What travels with this key's next push. own: hyper-parameters of this key alone, as "lr_mult"."""
+        """Return what to send with this key's next push. own: hyper-parameters of this key only, as "lr_mult"."""
         told, now = self._told.get(name, self._initial), self._params | dict(own or {})
         self._told[name] = now
         news = {param: value for param, value in now.items() if told.get(param) != value}

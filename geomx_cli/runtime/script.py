@@ -1,8 +1,8 @@
-"""A user's script as a worker: what connects it to the cluster, and how it leaves or fails.
+"""A user's script as a worker: connecting to the cluster, leaving it, and reporting failures.
 
-`geomx launch` runs the script itself, with the import hook; `python -m geomx_cli.runtime SCRIPT` runs it through
-`run`. In both a script that ends well waits for its last rounds and leaves the cluster; one that raises, or exits with
-another status than 0, is reported to everybody at once.
+`geomx launch` runs the script directly, with the import hook; `python -m geomx_cli.runtime SCRIPT` runs it through
+`run`. In both cases a successful script waits for its last rounds and leaves the cluster; one that raises, or exits
+with a nonzero status, is reported to all processes at once.
 """
 
 import atexit
@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["Session", "run", "session"]
 
 _LAST_WAIT = 10.0
-"""Seconds that a failed worker waits for the framework to come to rest."""
+"""Seconds that a failed worker waits for the framework's pending operations."""
 
 
 class Session:
-    """The script's part in the job. For the main thread of the process that made it; nothing in a forked child.
+    """The script's membership of the job. For the main thread of the process that created it; inactive in forked
+    children.
 
-    attached: whether the script has imported a framework with our store. store: what the front end has given the
-    script, None before.
+    attached: whether the script has imported a framework with our store. store: the store that the front end has
+    created for the script, None before.
     """
 
     def __init__(self) -> None:
@@ -47,8 +48,8 @@ class Session:
         self._exit: tuple[object, int] = (None, 0)
 
     def attach(self, framework: Any, frontend: "ScriptFrontend") -> None:
-        """Put our store into the framework, and be there when the script ends."""
-        # What is registered last runs first at exit: the sockets must not be closed before our last rounds are over.
+        """Install our store in the framework, and register the exit handlers."""
+        # atexit runs in reverse order of registration: the sockets must stay open until our last rounds are over.
         import zmq.utils.garbage  # noqa: F401
 
         frontend.attach(framework, self)
@@ -57,9 +58,9 @@ class Session:
         sys.exit = self._note_exit
 
     def finish(self) -> bool:
-        """The script has ended well: wait for its last rounds, leave. Raises GeomxError if the job has failed.
+        """After a successful script: wait for its last rounds and leave. Raises GeomxError if the job has failed.
 
-        False if there was nothing to leave.
+        Return False if there was nothing to leave.
         """
         client = self._client
         if client is None or self._aborted or os.getpid() != self._process:
@@ -77,7 +78,7 @@ class Session:
         return True
 
     def abort(self, error: BaseException) -> None:
-        """The script has failed: write it down, tell everybody, and come to rest. Does nothing the second time."""
+        """After a failed script: log the error, notify all processes, and drain the framework. Idempotent."""
         if self._aborted or os.getpid() != self._process:
             return
         self._aborted = True
@@ -95,12 +96,12 @@ class Session:
                 _rest(self.store)
 
     def tell(self, error: Interrupted) -> None:
-        """Somebody ends the script: tell everybody, so that whatever it waits for fails. Any thread."""
+        """Notify all processes of an interrupt, so that pending waits fail. Thread-safe."""
         if self._client is not None:
             self._client.close(error)
 
     def _cause(self, error: BaseException) -> GeomxError:
-        """What failed first: the error of the job if it is one, however the script met it."""
+        """Return the root cause: the job's error if the job failed, however it surfaced in the script."""
         seen: BaseException | None = error
         while seen is not None:
             if isinstance(seen, GeomxError):
@@ -137,7 +138,7 @@ class Session:
         return self._events
 
     def _note_exit(self, status: object = None, /) -> NoReturn:
-        """In the place of sys.exit: Python tells nobody at exit which status it ends with."""
+        """Replacement for sys.exit: atexit handlers cannot see the exit status."""
         self._exit = (status, self._calls())
         raise SystemExit(status)
 
@@ -148,7 +149,7 @@ class Session:
         if os.getpid() != self._process:
             return
         status, calls = self._exit
-        # A script that went on to use the store has caught its SystemExit.
+        # A script that continued to use the store has caught our SystemExit.
         if status not in (None, 0) and calls == self._calls():
             self.abort(SystemExit(status))
             return
@@ -165,15 +166,15 @@ class Session:
 
 @functools.cache
 def session() -> Session:
-    """This process's session."""
+    """Return this process's session."""
     return Session()
 
 
 def run(argv: list[str], signals: "Signals | None") -> None:
-    """Run the script argv[0] with the arguments after it, as `python` would, to its end and out of the cluster.
+    """Run the script argv[0] with its arguments, as `python` would, then leave the cluster.
 
-    Raises SystemExit when it has failed and everybody has been told: with the status that the script chose, or 1 after
-    an exception, which has been printed; and Interrupted when somebody has ended it and `signals` knows of it.
+    Raises SystemExit if the script failed, after all processes were notified: with the script's own status, or 1 after
+    an exception, which has been printed. Raises Interrupted if the script was interrupted and `signals` recorded it.
     """
     sys.argv = list(argv)
     sys.path.insert(0, str(Path(argv[0]).absolute().parent))
@@ -207,7 +208,7 @@ def _check_ranks(algorithm: str, rank_scope: str) -> None:
 
 
 def _of_script(trace: TracebackType | None, path: str) -> TracebackType | None:
-    """The traceback from the script on, without what ran it."""
+    """Strip the frames above the script from the traceback."""
     full, start = os.path.realpath(path), trace
     while trace is not None and os.path.realpath(trace.tb_frame.f_code.co_filename) != full:
         trace = trace.tb_next
@@ -215,13 +216,13 @@ def _of_script(trace: TracebackType | None, path: str) -> TracebackType | None:
 
 
 def _rest(store: "ScriptStore") -> None:
-    """The framework's threads must not need Python when the interpreter is gone."""
+    """Wait until the framework's threads no longer need Python, before the interpreter shuts down."""
 
     def settle() -> None:
         try:
             store.settle()
         except Exception:
-            pass  # it has been reported
+            pass  # already reported
 
     thread = threading.Thread(target=settle, daemon=True)
     thread.start()
@@ -231,7 +232,7 @@ def _rest(store: "ScriptStore") -> None:
 
 
 def _die(status: int) -> NoReturn:
-    """End now: Python's own end would wait for, or crash with, threads that are stuck."""
+    """Exit at once: normal interpreter shutdown would block on stuck threads, or crash."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(status)

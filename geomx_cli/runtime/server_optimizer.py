@@ -1,4 +1,4 @@
-"""The optimizer of the global servers, as one worker sets, changes, saves and loads it."""
+"""The global servers' optimizer, as one worker sets, changes, saves and loads it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ __all__ = ["ServerOptimizer"]
 
 
 class ServerOptimizer:
-    """For the training thread. Methods raise what the client does when the job has failed.
+    """For the training thread. After the job has failed, methods raise the client's error.
 
     training: whether this worker has begun to push.
     """
@@ -35,8 +35,8 @@ class ServerOptimizer:
     ) -> None:
         """Have the global servers update the values with this optimizer (see ps/optim/optimizers.py); blocks.
 
-        Set anew, it begins afresh, as MXNet's does, in each key with the next push. Rank 0 alone may set it, or every
-        worker the same. schedule, multipliers: see Client.set_optimizer.
+        A new optimizer starts without state, as in MXNet, with each key's next push. Set it on rank 0 alone, or the
+        same one on every worker. schedule, multipliers: see Client.set_optimizer.
         """
         serial = self._next_serial()
         self._client.set_optimizer(name, params, schedule=schedule, multipliers=multipliers, serial=serial)
@@ -44,20 +44,20 @@ class ServerOptimizer:
         self._is_set = True
 
     def leave_to_workers(self, kind: str) -> None:
-        """Have the servers sum alone, as every worker that trains runs an optimizer of this class itself; blocks."""
+        """Have the servers only sum, because every training worker runs an optimizer of this class itself; blocks."""
         serial = self._next_serial()
         self._client.leave_optimizer_to_workers(kind, serial)
         self._hyper.begin({}, serial)
         self._is_set = True
 
     def _next_serial(self) -> int:
-        """Of the first optimizer 0, which counts at once; of each later one the next: contributions name it, so it does
-        not matter which worker is first to set it.
+        """Return 0 for the first optimizer, which takes effect at once, and increasing numbers for later ones.
+        Contributions name the serial, so it does not matter which worker sets the optimizer first.
         """
         return self._hyper.serial + 1 if self.training or self._is_set or not self._client.trains else 0
 
     def change(self, params: Params) -> None:
-        """Hyper-parameters that hold from the next push of each key on."""
+        """Set hyper-parameters that apply from each key's next push on."""
         self._hyper.change(params)
 
     def news(self, name: str, own: Mapping[str, float] | None = None) -> Hyper:
@@ -65,13 +65,13 @@ class ServerOptimizer:
         return self._hyper.news(name, own)
 
     def save(self, path: Path, counts: Mapping[Key, int] | None = None) -> None:
-        """Write what the optimizer keeps, not the weights, to a file; blocks. `counts`: see SavedState."""
+        """Write the optimizer's state, without the weights, to a file; blocks. `counts`: see SavedState."""
         state = state_transfer.fetch(self._client)
         state.counts = None if counts is None else {plain(key): number for key, number in counts.items()}
         state_file.write(path, state)
 
     def load(self, path: Path) -> state_file.SavedState:
-        """Have the optimizer go on from a file; blocks. For one worker, or for all between the same rounds."""
+        """Restore the optimizer's state from a file; blocks. Call on one worker, or on all between the same rounds."""
         state = state_file.read(path)
         state_transfer.restore(self._client, state)
         if state.counts is not None:

@@ -1,35 +1,35 @@
-"""Environment <-> Settings: what one process of a job needs to know. The only module that reads
+"""Environment <-> Settings: the configuration of one process of a job. The only module that reads
 the variables of a job.
 
-The `DMLC_*` variables mean what they mean in MXNet and GeoMX, so that a process started by hand with only those works;
-`GEOMX_*` carry what the planner knows beyond them. An option's variable is in the table of options.
+The `DMLC_*` variables have the same meaning as in MXNet and GeoMX, so that a process can be started by hand with only
+these; `GEOMX_*` carry additional data of the planner. The table of options gives each option's variable.
 
     every process
       DMLC_ROLE                               scheduler, server or worker (unset: worker)
-      DMLC_NODE_HOST, DMLC_INTERFACE, PORT    own address, or the interface that has it, and a port to listen on
-      GEOMX_INSECURE=1                        listen beyond this machine without keys
+      DMLC_NODE_HOST, DMLC_INTERFACE, PORT    own address, or the interface that has it, and the port to listen on
+      GEOMX_INSECURE=1                        listen on non-loopback addresses without keys
       MXNET_KVSTORE_USE_HFA=1, _HFA_K1, _K2   the algorithm HFA with these periods, 1 if not set (or GEOMX_ALGO)
-    processes of a party (in the central one the global servers are its servers)
-      DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT     where the party's scheduler is
-      DMLC_NUM_SERVER, DMLC_NUM_WORKER        how many servers and workers the party has
-      GEOMX_RANK_SCOPE                        what kv.rank and kv.num_workers count, alike for all workers: party, or
-                                              global, where the worker of global rank 0 is the master, and a central
+    processes of a party (the global servers are the servers of the central party)
+      DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT     address of the party's scheduler
+      DMLC_NUM_SERVER, DMLC_NUM_WORKER        number of servers and workers of the party
+      GEOMX_RANK_SCOPE                        what kv.rank and kv.num_workers count, the same for all workers: party, or
+                                              global: then the worker of global rank 0 is the master, and a central
                                               party that does not train has neither scheduler nor worker
     master worker, in the central party
-      DMLC_ROLE_MASTER_WORKER=1               configures the global servers and gives the initial weights
+      DMLC_ROLE_MASTER_WORKER=1               configures the global servers and provides the initial weights
     central party
-      DMLC_ENABLE_CENTRAL_WORKER=1            its workers train, the master among them
+      DMLC_ENABLE_CENTRAL_WORKER=1            its workers train, including the master
     global scheduler, global servers and local servers (without these a party is a flat cluster by itself)
-      DMLC_ROLE_GLOBAL                        global_scheduler, or global_server beside DMLC_ROLE=server
-      DMLC_PS_GLOBAL_ROOT_URI, _PORT          where the global scheduler is
-      DMLC_NUM_GLOBAL_SERVER, _WORKER         how many global servers and local servers there are
+      DMLC_ROLE_GLOBAL                        global_scheduler, or global_server in addition to DMLC_ROLE=server
+      DMLC_PS_GLOBAL_ROOT_URI, _PORT          address of the global scheduler
+      DMLC_NUM_GLOBAL_SERVER, _WORKER         number of global servers and local servers
 
     from the planner
       GEOMX_JOB, GEOMX_JOB_DIR, GEOMX_PROCESS, GEOMX_PARTY, GEOMX_PARTY_INDEX, GEOMX_HOST
-      GEOMX_RANK, GEOMX_GLOBAL_RANK           ranks, which schedulers give otherwise; DMLC_NUM_ALL_WORKER
-      GEOMX_BIND, GEOMX_ADVERTISE             endpoints, separated by blanks
-      GEOMX_SCHEDULER, GEOMX_GLOBAL_SCHEDULER endpoints to dial in place of tcp://URI:PORT
-      GEOMX_DEVICE                            gpuN: train on that GPU, the only one that CUDA_VISIBLE_DEVICES shows
+      GEOMX_RANK, GEOMX_GLOBAL_RANK           ranks, otherwise assigned by schedulers; DMLC_NUM_ALL_WORKER
+      GEOMX_BIND, GEOMX_ADVERTISE             endpoints, separated by spaces
+      GEOMX_SCHEDULER, GEOMX_GLOBAL_SCHEDULER endpoints to dial instead of tcp://URI:PORT
+      GEOMX_DEVICE                            gpuN: train on that GPU, the only one in CUDA_VISIBLE_DEVICES
       GEOMX_KEY_FILE, GEOMX_WAN_SHARE
 """
 
@@ -49,10 +49,10 @@ _HFA = {"MXNET_KVSTORE_HFA_K1": "k1", "MXNET_KVSTORE_HFA_K2": "k2"}
 
 @dataclass(frozen=True)
 class Settings(NodeSettings):
-    """NodeSettings that can be written to an environment and read from one."""
+    """NodeSettings with conversion to and from environment variables."""
 
     def to_environment(self, table: Iterable[Option]) -> dict[str, str]:
-        """The exact variables for this process; options at their default are left out."""
+        """Return the exact variables for this process; options at their default are omitted."""
         env = {
             "DMLC_ROLE": "" if self.role == "global_scheduler" else self.role.removeprefix("global_"),
             "DMLC_ROLE_GLOBAL": self.role if self.role.startswith("global_") else "",
@@ -89,7 +89,7 @@ class Settings(NodeSettings):
 
     @classmethod
     def from_environment(cls, table: Iterable[Option], env: Mapping[str, str] | None = None) -> "Settings":
-        """Read a process's settings. Raises InvalidSettings naming the variable that is missing or wrong."""
+        """Read a process's settings. Raises InvalidSettings naming the missing or invalid variable."""
         env = _with_hfa(os.environ if env is None else env)
         role = _role(env)
         return cls(
@@ -124,14 +124,14 @@ class Settings(NodeSettings):
 
 
 def _with_hfa(env: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables by which scripts of others ask for HFA, where both its periods are 1 unless they say so."""
+    """Translate the variables by which GeoMX scripts request HFA; both periods default to 1."""
     if _int(env, _USE_HFA, 0) != 1 or env.get("GEOMX_ALGO", "hfa") != "hfa":
         return env
     return {**dict.fromkeys(_HFA, "1"), **env, "GEOMX_ALGO": "hfa"}
 
 
 def none_are_set() -> bool:
-    """Whether nothing says that this process belongs to a cluster."""
+    """Return whether no variable assigns this process to a cluster."""
     return not any(name.startswith("DMLC_") or name in ("GEOMX_JOB", "GEOMX_SCHEDULER") for name in os.environ)
 
 

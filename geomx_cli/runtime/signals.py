@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM in a process that was started by hand: the others are told, one line is printed, it ends.
+"""Ctrl-C and SIGTERM in a process started by hand: notify the peers, print one line, exit.
 
-The main thread gets a KeyboardInterrupt where it stands, so a script may still save something. It only notices when it
-is in Python, and a worker's may be inside MXNet for long: so a thread looks, too. Under `geomx launch` nothing of this
-is needed: its agents tell everybody, and see to it that all processes end.
+The main thread gets a KeyboardInterrupt, so a script can still save data. Python runs signal handlers only in Python
+code, and a worker's main thread may block in MXNet for long, so a thread also watches for signals. `geomx launch` does
+not use this module: its agents notify all processes and ensure that they end.
 """
 
 import os
@@ -19,13 +19,13 @@ from geomx_cli.core.errors import Interrupted
 __all__ = ["Signals", "interrupted"]
 
 _NOTICE = 0.5
-"""Seconds in which the main thread notices by itself, if it is in Python."""
+"""Seconds for the main thread to handle the signal, if it is in Python code."""
 _RETURN = 3.0
-"""Seconds for it to come back from MXNet once what it waits for has failed."""
+"""Seconds for it to return from MXNet once the operation it waits for has failed."""
 
 
 def interrupted(told: BaseException) -> Interrupted:
-    """The error for a KeyboardInterrupt, with the exit status that a shell expects: 130, or 143 after SIGTERM."""
+    """Return the error for a KeyboardInterrupt, with the conventional exit status: 130, or 143 after SIGTERM."""
     number = told.number if isinstance(told, _Signalled) else signal.SIGINT
     error = Interrupted("interrupted by Ctrl-C" if number == signal.SIGINT else "ended by SIGTERM")
     error.exit_code = 128 + number
@@ -33,7 +33,7 @@ def interrupted(told: BaseException) -> Interrupted:
 
 
 class _Signalled(KeyboardInterrupt):
-    """SIGINT or SIGTERM has come."""
+    """Raised in the main thread on SIGINT or SIGTERM."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -41,7 +41,7 @@ class _Signalled(KeyboardInterrupt):
 
 
 class Signals:
-    """Made once, in the main thread. `told` is the signal that has come, as an error, if any."""
+    """Create once, in the main thread. `told`: the error for the signal received, if any."""
 
     def __init__(self) -> None:
         self.told: Interrupted | None = None
@@ -51,8 +51,8 @@ class Signals:
                 signal.signal(number, self._handle)
 
     def watch(self, tell: Callable[[Interrupted], None]) -> None:
-        """Have a thread look too; call it at most once. `tell` tells the other processes why this one ends, and makes
-        what the main thread waits for fail. It is called when that does not come back to Python by itself.
+        """Start the watching thread; call at most once. `tell` notifies the other processes of the reason and makes the
+        main thread's pending wait fail. It is called if the main thread does not return to Python by itself.
         """
         near, self._far = socket.socketpair()
         self._far.setblocking(False)
@@ -61,16 +61,16 @@ class Signals:
         os.register_at_fork(after_in_child=_forget)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """In the main thread, as soon as it is in Python."""
+        """Signal handler; runs in the main thread once it executes Python code."""
         self._noticed.set()
         signalled = _Signalled(number)
         self.told = interrupted(signalled)
         raise signalled
 
     def _look(self, near: socket.socket, tell: Callable[[Interrupted], None]) -> None:
-        """In a thread: the system writes the number of each signal into the socket, wherever the main thread is."""
+        """Watcher thread: the wakeup socket receives each signal's number, whatever the main thread executes."""
         while number := near.recv(1):
-            # A script may have put a handler of its own in the place of ours, or handle other signals.
+            # A script may have replaced our handler, or handle other signals.
             if signal.getsignal(number[0]) == self._handle and not self._noticed.wait(_NOTICE):
                 self.told = interrupted(_Signalled(number[0]))
                 tell(self.told)
@@ -80,13 +80,13 @@ class Signals:
 
 
 def _forget() -> None:
-    """In a forked child, which shares the socket: its signals are its own."""
+    """In a forked child: detach from the shared wakeup socket."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _die(error: Interrupted) -> NoReturn:
-    """End now: the main thread is stuck where Python cannot reach it."""
+    """Exit at once: the main thread is stuck outside Python."""
     print(f"error: {error.message}", file=sys.stderr, flush=True)
     os._exit(error.exit_code)

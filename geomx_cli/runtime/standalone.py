@@ -1,4 +1,4 @@
-"""A cluster of one, in this process: so that a script can be tried by itself, `kv.create("dist_sync")` and all."""
+"""A single-process cluster, for running a script with `kv.create("dist_sync")` standalone."""
 
 import atexit
 import os
@@ -17,7 +17,7 @@ __all__ = ["begin"]
 
 
 def begin() -> None:
-    """Start a scheduler and a server, each in a thread, and set the variables of their only worker: this process."""
+    """Start a scheduler and a server in threads, and set the variables of their only worker: this process."""
     from geomx_cli.ps.cluster.scheduler import Scheduler
     from geomx_cli.ps.server import Server
     from geomx_cli.runtime.plugin_factory import part
@@ -27,7 +27,7 @@ def begin() -> None:
     endpoint = f"ipc://{directory}/scheduler"
     os.environ |= {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": "1",  # nobody listens there: both are found through the directory
+        "DMLC_PS_ROOT_PORT": "1",  # unused: both are found through the directory
         "DMLC_NUM_SERVER": "1",
         "DMLC_NUM_WORKER": "1",
         "GEOMX_SCHEDULER": endpoint,
@@ -46,7 +46,7 @@ def begin() -> None:
 
 
 def _run(run: Callable[[], None]) -> None:
-    """What goes wrong in one of them reaches the worker, which says so."""
+    """Run; failures reach the worker, which reports them."""
     try:
         run()
     except GeomxError:

@@ -1,7 +1,7 @@
-"""The optimizer's state of a whole model, and its file: numpy's .npz without pickle.
+"""The optimizer state of a whole model, and its file: numpy's .npz without pickle.
 
-In the file an array is named KEY/OFFSET/WHAT: what the optimizer keeps for the elements of a key from OFFSET on, which
-were one slice at the servers. The entry "geomx" is JSON: the optimizer, its hyper-parameters, how keys were cut.
+Arrays are named KEY/OFFSET/WHAT: the optimizer's state for the elements of a key from OFFSET on, which were one slice
+at the servers. The entry "geomx" is JSON: the optimizer, its hyper-parameters, and the slices of each key.
 """
 
 import json
@@ -30,9 +30,9 @@ _ABOUT = "geomx"
 class SavedState:
     """An optimizer's name, hyper-parameters and state.
 
-    dtypes: of each key. slices: of each key, what is kept of each cut by name, {} before its first update: `step`,
-    int64 of shape (1,), and arrays of as many elements as the cut. counts: a worker's own count of updates of each key,
-    if the hyper-parameters are to be taken up with the state; else None.
+    dtypes: by key. slices: by key, the arrays of each cut by name, {} before its first update: `step`, int64 of
+    shape (1,), and arrays with as many elements as the cut. counts: a worker's own update counts by key, if the
+    hyper-parameters are to be restored with the state; else None.
     """
 
     optimizer: str
@@ -42,9 +42,9 @@ class SavedState:
     counts: dict[int | str, int] | None = None
 
     def cut(self, key: str, cut: Cut) -> dict[str, Array]:
-        """What is kept of one slice, which may be cut otherwise than those that were saved.
+        """Return the state of one slice, whose boundaries may differ from the saved ones.
 
-        Raises InvalidSettings where these are not all alike: saved while only a part of the key had been updated.
+        Raises InvalidSettings if the saved slices are inconsistent: saved when only part of the key had been updated.
         """
         slices, (start, length) = self.slices[key], cut
         if cut in slices:
@@ -62,7 +62,7 @@ class SavedState:
 
 
 def write(path: Path, state: SavedState) -> None:
-    """Write a file, which is there whole or not at all. Raises InvalidSettings if it cannot be written."""
+    """Write a file atomically. Raises InvalidSettings on failure."""
     about = {
         "format": _FORMAT,
         "optimizer": state.optimizer,
@@ -84,7 +84,7 @@ def write(path: Path, state: SavedState) -> None:
 
 
 def read(path: Path) -> SavedState:
-    """Read a file. Raises InvalidSettings for one that is missing, damaged or another kind of file."""
+    """Read a file. Raises InvalidSettings if it is missing, damaged or of another kind."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return _state(file)

@@ -1,4 +1,4 @@
-"""The optimizer's state between a worker and all roots. For the training thread; every call blocks."""
+"""Transfers the optimizer state between a worker and all roots. For the training thread; every call blocks."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,11 @@ _PAUSE = 0.1
 
 
 def fetch(client: "Client") -> SavedState:
-    """What the roots' optimizer keeps, after all rounds that this worker has begun.
+    """Return the roots' optimizer state after all rounds that this worker has begun.
 
-    While the other workers wait for this one's next contribution that is the state after a round; where parties train
-    asynchronously, each slice's is that of one moment. While another worker loads a state it is all of that, or all of
-    what was before. Raises InvalidSettings if there is no optimizer.
+    While the other workers wait for this one's next contribution, that is the state after a round; if parties train
+    asynchronously, slices are consistent only individually. If another worker loads a state concurrently, the result is
+    entirely the old or entirely the new one. Raises InvalidSettings if there is no optimizer.
     """
     client.settle()
     found = SavedState("", {})
@@ -45,10 +45,10 @@ def fetch(client: "Client") -> SavedState:
 
 
 def restore(client: "Client", state: SavedState) -> None:
-    """Have the roots' optimizer go on from `state`, before the next round that this worker contributes to.
+    """Restore the roots' optimizer state from `state`, before the next round that this worker contributes to.
 
-    Keys that are not in it begin anew. Raises InvalidSettings, with nothing changed, if it is another optimizer's or
-    does not fit the keys; the slices may be cut otherwise.
+    Keys not in it start without state. Raises InvalidSettings, with nothing changed, if it is another optimizer's or
+    does not match the keys; slice boundaries may differ.
     """
     client.settle()
     _check(client, state)
@@ -64,12 +64,12 @@ def restore(client: "Client", state: SavedState) -> None:
 
 
 def _roots(client: "Client") -> list[int]:
-    """The roots that have slices."""
+    """Return the roots that own slices."""
     return sorted({piece.root for placement in client.placements.values() for piece in placement.slices})
 
 
 def _open(client: "Client") -> dict[int, Body]:
-    """What every root that has slices says of its snapshot: all of them have taken up the same state last."""
+    """Open a snapshot at each root with slices and return their answers; all must have loaded the same state last."""
     limit = time.monotonic() + client.settings.number("patience")
     while True:
         opened = {root: client.control("state_open", {"by": client.process}, root) for root in _roots(client)}

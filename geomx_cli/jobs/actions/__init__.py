@@ -1,1 +1,1 @@
-"""What a user does with a job: launch it, attach to it, read its logs, collect them, stop it."""
+"""Actions on a job: launch, attach, read logs, collect logs, stop."""

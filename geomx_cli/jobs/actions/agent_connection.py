@@ -1,4 +1,4 @@
-"""The line to one agent: it is mended when it breaks, and nothing that the agent says is lost or comes twice."""
+"""The connection to one agent. It reconnects when it breaks; messages are delivered exactly once."""
 
 import threading
 import time
@@ -18,29 +18,29 @@ __all__ = ["ANSWER_LIMIT", "AgentConnection", "Inbox", "JsonObject"]
 
 JsonObject = dict[str, Any]
 Inbox = SimpleQueue[tuple[str, JsonObject | LocalEvent]]
-"""What hosts have said, by name, and what has happened here."""
+"""Messages from hosts, by host name, and local events."""
 
-ANSWER_LIMIT = 20.0  # seconds for an agent to say its first word
+ANSWER_LIMIT = 20.0  # seconds for an agent's first message
 _AGAIN = 1.0
-_ENDING = 1.0  # for a relay to end with its input: that of an agent which is stopped does not
+_ENDING = 1.0  # seconds for a relay to end after EOF on its input; the relay of a stopped agent does not end
 
 
 class AgentConnection:
-    """What the agent says is put into `inbox`, with the host's name; a thread reads.
+    """A thread reads the agent's messages and puts them into `inbox`, with the host's name.
 
-    When the stream ends, the thread tries at once and then each second to attach again, for as long as the agent's
-    lease (a lease without end: as long as it takes). Besides the agent's messages the inbox gets Broken and Mended for
-    that, a Notice where the machine shows a wrong host key meanwhile, and Gone when there is no agent any more or the
-    lease is over. An agent that says "replaced" follows another control machine: this connection is over. Messages that
-    make no sense are counted in `ignored`; a line of more than 16 MiB ends it all with Gone.
-    `send` may be called by any thread.
+    When the stream ends, the thread tries to reattach at once and then every second, for the duration of the agent's
+    lease (without limit if the lease is unlimited). The inbox also receives Broken and Mended on disconnect and
+    reconnect, a Notice if the machine presents a wrong host key meanwhile, and Gone when the agent no longer exists or
+    the lease has expired. An agent that sends "replaced" has switched to another control machine: the connection is
+    closed. Malformed messages are counted in `ignored`; a line of more than 16 MiB ends the connection with Gone.
+    `send` is thread-safe.
     """
 
     def __init__(self, host: Connector, host_spec: HostSpec, inbox: Inbox) -> None:
         self.host = host
         self.host_spec = host_spec
-        self.over = False  # there is nothing to be ended: all is, or somebody else sees to it
-        self.seen = 0  # the number of the last message that had one
+        self.over = False  # nothing is left to end: all has ended, or another process is responsible
+        self.seen = 0  # sequence number of the last numbered message
         self.ignored = 0
         self._inbox = inbox
         self._channel: Channel | None = None
@@ -49,28 +49,28 @@ class AgentConnection:
         self._answered = threading.Event()
         self._closing = threading.Event()
         self._heard = 0.0
-        self._broken = 0.0  # since when; 0 while the line is whole
+        self._broken = 0.0  # time of the disconnect; 0 while connected
         self._absent = False
-        self._wrong_key = False  # and that was said
+        self._wrong_key = False  # the wrong host key has been reported
         self._done = False
 
     def start(self) -> None:
-        """Start the agent and wait for its answer; raises HostUnreachable with its last words when it ends
-        instead, TimedOut when it does not answer.
+        """Start the agent and wait for its answer. Raises HostUnreachable with its last output if it ends
+        instead, TimedOut if it does not answer.
         """
         self._begin("run")
 
     def attach(self) -> None:
-        """Connect to an agent that runs; one that is over says its last words. Raises as `start` does."""
+        """Connect to a running agent; one that has ended sends its final messages. Raises as `start` does."""
         self._begin("attach")
 
     @property
     def answered(self) -> bool:
-        """Whether the agent has said its first word, or has ended without one."""
+        """Whether the agent has sent its first message, or has ended without one."""
         return self._answered.is_set()
 
     def send(self, message: JsonObject) -> None:
-        """Tell the agent; what cannot be sent is dropped."""
+        """Send `message` to the agent; drop it if the connection is down."""
         data = encode(message)
         with self._sending:
             if self._channel is not None:
@@ -78,20 +78,20 @@ class AgentConnection:
                     self._channel.send(data)
 
     def silence(self) -> float:
-        """Seconds since the agent was last heard; those in which the line may be mended do not count."""
+        """Seconds since the last message from the agent, excluding time allowed for reconnecting."""
         if not self._broken:
             return time.monotonic() - self._heard
         lease = self.host_spec.lease
         return max(0.0, time.monotonic() - self._broken - lease) if lease else 0.0
 
     def absence(self) -> float:
-        """Seconds since the line broke; 0 while it is whole."""
+        """Seconds since the connection broke; 0 while it is up."""
         return time.monotonic() - self._broken if self._broken else 0.0
 
     def close(self) -> None:
-        """End the line, not the agent."""
+        """Close the connection; the agent keeps running."""
         self._closing.set()
-        if self._channel is not None:  # without the lock: `send` may wait for an agent that does not read
+        if self._channel is not None:  # without the lock: `send` may block on an agent that does not read
             self._channel.close()
         if self._reader is not None:
             self._reader.join(_ENDING)
@@ -139,7 +139,7 @@ class AgentConnection:
             if self._connected_again():
                 self._read()
             if self._broken and not self._is_over():
-                if self.silence() > 0:  # not before trying: we may have slept
+                if self.silence() > 0:  # only after an attempt: this machine may have been suspended
                     how = f"cannot be reached: its connection broke, for more than {self.host_spec.lease:g} s"
                     self._put(Gone(how, reachable=False))
                     return
@@ -164,10 +164,10 @@ class AgentConnection:
         return self.over or self._done or self._absent or self._closing.is_set()
 
     def _read(self) -> None:
-        """Until the stream ends. Raises CheckFailed for a line without end."""
+        """Read messages until the stream ends. Raises CheckFailed for an unterminated line."""
         assert self._channel is not None
         for line in lines(self._channel.receive, f"the agent on host {self.host.name}"):
-            if line.startswith(b"{"):  # a login shell may have greeted
+            if line.startswith(b"{"):  # a login shell may have printed a greeting
                 try:
                     message = decode(line)
                 except ValueError:

@@ -1,4 +1,4 @@
-"""The agents of a job, seen from the control machine: start them, speak with them, and be sure they are gone."""
+"""The agents of a job, as the control machine manages them: start, exchange messages, verify termination."""
 
 import hashlib
 import threading
@@ -19,15 +19,16 @@ __all__ = ["AgentPool", "Inbox", "JsonObject"]
 _HEARTBEAT = 1.0
 _ENDING = 2.0
 _AGAIN = 0.5
-_PATIENCE = 3.0  # before we say for what we wait
+_PATIENCE = 3.0  # seconds before a wait is reported
 
 
 class AgentPool:
-    """One agent for each host. What they say comes into `inbox`, with the host's name; line.py has what else.
+    """One agent per host. Their messages go into `inbox`, with the host's name; agent_connection.py lists the other
+    events.
 
-    A thread for each agent reads, and one sends heartbeats, so that a blocked terminal does not end the job.
-    `close` leaves no process, key file or socket on any host that can be reached; it is safe after any
-    failure. `note` hears for what `start` and `close` wait when that takes long; a thread calls it then.
+    One thread per agent reads, and one sends heartbeats, so that a blocked terminal does not end the job.
+    `close` leaves no process, key file or socket on any reachable host; it is safe after any failure. `note` is called
+    from a thread with the reason when `start` or `close` waits for long.
     """
 
     def __init__(
@@ -41,17 +42,17 @@ class AgentPool:
         self._job = job
         self._note = note
         self._lines = {name: AgentConnection(hosts[name], given, self.inbox) for name, given in host_specs.items()}
-        self._begun: set[str] = set()  # files may lie on these hosts
+        self._begun: set[str] = set()  # hosts that may hold files of the job
         self._interrupted = False
-        self._copied = threading.Event()  # or interrupted meanwhile
+        self._copied = threading.Event()  # set when copying is done or interrupted
         self._ending: dict[str, threading.Thread] = {}
         self._problems: list[str] = []
         self._closing = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
 
     def start(self, files: Mapping[str, Mapping[str, File]]) -> None:
-        """Put each host's files (by path), then start all agents, and let them begin together. Raises what the hosts
-        raised, and Interrupted for an `interrupt` while files are copied.
+        """Copy each host's files (by path), then start all agents and let them begin together. Raises the hosts'
+        errors, and Interrupted if `interrupt` is called while files are copied.
         """
 
         def put(line: AgentConnection) -> None:
@@ -63,20 +64,18 @@ class AgentPool:
 
         with self._interruptible():
             everywhere(put, self._lines.values())
-        self._heart.start()  # agents whose hosts are quick wait for the others
+        self._heart.start()  # agents that are ready early wait for the others
         with self._telling(self._unanswered):
             everywhere(AgentConnection.start, self._lines.values())
         self.broadcast({"type": "start"})
 
     def interrupt(self) -> None:
-        """End `start` while it copies files; at any other time it does nothing. May be called by a signal handler."""
+        """End `start` while it copies files; otherwise do nothing. Safe to call from a signal handler."""
         self._interrupted = True
         self._copied.set()
 
     def follow(self, hosts: Iterable[str]) -> None:
-        """Take over the agents of `hosts`, which run already; for one that does not there is a Gone. Raises what the
-        hosts raised.
-        """
+        """Take over the running agents of `hosts`; one that does not run produces a Gone. Raises the hosts' errors."""
 
         def attach(line: AgentConnection) -> None:
             self._begun.add(line.host.name)
@@ -89,31 +88,31 @@ class AgentPool:
         self._heart.start()
 
     def broadcast(self, message: JsonObject) -> None:
-        """Tell every agent; one that cannot be told is seen by its silence."""
+        """Send `message` to every agent; an agent that cannot be reached is detected by its silence."""
         for line in self._lines.values():
             line.send(message)
 
     def silence(self, host: str) -> float:
-        """Seconds since the agent of `host` was last heard; those in which its line may be mended do not count."""
+        """Seconds since the last message from the agent of `host`, excluding time allowed for reconnecting."""
         return self._lines[host].silence()
 
     def absence(self, host: str) -> float:
-        """Seconds since the line to the agent of `host` broke; 0 while it is whole."""
+        """Seconds since the connection to the agent of `host` broke; 0 while it is up."""
         return self._lines[host].absence()
 
     def give_up(self, host: str) -> None:
-        """Begin to end the agent of `host`, which died or hangs, and what it has left; `close` waits for that."""
+        """Begin to end the dead or hung agent of `host` and its leftover processes; `close` waits for that."""
         if host not in self._ending:
             self._ending[host] = threading.Thread(target=self._end, args=(self._lines[host],), daemon=True)
             self._ending[host].start()
 
     def leave(self) -> None:
-        """Let go of all agents; they go on as long as their lease allows."""
+        """Disconnect from all agents; they continue for their lease."""
         for line in self._lines.values():
             line.over = True
 
     def close(self) -> list[str]:
-        """End everything that still runs; what went wrong with it, in words."""
+        """End everything that still runs; return descriptions of the errors."""
         self._closing.set()
         for host in self._begun:
             self.give_up(host)
@@ -127,7 +126,7 @@ class AgentPool:
 
     @property
     def ignored(self) -> dict[str, int]:
-        """How many messages of each host made no sense, where any did."""
+        """Number of malformed messages by host, for hosts with any."""
         return {name: line.ignored for name, line in self._lines.items() if line.ignored}
 
     def _end(self, line: AgentConnection) -> None:
@@ -148,7 +147,7 @@ class AgentPool:
 
     @contextmanager
     def _telling(self, what: Callable[[], str]) -> Iterator[None]:
-        """Say for `what` we wait, once that takes long."""
+        """Report `what` is being waited for, once the wait is long."""
         timer = threading.Timer(_PATIENCE, lambda: self._note(what()))
         timer.start()
         try:
@@ -159,12 +158,12 @@ class AgentPool:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """An interrupt lets go of the hosts, which ends what waits for them."""
+        """Within, an interrupt closes the hosts' connections, which ends pending operations."""
         over = threading.Event()
 
         def let_go() -> None:
             self._copied.wait()
-            while not over.is_set():  # more than once: one may have been about to connect again
+            while not over.is_set():  # repeatedly: a host may have been about to reconnect
                 everywhere(lambda line: line.host.close(), self._lines.values())
                 over.wait(_AGAIN)
 

@@ -1,4 +1,4 @@
-"""Follow a job again: one that is detached, or whose launch is gone."""
+"""Reattach to a job that is detached or has lost its launch."""
 
 import time
 from collections.abc import Mapping
@@ -33,12 +33,12 @@ _ERRORS = (TrainingFailed, InvalidSettings, HostUnreachable, CheckFailed, TimedO
 
 
 def attach(job: KnownJob) -> End:
-    """Follow `job` to its end as launch does, with the same result and errors; with neither when the user detaches
-    again. Call it from the main thread.
+    """Follow `job` to its end as launch does, with the same result and errors, or until the user detaches again, with
+    an empty result and no error. Call it from the main thread.
 
-    Ctrl-C lets go of a detached job, which goes on; any other job is stopped by it. A job that has ended meanwhile
-    is summed up. Raises InvalidSettings while another geomx follows the job, HostUnreachable when a host cannot be
-    reached: then nothing has changed.
+    Ctrl-C disconnects from a detached job, which continues; it stops any other job. A job that has ended meanwhile is
+    summarized. Raises InvalidSettings while another geomx follows the job, HostUnreachable if a host cannot be
+    reached; in both cases nothing has changed.
     """
     state = job.state
     if state is not None and state.followed:
@@ -60,7 +60,7 @@ def attach(job: KnownJob) -> End:
 
 
 def _again(state: job_state.JobState) -> End:
-    """What launch said at the end of a job."""
+    """Rebuild the result that launch reported at the end of the job."""
     found, error = state.result or {}, None
     if words := found.get("error"):
         kind = next(kind for kind in _ERRORS if kind.exit_code == found["exit_code"])
@@ -71,7 +71,7 @@ def _again(state: job_state.JobState) -> End:
 def _follow(
     job: KnownJob, hosts: Mapping[str, Connector], job_view: JobView, *, detaches: bool
 ) -> tuple[Outcome, Progress]:
-    """To the job's end, or until the user detaches; what went wrong with ending it is among the problems."""
+    """Follow until the job ends or the user detaches; errors in ending it are among the outcome's problems."""
     host_specs = dict(everywhere(lambda host: (host.name, _host_spec(job, host)), hosts.values()))
     progress, view = Progress.of(job.plan, job_view.progress.began), view_for()
     fleet = AgentPool(job.job(), hosts, host_specs, view.note)
@@ -110,7 +110,7 @@ def _close(fleet: AgentPool, view: View, left: str) -> list[str]:
 
 
 def _tell_ended(fleet: AgentPool, job_view: JobView) -> None:
-    """Of hosts whose part is over, what their agents would say."""
+    """Report, for hosts whose part is over, what their agents would send."""
     for name, status in job_view.hosts.items():
         if status.over and status.content is not None:
             content = status.content
@@ -121,7 +121,7 @@ def _tell_ended(fleet: AgentPool, job_view: JobView) -> None:
 
 
 def _host_spec(job: KnownJob, host: Connector) -> HostSpec:
-    """What the agent of `host` was given, as it lies there."""
+    """Read the HostSpec of `host`'s agent from the host."""
     path = f"{job.directory_on(host.name)}/agent.json"
     try:
         return HostSpec.decode(host.get(path))

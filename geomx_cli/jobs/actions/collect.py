@@ -1,4 +1,4 @@
-"""Collect the logs of a job from its hosts into one folder, verified, with a manifest of what is there."""
+"""Collect a job's logs from its hosts into one folder, verified, with a manifest."""
 
 import errno
 import hashlib
@@ -27,17 +27,17 @@ __all__ = ["MANIFEST_VERSION", "collect"]
 
 MANIFEST_VERSION = 1
 _CHUNK = 1 << 18
-_MOST_BYTES = 4 << 30  # of one file
-_MOST_FILES = 10_000  # of one host
+_MOST_BYTES = 4 << 30  # per file
+_MOST_FILES = 10_000  # per host
 _MANIFEST_BYTES = 16 << 20
-_HEADER_BYTES = 1 << 20  # of a tar, before a file and after the last
+_HEADER_BYTES = 1 << 20  # tar overhead: before each file and after the last
 _HERE = "free disk space or fix permissions here, or choose another folder"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TOO_LARGE = "its data exceed the log limits: check what that host runs as geomx"
 
 
 class _Sent(msgspec.Struct):
-    """A file as the host's manifest has it: see agent/pack.py."""
+    """A file in the host's manifest; see agent/pack.py."""
 
     file: str
     process: str
@@ -52,7 +52,7 @@ class _Told(msgspec.Struct):
 
 @dataclass(frozen=True)
 class _Entry:
-    """One collected file; `when` it was sent, Unix seconds."""
+    """A collected file; `when`: time of sending, Unix seconds."""
 
     file: str
     host: str
@@ -63,18 +63,18 @@ class _Entry:
 
 
 class _Manifest(msgspec.Struct):
-    """What is collected already."""
+    """What has been collected already."""
 
     job: str
     files: list[_Entry]
 
 
 def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
-    """Put events/, logs/ and hosts/HOST/ of all hosts into `folder`; returns what manifest.json there says.
+    """Put events/, logs/ and hosts/HOST/ of all hosts into `folder`; return the content of its manifest.json.
 
-    Each file is complete and verified, as it was at one moment, or is not replaced: a host that fails half-way
-    changes nothing. Hosts that fail are in "problems". Raises InvalidSettings where the folder has something else
-    in it, CheckFailed where it cannot be written.
+    Each file is a complete, verified copy from one moment, or is not replaced: a host that fails half-way changes
+    nothing. Failed hosts are listed in "problems". Raises InvalidSettings if the folder contains anything else,
+    CheckFailed if it cannot be written.
     """
     kept = _prepare(folder, job)
     problems: list[dict[str, str]] = []
@@ -96,12 +96,12 @@ def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
 
 
 def _is_here(error: OSError, folder: Path) -> bool:
-    """Whether it is this machine that cannot write, and not the host that failed."""
+    """Return whether `error` is a local write failure rather than a failure of the host."""
     return error.errno in _FULL or (error.filename is not None and str(error.filename).startswith(str(folder)))
 
 
 def _prepare(folder: Path, job: KnownJob) -> list[_Entry]:
-    """What is there of this job already."""
+    """Create the folder; return the entries of this job that it has already."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not any(folder.iterdir()):
@@ -136,7 +136,7 @@ def _write(
 
 
 def _fetch(job: KnownJob, host: Connector, folder: Path) -> tuple[list[_Entry], list[str]]:
-    """One host's files, verified and in place; and what it left out, in words."""
+    """Fetch one host's files, verify and place them; return them and descriptions of what was left out."""
     channel = host.open(module_command(host.python, "geomx_cli.agent", "pack", job.directory_on(host.name)))
     expected = _expected(job, host.name)
     try:
@@ -157,7 +157,7 @@ def _fetch(job: KnownJob, host: Connector, folder: Path) -> tuple[list[_Entry], 
 def _unpack(
     stream: "_Stream", expected: Collection[str], folder: Path
 ) -> tuple[dict[str, tuple[int, str]], _Told | None]:
-    """The size and hash of each file that came, and the manifest that came with them."""
+    """Return the size and hash of each file received, and the manifest received with them."""
     received: dict[str, tuple[int, str]] = {}
     told: _Told | None = None
     with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as tar:
@@ -177,7 +177,7 @@ def _unpack(
 
 
 def _settle(folder: Path, host: str, received: Mapping[str, tuple[int, str]], told: _Told) -> list[_Entry]:
-    """Compare what came with what was sent, and put it in its place."""
+    """Compare received files with the manifest and move them into place."""
     if {entry.file: (entry.size, entry.sha256) for entry in told.files} != received:
         raise CheckFailed("checksum mismatch")
     when = time.time()
@@ -187,7 +187,7 @@ def _settle(folder: Path, host: str, received: Mapping[str, tuple[int, str]], to
 
 
 def _expected(job: KnownJob, host: str) -> set[str]:
-    """The names of all files that this host may send: nothing else is written, whatever comes."""
+    """Names of all files this host may send; anything else is rejected."""
     stems = [process.file_name for process in job.plan.on_host(host)]
     logs = {f"logs/{stem}.log{older}" for stem in stems for older in ("", ".1")}
     logs |= {f"events/{stem}.jsonl" for stem in stems}
@@ -199,7 +199,7 @@ def _part(folder: Path, name: str) -> Path:
 
 
 def _receive(source: IO[bytes], path: Path) -> tuple[int, str]:
-    """Write what comes; its size and SHA-256."""
+    """Write the received bytes; return their size and SHA-256."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     size, digest = 0, hashlib.sha256()
     with path.open("wb") as file:
@@ -211,8 +211,8 @@ def _receive(source: IO[bytes], path: Path) -> tuple[int, str]:
 
 
 class _Stream:
-    """What a channel receives, unpacked, as a file that tarfile reads. Raises CheckFailed once more than `room` bytes
-    come: a tar's headers may claim any length, and a small archive may unpack to anything.
+    """The decompressed bytes of a channel, as a file for tarfile. Raises CheckFailed after more than `room` bytes: tar
+    headers may claim any length, and a small archive may decompress to any size.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -222,7 +222,7 @@ class _Stream:
         self._rest = b""
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; b"" at the end. Raises zlib.error, or EOFError where the end is missing."""
+        """Return at most `size` bytes; b"" at EOF. Raises zlib.error, or EOFError for a truncated stream."""
         while not self._inflate.eof:
             packed = self._rest or self._channel.receive()
             if not packed:

@@ -1,4 +1,4 @@
-"""Signals that would end this process become exceptions or messages, so that nothing is left behind."""
+"""Convert terminating signals to exceptions or messages, so that cleanup runs."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def interrupts_raised() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, unless they are ignored here; for the main thread."""
+    """SIGTERM and SIGHUP raise KeyboardInterrupt, like Ctrl-C, unless the process ignores them. Main thread only."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
         if handler != signal.SIG_IGN:
@@ -29,8 +29,8 @@ def interrupts_raised() -> Iterator[None]:
 
 @contextmanager
 def interrupts_to(inbox: Inbox, hear: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP put an Interrupt into `inbox`, and call `hear`, which may take no lock that the main
-    thread takes; for the main thread.
+    """Ctrl-C, SIGTERM and SIGHUP put an Interrupt into `inbox` and call `hear`, which must not take a lock that the
+    main thread takes. Main thread only.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -47,7 +47,7 @@ def interrupts_to(inbox: Inbox, hear: Callable[[], object] = lambda: None) -> It
 
 @contextmanager
 def suspends_to(inbox: Inbox) -> Iterator[None]:
-    """Ctrl-Z puts a Suspend into `inbox`, unless it is ignored here; for the main thread."""
+    """Ctrl-Z puts a Suspend into `inbox`, unless the process ignores SIGTSTP. Main thread only."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         inbox.put(("", Suspend()))

@@ -1,4 +1,4 @@
-"""Start a job, and follow it to its end or let it go on alone. A pure plan (plan.py) and what carries it out."""
+"""Start a job and follow it to its end, or detach. Planning is pure (plan/); this module executes the plan."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -40,14 +40,14 @@ __all__ = ["LaunchOptions", "launch", "prepared", "working_dirs"]
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How a job is started, apart from what it is.
+    """How a job is started, as opposed to what it runs.
 
-    `lease`: seconds for which it goes on without this machine, at least 2; None: the option silence, as for any other
-    process of the job. With `detach` it does so for ever, and launch returns when all its processes run. `sync`: paths
-    that hosts behind SSH get, beside the script. `warned`: warnings that were shown already, and are not again when
-    processes write them. `chooses_ports`: other launches may choose the same ports as this one. `told` hears how far a
-    data set is that has to be fetched here; what `listening` yields hears, until the end or until the job goes on
-    alone, each event that agents pass on, with the process that wrote it.
+    `lease`: seconds that the job continues without this machine, at least 2; None: the option `silence`, as for every
+    other process of the job. With `detach` the lease is unlimited, and launch returns once all processes run. `sync`:
+    paths copied to hosts behind SSH in addition to the script. `warned`: warnings already shown, which are not repeated
+    when processes write them. `chooses_ports`: concurrent launches may choose the same ports. `told` receives the
+    progress of a local data set download. The callback that `listening` yields receives each event forwarded by the
+    agents, with the process that wrote it, until the job ends or is detached.
     """
 
     told: "Told"
@@ -61,20 +61,20 @@ class LaunchOptions:
 
 
 def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
-    """Run the job `spec` on the machines of `inventory` until the training is done, or goes on alone. Call it from the
-    main thread.
+    """Run the job `spec` on the machines of `inventory` until the training is done or detached. Call it from the main
+    thread.
 
-    Its end has a TrainingFailed, Interrupted (Ctrl-C, or SIGTERM or SIGHUP to this process), or DoneInPart when servers
-    did not end after the training or something could not be cleaned up. What there is to tell meanwhile goes to stderr.
-    Whatever happens, no process, key file or socket of the job is left on a host that can be reached, unless it
-    was detached; logs and event logs stay. Raises InvalidSettings, CheckFailed, HostUnreachable and TimedOut before the
-    start, and Interrupted when the job was let go of.
+    The returned End carries TrainingFailed, Interrupted (Ctrl-C, SIGTERM or SIGHUP), or DoneInPart if servers did not
+    end after the training or cleanup was incomplete. Progress and messages go to stderr. In every case no process, key
+    file or socket of the job is left on a reachable host, unless the job was detached; logs and event logs remain.
+    Raises InvalidSettings, CheckFailed, HostUnreachable and TimedOut before the start, and Interrupted if the job was
+    released.
     """
     began, job = time.monotonic(), Job.of(spec)
     packed = payload.pack(spec.script, manner.sync)
     spec = prepared(job, replace(spec, carried=packed.words))
     lease = _lease(manner, float(spec.options["silence"]))
-    if inventory.allocator:  # what cannot be planned is refused before anybody waits for machines
+    if inventory.allocator:  # reject an invalid plan before waiting for machines
         plan(choose(inventory, None), spec)
     view = view_for()
     try:
@@ -117,21 +117,21 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
 
 
 def prepared(job: Job, spec: JobSpec) -> JobSpec:
-    """`spec` with the job's id and paths, and what Python needs to find geomx on this machine."""
+    """Return `spec` with the job's id and paths, and the Python path of geomx on this machine."""
     path = spec.env.get("PYTHONPATH") or python_path()
     env = {**spec.env, "PYTHONPATH": path} if path else spec.env
     return replace(job.complete(spec), env=env)
 
 
 def _lease(manner: LaunchOptions, default: float) -> float:
-    """As a HostSpec has it: 0 is for ever."""
+    """The lease as in HostSpec: 0 means unlimited."""
     if manner.detach:
         return 0.0
     return default if manner.lease is None else manner.lease
 
 
 def _checked(reached: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:
-    """The inventory with what its hosts told. Raises HostUnreachable or CheckFailed when the job cannot start."""
+    """Return the resolved inventory. Raises HostUnreachable or CheckFailed if the job cannot start."""
     began = time.monotonic()
     resolved, checks = preflight.quick(reached, inventory, spec)
     for check in checks:
@@ -146,7 +146,7 @@ def _checked(reached: Mapping[str, Connector], inventory: Inventory, spec: JobSp
 def _carry_out(
     watch: Watch, fleet: AgentPool, files: Mapping[str, Mapping[str, File]], view: View, *, detach: bool
 ) -> Outcome | None:
-    """How the job went; None when it was let go on alone."""
+    """Run the job and return its outcome; None if it was detached."""
     problems: list[str] = []
     outcome: Outcome | None = None
     with interrupts_to(fleet.inbox, fleet.interrupt):
@@ -170,7 +170,7 @@ def _carry_out(
 
 
 def _files(job: Job, planned: Plan, inventory: Inventory, packed: Payload) -> dict[str, dict[str, File]]:
-    """What each host gets, by path: its processes' keys, and without our files what the job takes along."""
+    """Return each host's files by path: its processes' keys and, on hosts that do not share our files, the payload."""
     keys = job.key_files(planned)
     return {
         name: keys[name] | ({} if inventory.host(name).shares_files else packed.on(planned.files_dir(name)))
@@ -179,7 +179,8 @@ def _files(job: Job, planned: Plan, inventory: Inventory, packed: Payload) -> di
 
 
 def working_dirs(inventory: Inventory, planned: Plan) -> dict[str, str]:
-    """Where processes start: as the inventory says, else here, or on another machine beside what was taken along."""
+    """Return each host's working directory: the inventory's, else the current one, or on other machines the payload's.
+    """
     return {name: inventory.host(name).workdir or _start_dir(inventory, planned, name) for name in planned.hosts}
 
 

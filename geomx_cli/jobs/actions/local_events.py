@@ -1,4 +1,4 @@
-"""What happens on the control machine itself: to its connections, and by its user. No host can say any of this."""
+"""Events on the control machine itself, from its connections and its user; hosts cannot send them."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,12 @@ __all__ = ["Broken", "Gone", "Interrupt", "LocalEvent", "Mended", "Notice", "Sus
 
 
 class LocalEvent:
-    """Base of what goes into the inbox beside the messages of hosts."""
+    """Base class of the inbox entries that are not host messages."""
 
 
 @dataclass(frozen=True)
 class Gone(LocalEvent):
-    """There is no agent any more, or none that can be reached."""
+    """The agent no longer exists or is unreachable."""
 
     how: str
     reachable: bool = True
@@ -19,7 +19,7 @@ class Gone(LocalEvent):
 
 @dataclass(frozen=True)
 class Broken(LocalEvent):
-    """The connection broke; it is tried again for `limit` seconds, 0: for as long as it takes."""
+    """The connection broke; reconnection is attempted for `limit` seconds (0: without limit)."""
 
     why: str
     limit: float = 0.0
@@ -27,7 +27,7 @@ class Broken(LocalEvent):
 
 @dataclass(frozen=True)
 class Mended(LocalEvent):
-    """The connection works again."""
+    """The connection is restored."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Notice(LocalEvent):
 
 @dataclass(frozen=True)
 class Interrupt(LocalEvent):
-    """The user wants the job to end (Ctrl-C)."""
+    """The user asks for the job's end (Ctrl-C)."""
 
 
 @dataclass(frozen=True)
 class Suspend(LocalEvent):
-    """The user wants to stop this process (Ctrl-Z), not the job."""
+    """The user suspends this process (Ctrl-Z), not the job."""

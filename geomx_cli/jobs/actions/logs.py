@@ -1,4 +1,4 @@
-"""The output of a job's processes, or their event logs, as their hosts have it: to its end or as it comes."""
+"""The output or event logs of a job's processes, read from their hosts once or followed."""
 
 import sys
 import threading
@@ -20,14 +20,13 @@ from geomx_cli.plan import Plan, Process
 
 __all__ = ["Line", "LogReader", "select"]
 
-_AHEAD = 4096  # lines that are read before they are taken
-_TOLD = 8  # problems of a host
-_AGAIN = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds until a host is tried again; the last one stays
+_AHEAD = 4096  # lines read ahead of the consumer
+_TOLD = 8  # problems reported per host
+_AGAIN = (0.5, 1.0, 2.0, 4.0, 8.0)  # retry backoff in seconds; the last value repeats
 
 
 class _Said(msgspec.Struct):
-    """What agent/tail.py prints: a line; or where in its log what follows begins; or why that is left out; or the end.
-    """
+    """A message of agent/tail.py: a line, the log offset of the following lines, why a log is left out, or the end."""
 
     process: str = ""
     line: str = ""
@@ -38,15 +37,15 @@ class _Said(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a process's output, without its end and without what would do a terminal harm."""
+    """One line of a process's output, without its line end and terminal control characters."""
 
     process: str
     text: str
 
 
 def select(plan: Plan, party: str = "", role: str = "", rank: int | None = None) -> list[Process]:
-    """The processes that match. `role` may be written "global server" or "global-server". Raises UsageError, naming
-    what there is, when none does.
+    """Return the matching processes. `role` accepts "global server" and "global-server". Raises UsageError, listing the
+    valid choices, if none match.
     """
     role = role.replace("-", "_").replace(" ", "_")
     found = [
@@ -61,10 +60,11 @@ def select(plan: Plan, party: str = "", role: str = "", rank: int | None = None)
 
 
 class LogReader:
-    """Reads from the hosts of some processes. `problems` has, after reading, the hosts that failed and why.
+    """Reads from the hosts of the given processes. After reading, `problems` has the failed hosts and the reasons.
 
-    One thread reads; `close` may be called by any and ends it. `notify` hears, in any thread, when a host that is
-    followed is lost and when it is back. With `events` the lines are those of the event logs, but for single rounds.
+    One thread reads; any thread may call `close`, which ends it. `notify` is called, from any thread, when a followed
+    host is lost and when it is back. With `events` the lines are those of the event logs, except events of single
+    rounds.
     """
 
     def __init__(
@@ -88,19 +88,19 @@ class LogReader:
 
     @property
     def problems(self) -> dict[str, str]:
-        """Host -> what went wrong there."""
+        """Host -> error."""
         return {source.host.name: source.problem for source in self._sources if source.problem}
 
     def read(self, lines: int = -1) -> Iterator[Line]:
-        """What is there now, host by host in the plan's order; of each process the last `lines`, -1: all."""
+        """Yield the current lines, host by host in the plan's order; of each process the last `lines` (-1: all)."""
         opened = everywhere(lambda source: source.open([*self._options, "--lines", str(lines)]), self._sources)
         for source, is_open in zip(self._sources, opened, strict=True):
             if is_open:
                 yield from source.receive()
 
     def follow(self, lines: int = -1) -> Iterator[Line]:
-        """The same, then what comes, until the job has ended on all these hosts. One that is lost is tried again, and
-        goes on where it was, for as long as the job is not known to have ended.
+        """Like `read`, then yield new lines until the job has ended on all these hosts. A lost host is retried, and
+        resumes at its last position, as long as the job is not known to have ended.
         """
         arrived: Queue[Line | None] = Queue(_AHEAD)
 
@@ -128,7 +128,7 @@ class LogReader:
                 yield line
 
     def close(self) -> None:
-        """Let go of the hosts."""
+        """Close the connections to the hosts."""
         self._closing.set()
         for source in self._sources:
             source.close()
@@ -140,7 +140,7 @@ class LogReader:
 
 
 class _Source:
-    """The lines of one host: each comes once, over as many connections as it takes."""
+    """The lines of one host, each exactly once across reconnects."""
 
     def __init__(self, host: Connector, directory: str, names: Sequence[str], notify: Callable[[str], None]) -> None:
         self.host = host
@@ -148,21 +148,21 @@ class _Source:
         self._names = names
         self._notify = notify
         self._channel: Channel | None = None
-        self._over = False  # it has said all, or what makes no sense
-        self._lost = ""  # why there is no more of it
-        self._told = ""  # that this was so
+        self._over = False  # ended, or sent malformed data
+        self._lost = ""  # why the stream is lost
+        self._told = ""  # the loss already reported
         self._left_out: list[str] = []
-        self._next: dict[str, int] = {}  # process -> a place in its log where a line begins,
-        self._since: Counter[str] = Counter()  # the lines that have come since,
-        self._known: Counter[str] = Counter()  # and how many of those to come were there before
+        self._next: dict[str, int] = {}  # process -> offset in its log at the start of a line,
+        self._since: Counter[str] = Counter()  # lines received since that offset,
+        self._known: Counter[str] = Counter()  # and how many of the next lines are repeats
 
     @property
     def problem(self) -> str:
-        """What went wrong; "" when all is well."""
+        """The error; "" if there is none."""
         return ", ".join([*self._left_out[:_TOLD], *filter(None, [self._lost])])
 
     def open(self, options: Sequence[str]) -> bool:
-        """Ask for lines; after others have come, for those behind them. False when the host cannot be reached."""
+        """Request lines, resuming after those already received. Return False if the host cannot be reached."""
         self._known += self._since
         self._since.clear()
         self.close()
@@ -175,17 +175,17 @@ class _Source:
         return True
 
     def close(self) -> None:
-        """End what is open."""
+        """Close the channel and its reader."""
         if self._channel is not None:
             self._channel.close()
 
     def follow(
         self, options: Sequence[str], runs: Callable[[], bool], closing: threading.Event
     ) -> Iterator[Line]:
-        """Lines until there are no more, or until the host is lost and the job does not run any more."""
+        """Yield lines until there are no more, or until the host is lost and the job has ended."""
         attempts = 0
         while not closing.is_set():
-            again = runs()  # before reading: what is over by now is read to its end
+            again = runs()  # before reading: if the job has ended by now, everything is read
             if self.open(options):
                 yield from self.receive()
             if self._over or not again or closing.is_set():
@@ -198,11 +198,11 @@ class _Source:
             attempts += 1
 
     def receive(self) -> Iterator[Line]:
-        """Lines until the connection ends."""
+        """Yield lines until the connection ends."""
         assert self._channel is not None
         try:
             for data in whole_lines(self._channel.receive, "it"):
-                if data.startswith(b"{"):  # a login shell may have greeted
+                if data.startswith(b"{"):  # a login shell may have printed a greeting
                     yield from self._take(decode(data, _Said))
         except (CheckFailed, ValueError) as error:
             self._over, self._lost = True, f"what it sends is damaged: {first_line(error)}"
@@ -212,7 +212,7 @@ class _Source:
             self._lost = last_line(self._channel.errors(), "the connection broke")
 
     def _take(self, said: _Said) -> Iterator[Line]:
-        """What it has said; a line only if it is new. Raises ValueError for what is not its own."""
+        """Process one message; yield its line if it is new. Raises ValueError for a process of another host."""
         name, problem = said.process, said.problem.replace("\n", " ")
         self._over |= said.end
         if said.problem or said.end:

@@ -1,4 +1,4 @@
-"""Launches that may choose the same ports choose them one after another."""
+"""Serializes launches that may choose the same ports."""
 
 import fcntl
 import os
@@ -12,17 +12,17 @@ from geomx_cli.plan.job_paths import jobs_folder
 
 __all__ = ["PortLock"]
 
-_LIMIT = 60.0  # then the other launch hangs, or takes very long: its ports are found busy, or a bind fails
+_LIMIT = 60.0  # seconds; afterwards proceed without the lock: port conflicts are found by the check or fail at bind
 _AGAIN = 0.1
-_PATIENCE = 1.0  # before we say for what we wait
+_PATIENCE = 1.0  # seconds before a wait is reported
 
 
 class PortLock:
-    """Held by one launch of this account from its look for free ports until the job listens on those it has chosen:
-    two that look at the same moment find the same ports free, and one of the jobs fails.
+    """Held by one launch of this account from its search for free ports until the job listens on them. Without it two
+    concurrent launches may choose the same ports, and one of the jobs fails.
 
-    `acquire` waits a minute at most, and then goes on without it. `release` may be called more than once. The lock ends
-    with the process that holds it.
+    `acquire` waits at most a minute, and then proceeds without the lock. `release` may be called repeatedly. The lock
+    is released when the process that holds it ends.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -30,7 +30,7 @@ class PortLock:
         self._file = -1
 
     def acquire(self) -> None:
-        """Raises CheckFailed and InvalidSettings where the folder of jobs cannot be used."""
+        """Take the lock. Raises CheckFailed and InvalidSettings if the jobs folder cannot be used."""
         folder = jobs_folder().parent
         began, told = time.monotonic(), False
         self._file = _open(folder)
@@ -39,7 +39,7 @@ class PortLock:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 pass
-            except OSError as error:  # a file system that knows no locks
+            except OSError as error:  # a file system without locks
                 self._note(f"{folder} cannot be locked ({error.strerror}): do not launch concurrently")
                 break
             else:
@@ -51,7 +51,7 @@ class PortLock:
         self.release()
 
     def release(self) -> None:
-        """Let the next launch look for ports."""
+        """Release the lock, if held."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -1,4 +1,4 @@
-"""Stop a job, or one party of it, from the control machine: on all hosts at once, and be sure of it."""
+"""Stop a job, or one party of it, from the control machine: on all hosts in parallel, with verification."""
 
 import signal
 import time
@@ -24,15 +24,15 @@ from geomx_cli.jobs.view.outcome import Outcome
 __all__ = ["HostStop", "StopReport", "end_launch", "stop"]
 
 STOP_VERSION = 1
-_MARGIN = 20.0  # seconds for a host beyond the grace
+_MARGIN = 20.0  # seconds per host in addition to the grace period
 _DID = ("stopped", "killed")
-_FOLLOWER = (3.0, 10.0)  # seconds for a launch to end by itself, and once it was told
-_LAUNCH = 10.0  # seconds for one that has started nothing
+_FOLLOWER = (3.0, 10.0)  # seconds for a launch to end by itself, and after a signal
+_LAUNCH = 10.0  # seconds for a launch that has started nothing
 _POLL = 0.03
 
 
 class _Said(msgspec.Struct):
-    """What agent/stop.py prints."""
+    """The output of agent/stop.py."""
 
     agent: str
     processes: dict[str, str]
@@ -43,7 +43,7 @@ class _Said(msgspec.Struct):
 
 @dataclass(frozen=True)
 class HostStop:
-    """What became of one host's part: see agent/stop.py. `problem`: why nobody knows; "" when all is well."""
+    """The result for one host; see agent/stop.py. `problem`: why the result is unknown; "" if it is known."""
 
     host: str
     agent: str = "?"
@@ -54,20 +54,20 @@ class HostStop:
 
     @property
     def did(self) -> bool:
-        """Whether anything ran there until now."""
+        """Whether anything was running there."""
         return self.agent in _DID or any(fate in _DID for fate in (self.processes or {}).values())
 
 
 @dataclass(frozen=True)
 class StopReport:
-    """One entry for each host, in the plan's order. `problems`: what else went wrong."""
+    """One entry per host, in the plan's order. `problems`: other errors."""
 
     job: str
     hosts: tuple[HostStop, ...]
     problems: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as one object."""
+        """The report as one JSON object."""
         hosts = [
             {
                 "host": one.host, "agent": one.agent, "processes": dict(one.processes or {}), "others": one.others,
@@ -78,7 +78,7 @@ class StopReport:
         return {"schema_version": STOP_VERSION, "job": self.job, "complete": self.error() is None, "hosts": hosts}
 
     def error(self) -> DoneInPart | None:
-        """What is to be raised when something may still run."""
+        """The error to raise if something may still run."""
         problems = [*(f"host {one.host}: {one.problem}" for one in self.hosts if one.problem), *self.problems]
         if not problems:
             return None
@@ -86,10 +86,10 @@ class StopReport:
 
 
 def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
-    """End `job` on all its hosts, or what `party` has of it; SIGKILL comes `grace` seconds after SIGTERM.
+    """End `job` on all its hosts, or only `party`; SIGKILL follows `grace` seconds after SIGTERM.
 
-    May be repeated, also after a launch or an agent was killed. Where all hosts answered and nobody else follows
-    the job, state.json says afterwards how it ended. Raises UsageError for a party that the job does not have.
+    Idempotent, also after a launch or an agent was killed. If all hosts answered and no other process follows the job,
+    state.json records how it ended. Raises UsageError for an unknown party.
     """
     planned = job.plan.processes
     parties = list(dict.fromkeys(process.party for process in planned))
@@ -102,14 +102,14 @@ def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
         if party:
             return report
         if _end(_follower(job) or follower) and any(one.agent == "was not running" for one in report.hosts):
-            report = _stop_all(job, hosts, party, grace)  # it may have gone on with its start
+            report = _stop_all(job, hosts, party, grace)  # the launch may have continued to start processes
         if report.error() is None:
             _mark(job, hosts, report)
     return replace(report, problems=release(job.inventory, job.plan.job))
 
 
 def end_launch(job: str, who: Identity) -> StopReport:
-    """End the launch `who`, which has started nothing of `job` yet. Raises DoneInPart where it goes on."""
+    """End the launch `who`, which has not started anything of `job`. Raises DoneInPart if it keeps running."""
     for number in (signal.SIGINT, signal.SIGTERM):
         processes.tell([who], number)
         if not _lasts(who, _LAUNCH):
@@ -118,7 +118,7 @@ def end_launch(job: str, who: Identity) -> StopReport:
 
 
 def _lasts(who: Identity, limit: float) -> bool:
-    """Whether it still runs after so many seconds."""
+    """Return whether the process still runs after `limit` seconds."""
     deadline = time.monotonic() + limit
     while processes.exists(who) and time.monotonic() < deadline:
         time.sleep(_POLL)
@@ -136,8 +136,8 @@ def _follower(job: KnownJob) -> Identity | None:
 
 
 def _end(who: Identity | None) -> bool:
-    """Whether somebody followed the job. A launch that had agents ends when these have; one that is still at its
-    beginning is asked to.
+    """Return whether a process followed the job. A launch with agents ends when they do; one that is still starting
+    is signalled.
     """
     if who is None:
         return False
@@ -168,12 +168,12 @@ def _stop(job: KnownJob, host: Connector, party: str, grace: float) -> HostStop:
 
 
 def _report(output: bytes) -> bytes:
-    """The line that is one; a login shell may have greeted."""
+    """Return the report line; a login shell may have printed a greeting."""
     return next((line for line in output.splitlines() if line.startswith(b"{")), b"")
 
 
 def _mark(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -> None:
-    """Write how the job ended, unless that is known or whoever follows it will."""
+    """Record how the job ended, unless that is recorded or left to the process that follows it."""
     state = job_state.JobState.read(job.directory)
     if state is None or state.over or state.followed:
         return

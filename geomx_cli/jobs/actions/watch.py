@@ -1,6 +1,4 @@
-"""A running job, from start to end: what happens when a process fails, an agent is lost, or the user stops
-it.
-"""
+"""Runs a job from start to end: handles process failures, lost agents, and the user's stop."""
 
 import os
 import signal
@@ -40,24 +38,24 @@ __all__ = ["Listener", "Watch"]
 Listener = Callable[[str, Event], None]
 
 _TURN = 0.25
-_QUIET = 5.0  # after which an agent that does not answer is told of
-_ASLEEP = 1.5  # a turn that takes longer: we slept ourselves (a laptop's sleep, SIGSTOP)
-_GRACE = 2.0  # for processes to end by themselves after one has failed
-_LINGER = 10.0  # for servers and schedulers to end after the last worker
-_ABSENT = 3.0  # after the end of a worker, for its scheduler to say that it need not wait for it
-_PASS_ON = 2.0  # until hosts that `geomx stop` has not reached are told by us
-_STOP_LIMIT = 8.0  # for an agent to end its processes once it was told to
+_QUIET = 5.0  # seconds after which a silent agent is reported
+_ASLEEP = 1.5  # seconds; a longer loop iteration means this machine was suspended (sleep, SIGSTOP)
+_GRACE = 2.0  # seconds for processes to end by themselves after a failure
+_LINGER = 10.0  # seconds for servers and schedulers to end after the last worker
+_ABSENT = 3.0  # seconds after a worker's end for its scheduler to stop waiting for it
+_PASS_ON = 2.0  # seconds until hosts that `geomx stop` has not reached are told by us
+_STOP_LIMIT = 8.0  # seconds for an agent to end its processes after a stop request
 
 
 class Watch:
     """Follows a job to its end; the main thread runs it.
 
-    The first failure ends the job: all agents stop their processes after a grace in which these end by themselves. A
-    lost agent (its stream ended, or it does not answer) is a failure too; its processes are ended in its place. Put an
-    Interrupt into the fleet's inbox to stop the job, and a second one to kill it; with `detaches` it lets go of the
-    job instead, as another geomx does that takes it over. A Suspend stops this process, until somebody continues it.
-    `on_event` gets each event that a process wrote, `on_listening` that the job has taken its ports. What several
-    processes warn of a variable is shown once, and what is in `warned` not at all.
+    The first failure ends the job: after a grace period in which processes may end by themselves, all agents stop them.
+    A lost agent (its stream ended, or it does not answer) is a failure too; its processes are ended on its behalf. An
+    Interrupt in the fleet's inbox stops the job, a second one kills it; with `detaches`, or if another geomx takes the
+    job over, the job is released instead. A Suspend stops this process until it is continued. `on_event` is called with
+    each event of a process, `on_listening` once the job has bound its ports. A warning about a variable is shown once,
+    however many processes write it; those in `warned` are not shown.
     """
 
     def __init__(
@@ -81,14 +79,14 @@ class Watch:
         self._failures: list[Failure] = []
         self._stopping_since: float | None = None
         self._stop_limit = _STOP_LIMIT
-        self._pass_on: JsonObject = {}  # a stop that somebody else began
+        self._pass_on: JsonObject = {}  # stop request issued by another process
         self._trained_since: float | None = None
         self._last_turn = self._awake_since = time.monotonic()
-        self._awaited: set[str] = set()  # hosts that cannot be reached while the job stops
+        self._awaited: set[str] = set()  # unreachable hosts while the job stops
         self._outcome = Outcome()
 
     def run_until_started(self) -> Outcome | None:
-        """Returns None when every process runs and its ports are taken; how it went when it ended before."""
+        """Return None once every process runs with its ports bound; the outcome if the job ended before."""
         while self._running and (self._stopping_since is not None or not self._is_up()):
             self._turn()
         return self.run() if self._stopping_since is not None or not self._running else None
@@ -97,7 +95,7 @@ class Watch:
         return len(self._started) == len(self._hosts) and self._progress.listening
 
     def run(self) -> Outcome:
-        """Returns when every host's part is over or was given up."""
+        """Return the outcome once every host's part is over or was given up."""
         while self._running:
             self._turn()
         rows = self._progress.rows
@@ -110,7 +108,7 @@ class Watch:
         return self._outcome
 
     def _warn(self, process: str, message: str) -> None:
-        """Show it. What all processes say of a variable that they share is shown once."""
+        """Show a warning; a warning about a shared variable is shown once for all processes."""
         if message in self._warned:
             return
         if NO_EFFECT in message:
@@ -126,7 +124,7 @@ class Watch:
         self._view.show(self._progress)
 
     def _messages(self) -> list[tuple[str, JsonObject | LocalEvent]]:
-        """Those that have come, after a short wait for the first."""
+        """Return the pending messages, after a short wait for the first."""
         inbox = self._fleet.inbox
         try:
             messages = [inbox.get(timeout=_TURN)]
@@ -171,7 +169,7 @@ class Watch:
     def _take_event(self, process: str, fields: Mapping[str, Any], age: float) -> None:
         try:
             event = events.parse(fields)
-        except ValueError:  # a script may write what it likes to its event log
+        except ValueError:  # a script may write anything to its event log
             return
         if event is None:
             return
@@ -199,7 +197,7 @@ class Watch:
                 self._suspend()
 
     def _check(self, now: float) -> None:
-        if now - self._last_turn > _ASLEEP:  # what agents have said meanwhile is yet to be read
+        if now - self._last_turn > _ASLEEP:  # messages that arrived during the suspension are still unread
             self._awake_since = now
         self._last_turn = now
         awake = now - self._awake_since
@@ -217,7 +215,7 @@ class Watch:
                 self._stop_lingering()
 
     def _check_host(self, host: str, now: float, awake: float) -> None:
-        """Lose one that is silent, or does not stop; each has its full time from when we are `awake`."""
+        """Lose a host that is silent or does not stop; timeouts count from `awake` at the earliest."""
         stopping = 0.0 if self._stopping_since is None else min(now - self._stopping_since, awake)
         absence, quiet = self._fleet.absence(host), min(self._fleet.silence(host), awake)
         silent = quiet > self._silence
@@ -234,7 +232,7 @@ class Watch:
             self._lose(host, f"did not stop within {self._stop_limit:g} s")
 
     def _tell_quiet(self, host: str, quiet: float) -> None:
-        """Say once that an agent does not answer, and once that it does again."""
+        """Report once that an agent does not answer, and once that it answers again."""
         if quiet > _QUIET and host not in self._quiet:
             self._quiet.add(host)
             limit = f"waiting for it, for {self._silence:g} s at most (--silence)"
@@ -244,13 +242,15 @@ class Watch:
             self._view.note(f"the agent on host {host} answers again")
 
     def _restore(self, host: str, status: AgentStatus, late: float) -> None:
-        """An agent that is connected, perhaps again, says all that it knows, or knew `late` seconds ago."""
+        """Merge the full status that an agent sends on (re)connection, `late` seconds old."""
         self._progress.restore(host, status, late)
         for failure in failures_of(status, late, host, self._hosts):
             self._fail(failure)
 
     def _be_stopped(self, who: str, patience: float) -> None:
-        """Somebody else asked an agent to end the job. Other hosts may have noticed it before we are told."""
+        """Handle a stop that another process requested from an agent. Other hosts may see it before this notice
+        arrives.
+        """
         if self._outcome.interrupted or not all(failure.peer for failure in self._failures):
             return
         self._outcome.interrupted, self._outcome.stopped_by = True, who
@@ -272,7 +272,7 @@ class Watch:
         self._stop(0 if not failure.process else _GRACE)
 
     def _check_absentee(self) -> None:
-        """A worker's script ended before the cluster was complete: it never will be."""
+        """Fail the job if a worker's script ended before the cluster was complete, as it never will be."""
         if (found := self._progress.absentee(_ABSENT)) is None:
             return
         worker, scheduler = (row.process for row in found)
@@ -281,7 +281,7 @@ class Watch:
         self._fail(Failure(worker.name, worker.host, cause, time.monotonic(), hint))
 
     def _end(self, host: str, why: str, left: Sequence[str]) -> None:
-        """An agent's part is over."""
+        """Record the end of an agent's part."""
         self._running.discard(host)
         self._outcome.problems += [f"{what} on {host} could not be ended" for what in left]
         if why and self._stopping_since is None:
@@ -289,14 +289,14 @@ class Watch:
             self._fail(Failure("", host, cause, time.monotonic(), "launch again"))
 
     def _lose(self, host: str, how: str) -> None:
-        """Do the work of an agent that cannot do it any more."""
+        """Treat an agent as lost and end its processes on its behalf."""
         self._running.discard(host)
         hint = "its processes were ended; look for what killed or stopped it (agent.log, out of memory)"
         self._fail(Failure("", host, how, time.monotonic(), hint))
         self._fleet.give_up(host)
 
     def _lose_sight(self, host: str) -> None:
-        """Give up an agent whose line is broken; it lives, perhaps."""
+        """Give up an agent whose connection is broken; it may still run."""
         self._running.discard(host)
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._fleet.absence(host)))
         cause = f"cannot be reached since {since}: its connection broke"
@@ -318,12 +318,12 @@ class Watch:
         self._stop(0)
 
     def _suspend(self) -> None:
-        """Stop this process as Ctrl-Z does; agents that know of it do not count its silence against their lease."""
+        """Stop this process as Ctrl-Z does; agents that are told exclude its silence from their lease."""
         self._fleet.broadcast({"type": "suspend"})
         with self._view.suspended():
             self._view.note(f"suspended; job {self._plan.job} keeps running; fg follows it again")
             before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTSTP)  # which does nothing where no shell could continue this process
+            os.kill(os.getpid(), signal.SIGTSTP)  # no effect if no shell could continue this process
             signal.signal(signal.SIGTSTP, before)
         self._fleet.broadcast({"type": "resume"})
 

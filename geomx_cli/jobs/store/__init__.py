@@ -1,13 +1,13 @@
 """A job's directory: the same layout, at the same path, on the control machine and on each host.
 
-    plan.json, inventory.json what is to run, without keys, and on which machines (control machine)
-    state.json                how it goes, as far as the control machine knows (job_state.py)
-    hosts/HOST/agent.json     one host's part of it
-    hosts/HOST/agent-state.json, agent.log      what its agent has started and said
-    events/, logs/            one file for each process
-    keys/                     mode 0700, one file of mode 0600 for each process; removed at the end
+    plan.json, inventory.json the plan, without keys, and its machines (control machine)
+    state.json                the job's state as known to the control machine (state.py)
+    hosts/HOST/agent.json     the host's part of the plan
+    hosts/HOST/agent-state.json, agent.log      the processes its agent has started, and its log
+    events/, logs/            one file per process
+    keys/                     mode 0700, one file of mode 0600 per process; removed at the end
 
-Unix sockets have a folder of their own, because their paths must be short; it is removed at the end as well.
+Unix sockets have a separate folder, because their paths must be short; it is removed at the end as well.
 """
 
 import json
@@ -38,7 +38,7 @@ _REAP_LIMIT = 20.0
 
 @dataclass(frozen=True)
 class Job:
-    """Where the parts of one job lie. Making one touches no disk."""
+    """The paths of one job. The constructor does not access the disk."""
 
     id: str
     directory: Path
@@ -47,23 +47,23 @@ class Job:
 
     @classmethod
     def of(cls, spec: JobSpec) -> "Job":
-        """What `spec` says; where it says nothing, as `plan.job_paths` completes it."""
+        """Return the job of `spec`; missing fields are completed as in `plan.job_paths`."""
         whole = complete(spec)
         return cls(whole.job, Path(whole.job_dir), Path(whole.socket_dir), Path(whole.key_dir))
 
     @property
     def logs(self) -> Path:
-        """The folder with the output of each process."""
+        """The folder with the processes' output."""
         return self.directory / "logs"
 
     def complete(self, spec: JobSpec) -> JobSpec:
-        """`spec` with this job's id and paths."""
+        """Return `spec` with this job's id and paths."""
         job_dir, socket_dir, key_dir = str(self.directory), str(self.sockets), str(self.keys)
         return replace(spec, job=self.id, job_dir=job_dir, socket_dir=socket_dir, key_dir=key_dir)
 
     def host_specs(self, plan: Plan, working_dirs: Mapping[str, str], lease: float) -> dict[str, HostSpec]:
-        """Each host's part of the plan. `working_dirs`: where the processes of a host start; `lease`: seconds that
-        it goes on without the control machine, 0 for ever.
+        """Return each host's part of the plan. `working_dirs`: working directory of the processes per host; `lease`:
+        seconds that they continue without the control machine, 0 for unlimited.
         """
         clear = ("PORT", "MXNET_KVSTORE_USE_HFA", *(option.env for option in plugins.table()))
         return {
@@ -83,7 +83,7 @@ class Job:
         }
 
     def key_files(self, plan: Plan) -> dict[str, dict[str, File]]:
-        """For each host: path -> key file, of its processes. New keys at each call."""
+        """Return host -> path -> key file for its processes. Every call generates new keys."""
         rings = security.generate(self.id, {process.name: plan.callers.get(process.name) for process in plan.processes})
         return {
             host: {
@@ -96,11 +96,11 @@ class Job:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Within, the directory on the control machine is this job's, which this process follows; where it comes to
-        nothing before there is a plan, nothing is left of it. A GeomxError is written into state.json.
+        """Claim the directory on the control machine for this process. If the body fails before there is a plan, the
+        directory is removed. A GeomxError is recorded in state.json.
 
-        Raises InvalidSettings where the directory has another job already or anything else, CheckFailed where it
-        cannot be written, or other users can write there too.
+        Raises InvalidSettings if the directory has another job or anything else, CheckFailed if it cannot be written,
+        or is writable for other users.
         """
         made = not self.directory.exists()
         with self._writing():
@@ -119,7 +119,7 @@ class Job:
                 self._forget(folder=made)
 
     def write_plan(self, plan: Plan, inventory: Inventory) -> None:
-        """Write plan.json and inventory.json on the control machine. Raises as `claimed`."""
+        """Write plan.json and inventory.json on the control machine. Raises as `claimed` does."""
         with self._writing():
             self.directory.mkdir(parents=True, mode=0o700, exist_ok=True)
             self._refuse_others()
@@ -139,7 +139,7 @@ class Job:
             raise CheckFailed(f"cannot write to {self.directory}: {error.strerror}", hint) from None
 
     def _refuse_others(self) -> None:
-        """A state without a plan is left by a launch that was killed, or our own."""
+        """A state without a plan is our own, or belongs to a launch that was killed."""
         entry = next((entry for entry in self.directory.iterdir() if entry.name != state.FILE_NAME), None)
         before = state.JobState.read(self.directory)
         if before is not None and before.followed and before.pid != os.getpid():
@@ -150,7 +150,7 @@ class Job:
             raise InvalidSettings(f"{self.directory} {what}", "choose a new --job-dir, or an empty one")
 
     def _remember(self) -> None:
-        """Let a job whose directory lies elsewhere be found among all jobs. Without that it runs as well."""
+        """Register a job whose directory is elsewhere in the jobs folder. Failures are ignored."""
         entry = jobs_folder() / self.id
         if entry != self.directory:
             with suppress(OSError):
@@ -168,11 +168,10 @@ class Job:
 
     @staticmethod
     def reap(host: Connector, directory: str) -> None:
-        """End what an agent that was killed or hangs has left on `host`, and remove its key files and sockets.
-        `directory`: the host's own in the job.
+        """End the leftover processes of a killed or hung agent on `host`, and remove its key files and sockets.
+        `directory`: the job's directory on that host.
 
-        Raises DoneInPart when something cannot be ended, HostUnreachable or TimedOut when the host does not
-        answer.
+        Raises DoneInPart if something cannot be ended, HostUnreachable or TimedOut if the host does not answer.
         """
         done = host.run(module_command(host.python, "geomx_cli.agent", "reap", directory), limit=_REAP_LIMIT)
         if done.status == 0:
@@ -186,6 +185,6 @@ class Job:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """For the user's own eyes, whoever may look into the folder: an inventory may have secrets in its "env"."""
+    """Write with mode 0600, whatever the folder's mode: an inventory may have secrets in its "env"."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""The bundled job's data set on every host that trains, fetched where it is not there yet."""
+"""Provides the bundled job's data set on every host that trains; downloads it if missing."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -26,10 +26,10 @@ def provide(
     note: Callable[[str], None],
     told: "Progress",
 ) -> None:
-    """See to it that each host that trains has the data; nothing to do for a job with a script or data of one's own.
+    """Ensure that each host that trains has the data; a no-op for jobs with a script or a user's data.
 
-    `told` hears how far a fetch of this machine is. Blocks while something is fetched, at most 20 minutes. Raises
-    HostUnreachable or InvalidSettings for this machine, CheckFailed with what was said for another.
+    `told` receives the progress of a download to this machine. Blocks for at most 20 minutes. Raises HostUnreachable or
+    InvalidSettings for this machine, CheckFailed with the remote message for another.
     """
     name, folder = str(planned.spec.options["data"]), str(planned.spec.options["data_dir"])
     if planned.spec.script or name not in catalog.DATA_SETS:

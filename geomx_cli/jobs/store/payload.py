@@ -1,4 +1,4 @@
-"""What a job takes along to hosts behind SSH: the user's script, and what --sync names."""
+"""Files copied to hosts behind SSH: the user's script, and the paths of --sync."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,24 +17,23 @@ _LEFT = frozenset({".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules"
 
 @dataclass(frozen=True)
 class Payload:
-    """Files by their path below the folder where a host keeps them, and the words of the script that name one."""
+    """Files by path relative to their folder on the host, and the script's command rewritten to these paths."""
 
     files: Mapping[str, File] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
 
     def on(self, folder: str) -> dict[str, File]:
-        """The files by their path on a host that keeps them in `folder`."""
+        """Return the files by path on a host whose payload folder is `folder`."""
         return {f"{folder}/{path}": file for path, file in self.files.items()}
 
 
 def pack(script: Sequence[str], paths: Sequence[Path]) -> Payload:
-    """The script, which is the first word of its command that is a file here, and `paths`: files, and folders with
-    all that is in them, but for what version control and Python keep beside.
+    """Pack the script, which is the first word of its command that is a local file, and `paths`: files, and folders
+    with their contents except version control data and Python caches.
 
-    Links are followed. What lies below the current folder keeps its place relative to it, so that a script finds it
-    there; anything else is put at the top under its own name. Raises InvalidSettings for a path that is not there, two
-    that would lie at one place, or a link that leads round in a circle, CheckFailed for what cannot be read, or when it
-    all comes to more than 512 MiB.
+    Links are followed. Paths below the current folder keep their relative position, so that a script finds them; others
+    go to the top level under their own name. Raises InvalidSettings for a missing path, two paths with the same target,
+    or a cycle of links; CheckFailed for unreadable files, or more than 512 MiB in total.
     """
     places: dict[str, Path] = {}
     words: dict[str, str] = {}
@@ -57,7 +56,7 @@ def pack(script: Sequence[str], paths: Sequence[Path]) -> Payload:
 
 
 def _is_file(word: str) -> bool:
-    """Whether a word of the command is a file of the user's: a program of the system is not."""
+    """Return whether a word of the command is a user's file, not a system program."""
     try:
         return Path(word).is_file() and not Path(word).resolve().is_relative_to("/usr") and not _is_program(word)
     except OSError:
@@ -65,7 +64,7 @@ def _is_file(word: str) -> bool:
 
 
 def _is_program(word: str) -> bool:
-    """Whether it is an interpreter by its path, such as .venv/bin/python: it is another one on each host."""
+    """Return whether `word` is an interpreter path, such as .venv/bin/python, which differs between hosts."""
     return Path(word).name.startswith("python") and os.access(word, os.X_OK) and Path(word).suffix != ".py"
 
 
@@ -80,7 +79,7 @@ def _each(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _below(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    """All files; `above`: the folders that we came through, without links."""
+    """Yield all files below; `above`: the resolved ancestor folders, to detect cycles."""
     real = folder.resolve()
     if real in above:
         raise InvalidSettings(f"--sync: {folder} is a link to a folder that it lies in", "remove it, or name less")
@@ -97,7 +96,7 @@ def _below(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
 
 def _place(path: Path) -> str:
     here = Path.cwd()
-    absolute = Path(os.path.normpath(here / path))  # a link keeps its own name
+    absolute = Path(os.path.normpath(here / path))  # do not resolve links: a link keeps its name
     return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else absolute.name
 
 

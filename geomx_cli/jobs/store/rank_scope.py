@@ -1,6 +1,6 @@
-"""Which workers a script's ranks count: chosen by whether it uses the names that GeoMX adds to MXNet's KVStore.
+"""Chooses which workers a script's ranks count, by whether it uses names that GeoMX adds to MXNet's KVStore.
 
-The script and what it imports from its own folder are parsed, never executed.
+The script and its imports from its own folder are parsed, never executed.
 """
 
 import ast
@@ -18,7 +18,7 @@ __all__ = ["Choice", "choose"]
 
 _OWN = frozenset(("num_all_workers", "is_master_worker", "global_rank"))
 _COMMON = frozenset(("party", "pacer", "versions"))
-"""Names that other objects have too: they count on a store only."""
+"""Names that are common on other objects: they count only on a store."""
 _STORES = frozenset(("kv", "kvstore", "store"))
 _PACKAGE = "geomx_cli"
 _MOST_FILES, _MOST_BYTES = 200, 1 << 20
@@ -26,7 +26,7 @@ _MOST_FILES, _MOST_BYTES = 200, 1 << 20
 
 @dataclass(frozen=True)
 class Choice:
-    """`why` is a clause for people; "" where there was nothing to choose. `free`: the other scope would work too."""
+    """`why`: a clause for messages; "" if there was nothing to choose. `free`: the other scope is possible too."""
 
     scope: RankScope
     why: str = ""
@@ -34,7 +34,7 @@ class Choice:
 
     @property
     def sentence(self) -> str:
-        """What launch says of it; "" for nothing."""
+        """The sentence that launch prints; "" for none."""
         if not self.why:
             return ""
         if self.scope == "global":
@@ -45,7 +45,7 @@ class Choice:
 
 
 def choose(asked: str, script: Sequence[str], algorithm: str, inventory: Inventory) -> Choice:
-    """The rank scope of a job that was asked for `asked`: "auto", "global" or "party"."""
+    """Choose the rank scope of a job; `asked`: "auto", "global" or "party"."""
     match asked:
         case "global" | "party":
             return Choice(asked)
@@ -66,14 +66,14 @@ def choose(asked: str, script: Sequence[str], algorithm: str, inventory: Invento
 
 
 def _python_code(script: Sequence[str]) -> tuple[str, bool]:
-    """The Python file that a command runs, "" where none can be told, and whether it is named as a module (-m)."""
+    """Return the Python file that a command runs ("" if unknown), and whether it is given as a module (-m)."""
     if script[1:2] == ("-m",) and len(script) > 2 and script[0].rpartition("/")[2].startswith("python"):
         return script[2].replace(".", "/") + ".py", True
     return python_file(script) or next((word for word in script if word.endswith(".py")), ""), False
 
 
 def _folder(word: str, inventory: Inventory) -> Path | None:
-    """Where the job starts on this machine, or on one that gets its files from here; None if neither is there."""
+    """The job's working directory here, or on a host that copies its files from here; None if neither exists."""
     if not word:
         return None
     for host in inventory.hosts:
@@ -83,14 +83,14 @@ def _folder(word: str, inventory: Inventory) -> Path | None:
 
 
 def _first_use(script: Path, folder: Path) -> str | None:
-    """Where a GeoMX name is used first, as in "models.py uses global_rank"; None if nowhere that is looked at."""
+    """Describe the first use of a GeoMX name, as in "models.py uses global_rank"; None if there is none."""
     waiting, seen = [script], {script}
     while waiting:
         path = waiting.pop(0)
         text = _text(path)
         try:
             tree = ast.parse(text)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # of another Python, or none
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # another Python version, or not Python
             names = _OWN.intersection(re.findall(r"\w+", text))
             imported: list[Path] = []
         else:
@@ -114,7 +114,7 @@ def _text(path: Path) -> str:
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
-    """The GeoMX names in a module: attributes, names as text (for getattr), imports of our package."""
+    """Yield the GeoMX names in a module: attributes, strings (for getattr), imports of our package."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(attr=name) if name in _OWN:
@@ -131,7 +131,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 
 def _imported(tree: ast.AST, path: Path, folder: Path) -> Iterator[Path]:
-    """The files of `folder` that a module at `path` imports, as far as its text tells."""
+    """Yield the files in `folder` that the module at `path` imports, as far as static analysis tells."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for item in node.names:
@@ -141,12 +141,12 @@ def _imported(tree: ast.AST, path: Path, folder: Path) -> Iterator[Path]:
             parts = node.module.split(".") if node.module else []
             if base == folder or folder in base.parents:
                 yield from _files(base, parts)
-                for item in node.names:  # a name of a package may be a module
+                for item in node.names:  # an imported name may be a module
                     yield from _files(base, [*parts, item.name])
 
 
 def _files(base: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """The files that importing `parts` runs: a module's, and the __init__.py of each package on the way."""
+    """Yield the files executed by importing `parts`: the module and each package's __init__.py."""
     place = base
     for part in parts:
         place = place / part

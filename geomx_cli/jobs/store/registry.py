@@ -1,4 +1,4 @@
-"""The jobs that this machine has launched: what is known of them without asking a host, and how to find one."""
+"""The jobs launched from this machine: lookup, and what is known of them without contacting a host."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ _DAMAGED = "without this file the job cannot be reached"
 
 @dataclass(frozen=True)
 class KnownJob:
-    """A job by its directory on the control machine. What its files say is read when it is asked for."""
+    """A job, identified by its directory on the control machine. Files are read lazily."""
 
     id: str
     directory: Path
@@ -36,7 +36,7 @@ class KnownJob:
 
     @classmethod
     def at(cls, directory: Path) -> "KnownJob | None":
-        """The job in `directory`; None where there is none."""
+        """Return the job in `directory`; None if there is none."""
         try:
             began = (directory / "plan.json").stat().st_mtime
         except OSError:
@@ -46,7 +46,7 @@ class KnownJob:
 
     @cached_property
     def plan(self) -> Plan:
-        """Raises InvalidSettings where plan.json is damaged."""
+        """The job's plan. Raises InvalidSettings if plan.json is damaged."""
         fields = self._read("plan.json")
         try:
             return _plan(fields)
@@ -55,36 +55,36 @@ class KnownJob:
 
     @cached_property
     def inventory(self) -> Inventory:
-        """As it was resolved before the start. Raises InvalidSettings where there is none: nothing was started."""
+        """The inventory as resolved before the start. Raises InvalidSettings if there is none: nothing was started."""
         return validated(self._read("inventory.json"))
 
     @cached_property
     def state(self) -> JobState | None:
-        """What state.json said when it was first asked for."""
+        """The content of state.json at first access."""
         return JobState.read(self.directory)
 
     @property
     def state_shown(self) -> str:
-        """In a word or two: see JobState.shown."""
+        """See JobState.shown."""
         return self.state.shown if self.state else "lost control"
 
     def job(self) -> Job:
-        """Its id and paths."""
+        """The job's id and paths."""
         sockets = Path(self.plan.spec.socket_dir)
         return Job(self.plan.job, self.directory, sockets, self.directory / "keys")
 
     def directory_on(self, host: str) -> str:
-        """What the agent of `host` was given."""
+        """Return the job's directory that the agent of `host` was given."""
         return f"{self.plan.job_dirs[host]}/hosts/{host}"
 
     def open_hosts(self, names: Iterable[str] | None = None) -> dict[str, Connector]:
-        """A way to each of its hosts, or to those named. Nothing is connected before it is used."""
+        """Return a connector to each host, or to those in `names`. Connections are opened on first use."""
         options = SshOptions(notify=lambda text: print(text, file=sys.stderr))
         wanted = list(self.plan.hosts if names is None else names)
         return {name: ways.connector(self.inventory.host(name), sys.executable, options) for name in wanted}
 
     def to_json(self) -> dict[str, Any]:
-        """What is known without connecting to a host."""
+        """What is known without contacting a host."""
         state = self.state
         result: Mapping[str, Any] = (state.result if state else None) or {}
         return {
@@ -111,8 +111,7 @@ class KnownJob:
 
 
 def all_jobs() -> list[KnownJob]:
-    """Those in the jobs folder, newest first. Links stay where their directories are gone: a disk may be mounted again.
-    """
+    """The jobs in the jobs folder, newest first. Dangling links are kept: a disk may be mounted again."""
     folder, found = jobs_folder(), []
     for entry in folder.iterdir() if folder.is_dir() else ():
         if (job := KnownJob.at(entry.resolve())) is not None:
@@ -121,7 +120,7 @@ def all_jobs() -> list[KnownJob]:
 
 
 def prepared(name: str = "") -> tuple[str, Identity] | None:
-    """The newest job that a launch on this machine prepares, of those whose id begins with `name`, and that launch."""
+    """Return the newest job in preparation by a launch on this machine whose id begins with `name`, and that launch."""
     folder, found = jobs_folder(), []
     for entry in folder.iterdir() if folder.is_dir() else ():
         state = None if (entry / "plan.json").exists() else JobState.read(entry)
@@ -132,8 +131,8 @@ def prepared(name: str = "") -> tuple[str, Identity] | None:
 
 
 def find(name: str = "") -> KnownJob:
-    """A job by its id, by a prefix that only one has, or by its directory; with no name the newest that runs,
-    else the newest. Raises InvalidSettings when there is none, or more than one.
+    """Find a job by id, unique id prefix, or directory; without a name the newest running job, else the newest.
+    Raises InvalidSettings if there is none or more than one.
     """
     if "/" in name or name == ".":
         job = KnownJob.at(Path(name).absolute())
@@ -159,7 +158,7 @@ def _names(jobs: list[KnownJob]) -> str:
 
 
 def _plan(fields: Mapping[str, Any]) -> Plan:
-    """What Plan.to_json wrote. What starts a job (the environment beneath, ...) is not in it."""
+    """Inverse of Plan.to_json, which omits what is needed only to start a job (base environment, ...)."""
     processes = []
     for process in fields["processes"]:
         endpoints = tuple(Endpoint(**endpoint) for endpoint in process["endpoints"])

@@ -1,4 +1,4 @@
-"""Whether the user's script can be started, as far as can be seen from here: before anything is."""
+"""Checks before the start whether the user's script can run, as far as this machine can tell."""
 
 import difflib
 import os
@@ -11,13 +11,13 @@ from geomx_cli.inventory import Host, Inventory
 
 __all__ = ["check_script", "python_file"]
 
-_INTERPRETERS = ("python", "python3")  # each host's own, wherever that lies
+_INTERPRETERS = ("python", "python3")  # resolved on each host
 _BARE = frozenset(("-u", "-O", "-OO", "-B", "-E", "-I", "-s", "-S", "-v", "-q", "-d", "-i", "-P", "-x", "-b", "-bb"))
 
 
 def check_script(script: Sequence[str], inventory: Inventory) -> None:
-    """Raises InvalidSettings for a program or Python file that is not there or cannot be used, on this machine or where
-    hosts get it from here. What only another machine knows is left to it.
+    """Raises InvalidSettings for a missing or unusable program or Python file, on this machine or where hosts get it
+    from here. What only another machine can tell is not checked.
     """
     if not script:
         return
@@ -33,7 +33,7 @@ def check_script(script: Sequence[str], inventory: Inventory) -> None:
 
 
 def python_file(script: Sequence[str]) -> str:
-    """The file that a command gives to Python; "" where it is none, or none that we can tell."""
+    """Return the file that a command passes to Python; "" if there is none or it is unknown."""
     if not Path(script[0]).name.startswith("python"):
         return ""
     words = [word for word in script[1:] if word not in _BARE]
@@ -53,7 +53,7 @@ def _check_file(word: str, folder: Path) -> None:
 
 
 def _check_program(word: str, folder: Path, host: Host | None) -> None:
-    """`host`: this machine, where the program is looked for; None for another, which has it or not."""
+    """Check the program `word`. `host`: this machine, or None for another, whose programs are unknown."""
     path = folder / word
     if path.is_file() and ("/" in word or host is None):
         if not os.access(path, os.X_OK):
@@ -66,7 +66,7 @@ def _check_program(word: str, folder: Path, host: Host | None) -> None:
 
 
 def _instead(word: str) -> str:
-    """What to write in place of a file that is no program by itself."""
+    """Suggest a command for a file that is not executable."""
     if Path(word).suffix == ".py":
         return f"write: -- python {word}"
     return f"write: -- {word if '/' in word else f'./{word}'}, and make it executable (chmod +x)"

@@ -1,4 +1,4 @@
-"""What the control machine knows of a job's life: `state.json` in its directory there."""
+"""`state.json`: the job's state as known to the control machine."""
 
 import json
 import os
@@ -23,10 +23,10 @@ FILE_NAME = "state.json"
 
 @dataclass(frozen=True)
 class JobState:
-    """`state` is "running" while a geomx follows the job, "detached" when it goes on alone, else how it ended.
+    """`state` is "running" while a geomx follows the job, "detached" while it runs without one, else how it ended.
 
-    `pid`, `pid_started` and `boot` say which process follows or followed it; times are Unix seconds. `result`:
-    what launch prints with --json, or None.
+    `pid`, `pid_started` and `boot` identify the process that follows or followed it; times are Unix seconds. `result`:
+    the output of launch --json, or None.
     """
 
     state: str
@@ -39,7 +39,7 @@ class JobState:
 
     @classmethod
     def read(cls, directory: Path) -> "JobState | None":
-        """None where there is none, or one that is damaged."""
+        """Read state.json; None if it is missing or damaged."""
         try:
             return decode((directory / FILE_NAME).read_bytes(), cls)
         except (OSError, ValueError):
@@ -53,25 +53,23 @@ class JobState:
 
     @property
     def shown(self) -> str:
-        """`state`, or "lost control" when the process that followed the job is gone and has not said how it
-        ended.
-        """
+        """`state`, or "lost control" if the process that followed the job is gone and has not recorded its end."""
         return "lost control" if self.state == "running" and not self.followed else self.state
 
     @property
     def over(self) -> bool:
-        """Whether it is known to have ended."""
+        """Whether the job is known to have ended."""
         return self.state not in ("running", "detached")
 
     def write(self, directory: Path) -> None:
-        """Replace state.json at once. Raises OSError where that fails."""
+        """Replace state.json atomically. Raises OSError on failure."""
         write_atomic(directory / FILE_NAME, json.dumps({"schema_version": STATE_VERSION, **asdict(self)}).encode())
 
 
 def begin(directory: Path) -> None:
-    """This process follows the job from now on; a job that was followed before keeps its start.
+    """Record this process as the job's follower; a job that was followed before keeps its start time.
 
-    Raises CheckFailed where the state of a new job cannot be written; that of one which runs is no reason to end it.
+    Raises CheckFailed if the state of a new job cannot be written; a job that runs already is not ended for that.
     """
     me, before = processes.identify(os.getpid()), JobState.read(directory)
     assert me is not None
@@ -88,21 +86,21 @@ def begin(directory: Path) -> None:
 
 
 def detach(directory: Path) -> None:
-    """The job goes on alone, unless another process than this one has begun to follow it."""
+    """Record the job as detached, unless another process has begun to follow it."""
     state = JobState.read(directory)
     if state is not None and state.followed and state.pid == os.getpid():
         _keep(replace(state, state="detached"), directory)
 
 
 def finish(directory: Path, result: Mapping[str, Any]) -> None:
-    """The job has ended, as `result` says."""
+    """Record the job's end with `result`."""
     state = JobState.read(directory)
     if state is not None:
         _keep(replace(state, state=str(result["status"]), ended=time.time(), result=result), directory)
 
 
 def fail(directory: Path, error: GeomxError) -> None:
-    """The job that this process follows did not get as far as to have a result."""
+    """Record that the job followed by this process failed before it had a result."""
     state = JobState.read(directory)
     if state is not None and state.followed and state.pid == os.getpid():
         words = {"message": error.message, "hint": error.hint}
@@ -111,7 +109,7 @@ def fail(directory: Path, error: GeomxError) -> None:
 
 
 def _keep(state: JobState, directory: Path) -> None:
-    """Write it; where that fails (a full disk) the job's result is worth more: say so on stderr, and go on."""
+    """Write the state; a failure (disk full) is only reported on stderr, to preserve the job's result."""
     try:
         state.write(directory)
     except OSError as error:

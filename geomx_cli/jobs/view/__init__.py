@@ -1,1 +1,1 @@
-"""What is known of a job while it runs and afterwards: its processes, rounds and failures, and how that is shown."""
+"""The state of a job during and after its run (processes, rounds, failures), and its presentation."""

@@ -1,4 +1,4 @@
-"""The end of a job, as launch and attach tell it and status explains it: its result, and the error to be raised."""
+"""The end of a job for launch, attach and status: its result, and the error to raise."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,20 +18,20 @@ __all__ = ["End"]
 
 @dataclass(frozen=True)
 class End:
-    """`result` goes to stdout, unless it is empty, and then `error` is raised; see result.py."""
+    """`result` is printed to stdout unless empty, then `error` is raised; see result.py."""
 
     result: Mapping[str, Any] = field(default_factory=dict)
     error: GeomxError | None = None
 
     @classmethod
     def of(cls, job: Job, plan: Plan, outcome: Outcome, totals: Totals, total_s: float) -> "End":
-        """Of a job that went so. `total_s`: seconds from start to end."""
+        """Build the End for `outcome`. `total_s`: seconds from start to end."""
         error = _error_of(outcome, plan, job)
         return cls(result(job, plan, outcome, error, totals, total_s), error)
 
 
 def _error_of(outcome: Outcome, plan: Plan, job: Job) -> GeomxError | None:
-    """What is to be raised for `outcome`; None when all is well."""
+    """The error to raise for `outcome`; None for success."""
     where = log_paths(job, plan)
     if outcome.interrupted:
         by = f" by {outcome.stopped_by}" if outcome.stopped_by else ""

@@ -1,4 +1,4 @@
-"""A failure as a user reads it: who, where, why, the end of its log, and what to do."""
+"""Failure messages for users: process, host, cause, end of the log, and hint."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ __all__ = ["explain", "failure_fields"]
 
 
 def explain(failure: Failure, plan: Plan, job: Job) -> TrainingFailed:
-    """The message, with its hint."""
+    """Return the error with its message and hint."""
     there, job_dir = of_host(failure.host, plan, job), plan.job_dirs[failure.host]
     if not failure.process:
         agent_log = f"{job_dir}/hosts/{failure.host}/agent.log"
@@ -32,14 +32,14 @@ def explain(failure: Failure, plan: Plan, job: Job) -> TrainingFailed:
 
 
 def _news(failure: Failure) -> list[str]:
-    """The end of its log, if it says more than the cause and the hint."""
+    """The end of the log, if it adds to the cause and the hint."""
     told = (failure.cause, failure.hint)
     said = [line.strip().removeprefix("error: ") for line in failure.tail]
     return [] if all(any(line in text for text in told) for line in said) else list(failure.tail)
 
 
 def _usual(failure: Failure) -> str:
-    """What to do about a failure that nobody else knows better."""
+    """The default hint, for failures without a specific one."""
     if "out of memory" in failure.cause:
         return "put fewer workers on that host, or make batches smaller"
     if failure.cause.startswith("was killed"):
@@ -52,6 +52,6 @@ def _usual(failure: Failure) -> str:
 
 
 def failure_fields(failure: Failure) -> dict[str, Any]:
-    """A failure as JSON output has it."""
+    """The failure's fields for JSON output."""
     fields = failure.to_message()
     return {name: fields[name] for name in ("process", "host", "cause", "hint", "tail")}

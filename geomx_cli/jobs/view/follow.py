@@ -1,4 +1,4 @@
-"""What a user sees of a running job, on stderr: a table that lives in a terminal, plain lines elsewhere."""
+"""Live progress on stderr: a table in a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -17,28 +17,28 @@ _LINE_EVERY = 3.0
 
 
 class View(Protocol):
-    """Shows progress and says what happens. Used by one thread."""
+    """Displays progress and messages. Not thread-safe: used by one thread."""
 
     def note(self, text: str) -> None:
-        """Say something once."""
+        """Print a message once."""
 
     def show(self, progress: Progress) -> None:
-        """The progress may have changed; called several times a second."""
+        """Update the display; called several times a second."""
 
     def suspended(self) -> AbstractContextManager[None]:
-        """The terminal is the shell's meanwhile."""
+        """Within, leave the terminal to the shell."""
 
     def close(self) -> None:
-        """Show nothing more; what was said stays."""
+        """Stop updating; printed text remains."""
 
 
 def view_for(stream: TextIO = sys.stderr) -> View:
-    """The table where `stream` is a terminal, lines where it is not."""
+    """Return a table view if `stream` is a terminal, else a plain one."""
     return TableView(stream) if stream.isatty() else PlainView(stream)
 
 
 class PlainView:
-    """Lines for a log: changes of phase, evaluations, and one line every few seconds while training."""
+    """Log lines: phase changes, evaluations, and one line every few seconds while training."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -73,7 +73,7 @@ class PlainView:
 
 
 class TableView:
-    """A table with one row for each process, and a bar for the whole job."""
+    """A table with one row per process, and a progress bar for the job."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -107,5 +107,5 @@ class TableView:
     def close(self) -> None:
         """See View.close."""
         if self._last is not None:
-            self._live.update(ProcessTable(self._last))  # stop shows it
+            self._live.update(ProcessTable(self._last))  # stop() renders it
         self._live.stop()

@@ -1,4 +1,4 @@
-"""What the agents of a job have written down about themselves, read from their hosts: cheap, and without them."""
+"""The status files of a job's agents, read from their hosts without contacting the agents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from geomx_cli.jobs.store.registry import KnownJob
 __all__ = ["HostStatus", "read_all"]
 
 _LIMIT = 10.0
-_SILENT = 5.0  # seconds; an agent writes every second
+_SILENT = 5.0  # seconds; agents write every second
 _KERNEL = ("/proc/uptime", "/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
 class HostStatus:
-    """One host's status.json (`content`, None where there is none) and how old it was when it was read, in
-    seconds by that host's own clock. `problem`: what a user must know about it; "" when all is well.
+    """One host's status.json (`content`, None if missing) and its age when read, in seconds by that host's own clock.
+    `problem`: an error to report to the user; "" if there is none.
     """
 
     host: str
@@ -36,12 +36,12 @@ class HostStatus:
 
     @property
     def over(self) -> bool:
-        """Whether nothing of the job can run there any more, for all we know."""
+        """Whether nothing of the job can run there any more, as far as known."""
         return self.agent in ("over", "rebooted", "not started")
 
 
 def read_all(job: KnownJob, hosts: Mapping[str, Connector]) -> dict[str, HostStatus]:
-    """The status of each of these hosts, asked in parallel; one that does not answer says so in `problem`."""
+    """Read the status of each host, in parallel; a host that does not answer has a `problem`."""
 
     def read(host: Connector) -> HostStatus:
         try:
@@ -55,7 +55,7 @@ def read_all(job: KnownJob, hosts: Mapping[str, Connector]) -> dict[str, HostSta
 def _read(host: Connector, directory: str) -> HostStatus:
     done = host.run(["cat", f"{directory}/{FILE_NAME}", *_KERNEL], limit=_LIMIT)
     lines = done.output.decode(errors="replace").splitlines()
-    found = next((line for line in lines if line.startswith("{")), "")  # a login shell may have greeted
+    found = next((line for line in lines if line.startswith("{")), "")  # a login shell may have printed a greeting
     if not found and done.status != 0:
         return HostStatus(host.name, agent="not started", problem="no agent status was found there")
     try:
@@ -68,7 +68,7 @@ def _read(host: Connector, directory: str) -> HostStatus:
 
 
 def _lives(host: Connector, content: AgentStatus) -> bool:
-    """Whether the agent that wrote this still runs."""
+    """Return whether the agent that wrote `content` still runs."""
     pid, started = content.get("agent", (0, 0))
     done = host.run(["cat", f"/proc/{pid}/stat"], limit=_LIMIT)
     fields = done.output.decode(errors="replace").rpartition(")")[2].split()

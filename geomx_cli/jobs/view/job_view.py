@@ -1,4 +1,4 @@
-"""A job as its hosts describe it at one moment: what `geomx status` shows, and how a job that is over went."""
+"""A snapshot of a job from its hosts, for `geomx status` and for the outcome of a job that has ended."""
 
 import time
 from collections.abc import Mapping
@@ -26,12 +26,10 @@ STATUS_VERSION = 1
 
 @dataclass(frozen=True)
 class JobView:
-    """`failure` came first, as far as the hosts that answer know; `stopped_by`: who asked for the job's end, if
-    that came before.
-    """
+    """`failure`: the first one known to reachable hosts; `stopped_by`: who requested the stop, if that came before."""
 
     job: KnownJob
-    known: JobState | None  # what was known of it here at that moment
+    known: JobState | None  # the local state at that moment
     progress: Progress
     hosts: Mapping[str, HostStatus]
     failure: Failure | None
@@ -39,7 +37,7 @@ class JobView:
 
     @classmethod
     def of(cls, job: KnownJob, hosts: Mapping[str, Connector]) -> "JobView":
-        """Ask all hosts in parallel; one that does not answer is among `hosts` with its problem."""
+        """Query all hosts in parallel; one that does not answer is in `hosts` with its problem."""
         known = JobState.read(job.directory)
         statuses = read_all(job, hosts)
         progress = Progress.of(job.plan, time.monotonic() - max(0.0, time.time() - job.started))
@@ -62,7 +60,7 @@ class JobView:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended on all its hosts. One that somebody is about to start has not."""
+        """Whether the job has ended on all its hosts. False for a job about to start."""
         begins = self.known is not None and self.known.followed and _unstarted(self.hosts)
         return all(status.over for status in self.hosts.values()) and not begins
 
@@ -73,18 +71,18 @@ class JobView:
 
     @property
     def state(self) -> str:
-        """In a word or two. What the hosts say goes before what was known here."""
+        """The state as a short text. The hosts' state takes precedence over the local one."""
         state = self.known.shown if self.known else "lost control"
         if state in ("running", "detached", "lost control") and self.over:
             return self._outcome_state()
         return state
 
     def outcome(self) -> Outcome:
-        """How it went; only for one that is over."""
+        """The outcome; only for a job that has ended."""
         return Outcome(failure=self.failure, interrupted=bool(self.stopped_by), stopped_by=self.stopped_by)
 
     def conclude(self) -> End:
-        """The end of a job that is over; kept in state.json where nobody has written one, and its machines released."""
+        """Return the End of a job that has ended; record it in state.json if missing, and release its machines."""
         job, state = self.job.job(), JobState.read(self.job.directory)
         outcome, unknown = self.outcome(), state is not None and not state.over and not state.followed
         if unknown:
@@ -95,7 +93,7 @@ class JobView:
         return end
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as one object."""
+        """The snapshot as one JSON object."""
         progress = self.progress
         return {
             "schema_version": STATUS_VERSION,
@@ -118,7 +116,7 @@ class JobView:
         return "interrupted" if outcome.interrupted else "failed" if outcome.failure else "done"
 
     def _seconds(self) -> float:
-        """From the start to the last word of an agent, whatever the hosts' clocks say."""
+        """Seconds from the start to the last agent message, independent of the hosts' clocks."""
         late = [status.late for status in self.hosts.values() if status.content and status.agent != "rebooted"]
         return max(0.0, time.time() - min(late, default=0.0) - self.job.started)
 
@@ -128,7 +126,7 @@ def _unstarted(hosts: Mapping[str, HostStatus]) -> bool:
 
 
 def _take(progress: Progress, status: HostStatus, places: Mapping[str, str], *, over: bool) -> list[Failure]:
-    """Take in what one host says; the failures that it knows of. `over`: nothing of the job is left."""
+    """Merge a host's status into `progress`; return the failures it reports. `over`: nothing of the job is left."""
     content, host = status.content, status.host
     if content is None:
         return []
@@ -144,7 +142,7 @@ def _take(progress: Progress, status: HostStatus, places: Mapping[str, str], *, 
 
 
 def _mark(progress: Progress, host: str, status: HostStatus) -> None:
-    """Say of the processes of a host whose agent does not run that nobody knows better."""
+    """Mark the processes of a host without a running agent as unknown."""
     for row in progress.rows.values():
         if row.process.host == host and row.status is None:
             row.state = "not started" if status.agent in ("not started", "over") else f"? {status.agent}"

@@ -1,4 +1,4 @@
-"""Where the files of a job lie, in words."""
+"""Descriptions of where a job's files are."""
 
 from geomx_cli.jobs.store import Job
 from geomx_cli.plan import Plan
@@ -7,20 +7,20 @@ __all__ = ["is_here", "of_host", "on_hosts", "log_paths"]
 
 
 def of_host(host: str, plan: Plan, job: Job) -> str:
-    """Behind a path of a host: that it is of that host, when it may not be found here."""
+    """Suffix for a path on `host`, if the path may not be accessible here."""
     return "" if plan.job_dirs[host] == str(job.directory) else f" on host {host}"
 
 
 def log_paths(job: Job, plan: Plan) -> str:
-    """Where the logs of a job are."""
+    """Describe where the job's logs are."""
     return f"logs are in {job.logs}" if is_here(job, plan) else f"logs lie {on_hosts(job.id)}"
 
 
 def is_here(job: Job, plan: Plan) -> bool:
-    """Whether all of it lies on this machine."""
+    """Whether all of the job's files are on this machine."""
     return all(path == str(job.directory) for path in plan.job_dirs.values())
 
 
 def on_hosts(job: str) -> str:
-    """How to come to logs that lie elsewhere."""
+    """How to access logs on other machines."""
     return f"on the hosts: geomx logs {job}, or geomx logs collect {job} --to DIR"

@@ -1,4 +1,4 @@
-"""How a job has ended, or why nobody follows it any more."""
+"""How a job ended, or why it is no longer followed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ __all__ = ["Outcome"]
 
 @dataclass
 class Outcome:
-    """How it went. `failure` came first; `lingering` names processes that did not end after the training had.
+    """The outcome. `failure`: the first one; `lingering`: processes that did not end after the training.
 
-    `stopped_by`: who, other than the user at this terminal, asked for the end ("geomx stop"). `left`: why we let
-    go of a job that goes on.
+    `stopped_by`: who requested the stop, other than the user at this terminal ("geomx stop"). `left`: why a job that
+    still runs was released.
     """
 
     failure: Failure | None = None

@@ -1,4 +1,4 @@
-"""How far a job is: the states of its processes, and what they come to together."""
+"""A job's progress: the states of its processes and their totals."""
 
 import time
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ _PHASES = ("starting", "waiting", "training", "evaluating", "finished")
 
 @dataclass(frozen=True)
 class Totals:
-    """What the whole job comes to; None where nothing is known.
+    """Totals over the job; None if unknown.
 
-    `samples_per_s` has the samples of all training workers over the seconds that the longest of them trained.
-    `encoded`: bytes before and after encoding.
+    `samples_per_s`: samples of all training workers divided by the longest training time of one. `encoded`: bytes
+    before and after encoding.
     """
 
     accuracy: float | None
@@ -36,7 +36,7 @@ class Totals:
     encoded: tuple[int, int]
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields; bytes are under "bytes"."""
+        """The fields, with bytes under "bytes"."""
         fields = asdict(self)
         counted = {name: list(fields.pop(name)) for name in ("lan", "wan", "encoded")}
         return {**fields, "bytes": counted}
@@ -44,10 +44,10 @@ class Totals:
 
 @dataclass
 class Progress:
-    """One row for each process of the plan, in its order. Times are of one clock of the caller's: launch and status
-    use this machine's monotonic one, for hosts' clocks may be wrong.
+    """One row per process of the plan, in its order. All times are of one caller-supplied clock: launch and status use
+    this machine's monotonic clock, as hosts' clocks may be wrong.
 
-    evaluations: test accuracies, as they came.
+    evaluations: test accuracies, in order of arrival.
     """
 
     job: str
@@ -57,18 +57,18 @@ class Progress:
 
     @classmethod
     def of(cls, plan: Plan, began: float) -> "Progress":
-        """That of a job which began at `began` and has said nothing yet."""
+        """The progress of a job that started at `began` without any events yet."""
         return cls(plan.job, {process.name: ProcessState(process) for process in plan.processes}, began)
 
     @property
     def training_rows(self) -> list[ProcessState]:
-        """Those of the training workers."""
+        """The rows of the training workers."""
         return [row for row in self.rows.values() if row.trains]
 
     @property
     def phase(self) -> str:
-        """The state of the training worker that is least far; "stopping" once a process has failed, and
-        "stopped" when all have ended then.
+        """The state of the training worker that is furthest behind; "stopping" once a process has failed, then
+        "stopped" when all have ended.
         """
         rows = self.rows.values()
         if any(row.status for row in rows) and all(row.status is not None for row in rows):
@@ -80,13 +80,13 @@ class Progress:
 
     @property
     def listening(self) -> bool:
-        """Whether all schedulers and servers have taken their ports, or have ended."""
+        """Whether all schedulers and servers have bound their ports, or have ended."""
         return all(row.state != "starting" for row in self.rows.values() if row.process.role != "worker")
 
     @property
     def done(self) -> float | None:
-        """The part of the training that is done, between 0 and 1: that of the worker that is furthest back. None where
-        no worker says: a script need not.
+        """The completed fraction of the training, in [0, 1], of the slowest worker. None if no worker reports it;
+        scripts need not.
         """
         rows = self.training_rows
         if all(row.progress is None for row in rows) and not all(row.status == 0 for row in rows):
@@ -95,12 +95,12 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds until the last worker is done, as far as they know."""
+        """Estimated seconds until the last worker is done."""
         return max((row.left_s for row in self.training_rows if row.left_s is not None), default=None)
 
     @property
     def samples_per_s(self) -> float:
-        """What the training workers do together now."""
+        """The current total rate of the training workers."""
         return sum(row.samples_per_s or 0.0 for row in self.training_rows if row.status is None)
 
     @property
@@ -111,29 +111,29 @@ class Progress:
 
     @property
     def accuracy(self) -> float | None:
-        """The newest that a process has said; that of the end, once it is known."""
+        """The newest accuracy reported; the final one, once known."""
         known = [row for row in self.rows.values() if row.accuracy is not None]
         return max(known, key=lambda row: row.accuracy_time).accuracy if known else None
 
     @property
     def first_step(self) -> float | None:
-        """When the first training worker had done a round."""
+        """When the first training worker completed a round."""
         return min((row.first_round for row in self.training_rows if row.first_round is not None), default=None)
 
     def take(self, process: str, event: Event, when: float) -> None:
-        """Take in an event that a process wrote at `when`."""
+        """Apply an event that a process wrote at `when`."""
         if (row := self.rows.get(process)) is not None:
             row.take(event, when)
             if isinstance(event, Evaluated):
                 self.evaluations.append(event.accuracy)
 
     def end(self, process: str, status: int, *, asked: bool = False, age: float = 0.0) -> None:
-        """A process has ended, `age` seconds ago."""
+        """Record that a process ended `age` seconds ago."""
         self.rows[process].end(status, time.monotonic() - age, asked=asked)
 
     def restore(self, host: str, status: AgentStatus, late: float = 0.0) -> None:
-        """Take in what an agent knew of the processes of its `host`, `late` seconds ago. Events that make no sense are
-        passed over; an evaluation that was shown before is not to be shown again.
+        """Merge an agent's status of the processes on its `host`, `late` seconds old. Malformed events are ignored;
+        evaluations already shown are not shown again.
         """
         for name, known in status["processes"].items():
             if name not in self.rows or self.rows[name].process.host != host:
@@ -150,21 +150,21 @@ class Progress:
                 row.state = "not started"
 
     def absentee(self, patience: float) -> tuple[ProcessState, ProcessState] | None:
-        """A worker that ended well, longer than `patience` seconds ago, and the scheduler that still waits for
-        workers to join.
+        """Return a worker that exited with status 0 more than `patience` seconds ago, and the scheduler that still
+        waits for workers to join.
         """
         schedulers = {row.process.party: row for row in self.rows.values() if row.process.role == "scheduler"}
         limit = time.monotonic() - patience
         for row in self.rows.values():
             if row.process.role == "worker" and row.status == 0 and row.ended < limit:
-                # With one plane for all, one party has the scheduler.
+                # With a single plane, one party has the scheduler.
                 scheduler = schedulers.get(row.process.party) or next(iter(schedulers.values()))
                 if scheduler.state == "waiting":
                     return row, scheduler
         return None
 
     def totals(self) -> Totals:
-        """What it comes to so far."""
+        """The totals so far."""
         rows = self.rows.values()
         trained = self.training_rows
         training_s = max((row.training_s for row in trained), default=0.0)

@@ -1,6 +1,6 @@
-"""The one place where events become the state of a process: status, dashboard, reports and exports read that state.
+"""Reduces events to process states; status, dashboard, reports and exports all read these states.
 
-What each of them shows beside it (curves, columns of rounds) it keeps itself, of the same typed events.
+Additional data (curves, columns of rounds) is kept by each reader, from the same typed events.
 """
 
 from collections.abc import Mapping
@@ -23,15 +23,15 @@ __all__ = ["ProcessState"]
 
 @dataclass
 class ProcessState:
-    """What is known of one process, in whatever order its events are taken.
+    """The state of one process. Events may be applied in any order.
 
-    state: as the process has said last, or how it ended. traffic: bytes so far. evaluations: test accuracy by round.
-    samples, training_s: of all rounds, as far as agents have counted them, and what those took. recorded: the
-    algorithm's own figures of its newest round. trains_since: Unix seconds of its host, None before it trains.
-    first_round: when its first round was over, by the clock of the caller of `take`. failure: why it says that it
-    fails; finished: that it has done its part.
+    state: as last reported by the process, or how it ended. traffic: bytes so far. evaluations: test accuracy by round.
+    samples, training_s: totals over all rounds counted by agents, and their duration. recorded: the algorithm's own
+    metrics of its newest round. trains_since: Unix seconds of its host, None before training. first_round: end of its
+    first round, by the clock of the caller of `take`. failure: the cause that the process reports; finished: it has
+    completed its work.
 
-    status, ended, asked: exit status, when it ended, whether somebody asked for that; an agent says so, not an event.
+    status, ended, asked: exit status, end time, and whether the end was requested; reported by agents, not by events.
     """
 
     process: Process
@@ -64,16 +64,16 @@ class ProcessState:
 
     @property
     def accuracy_time(self) -> tuple[bool, float]:
-        """Orders accuracies of several processes: that of the end, then the newest."""
+        """Sort key for accuracies of several processes: the final one first, then the newest."""
         return self.finished is not None, self._newest.get("accuracy", (0, 0.0))[1]
 
     @property
     def telemetry_time(self) -> float:
-        """When it wrote its newest telemetry, Unix seconds of its host; 0 before."""
+        """When it wrote its newest telemetry, Unix seconds of its host; 0 before the first."""
         return self._newest.get("telemetry", (0, 0.0))[1]
 
     def take(self, event: Event, when: float) -> None:
-        """Take in an event that was written at `when`, by the caller's clock."""
+        """Apply an event written at `when`, by the caller's clock."""
         match event:
             case StateChanged(state=state):
                 self._enter(state, event)
@@ -94,7 +94,7 @@ class ProcessState:
                 self.finished = event
 
     def end(self, status: int, when: float, *, asked: bool) -> None:
-        """The process has ended."""
+        """Record the end of the process."""
         self.status, self.ended, self.asked = status, when, asked
         self.state = "finished" if status == 0 else "stopped" if asked else "ended"
 
@@ -122,7 +122,7 @@ class ProcessState:
             self.recorded = event.recorded
 
     def _enter(self, state: str, event: Event) -> None:
-        # Telemetry that was being written when the process finished may come behind that.
+        # Telemetry written while the process finished may arrive after the finish event.
         if self._is_newest("state", event) and self.status is None and self.finished is None:
             self.state = state
 
@@ -131,13 +131,13 @@ class ProcessState:
             self.loss = loss
 
     def _note_accuracy(self, accuracy: float | None, event: Event) -> None:
-        # That of the end stands, whatever was evaluated before and is heard of later.
+        # The final accuracy is kept, even if an earlier evaluation arrives later.
         if accuracy is not None and self._is_newest("accuracy", event):
             is_final = self.finished is not None and self.finished.accuracy is not None
             self.accuracy = self.accuracy if is_final else accuracy
 
     def _is_newest(self, what: str, event: Event) -> bool:
-        """Whether nothing newer than `event` is known of it; then this is, from now on."""
+        """Return whether `event` is the newest of its kind; if so, remember it."""
         is_newest = event.order >= self._newest.get(what, (0, 0.0))
         if is_newest:
             self._newest[what] = event.order

@@ -1,4 +1,4 @@
-"""The result of a job: one JSON object, which `--json` prints and state.json keeps, and its words."""
+"""The result of a job: a JSON object, printed with `--json` and kept in state.json, and its text form."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ _STATUS = {Interrupted: "interrupted", TrainingFailed: "failed", DoneInPart: "do
 def result(
     job: Job, plan: Plan, outcome: Outcome, error: GeomxError | None, totals: Totals, total_s: float
 ) -> dict[str, Any]:
-    """Of a job that has ended. `total_s`: seconds from start to end. "logs" is null where they lie elsewhere."""
+    """The result of a job that has ended. `total_s`: seconds from start to end. "logs" is null if on other hosts."""
     failure = outcome.failure
     return {
         "schema_version": RESULT_VERSION,
@@ -39,13 +39,13 @@ def result(
 
 
 def detached(job: Job) -> dict[str, Any]:
-    """Of a job that goes on alone."""
+    """The result of a detached job."""
     directory = str(job.directory)
     return {"schema_version": RESULT_VERSION, "job": job.id, "status": DETACHED, "exit_code": 0, "directory": directory}
 
 
 def in_words(result: Mapping[str, Any]) -> str:
-    """A summary of a result, in lines; "" where there is nothing to sum up."""
+    """Summarize a result in lines; "" if there is nothing to summarize."""
     if result["status"] == DETACHED:
         return _how_to_come_back(result["job"])
     if result["status"] == "failed" and not result["rounds"]:
@@ -53,7 +53,7 @@ def in_words(result: Mapping[str, Any]) -> str:
     lan, wan = result["bytes"]["lan"], result["bytes"]["wan"]
     before, after = result["bytes"]["encoded"]
     accuracy, first = result["accuracy"], result["first_step_s"]
-    known = result["training_s"] > 0  # a script need not tell
+    known = result["training_s"] > 0  # scripts need not report it
     lines = [
         ("status", result["status"]),
         ("test accuracy", "" if accuracy is None else f"{accuracy:.4f}"),

@@ -1,4 +1,4 @@
-"""How a job goes, for a terminal of any size: a row for each process, a bar, and the whole job in one sentence."""
+"""A job's progress for a terminal of any size: one row per process, a progress bar, and one summary line."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ __all__ = ["ProcessTable", "sentence"]
 
 _BAR = 40
 _GAP = 2
-# Column -> the width that its values usually need, so that it does not come and go with them.
+# Column -> minimum width, so that typical values do not change the layout.
 _WIDTHS: Mapping[str, int] = {
     "process": 0, "state": 10, "round": 5, "samples/s": 9, "loss": 6, "accuracy": 8, "LAN up/down": 13,
     "WAN up/down": 13,
@@ -26,8 +26,8 @@ _LEFT_OUT_FIRST = ("LAN up/down", "accuracy", "loss", "samples/s", "WAN up/down"
 
 
 class ProcessTable:
-    """What rich can print. It leaves out columns where the terminal is narrow, and with `crop` processes where it is
-    low: those that train or have failed are shown before others.
+    """A rich renderable. Omits columns in narrow terminals and, with `crop`, processes in low ones: training and failed
+    processes have priority.
     """
 
     def __init__(self, progress: Progress, *, crop: bool = False) -> None:
@@ -46,7 +46,7 @@ class ProcessTable:
         shown = rows
         if self._crop:
             del words[max(1, options.size.height - 2) :]
-            # Lines are needed for the header, the bar and the cursor, too.
+            # Reserve lines for the header, the bar and the cursor.
             shown = _most_wanted(rows, options.size.height - len(words) - 3)
         if shown:
             yield _table(shown, _columns(rows, width))
@@ -54,7 +54,7 @@ class ProcessTable:
             yield Text(f"and {len(rows) - len(shown)} more")
         if self._progress.done is not None:
             yield ProgressBar(total=1.0, completed=self._progress.done, width=min(_BAR, width))
-            yield Segment.line()  # which a bar does not end with
+            yield Segment.line()  # a bar does not end with a newline
         yield Text("\n".join(words))
 
 
@@ -72,7 +72,7 @@ def _table(rows: Sequence[ProcessState], columns: Sequence[str]) -> "Table":
 
 
 def _columns(rows: Sequence[ProcessState], width: int) -> list[str]:
-    """Those that there is room for."""
+    """Return the columns that fit."""
     cells = [_cells(row) for row in rows]
     widths = {name: max(usual, len(name), *(len(cell[name]) for cell in cells)) for name, usual in _WIDTHS.items()}
     for name in _LEFT_OUT_FIRST:
@@ -82,7 +82,7 @@ def _columns(rows: Sequence[ProcessState], width: int) -> list[str]:
 
 
 def _most_wanted(rows: Sequence[ProcessState], room: int) -> list[ProcessState]:
-    """As many as there is room for, with a line for the others, in their order."""
+    """Return as many rows as fit, in order, leaving one line to count the others."""
     if len(rows) <= room:
         return list(rows)
     wanted = sorted(rows, key=lambda row: (not _has_failed(row), not row.trains))[: max(0, room - 1)]
@@ -112,9 +112,7 @@ def _up_down(counts: tuple[int, int]) -> str:
 
 
 def sentence(progress: Progress) -> str:
-    """The whole job in one line: "training 42 %, round 120, loss 0.513, accuracy 0.8121, 5120 samples/s,
-    ...".
-    """
+    """Summarize the job in one line: "training 42 %, round 120, loss 0.513, accuracy 0.8121, 5120 samples/s, ..."."""
     totals = progress.totals()
     done = "" if progress.done is None else f" {progress.done:.0%}"
     parts = [f"{progress.phase}{done}", f"round {totals.rounds}"]

@@ -1,10 +1,10 @@
-"""A job in a web page on this machine.
+"""Dashboard: a job in a web page on this machine.
 
-    job_model.py           what is known of the job, folded from its events: rows, curves, links, messages
-    downsampled_series.py  one value over time, in a bounded number of points
-    event_stream.py        the events, read from the job's hosts as they come
-    page_state.py          what the page is told
-    show.py                all of them together, until the user has seen enough
+    job_model.py           the job's state, reduced from its events: rows, curves, links, messages
+    downsampled_series.py  a time series with a bounded number of points
+    event_stream.py        events, streamed from the job's hosts
+    page_state.py          the data sent to the page
+    show.py                runs the parts until the user ends the dashboard
     server.py              the page and its data over HTTP: loopback only, with a token
-    static/                the page itself
+    static/                the page
 """

@@ -1,4 +1,4 @@
-"""One value over time, however long a job takes: at most so many points."""
+"""Time series with a bounded number of points, whatever a job's duration."""
 
 __all__ = ["DownsampledSeries", "Flow"]
 
@@ -7,19 +7,20 @@ FIRST_STEP = 1.0
 
 
 class DownsampledSeries:
-    """Steps of time that double, with what is known, whenever there are too many. In a step each source has the mean
-    of its values, and the curve the sum of the sources', or their mean. Values may come in any order.
+    """Time is divided into steps, whose length doubles, merging their values, when there are too many. In a step each
+    source has the mean of its values, and the curve has the sum or the mean over the sources. Values may arrive in any
+    order.
 
-    For one thread, or several that hold a lock.
+    Not thread-safe.
     """
 
     def __init__(self, *, summed: bool = False) -> None:
         self._summed = summed
         self._step = FIRST_STEP
-        self._steps: dict[int, dict[str, tuple[float, int]]] = {}  # number -> source -> sum, count
+        self._steps: dict[int, dict[str, tuple[float, int]]] = {}  # step number -> source -> sum, count
 
     def add(self, seconds: float, value: float, source: str) -> None:
-        """A value at that time."""
+        """Add a value at this time."""
         self._merge(int(seconds // self._step), source, value, 1)
         while len(self._steps) > MOST:
             self._step *= 2
@@ -29,7 +30,7 @@ class DownsampledSeries:
                     self._merge(number // 2, name, total, count)
 
     def points(self) -> list[tuple[float, float]]:
-        """(seconds, value), by time."""
+        """Return (seconds, value) pairs, ordered by time."""
         return [
             (round((number + 0.5) * self._step, 2), _short(self._value(sources)))
             for number, sources in sorted(self._steps.items())
@@ -46,14 +47,14 @@ class DownsampledSeries:
 
 
 class Flow:
-    """Amounts that were moved from one time to another, as a rate: the same steps, each with what fell into it."""
+    """Amounts transferred over intervals, as a rate: the same steps, each with the amount that falls into it."""
 
     def __init__(self) -> None:
         self._step = FIRST_STEP
         self._steps: dict[int, float] = {}
 
     def add(self, begin: float, end: float, amount: float) -> None:
-        """So much, evenly between these times."""
+        """Add an amount, spread evenly over the interval."""
         while end - begin > MOST * self._step or len(self._steps) > MOST:
             self._widen()
         first, last = int(begin // self._step), int(end // self._step)
@@ -63,7 +64,7 @@ class Flow:
             self._steps[number] = self._steps.get(number, 0.0) + amount * part
 
     def points(self) -> list[tuple[float, float]]:
-        """(seconds, amount a second), by time; the newest step is left out, as it is not over."""
+        """Return (seconds, amount per second) pairs, ordered by time, without the newest step, which is incomplete."""
         steps = sorted(self._steps.items())[:-1]
         return [(round((number + 0.5) * self._step, 2), _short(amount / self._step)) for number, amount in steps]
 

@@ -1,4 +1,4 @@
-"""The events of a job, read from its hosts over the same way as its logs, as they come."""
+"""Streams a job's events from its hosts, over the same path as its logs."""
 
 import threading
 from collections.abc import Callable
@@ -13,11 +13,11 @@ __all__ = ["EventStream"]
 
 
 class EventStream:
-    """Gives each event, with its process, to `on_event`, in a thread of its own, until the job has ended or `close` is
-    called. A line that is no event is passed over.
+    """Passes each event, with its process, to `on_event`, in a separate thread, until the job has ended or `close` is
+    called. Lines that are not events are ignored.
 
-    What is lost is said to `note` and tried again while the job runs. `over`: there is nothing more to come;
-    `complete`: every host has said all.
+    Lost hosts are reported to `note` and retried while the job runs. `over`: no more events will come;
+    `complete`: every host has sent all events.
     """
 
     def __init__(self, job: KnownJob, on_event: Callable[[str, Event], None], note: Callable[[str], None]) -> None:
@@ -30,7 +30,7 @@ class EventStream:
         self._thread.start()
 
     def close(self) -> None:
-        """Let go of the hosts."""
+        """Close the connections to the hosts."""
         self._reader.close()
         self._thread.join(timeout=5)
 
@@ -43,7 +43,7 @@ class EventStream:
             for host, problem in self._reader.problems.items():
                 self.complete = False
                 self._note(f"host {host}: {problem}")
-        except Exception as error:  # whatever it is, the page must say that it stands still
+        except Exception as error:  # for any error, the page must report that it is no longer updated
             self.complete = False
             self._note(f"no more events are read: {error}")
         finally:

@@ -1,5 +1,5 @@
-"""What the page shows of a job, the same for one that runs and one that is over: the states of its processes, and
-beside them curves, links between parties, and messages.
+"""The page's model of a running or finished job: the states of its processes, and curves, links between parties, and
+messages.
 """
 
 import math
@@ -21,18 +21,18 @@ __all__ = ["ENDS", "JobModel"]
 
 MESSAGES = 200
 MOST_CURVES = 12
-AHEAD = 600.0  # seconds that a clock may be ahead, or that lie between two counts of bytes
-MARGIN = 5.0  # seconds that an event may take to come here
+AHEAD = 600.0  # seconds: largest accepted clock offset, and gap between byte counts
+MARGIN = 5.0  # seconds: largest expected delay of an event
 FIELDS = ("round", "samples_per_s", "loss", "accuracy", "waiting", "progress", "left_s")
 MEANS = ("accuracy", "loss", "waiting")
 ENDS = ("finished", "failed")
-"""States after which a process says no more."""
+"""Final states of a process."""
 
 
 @dataclass
 class _Sender:
-    """heard: when the process was, by this machine's clock; 0 for never. counted: seconds at which its newest count of
-    bytes was made. rates: bytes a second that it sends to each process of other parties.
+    """heard: time of the process's last event, by this machine's clock; 0 for never. counted: seconds of its newest
+    byte count. rates: bytes per second that it sends to each process of other parties.
     """
 
     heard: float = 0.0
@@ -41,7 +41,7 @@ class _Sender:
 
 
 class JobModel:
-    """`take` brings an event in, `snapshot` tells what is known by now. Any thread may call either.
+    """`take` adds an event, `snapshot` returns the current state. Both are thread-safe.
 
     Times are seconds since the job `began` (Unix seconds), by the clocks of its hosts.
     """
@@ -61,7 +61,7 @@ class JobModel:
         }
 
     def take(self, process: str, event: Event) -> None:
-        """Take in what a process wrote; nothing of one that the job has not, or that is of the future."""
+        """Add an event of a process; events of unknown processes or from the future are ignored."""
         row = self.progress.rows.get(process)
         if row is None or event.time > time.time() + AHEAD:
             return
@@ -74,12 +74,12 @@ class JobModel:
             self._extend(row, event, seconds, before)
 
     def say(self, message: str) -> None:
-        """Add a message of the dashboard's own."""
+        """Add a message of the dashboard itself."""
         with self._lock:
             self._messages.append(_message(self._last, "", "note", message))
 
     def snapshot(self, *, over: bool = False) -> dict[str, Any]:
-        """As JSON: processes, curves, links between parties, messages. `over`: nothing of the job runs any more."""
+        """Return processes, curves, links and messages for JSON. `over`: nothing of the job runs any more."""
         with self._lock:
             rows = self.progress.rows
             states = {name: self._state(row, over=over) for name, row in rows.items()}
@@ -101,7 +101,7 @@ class JobModel:
         return state if state in ENDS or not (over or silent) else "ended" if over else "lost"
 
     def _extend(self, row: ProcessState, event: Event, seconds: float, before: Traffic) -> None:
-        """The curves and messages, by an event that is in `row`; `before`: its bytes before that."""
+        """Extend curves and messages by an event already applied to `row`; `before`: its bytes before that."""
         name = row.process.name
         match event:
             case Telemetry():
@@ -136,7 +136,7 @@ class JobModel:
             known.add(seconds, value, process)
 
     def _links(self, running: set[str]) -> list[dict[str, Any]]:
-        """What goes from each party to each other one now, by the processes that are `running`, and has gone in all."""
+        """Return the current rate between each pair of parties, from the `running` processes, and the total."""
         total: dict[tuple[str, str], list[float]] = {}
         rows = self.progress.rows
         for name, row in rows.items():
@@ -157,7 +157,7 @@ def _message(seconds: float, process: str, kind: str, text: str) -> dict[str, An
 
 
 def _shown(row: ProcessState, state: str) -> dict[str, Any]:
-    """Figures that are not known are left out; None stands for one that is no number any more."""
+    """Return a process's known figures; unknown ones are omitted, None stands for NaN or infinity."""
     process = row.process
     said = FIELDS if row.telemetry_time else ()
     known = {name: value for name in said if (value := getattr(row, name)) is not None}

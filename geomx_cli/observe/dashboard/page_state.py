@@ -1,4 +1,4 @@
-"""What the page is told: the folded events, and what this machine knows of the job."""
+"""The data for the page: the model's snapshot, and this machine's knowledge of the job."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ UNDECIDED = ("running", "detached", "lost control")
 
 
 def page_state(job: KnownJob, model: JobModel, events: EventStream) -> dict[str, Any]:
-    """One object for JSON."""
+    """Return one object for JSON."""
     state = JobState.read(job.directory)
     shown = state.shown if state is not None else "lost control"
     over = events.over or shown not in UNDECIDED
@@ -26,21 +26,21 @@ def page_state(job: KnownJob, model: JobModel, events: EventStream) -> dict[str,
         shown = _end(known["processes"]) if events.complete else f"{shown}, and not all hosts could be read"
     cause, culprit = _cause(state)
     for process in known["processes"]:
-        if culprit and process["state"] in ("failed", "ended"):  # the others ended because of it
+        if culprit and process["state"] in ("failed", "ended"):  # the others ended as a consequence
             process["state"] = "failed" if process["name"] == culprit else "stopped"
     fields = {"job": job.id, "what": what, "state": shown, "over": over, "cause": cause}
     return {"schema_version": VERSION, **fields, **known}
 
 
 def _cause(state: JobState | None) -> tuple[str, str]:
-    """Why the job failed, in a sentence, and the process that did first; "" where there is none."""
+    """Return the cause of the job's failure as a sentence, and the process that failed first; "" if there is none."""
     result: Mapping[str, Any] = (state.result if state is not None else None) or {}
     failure, error = result.get("failure") or {}, result.get("error") or {}
     return str(error.get("message") or ""), str(failure.get("process") or "")
 
 
 def _end(processes: list[dict[str, Any]]) -> str:
-    """How a job went that nobody has followed to its end."""
+    """Return the outcome of a job that was not followed to its end."""
     if any(process["state"] == "failed" for process in processes):
         return "failed"
     done = all(process["state"] in ENDS for process in processes if process["trains"])

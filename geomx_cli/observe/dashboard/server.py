@@ -1,4 +1,4 @@
-"""The page and its data over HTTP, for a browser on this machine: loopback alone, and nothing without the token."""
+"""Serves the page and its data over HTTP to browsers on this machine: loopback only, access by token."""
 
 import hmac
 import json
@@ -20,7 +20,7 @@ __all__ = ["Server", "remembered", "started", "write_private"]
 
 ADDRESS = "127.0.0.1"
 FILE = "dashboard.json"
-TOKEN = 24  # bytes, of which each is more than one character
+TOKEN = 24  # bytes, before encoding
 STATIC = {
     "page.css": "text/css", "page.js": "text/javascript", "charts.js": "text/javascript", "map.js": "text/javascript",
     "uplot/uPlot.iife.min.js": "text/javascript", "uplot/uPlot.min.css": "text/css",
@@ -35,9 +35,9 @@ HEADERS = {
 
 
 class Server:
-    """Answers in threads of its own from the start; `url` is the page's. Close it.
+    """Serves from its construction on, in separate threads; `url` is the page's. Must be closed.
 
-    `data` gives what the page shows, as an object for JSON. Raises CheckFailed where the port is taken.
+    `data` returns the page's content, as an object for JSON. Raises CheckFailed if the port is in use.
     """
 
     def __init__(self, data: Callable[[], dict[str, Any]], port: int, token: str) -> None:
@@ -55,15 +55,15 @@ class Server:
 
     @property
     def url(self) -> str:
-        """What a user opens."""
+        """The page's URL, with the token."""
         return f"http://{ADDRESS}:{self.port}/?token={self._token}"
 
     def remember(self, folder: Path) -> None:
-        """Note port and token for `remembered`; a folder that cannot be written to is no matter."""
+        """Save port and token for `remembered`; write errors are ignored."""
         write_private(folder / FILE, json.dumps({"port": self.port, "token": self._token}))
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop serving."""
         self._http.shutdown()
         self._http.server_close()
 
@@ -78,7 +78,7 @@ class Server:
         return app
 
     def _check(self) -> None:
-        """Refuse whoever was not given the token, or came by another name that somebody has made mean loopback."""
+        """Reject requests without the token, or with another host name (DNS rebinding)."""
         if bottle.request.get_header("Host") not in (f"{ADDRESS}:{self.port}", f"localhost:{self.port}"):
             raise bottle.HTTPError(403, "open the address that geomx dashboard printed")
         given = bottle.request.query.get("token", "")
@@ -96,8 +96,8 @@ class Server:
 
 
 def remembered(folder: Path) -> tuple[int, str]:
-    """The port and token of the last dashboard of the job in `folder`, so that a page that is open finds the next one;
-    0 and a new token where there was none.
+    """Return the port and token of the last dashboard of the job in `folder`, so that an open page finds the next one;
+    0 and a new token if there was none.
     """
     try:
         known = json.loads((folder / FILE).read_bytes())
@@ -110,7 +110,7 @@ def remembered(folder: Path) -> tuple[int, str]:
 
 
 def write_private(path: Path, text: str) -> bool:
-    """Put a file of mode 0600 in the place of whatever is there; False where that cannot be done."""
+    """Replace a file with one of mode 0600; return False on failure."""
     try:
         write_atomic(path, text.encode(), 0o600)
     except OSError:
@@ -119,13 +119,13 @@ def write_private(path: Path, text: str) -> bool:
 
 
 def new_token() -> str:
-    """One that nobody guesses."""
+    """Return an unguessable token."""
     return secrets.token_urlsafe(TOKEN)
 
 
 def started(data: Callable[[], dict[str, Any]], port: int, last_port: int, token: str) -> Server:
-    """A server at `port`; where that is 0, at the last one. Where somebody else has that by now, who may have heard the
-    token from a page that is open, it is at a free one with another token.
+    """Start a server at `port`; if that is 0, at the last port. If another process has that now, which may have
+    received the token from an open page, use a free port with a new token.
     """
     if not port and last_port:
         try:
@@ -156,14 +156,14 @@ class _Http(ThreadingMixIn, WSGIServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle of an answer is no matter."""
+        """Ignore errors of browsers that disconnect during a response."""
 
 
 class _Quiet(WSGIRequestHandler):
     timeout = 30
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Requests are nobody's business; the token stands in them."""
+        """Log nothing: requests contain the token."""
 
     def address_string(self) -> str:
         return ADDRESS

@@ -1,4 +1,4 @@
-"""A dashboard of one job, from the first event that is read to the user's last word."""
+"""Runs the dashboard of one job until the user ends it."""
 
 import contextlib
 import signal
@@ -22,8 +22,8 @@ def show(
     job: KnownJob, model: JobModel, port: int, *, opens: bool, on_url: Callable[[str], None],
     on_event: Callable[[str, Event], None],
 ) -> None:  # fmt: skip
-    """Answer until SIGINT or SIGTERM; call it from the main thread. `on_url` gets the page's address, `on_event` each
-    event once it is in `model`. Raises CheckFailed where the port is taken.
+    """Serve until SIGINT or SIGTERM; call it from the main thread. `on_url` is called with the page's URL, `on_event`
+    with each event once it is in `model`. Raises CheckFailed if the port is in use.
     """
 
     def take(process: str, event: Event) -> None:
@@ -45,8 +45,8 @@ def show(
 
 
 def _redirect_page(folder: Path, url: str) -> str:
-    """A file that leads to the page: a browser's command line is seen by everybody, and the token stands in the URL. ""
-    where it cannot be written.
+    """Write a file that redirects to the page: command lines are visible to all users, and the URL contains the token.
+    Return "" if it cannot be written.
     """
     path = folder / REDIRECT_PAGE
     text = f'<!doctype html><meta http-equiv="refresh" content="0; url={url}">\n'

@@ -1,1 +1,1 @@
-"""A job's figures in other people's forms: TensorBoard's event files, Prometheus's metrics. Each needs its extra."""
+"""Exports of a job's metrics: TensorBoard event files, Prometheus metrics. Each needs its extra."""

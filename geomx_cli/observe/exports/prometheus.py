@@ -1,4 +1,4 @@
-"""Prometheus's metrics, by prometheus_client, on this machine's loopback."""
+"""Prometheus metrics, by prometheus_client, on this machine's loopback interface."""
 
 import hmac
 import threading
@@ -30,18 +30,18 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Quiet(WSGIRequestHandler):
-    timeout = 10  # seconds for a request to come
+    timeout = 10  # seconds to receive a request
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing is written of requests."""
+        """Log no requests."""
 
 
 def _guarded(app: _App, port: int, token: str) -> _App:
-    """Refuse whoever comes by a name that somebody has made mean loopback, or does not know the token."""
+    """Reject requests with another host name (DNS rebinding) or without the token."""
 
     def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         given = environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ")
-        if environ.get("HTTP_HOST", "").rpartition(":")[0] not in (ADDRESS, "localhost"):  # a tunnel has another port
+        if environ.get("HTTP_HOST", "").rpartition(":")[0] not in (ADDRESS, "localhost"):  # via a tunnel, any port
             status, text = "403 Forbidden", f"ask for http://{ADDRESS}:{port}/metrics"
         elif token and not hmac.compare_digest(given.encode(), token.encode()):
             status, text = "401 Unauthorized", "send the token, as in Authorization: Bearer TOKEN"
@@ -54,11 +54,11 @@ def _guarded(app: _App, port: int, token: str) -> _App:
 
 
 class Metrics:
-    """Answers at /metrics from the start, in a thread of its own, with what is in `progress` then. Close it."""
+    """Serves `progress` at /metrics from its construction on, in a separate thread. Must be closed."""
 
     def __init__(self, progress: Progress, port: int, token: str = "") -> None:
-        """Raises InvalidSettings without prometheus_client, CheckFailed where the port is taken. token: what who asks
-        has to know, as in "Authorization: Bearer TOKEN"; "" for nothing.
+        """Raises InvalidSettings without prometheus_client, CheckFailed if the port is in use. token: required from
+        clients as "Authorization: Bearer TOKEN"; "" for none.
         """
         try:
             import prometheus_client as client
@@ -78,7 +78,7 @@ class Metrics:
         self._thread.start()
 
     def collect(self) -> Iterator[Any]:
-        """See prometheus_client's Collector: what is known of the job now."""
+        """Return the job's current metrics; see prometheus_client's Collector."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         progress = self._progress
@@ -86,7 +86,7 @@ class Metrics:
         for name, text in GAUGES.items():
             gauge = GaugeMetricFamily(f"geomx_{name}", text, labels=LABELS)
             for row in rows:
-                if (value := getattr(row, name)) is not None:  # also where it is no number any more, as a loss may be
+                if (value := getattr(row, name)) is not None:  # including NaN and infinity, which a loss may be
                     gauge.add_metric(self._labels(row), value)
             yield gauge
         accuracy = GaugeMetricFamily("geomx_accuracy", "Test accuracy.", labels=["job"])
@@ -104,7 +104,7 @@ class Metrics:
         return [self._progress.job, row.process.name, row.process.party, row.process.role]
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(timeout=5)

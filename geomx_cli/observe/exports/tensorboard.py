@@ -1,4 +1,4 @@
-"""TensorBoard's event files, by tensorboardX."""
+"""TensorBoard event files, by tensorboardX."""
 
 import contextlib
 import math
@@ -14,7 +14,7 @@ from geomx_cli.core.events import Evaluated, Event, ProcessFinished, Telemetry
 __all__ = ["Board"]
 
 SCALARS = ("loss", "samples_per_s", "waiting")
-FLUSH = 5  # seconds until what is written is on the disk
+FLUSH = 5  # seconds between flushes to disk
 AHEAD = 10_000
 LIMIT = 10.0
 
@@ -24,8 +24,8 @@ _Scalar = tuple[str, float, int, float]
 class Board:
     """Scalars by round, in a new `folder`: accuracy, and loss, samples_per_s, waiting and wan_MB of each process.
 
-    A thread of its own writes, for a disk may hang: `take` never waits, and drops what is too much. Close it: what was
-    taken last is on the disk then, within 10 seconds or not at all.
+    A separate thread writes, as a disk may hang: `take` never blocks, and drops events if the queue is full. Must be
+    closed: pending events are written within 10 seconds or discarded.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,7 +45,7 @@ class Board:
         self._thread.start()
 
     def take(self, process: str, event: Event) -> None:
-        """Write down what an event says; one that says nothing of this kind is passed over."""
+        """Queue an event's scalars; events without any are ignored."""
         match event:
             case Evaluated(round=number, accuracy=accuracy) | ProcessFinished(rounds=number, accuracy=accuracy):
                 self._add("accuracy", accuracy, number, event.time)
@@ -57,7 +57,7 @@ class Board:
                     self._add(f"wan_MB/{process}", sum(event.bytes.wan) / 1e6, number, event.time)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the pending events."""
         with contextlib.suppress(queue.Full):
             self._scalars.put(None, timeout=LIMIT)
         self._thread.join(LIMIT)
@@ -73,12 +73,12 @@ class Board:
                 tag, value, step, when = scalar
                 self._writer.add_scalar(tag, value, step, walltime=when)
             self._writer.close()
-        except Exception as error:  # a disk that is full, gone, or read-only; whatever it is, training goes on
+        except Exception as error:  # the disk is full, gone, or read-only; training continues after any error
             print(f"warning: no more figures are written for TensorBoard: {error!r}", file=sys.stderr, flush=True)
 
 
 def _new(folder: Path) -> Path:
-    """`folder`, or where that has something in it one with a number: two writers in one folder would be one curve."""
+    """Return `folder`, or a numbered one if it is not empty: two writers in one folder would yield one mixed curve."""
     place, number = folder, 1
     while place.is_dir() and any(place.iterdir()):
         number += 1

@@ -1,14 +1,14 @@
-"""What can be learnt from the records of jobs: trials, summaries, figures.
+"""Reports from the records of jobs: trials, summaries, figures.
 
     record.py       one worker's records of its rounds, as files iter-N.txt
     run_records.py  the workers of one network under one mode, in folders HOST/DEVICE
-    metadata.py     what is known of a trial beside its records: whose it is, what went between parties
-    process_log.py  what reports take from one process's event log
-    job_records.py  the trial that a job was, from its event logs
+    metadata.py     metadata of a trial: its job, and the traffic between parties
+    process_log.py  data for reports from one process's event log
+    job_records.py  a job as a trial, from its event logs
     collected.py    a folder of collected jobs: their logs and their records
-    summary.py      what a trial came to: ESync's JSON, and summary.json with what that lacks
+    summary.py      a trial's results: ESync's JSON, and summary.json with additional data
     figures.py      the numbers in the figures of a network's trials
-    styles.py       how each algorithm looks; plots.py draws to files, terminal.py as text
+    styles.py       each algorithm's style; plots.py draws to files, terminal.py as text
 """
 
 from geomx_cli.observe.report.run_records import MODES, RunRecords

@@ -1,7 +1,7 @@
-"""A folder of collected jobs: each job's raw logs, and the records of its workers, ready to be compared.
+"""A folder of collected jobs: each job's raw logs, and the records of its workers for comparison.
 
     BASE/JOB/                        manifest.json, events/, logs/, hosts/
-    BASE/NETWORK/MODE/job.json       whose records those beneath are, with its options and the traffic between parties
+    BASE/NETWORK/MODE/job.json       the job of the records below, its options and the traffic between parties
     BASE/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
 """
 
@@ -26,11 +26,11 @@ __all__ = ["collect", "fetched"]
 
 
 def collect(job: KnownJob, base: Path, *, overwrite: bool = False) -> dict[str, Any]:
-    """Collect a job into `base`; returns what BASE/JOB/manifest.json says, with "folder" and "records" (a folder, or
-    None where no worker has written of a round).
+    """Collect a job into `base`; return the content of BASE/JOB/manifest.json, with "folder" and "records" (a folder,
+    or None if no worker has recorded a round).
 
-    It may be done again while the job runs. Raises InvalidSettings where the records of another job lie in the place of
-    this one's, unless they are to be replaced, and what control.collect raises.
+    May be repeated while the job runs. Raises InvalidSettings if the records of another job are in the same place,
+    unless `overwrite` is set, and the errors of jobs.actions.collect.
     """
     place = (base / network_of(job.plan) / mode_of(job.plan.spec.options)).resolve()
     folder = base / job.plan.job
@@ -49,7 +49,7 @@ def collect(job: KnownJob, base: Path, *, overwrite: bool = False) -> dict[str, 
 
 @contextmanager
 def _alone(base: Path) -> Iterator[None]:
-    """Nobody else collects into this folder meanwhile. Raises CheckFailed where somebody does."""
+    """Lock the folder against concurrent collection. Raises CheckFailed if it is locked."""
     try:
         base.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -66,8 +66,8 @@ def _alone(base: Path) -> Iterator[None]:
 
 
 def fetched(job: KnownJob) -> RunRecords:
-    """A job's trial, of what its hosts have written by now; nothing is kept. What a host could not give is among the
-    problems. Raises as control.collect does.
+    """Return a job's trial from its hosts' current logs; nothing is kept. Files that a host could not provide are among
+    the problems. Raises the errors of jobs.actions.collect.
     """
     with tempfile.TemporaryDirectory(prefix="geomx-") as folder:
         manifest = collect_logs(job, Path(folder, "job"))
@@ -90,8 +90,8 @@ def _check(place: Path, job: str) -> None:
 
 
 def _write_records(trial: JobRecords, place: Path) -> bool:
-    """Write all records anew; whether there are any, and else what lies there stays. Raises CheckFailed where that
-    cannot be done.
+    """Replace all records and return True; without any, keep the existing ones and return False. Raises CheckFailed on
+    failure.
     """
     part, old = (place.with_name(f".{place.name}.{what}") for what in ("part", "old"))
     written = False

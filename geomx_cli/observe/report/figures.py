@@ -1,6 +1,6 @@
-"""The figures of a network's trials: the numbers in them, apart from how they are drawn.
+"""The figures of a network's trials: their numbers, independent of drawing.
 
-Nothing is smoothed. Modes come in one order, and so in one colour, in every figure.
+Nothing is smoothed. Modes have the same order, and thus color, in every figure.
 """
 
 import bisect
@@ -17,12 +17,12 @@ __all__ = ["Bars", "Curves", "Figure", "Matrix", "Span", "Timeline", "of"]
 
 PHASES = ("computes", "evaluates", "sends", "waits")
 MOST_ROUNDS = 200
-SHORT = 180.0  # seconds, up to which an axis has those
+SHORT = 180.0  # seconds; axes of shorter trials are in seconds
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines of (x, y), by mode. `level`: a horizontal line to compare with, None for none."""
+    """Lines of (x, y), by mode. `level`: a horizontal reference line, None for none."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Bars:
-    """Values of each mode, each with the label of its bar ("" where a mode has only one)."""
+    """Values by mode, each with the label of its bar ("" if a mode has only one)."""
 
     name: str
     title: str
@@ -44,8 +44,8 @@ class Bars:
 
 @dataclass(frozen=True)
 class Span:
-    """What a worker did from `begin` to `end`, seconds since training began: one of PHASES. While it sends it may go on
-    with something else.
+    """An activity of a worker from `begin` to `end`, seconds since training began: one of PHASES. Sending may overlap
+    with other activities.
     """
 
     begin: float
@@ -76,7 +76,7 @@ Figure = Curves | Bars | Timeline | Matrix
 
 
 def of(network: str, trials: Sequence[RunRecords], target: float) -> Iterator[Figure]:
-    """All figures that these trials of a network have data for."""
+    """Yield all figures that these trials of a network have data for."""
     ordered = sorted(trials, key=lambda trial: place_of(trial.mode))
     alike = [trial for trial in ordered if not trial.mode.endswith(NON_IID)]
     unlike = [trial for trial in ordered if trial.mode.endswith(NON_IID)]
@@ -121,13 +121,13 @@ def _longest(trials: Sequence[RunRecords]) -> float:
 
 
 def _megabytes(trial: RunRecords, seconds: float) -> float:
-    """Between parties, by then."""
+    """Return the megabytes between parties up to that time."""
     sent = trial.metadata.bytes_by(seconds) if trial.metadata is not None else None
     return (sent or 0) / 1e6
 
 
 def _standalone(trials: Sequence[RunRecords]) -> float | None:
-    """What one worker by itself came to, where that was tried too."""
+    """Return the final accuracy of a single worker, if that was tried too."""
     for trial in trials:
         if plugins.is_standalone(trial.mode.removesuffix(NON_IID)) and trial.evaluator.accuracies:
             return trial.evaluator.accuracies[-1][1]
@@ -148,8 +148,8 @@ def _busy(trial: RunRecords, name: str) -> float:
 
 
 def _round(trial: RunRecords) -> Iterator[tuple[str, Sequence[Span]]]:
-    """What each worker did while the one with the fewest rounds did one, in the middle of the trial: where all have the
-    same rounds, that one.
+    """Yield each worker's activity during one round, in the middle of the trial, of the worker with the fewest rounds;
+    if all have the same rounds, that is a common round.
     """
     fewest = min(len(worker.samples) for worker in trial.each())
     number = (fewest + 1) // 2
@@ -178,7 +178,7 @@ def _worker(trial: RunRecords, name: str) -> Worker:
 
 
 def _end(trial: RunRecords, name: str, rounds: int) -> float:
-    """When a worker had done so many rounds, by its own count of seconds."""
+    """Return the time when a worker completed `rounds` rounds, by its own count of seconds."""
     return _worker(trial, name).elapsed[rounds - 1] if rounds else 0.0
 
 
@@ -190,8 +190,8 @@ def _record(folder: Path, number: int) -> Record | None:
 
 
 def _spans(begin: float, record: Record, start: float) -> Iterator[Span]:
-    """Steps, then the exchange, in which a part of the test set may be evaluated and of which the end is waited for;
-    `start` is added to the worker's own seconds.
+    """Yield the steps, then the exchange, during which a part of the test set may be evaluated, and the wait for its
+    end; `start` is added to the worker's own seconds.
     """
     end = record.total_time
     exchange = max(begin, end - (record.communicate or 0.0))

@@ -1,7 +1,7 @@
-"""The trial that a job was, from its processes' event logs.
+"""A job as a trial, from its processes' event logs.
 
-Workers are told apart as HOST/DEVICE: the host's name in the inventory (on one machine the party's), and on it `cpu`,
-`gpu1`, or where several train on the processor `cpu0`, `cpu1`, ...
+Workers are identified as HOST/DEVICE: the host's name in the inventory (on one machine the party's), and on it `cpu`,
+`gpu1`, or if several train on the CPU `cpu0`, `cpu1`, ...
 """
 
 from collections import Counter
@@ -23,35 +23,35 @@ __all__ = ["JobRecords", "mode_of", "network_of"]
 
 
 def network_of(plan: Plan) -> str:
-    """What a job's trial is filed under: the network's name, or that of its script."""
+    """Return the network name of a job's trial, or that of its script."""
     script = next((Path(word).stem for word in plan.spec.script if word.endswith(".py")), "")
     return file_name(script or (plan.spec.script[0] if plan.spec.script else str(plan.spec.options["network"])))
 
 
 def mode_of(options: Mapping[str, Any]) -> str:
-    """The algorithm, or a variant of it, with "-niid" where workers have unlike data."""
+    """Return the algorithm, or a variant of it, with "-niid" if the workers' data are not identically distributed."""
     return plugins.mode(options) + ("" if is_iid(str(options["split"])) else NON_IID)
 
 
 @dataclass(frozen=True)
 class JobRecords:
-    """`logs` has that of each process of the plan, by name."""
+    """`logs`: the log of each process of the plan, by name."""
 
     plan: Plan
     logs: Mapping[str, ProcessLog]
 
     @classmethod
     def read(cls, plan: Plan, events: Path) -> "JobRecords":
-        """From the event logs in a folder."""
+        """Read the event logs in a folder."""
         return cls(plan, {one.name: ProcessLog.read(events / f"{one.file_name}.jsonl", one) for one in plan.processes})
 
     @property
     def places(self) -> dict[str, tuple[str, str]]:
-        """Host and device of each training worker, by its name."""
+        """Return host and device of each training worker, by name."""
         plain = {process.name: (process.host, _device(process)) for process in self._training()}
         there, taken, found = Counter(plain.values()), Counter[tuple[str, str]](), {}
         for name, (host, device) in plain.items():
-            dash = "-" if device[-1].isdigit() else ""  # a second worker on gpu1 is not gpu11
+            dash = "-" if device[-1].isdigit() else ""  # a second worker on gpu1 must not become gpu11
             number = f"{dash}{taken[host, device]}" if there[host, device] > 1 else ""
             taken[host, device] += 1
             found[name] = (host, device + number)
@@ -59,7 +59,7 @@ class JobRecords:
 
     @property
     def metadata(self) -> Metadata:
-        """What is known beside the records."""
+        """Return the metadata of the records."""
         parties = {process.name: process.party for process in self.plan.processes}
         seconds, counts = wan_bytes(list(self.logs.values()))
         return Metadata(
@@ -70,7 +70,7 @@ class JobRecords:
         )  # fmt: skip
 
     def trial(self, folder: Path) -> RunRecords:
-        """As if its records were read from `folder`."""
+        """Return the trial as if its records had been read from `folder`."""
         found: dict[str, dict[str, Worker]] = {}
         for name, (host, device) in sorted(self.places.items(), key=lambda item: item[1]):
             found.setdefault(host, {})[device] = self.logs[name].worker()

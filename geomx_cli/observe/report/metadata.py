@@ -1,4 +1,4 @@
-"""What is known of a trial beside its workers' records: whose it is, and what went between the parties."""
+"""Metadata of a trial: its job, and the traffic between the parties."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,17 +13,17 @@ from geomx_cli.observe.report.process_log import ProcessLog
 __all__ = ["FILE_NAME", "Metadata"]
 
 FILE_NAME = "job.json"
-"""Its file, beside the folders of the trial's hosts."""
+"""The metadata file, next to the folders of the trial's hosts."""
 STEP = 0.5
 MOST = 2000
 
 
 class Metadata(msgspec.Struct):
-    """traffic: bytes from each party to each other one. seconds, wan_bytes: how many bytes had gone between parties so
-    many seconds after training began, the first weights among them. starts: how many seconds after the first each
-    worker (HOST/DEVICE) began. evaluation_on_clock: whether the workers' times have that of evaluations in them.
-    recorded: the algorithm's own figures of the last round, the largest of all workers; in the file they stand under
-    their own names, and are not read from there. None is what is not known.
+    """traffic: bytes from each party to each other one. seconds, wan_bytes: cumulative bytes between parties by seconds
+    after training began, including the first weights. starts: each worker's (HOST/DEVICE) start in seconds after the
+    first. evaluation_on_clock: whether the workers' times include evaluations. recorded: the algorithm's own metrics of
+    the last round, the maximum over the workers; in the file they have their own names, and are not read back. None
+    means unknown.
     """
 
     job: str
@@ -39,7 +39,7 @@ class Metadata(msgspec.Struct):
 
     @classmethod
     def read(cls, folder: Path) -> "Metadata | None":
-        """What lies beside a trial's records; None where nothing does. Raises InvalidSettings where it is damaged."""
+        """Read a trial's metadata; None if missing. Raises InvalidSettings if damaged."""
         path = folder / FILE_NAME
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
@@ -50,22 +50,22 @@ class Metadata(msgspec.Struct):
             raise InvalidSettings(f"{path} is damaged: {error}", hint) from None
 
     def write(self, folder: Path) -> None:
-        """Raises OSError."""
+        """Write the file. Raises OSError."""
         fields = msgspec.to_builtins(self)
         (folder / FILE_NAME).write_bytes(msgspec.json.encode({**fields.pop("recorded"), **fields}))
 
     @property
     def total(self) -> int | None:
-        """All that has gone between the parties; None where that was not recorded."""
+        """Return the total bytes between the parties; None if not recorded."""
         return sum(sum(row.values()) for row in self.traffic.values()) if self.seconds else None
 
     def bytes_by(self, seconds: float) -> int | None:
-        """What had gone between the parties by then; None where that was not recorded."""
+        """Return the bytes between the parties up to that time; None if not recorded."""
         return round(float(np.interp(seconds, self.seconds, self.wan_bytes))) if self.seconds else None
 
 
 def wan_bytes(logs: Sequence[ProcessLog]) -> tuple[list[float], list[int]]:
-    """`seconds` and `wan_bytes` of About: what all processes together have sent. Hosts' clocks are taken to agree."""
+    """Return `seconds` and `wan_bytes` of Metadata, summed over all processes. Assumes synchronized clocks."""
     begun = min((log.state.trains_since for log in logs if log.state.trains_since is not None), default=None)
     curves = [tuple(zip(*sorted(log.sent), strict=True)) for log in logs if log.sent]
     if begun is None or not curves:
@@ -79,7 +79,7 @@ def wan_bytes(logs: Sequence[ProcessLog]) -> tuple[list[float], list[int]]:
 
 
 def traffic(parties: Mapping[str, str], logs: Mapping[str, ProcessLog]) -> dict[str, dict[str, int]]:
-    """`traffic` of About. `parties` has that of each process; both are by the processes' names."""
+    """Return `traffic` of Metadata. `parties`: each process's party; both arguments are by process name."""
     total: dict[str, dict[str, int]] = {party: {} for party in dict.fromkeys(parties.values())}
     for process, log in logs.items():
         row = total[parties[process]]

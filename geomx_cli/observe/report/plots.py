@@ -1,4 +1,4 @@
-"""Draws figures with matplotlib, to files."""
+"""Draws figures to files with matplotlib."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,8 +20,8 @@ MOST_MARKERS = 12
 
 
 def draw(figure: Figure, folder: Path, form: str) -> Path:
-    """Write a figure to `folder`/NAME.`form`; returns that path. Raises InvalidSettings without matplotlib, CheckFailed
-    where the file cannot be written.
+    """Write a figure to `folder`/NAME.`form`; return the path. Raises InvalidSettings without matplotlib, CheckFailed
+    if the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure as Canvas
@@ -59,7 +59,7 @@ def _curves(axes: "Axes", figure: Curves) -> None:
 
 
 def _bars(axes: "Axes", figure: Bars) -> None:
-    """Groups of bars, one for each mode; a group's bars stand in the same order in each."""
+    """Draw groups of bars, one group per mode, with the bars in the same order."""
     place, ticks, labels = 0.0, [], []
     for mode, bars in figure.bars.items():
         look = style(mode)

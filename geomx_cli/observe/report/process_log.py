@@ -1,4 +1,4 @@
-"""What reports take from one process's event log."""
+"""Data for reports from one process's event log."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ MOST_COUNTS = 4096
 
 @dataclass
 class ProcessLog:
-    """state: of the process by all its events. sent: (Unix seconds, bytes sent to other parties by then), of a long log
-    not all. problems: a sentence for each event that is damaged.
+    """state: the process's state after all its events. sent: (Unix seconds, cumulative bytes sent to other parties),
+    subsampled for long logs. problems: a sentence per damaged event.
 
-    Rounds are not kept, for there may be very many: `records` reads them.
+    Rounds are not kept, as there may be very many: `records` reads them.
     """
 
     path: Path
@@ -32,7 +32,7 @@ class ProcessLog:
 
     @classmethod
     def read(cls, path: Path, process: Process) -> "ProcessLog":
-        """All but its rounds."""
+        """Read everything but the rounds."""
         log = cls(path, ProcessState(process))
         for event in log._events(log._complain):
             log.state.take(event, event.time)
@@ -43,18 +43,18 @@ class ProcessLog:
         return log
 
     def records(self) -> Iterator[Record]:
-        """Its rounds, in order, where it is a worker that trains. An accuracy stands in the record of the round whose
-        weights were evaluated, and that of the end in the last.
+        """Yield a training worker's rounds in order. An accuracy is in the record of the round whose weights were
+        evaluated, the final one in the last record.
         """
         accuracies, finished = dict(self.state.evaluations), self.state.finished
         if finished is not None and finished.accuracy is not None:
             accuracies[self.state.round] = finished.accuracy
-        for event in self._events(lambda problem: None):  # `read` has complained already
+        for event in self._events(lambda problem: None):  # `read` has reported them already
             if isinstance(event, RoundCompleted):
                 yield Record.of(event, accuracies.get(event.num_iters))
 
     def worker(self) -> Worker:
-        """Its rounds, as those of a worker of a trial."""
+        """Return its rounds as a worker of a trial."""
         worker = Worker()
         for record in self.records():
             worker.add(record)

@@ -21,9 +21,9 @@ _NAME = re.compile(r"iter-([0-9]{1,9})\.txt", re.ASCII)
 class Record(msgspec.Struct, omit_defaults=True):
     """A round. `time`: seconds by phase of each local step; total_time: seconds since the worker began to train.
 
-    accuracy is there only where it was evaluated; what follows it is not in records of ESync's own workers.
-    evaluation_on_clock: whether total_time has the time of evaluations in it. recorded: the algorithm's own figures,
-    which stand in the file under their own names, and are not read from there.
+    accuracy is present only if evaluated; the fields after it are not in records of ESync's own workers.
+    evaluation_on_clock: whether total_time includes evaluations. recorded: the algorithm's own metrics, which have
+    their own names in the file, and are not read back.
     """
 
     num_iters: int
@@ -42,7 +42,7 @@ class Record(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, event: RoundCompleted, accuracy: float | None) -> "Record":
-        """The record of a round whose weights have this test accuracy."""
+        """Return the record of a round whose weights have this test accuracy."""
         return cls(
             num_iters=event.num_iters, time=event.times, num_samples=event.num_samples, total_time=event.total_time,
             accuracy=accuracy, bytes_sent=event.bytes_sent, bytes_received=event.bytes_received, compute=event.compute,
@@ -51,17 +51,17 @@ class Record(msgspec.Struct, omit_defaults=True):
         )  # fmt: skip
 
     def encode(self) -> bytes:
-        """As it stands in a file."""
+        """Return the file content."""
         fields = msgspec.to_builtins(self)
         return msgspec.json.encode({**fields.pop("recorded", {}), **fields})
 
     def aggregation(self) -> float:
-        """Seconds that the exchange of the round took."""
+        """Duration of the round's exchange in seconds."""
         last = self.time[max(self.time, key=int)] if self.time else {}
         return last.get("global update", last.get("global aggregate", 0.0))
 
     def computing(self) -> float:
-        """Seconds of computing: as told, or else the phases that compute."""
+        """Seconds of computing: as reported, or else the sum of the computing phases."""
         if self.compute is not None:
             return self.compute
         return sum(step.get("forward and backward", 0.0) + step.get("local update", 0.0) for step in self.time.values())
@@ -72,9 +72,9 @@ _DECODER = msgspec.json.Decoder(Record)
 
 @dataclass
 class Worker:
-    """The rounds of one worker, in order, as columns; `problems` has a sentence for each file that is left out.
+    """The rounds of one worker, in order, as columns; `problems`: a sentence per file that was skipped.
 
-    elapsed, accuracies: seconds of training, there with the accuracy. traffic: bytes, both ways.
+    elapsed, accuracies: seconds of training, and the accuracy then. traffic: bytes, in both directions.
     """
 
     samples: "array[int]" = field(default_factory=lambda: array("q"))
@@ -97,7 +97,7 @@ class Worker:
 
     @classmethod
     def read(cls, folder: Path) -> "Worker":
-        """All its records. What is wrong with a file is among the problems; raises OSError for the folder alone."""
+        """Read all records. Errors in a file are among the problems; raises OSError only for the folder."""
         worker, last = cls(), 0
         for number, name in sorted(_numbered(folder)):
             if number == last:
@@ -114,7 +114,7 @@ class Worker:
         return worker
 
     def add(self, record: Record) -> None:
-        """The next round."""
+        """Append the next round."""
         exchange = record.aggregation()
         self.samples.append(record.num_samples)
         self.steps.append(len(record.time))
@@ -131,7 +131,7 @@ class Worker:
 
 
 def _numbered(folder: Path) -> Iterator[tuple[int, str]]:
-    """The files of rounds, with their numbers; any other name is none of ours."""
+    """Yield the files of rounds with their numbers; files with other names are ignored."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if match := _NAME.fullmatch(entry.name):
@@ -139,12 +139,12 @@ def _numbered(folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_record(path: str, number: int) -> Record:
-    """The record of a round in a file. Raises ValueError, which says what is wrong with it."""
+    """Read the record of a round. Raises ValueError with the reason if it is invalid."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             data = os.read(file, PIECE)
-            if len(data) == PIECE:  # seldom: a buffer for the largest record would cost more than all the rest
+            if len(data) == PIECE:  # rare: a buffer for the largest record would cost more than everything else
                 data += os.read(file, MAX_BYTES + 1 - PIECE)
         finally:
             os.close(file)
@@ -163,7 +163,7 @@ def read_record(path: str, number: int) -> Record:
 
 
 def _check(record: Record) -> None:
-    """Raises ValueError where its numbers make no sense: whoever wrote it, no report fails for one."""
+    """Raise ValueError for implausible numbers, so that no report fails on them."""
     counts = (record.num_iters, record.num_samples, record.bytes_sent, record.bytes_received)
     told = (record.total_time, record.compute, record.communicate, record.wait, record.accuracy)
     times = [seconds for seconds in told if seconds is not None]

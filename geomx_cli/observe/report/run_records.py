@@ -1,4 +1,4 @@
-"""A trial: one network trained under one mode, its workers' records in BASE/NETWORK/MODE/HOST/DEVICE."""
+"""A trial: one network trained under one mode, with its workers' records in BASE/NETWORK/MODE/HOST/DEVICE."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -14,19 +14,19 @@ from geomx_cli.observe.report.record import Worker
 __all__ = ["MODES", "NON_IID", "RunRecords", "modes_in", "place_of", "title"]
 
 MODES: Mapping[str, str] = {name: title for name, (title, _) in plugins.modes().items()}
-"""What each mode is called in figures and files. With "-niid" behind it the data were split by class."""
+"""Titles of the modes in figures and files. The suffix "-niid" marks data split by class."""
 
 NON_IID = "-niid"
 FOLDERS = tuple(mode + suffix for mode in MODES for suffix in ("", NON_IID))
-"""Where trials of the modes lie that are known here; one of another mode is known by its job.json."""
+"""Folders of trials of the modes known here; other modes are identified by their job.json."""
 MANY = 8
 
 
 @dataclass(frozen=True)
 class RunRecords:
-    """`workers` by host and device, sorted. `metadata`: what is known beside their records; None for ESync's own.
+    """`workers` by host and device, sorted. `metadata`: None for ESync's own records.
 
-    unread: why records of some hosts are not there.
+    unread: why records of some hosts are missing.
     """
 
     folder: Path
@@ -40,7 +40,7 @@ class RunRecords:
     def read(
         cls, base: Path, network: str, mode: str, told: Callable[[int, int], None] = lambda *_: None
     ) -> "RunRecords":
-        """Read all records; `told` hears how many workers of how many are read. Raises InvalidSettings where there are
+        """Read all records; `told` gets the numbers of workers read and in total. Raises InvalidSettings if there are
         none.
         """
         folder = base / network / mode
@@ -59,12 +59,12 @@ class RunRecords:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the records of all workers."""
+        """The problems of all workers' records."""
         return [*self.unread, *(problem for worker in self.each() for problem in worker.problems)]
 
     @property
     def title(self) -> str:
-        """What its mode is called."""
+        """The title of its mode."""
         return title(self.mode)
 
     @property
@@ -73,7 +73,7 @@ class RunRecords:
         return max(self.each(), key=lambda worker: len(worker.accuracies))
 
     def bytes_by(self, seconds: float) -> int:
-        """What all workers had sent and received in rounds that were over by then."""
+        """Return what all workers had sent and received in rounds completed by then."""
         return sum(
             count
             for worker in self.each()
@@ -88,7 +88,7 @@ class RunRecords:
 
 
 def _places(folder: Path) -> Iterator[Path]:
-    """The folders of workers."""
+    """Yield the workers' folders."""
     try:
         for host in sorted(path for path in folder.iterdir() if path.is_dir()):
             yield from sorted(path for path in host.iterdir() if path.is_dir())
@@ -100,7 +100,7 @@ def _places(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _mapping(count: int) -> Iterator[Callable[..., Iterable[Worker]]]:
-    """A `map`, over several processes where there is enough to do."""
+    """Yield a `map`, over several processes if there is enough work."""
     if count < MANY:
         yield map
         return
@@ -109,7 +109,7 @@ def _mapping(count: int) -> Iterator[Callable[..., Iterable[Worker]]]:
 
 
 def modes_in(base: Path, network: str) -> list[str]:
-    """The modes that a network has trials of, as there are folders. Raises InvalidSettings where there are none."""
+    """Return the modes with trials of a network, from the folders. Raises InvalidSettings if there are none."""
     found = sorted((path.name for path in (base / network).glob("*") if _is_trial(path)), key=place_of)
     if not found:
         raise InvalidSettings(f"there are no trials in {base / network}", _what_there_is(base))
@@ -117,7 +117,7 @@ def modes_in(base: Path, network: str) -> list[str]:
 
 
 def place_of(mode: str) -> tuple[int, str]:
-    """Orders modes as MODES does, those behind them that are not known here."""
+    """Sort key for modes: in the order of MODES, unknown ones last."""
     return FOLDERS.index(mode) if mode in FOLDERS else len(FOLDERS), mode
 
 
@@ -126,7 +126,7 @@ def _is_trial(folder: Path) -> bool:
 
 
 def _what_there_is(base: Path) -> str:
-    """The trials in a folder, for whoever has named another."""
+    """List the trials in a folder, for an error message."""
     if not base.is_dir():
         return f"there is no folder {base}; geomx logs collect --to DIR writes records to DIR"
     found = sorted(f"{path.parent.name}/{path.name}" for path in base.glob("*/*") if _is_trial(path))
@@ -134,6 +134,6 @@ def _what_there_is(base: Path) -> str:
 
 
 def title(mode: str) -> str:
-    """As in "ESync", or "ESync-Non-IID"; a mode that is not known here is called by its name."""
+    """Return a mode's title, as in "ESync", or "ESync-Non-IID"; an unknown mode's title is its name."""
     plain = mode.removesuffix(NON_IID)
     return MODES.get(plain, plain) + ("-Non-IID" if mode.endswith(NON_IID) else "")

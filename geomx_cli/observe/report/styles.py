@@ -1,7 +1,7 @@
-"""How each algorithm looks in all figures, as its module says.
+"""The style of each algorithm in all figures, as defined by its module.
 
-Colours are those of Okabe and Ito, "Color universal design", 2008, with two more for nine algorithms; where they lie
-side by side, hatches and markers tell them apart as well. An algorithm that says nothing gets one of a few more.
+Colors are those of Okabe and Ito, "Color universal design", 2008, with two more for nine algorithms; hatches and
+markers also distinguish adjacent ones. Algorithms without a style get one of a few spare ones.
 """
 
 import itertools
@@ -30,11 +30,11 @@ _more = itertools.cycle(_MORE)
 
 
 PHASES: Mapping[str, str] = {"computes": "#0072B2", "evaluates": "#009E73", "sends": "#E69F00", "waits": "#D0D0D0"}
-"""The colours of what a worker does."""
+"""The colors of a worker's activities."""
 
 
 def style(mode: str) -> Style:
-    """Of a mode; on data that are divided otherwise the same with dashed lines and finer hatches."""
+    """Return the style of a mode; for non-IID data the same with dashed lines and denser hatches."""
     look = _plain(mode.removesuffix(NON_IID))
     return replace(look, line="--", hatch=look.hatch * 2 or "oo..") if mode.endswith(NON_IID) else look
 

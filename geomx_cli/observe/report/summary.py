@@ -1,4 +1,4 @@
-"""What a trial came to: the JSON that ESync's own tools write, and summary.json with what that lacks."""
+"""A trial's results: the JSON of ESync's own tools, and summary.json with additional data."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -19,8 +19,8 @@ WORKERS_OF_ESYNC = 6
 
 @dataclass(frozen=True)
 class Reached:
-    """The first evaluation that came to the target. `bytes`: what all workers had sent and received by then, and
-    wan_bytes: what had gone between the parties, None where that is not known.
+    """The first evaluation that reached the target. `bytes`: what all workers had sent and received by then;
+    wan_bytes: what had been sent between the parties, None if unknown.
     """
 
     seconds: float
@@ -31,13 +31,13 @@ class Reached:
 
 @dataclass(frozen=True)
 class Summary:
-    """seconds: of the worker that trained longest. samples_per_s: of all workers. busy: the part of its training that a
-    worker computed, the mean over all; bytes: what all workers sent, and received; wan_bytes: what went between the
-    parties, None where that is not known.
+    """seconds: of the worker that trained longest. samples_per_s: of all workers. busy: fraction of its training that a
+    worker computed, averaged over all; bytes: what all workers sent, and received; wan_bytes: what was sent between the
+    parties, None if unknown.
 
-    With `parity` samples_per_s is computed as ESync's drawer does it, and so is traffic, in MiB/s: ResNet-18's size
-    times rounds, pushes alone, over the time of one worker; else traffic is bytes both ways per second, in MB/s. busy
-    is then all of the time but that of the exchange.
+    With `parity` samples_per_s is computed as ESync's plotting tool does it, and so is traffic, in MiB/s: ResNet-18's
+    size times rounds, pushes only, over the time of one worker; else traffic is bytes in both directions per second, in
+    MB/s. busy is then the fraction of the time outside the exchange.
     """
 
     network: str
@@ -58,7 +58,7 @@ class Summary:
 
     @classmethod
     def of(cls, trial: RunRecords, target: float, *, parity: bool) -> "Summary":
-        """Of what could be read. Times are those of raw points: nothing is smoothed."""
+        """Summarize the readable records. Times are those of raw points: nothing is smoothed."""
         workers = list(trial.each())
         seconds = max(worker.seconds for worker in workers)
         samples = sum(sum(worker.samples) for worker in workers)
@@ -81,7 +81,7 @@ class Summary:
         )  # fmt: skip
 
     def to_json(self, trial: RunRecords) -> dict[str, Any]:
-        """With each worker's own figures."""
+        """Return the summary with each worker's own figures."""
         fields = asdict(self)
         return {
             "schema_version": SUMMARY_VERSION,
@@ -101,7 +101,7 @@ class Summary:
 
 
 def original(trial: RunRecords) -> dict[str, Any]:
-    """What ESync's summary.py writes of the same records."""
+    """Return what ESync's summary.py writes for the same records."""
     return {
         host: {
             device: {
@@ -118,7 +118,7 @@ def original(trial: RunRecords) -> dict[str, Any]:
 
 
 def write(trial: RunRecords, summary: Summary) -> list[Path]:
-    """Write both beside the hosts' folders; their paths. Raises CheckFailed where that cannot be done."""
+    """Write both files next to the hosts' folders; return their paths. Raises CheckFailed on failure."""
     contents = {f"{title(trial.mode)}.json": original(trial), "summary.json": summary.to_json(trial)}
     paths = []
     for name, content in contents.items():
@@ -156,7 +156,7 @@ def _original_rate(samples: int, workers: list[Worker]) -> float:
 
 
 def _original_traffic(mode: str, workers: list[Worker], evaluator: Worker) -> float:
-    if mode.startswith(("async", "dcasgd")):  # the asynchronous ones that ESync's drawer has
+    if mode.startswith(("async", "dcasgd")):  # the asynchronous modes in ESync's plotting tool
         rounds, seconds = sum(len(worker.steps) for worker in workers), workers[0].seconds
     else:
         rounds, seconds = len(evaluator.accuracies) * WORKERS_OF_ESYNC, evaluator.seconds

@@ -1,4 +1,4 @@
-"""Draws figures in a terminal: curves in braille by plotille, the rest in blocks."""
+"""Draws figures in a terminal: curves in braille with plotille, others in block characters."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ LETTERS: Mapping[str, str] = dict(zip(PHASES, (FULL, "▓", "░", "·"), strict
 
 
 def painted(figure: Figure) -> str:
-    """A figure as text of about 80 columns, in one colour. Raises InvalidSettings without plotille."""
+    """Return a figure as text of about 80 columns, in one color. Raises InvalidSettings without plotille."""
     painter = next(paint for kind, paint in _PAINTERS.items() if isinstance(figure, kind))
     return "\n".join([figure.title, *painter(figure), ""])
 
@@ -41,7 +41,7 @@ def _curves(figure: Curves) -> Iterator[str]:
 
 
 def _label(value: float, chars: int, delta: float, left: bool = False) -> str:
-    """As plotille calls it."""
+    """Formatter with the signature that plotille expects."""
     return f"{value:.3g}".ljust(chars) if left else f"{value:.3g}".rjust(chars)
 
 

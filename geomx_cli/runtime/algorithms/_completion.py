@@ -1,8 +1,8 @@
-"""How the workers of an asynchronous job end together: the rank-0 root counts who is done, and workers ask it.
+"""Termination of asynchronous jobs: the rank-0 root counts the finished workers, and workers poll it.
 
-Parties go through rounds by themselves there, so no round tells one that all the others are done. A worker whose party
-has no more data leaves the rounds, reports that, and asks now and then until all have; what the roots hold then is
-final. A request to stop reaches the workers that still train in the same way, for who has left cannot push any more.
+Parties go through rounds independently, so no round shows that all other workers are done. A worker whose party has no
+more data leaves the rounds, reports that, and polls until all have; the roots' weights are then final. A stop request
+reaches the workers that still train in the same way, because a worker that has left cannot push.
 """
 
 import time
@@ -19,22 +19,23 @@ __all__ = ["TOPIC", "CompletionClient", "CompletionServer"]
 
 TOPIC = "completion"
 INTERVAL = 0.5
-"""Seconds between two questions of a worker."""
+"""Polling interval of a worker in seconds."""
 MAX_WORKERS = 65_536
 
 
 class CompletionServer:
-    """Counts the workers that are done. For the server's loop only."""
+    """Counts the finished workers. For the server's loop only."""
 
     def __init__(self) -> None:
         self._done: set[int] = set()
         self._stop = False
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What a worker reports: its global rank, how many workers train, whether it is done, whether all are to stop.
+        """Handle a worker's report: its global rank, the number of training workers, whether it is done, whether all
+        must stop.
 
-        Answers how many are not done, and whether somebody asked to stop. Raises InvalidSettings for a field that makes
-        no sense, and KeyError for one that is missing; nothing has changed then.
+        Return the number of unfinished workers, and whether a stop was requested. Raises InvalidSettings for an invalid
+        field, and KeyError for a missing one; nothing has changed then.
         """
         rank, workers, done, stop = (body[name] for name in ("rank", "workers", "done", "stop"))
         check_whole("the number of workers", workers, 1, MAX_WORKERS)
@@ -48,7 +49,7 @@ class CompletionServer:
 
 
 class CompletionClient:
-    """A worker's end of it. For the training thread only; raises what the client does when the job has failed."""
+    """The worker's side. For the training thread only; raises the client's error after the job has failed."""
 
     def __init__(self, client: "Client") -> None:
         self._client = client
@@ -57,7 +58,7 @@ class CompletionClient:
         self._stop = False
 
     def stop_requested(self) -> bool:
-        """Whether another worker is known to have asked all to stop; returns at once, and asks anew now and then."""
+        """Return whether a stop request of another worker is known; returns at once, and polls periodically."""
         if self._asked is not None and self._asked.done():
             self._stop = bool(self._asked.result()["stop"])
             self._asked = None
@@ -67,11 +68,11 @@ class CompletionClient:
         return self._stop
 
     def leave(self) -> None:
-        """This worker contributes no more: nobody waits for it, and it has the results of all that it contributed."""
+        """Leave the rounds: other workers stop waiting for this one, which has the results of all its contributions."""
         self._client.leave()
 
     def complete(self, *, stop: bool) -> bool:
-        """Report that this worker is done, and whether all are to stop; blocks. True if all workers are done."""
+        """Report that this worker is done, and whether all must stop; blocks. Return True if all workers are done."""
         return bool(self._client.control(TOPIC, self._report(done=True, stop=stop))["missing"] == 0)
 
     def _report(self, *, done: bool, stop: bool) -> "dict[str, Any]":

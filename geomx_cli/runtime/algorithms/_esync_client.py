@@ -1,4 +1,4 @@
-"""ESync in a worker: after each step the question whether to take another, or to synchronise."""
+"""ESync's worker side: after each step, asks whether to take another step or synchronize."""
 
 import statistics
 import time
@@ -15,17 +15,16 @@ REMEMBERED = 5
 
 
 class EsyncClient:
-    """Asks the state server of the job, over the connections that are there. For the training thread only.
+    """Queries the job's state server over the existing connections. For the training thread only.
 
-    It tells the worker's steps in this round (k), how long one takes (c, in seconds, with whatever came before it in
-    that step), and how long ago the last one ended. c is the median of the last ones: a single one in which the system
-    paused would make a fast worker the slowest, or the slowest's end seem far. Nobody is ready before the
-    `--min-local-steps`-th step of a round, so no answer is waited for until then: that would make a worker far from the
-    state server the slowest. With `--esync-query overlapped` the answer to one step's question may be taken after the
-    next step; a worker that is the slowest waits for it, as its next step would keep all waiting.
-    epsilon: that of the last answer, in seconds.
-    Raises what the client does when the job has failed. What the state server has refused is raised where this worker
-    next waits: for an answer, or at the begin of a round.
+    It reports the worker's steps in this round (k), the duration of one (c, in seconds, including any work before it in
+    that step), and the age of the last step's end. c is the median of the last steps: a single step delayed by the
+    system would make a fast worker appear the slowest, or distort the estimated end of the slowest. No worker is ready
+    before the `--min-local-steps`-th step of a round, so answers are not awaited before that: otherwise a worker far
+    from the state server would become the slowest. With `--esync-query overlapped` the answer to one step's query may
+    be taken after the next step; the slowest worker waits for it, as its next step would delay all others. epsilon:
+    from the last answer, in seconds. Raises the client's error after the job has failed. Errors from the state server
+    are raised at this worker's next wait: for an answer, or at the start of a round.
     """
 
     def __init__(self, client: "Client") -> None:
@@ -38,7 +37,7 @@ class EsyncClient:
         self._workers = client.num_workers if party else client.num_all_workers
         self._waits = settings.text("esync_query") == "blocking"
         self._least = int(settings.number("min_local_steps"))
-        self._slowest = True  # until it is known
+        self._slowest = True  # until known otherwise
         self._asked: Future[dict[str, Any]] | None = None
         self._told: deque[Future[dict[str, Any]]] = deque()
         self._left = False
@@ -47,7 +46,7 @@ class EsyncClient:
         self._times: deque[float] = deque(maxlen=REMEMBERED)
 
     def begin(self) -> None:
-        """A round begins: this worker has the weights that it goes on from."""
+        """Start a round: this worker has received the weights it starts from."""
         self.settle()
         self.rounds += 1
         self._steps = 0
@@ -56,7 +55,7 @@ class EsyncClient:
         self._ended = time.monotonic()
 
     def step(self) -> bool:
-        """A step has ended. True if it is time to synchronise."""
+        """Record the end of a step. Return True if it is time to synchronize."""
         now = time.monotonic()
         self._times.append(now - self._ended)
         self._ended, self._steps = now, self._steps + 1
@@ -65,29 +64,29 @@ class EsyncClient:
         told = {"k": self._steps, "c": statistics.median(self._times), "age": 0.0}
         if self._asked is None:
             self._asked = self._ask("query", **told)
-        elif self._steps == self._least:  # the answer under way is about a step that could not be the last
+        elif self._steps == self._least:  # the pending answer concerns a step that could not be the last
             self._told.append(self._asked)
             self._asked = self._ask("query", **told)
         return self._steps >= self._least and self._ready(wait=self._waits or self._slowest)
 
     def leave(self) -> None:
-        """This worker takes no more steps; nobody needs to reckon with it. Leaving twice changes nothing."""
+        """Report that this worker takes no more steps; others stop waiting for it. Idempotent."""
         if not self._left:
             self._left, self._asked = True, None
             self._told.append(self._ask("leave"))
 
     def settle(self) -> None:
-        """Wait until the state server knows all that it was told. Raises what it has refused."""
+        """Wait until the state server has acknowledged all reports. Raises its errors."""
         while self._told:
             self._told.popleft().result()
 
     def _ready(self, *, wait: bool) -> bool:
-        """Whether the answer, if it is here, says that this worker is ready."""
+        """Return whether the answer, if received, says that this worker is ready."""
         if self._asked is None or not (wait or self._asked.done()):
             return False
         answer = self._asked.result()
         self._asked = None
-        self.settle()  # was told before the question
+        self.settle()  # reported before the query
         self._slowest = bool(answer["slowest"])
         self.epsilon = float(answer["epsilon"])
         return bool(answer["ready"])

@@ -1,12 +1,12 @@
-"""The state server over HTTP, in the form that ESync's own workers speak: they can then use it in any job.
+"""The state server over HTTP, with the protocol of ESync's own workers, so that they can use it in any job.
 
-    POST /init/    num_workers (6 if not given), epsilon (seconds, 0.5 if not given)    empty; rank 0 alone, before all
+    POST /init/    num_workers (default 6), epsilon (seconds, default 0.5)              empty; from rank 0 only, first
     POST /apply/   r, k, c, te                                                          {"ready": 0} or {"ready": 1}
     POST /reset/   r, t, te                                                             empty
     GET  /         {"num_workers", "t", "epsilon", "records": [[r, k, c, te, ready, round], ...]}
 
-Fields are form-encoded, c and te seconds. What is wrong is answered with one sentence. The protocol knows no password,
-and whoever reaches the port may speak: it belongs on a network of the job's own.
+Fields are form-encoded, c and te in seconds. Errors are answered with one sentence. The protocol has no authentication:
+anyone who can reach the port can use it, so it belongs on a private network of the job.
 """
 
 import io
@@ -32,20 +32,20 @@ MAX_HEAD = 16_384
 MAX_BODY = 1_024
 MAX_CONNECTIONS = 128
 LIMIT = 5.0
-"""Seconds in which a request must have come, and again an answer have been taken."""
+"""Time limit in seconds for receiving a request, and again for sending the response."""
 
 Reply = tuple[HTTPStatus, bytes]
 Call = Callable[[Callable[[], Reply]], Reply]
-"""Has the thread that owns the state server call a function, and returns what that returned.
+"""Runs a function on the thread that owns the state server, and returns its result.
 
-Raises a GeomxError where that thread is gone or does not come to it.
+Raises a GeomxError if that thread has ended or does not respond.
 """
 Number = TypeVar("Number", int, float)
 Action = Callable[[float, Mapping[str, str]], bytes]
 
 
 class HttpServer:
-    """A state server's port; `port` is the one that it listens on."""
+    """A state server's HTTP listener; `port`: the actual port."""
 
     def __init__(self, listener: "_Listener") -> None:
         self.port: int = listener.server_address[1]
@@ -56,17 +56,17 @@ class HttpServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more. Requests that have been read are still answered, by threads that do not keep a process."""
+        """Stop listening. Requests already received are answered, by daemon threads."""
         self._listener.shutdown()
         self._listener.server_close()
         self._thread.join()
 
 
 def serve(state: StateServer, host: str, port: int, call: Call, clock: Callable[[], float] = time.time) -> HttpServer:
-    """Answer requests at host:port (0 for any that is free) from a thread of its own, until `close`.
+    """Serve host:port (0 for any free port) from a separate thread until `close`.
 
-    `call` runs what touches `state` on the thread that owns it. `clock` is the clock of all that is told to `state`.
-    Raises InvalidSettings where it cannot listen.
+    `call` runs accesses to `state` on the thread that owns it. `clock` gives all times passed to `state`.
+    Raises InvalidSettings if it cannot listen.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -80,11 +80,11 @@ def serve(state: StateServer, host: str, port: int, call: Call, clock: Callable[
 
 
 class _Service:
-    """What each path does. For the thread that owns the state server.
+    """The handlers by path. For the thread that owns the state server.
 
-    Workers tell `te` by clocks of their own, which may be wrong by more than a step takes. A worker begins a round just
-    before it says so; what its clock lacks to ours is measured then, and the ends of its steps are moved by it. Where
-    that was not told yet, the least difference counts.
+    Workers report `te` by their own clocks, whose error may exceed a step's duration. A worker reports the start of a
+    round immediately, so that report gives its clock offset, by which the ends of its steps are corrected. Before the
+    first such report, the smallest difference seen is used.
     """
 
     def __init__(self, state: StateServer, clock: Callable[[], float]) -> None:
@@ -127,7 +127,7 @@ class _Service:
 
 
 class _Listener(socketserver.ThreadingTCPServer):
-    """Gives each connection a thread, and at most MAX_CONNECTIONS of them at a time; more wait to be accepted."""
+    """One thread per connection, at most MAX_CONNECTIONS at a time; others wait to be accepted."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -156,11 +156,11 @@ class _Listener(socketserver.ThreadingTCPServer):
 
 
 class _Refusal(Exception):
-    """A request that cannot be answered; its arguments are a status and a sentence."""
+    """A rejected request; its arguments are an HTTP status and a sentence."""
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection, with one request: HTTP/1.0 ends it with the answer."""
+    """One connection, with one request: HTTP/1.0 closes it after the response."""
 
     server_version = "geomx"
     sys_version = ""
@@ -178,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
         except _Refusal as refusal:
             self.send_error(*refusal.args)
         except ConnectionError:
-            pass  # whoever asked is gone
+            pass  # the client has disconnected
 
     def do_GET(self) -> None:
         self._answer()
@@ -214,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer with one sentence, and read what is under way, for a connection that is cut would lose the answer."""
+        """Respond with one sentence, and drain the input: closing with unread data would lose the response."""
         content = (message or HTTPStatus(code).phrase).encode(errors="replace")
         try:
             self._send(HTTPStatus(code), content, "text/plain; charset=utf-8")
@@ -223,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
             while rest.read(MAX_HEAD):
                 pass
         except (OSError, _Refusal):
-            pass  # it will not end, or is gone
+            pass  # too much input, or the client has disconnected
 
     def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
         self.connection.settimeout(LIMIT)
@@ -234,11 +234,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a worker asks many times a second."""
+        """Log nothing: a worker sends many requests per second."""
 
 
 class _Bounded(io.RawIOBase):
-    """What comes from a socket within LIMIT seconds, `most` bytes in all. Raises _Refusal beyond."""
+    """Reads from a socket with a deadline of LIMIT seconds and at most `most` bytes. Raises _Refusal beyond."""
 
     def __init__(self, connection: socket.socket, most: int = MAX_HEAD + MAX_BODY) -> None:
         self._connection = connection

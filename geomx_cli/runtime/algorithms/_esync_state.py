@@ -1,4 +1,4 @@
-"""ESync's state server: it tells each worker whether to take another local step, or to synchronise now.
+"""ESync's state server: decides whether each worker takes another local step or synchronizes now.
 
 Z. Li, H. Zhou, T. Zhou, H. Yu, Z. Xu, G. Sun: ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous
 Data Centers. IEEE Transactions on Services Computing 15(4), 2022, Algorithm 2.
@@ -21,12 +21,12 @@ AUTOMATIC_PART, AUTOMATIC_MOST = 0.05, 0.5
 
 @dataclass(frozen=True)
 class Decision:
-    """What a worker is told, and on what grounds.
+    """The answer to a worker, with its basis.
 
-    ready: it is to synchronise now; if not, it has time for another step.
-    slowest: it is the worker whose steps take longest.
-    rest: predicted seconds until the slowest has done its steps of this round, 0 once they are done or overdue; inf
-    while nobody knows who that is, or it has not begun the round.
+    ready: synchronize now; otherwise there is time for another step.
+    slowest: this is the worker whose steps take longest.
+    rest: predicted seconds until the slowest has completed its steps of this round, 0 if completed or overdue; inf
+    while the slowest is unknown or has not begun the round.
     """
 
     ready: bool
@@ -36,8 +36,9 @@ class Decision:
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of a worker: the steps it has done in its round, the seconds that the last one took and when it
-    ended, whether it was told to synchronise, and which round it has begun."""
+    """The state of a worker: steps completed in its round, duration in seconds and end of the last one, whether it was
+    told to synchronize, and the round it has begun.
+    """
 
     rank: int
     steps: int = 0
@@ -49,17 +50,17 @@ class _Record:
 
 
 class StateServer:
-    """Decides for one group of workers, by what each tells of its steps.
+    """Decides for one group of workers, from their reports of steps.
 
-    A worker is ready once it could not end another step before the slowest ends its own, with `epsilon` seconds to
-    spare; the slowest is ready after its first step, so a round lasts as long as that. Time is a parameter: `now` and
-    `te` are seconds of the same clock, whichever that is. Where workers have clocks of their own they tell the age of
-    an event instead (`query`, `entered`), and clocks that differ do no harm.
+    A worker is ready if it could not complete another step before the slowest completes its own, with `epsilon` seconds
+    of margin; the slowest is ready after its first step, which determines the round's duration. Time is a parameter:
+    `now` and `te` are seconds of the same arbitrary clock. Workers with their own clocks report the age of an event
+    instead (`query`, `entered`), so clock differences do not matter.
 
-    In all methods r is a worker's rank; k the steps it has done in this round; c its capability, the seconds that
-    its last step took (0 if it has not measured any); te the time when that step ended, or, with k = 0, when it began
-    the round; t a round, counted from 1. InvalidSettings is raised before `init`, for a rank that there is not or
-    that has left, and for a number out of range; nothing has changed then. For one thread.
+    In all methods r is a worker's rank; k the steps it has completed in this round; c its capability, the seconds that
+    its last step took (0 if not measured); te the time when that step ended, or, with k = 0, when it began
+    the round; t a round, counted from 1. InvalidSettings is raised before `init`, for an unknown rank or one that has
+    left, and for a number out of range; nothing has changed then. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -70,10 +71,10 @@ class StateServer:
         self._slowest: _Record | None = None
 
     def init(self, num_workers: int, epsilon: float | None, min_steps: int = 1) -> None:
-        """Begin with round 1 of so many workers, of which nothing is known; whatever was known before is forgotten.
+        """Reset to round 1 of `num_workers` workers, discarding all records.
 
-        epsilon (seconds): None stands for 5 % of the slowest worker's capability, but at most 0.5 s.
-        min_steps: the steps that every worker, also the slowest, takes in each round.
+        epsilon (seconds): None means 5 % of the slowest worker's capability, but at most 0.5 s.
+        min_steps: minimum number of steps of every worker, including the slowest, in each round.
         """
         check_whole("the number of workers", num_workers, 1, MAX_WORKERS)
         check_whole("the least number of steps", min_steps, 1, MAX_COUNT)
@@ -84,41 +85,41 @@ class StateServer:
         self._slowest = None
 
     def apply(self, now: float, r: int, k: int, c: float, te: float) -> bool:
-        """Whether worker r is to synchronise now. What it tells is kept in any case."""
+        """Return whether worker r must synchronize now. Its report is recorded in any case."""
         _seconds("te, when the step ended,", te)
         return self._decide(now, r, k, c, te).ready
 
     def reset(self, r: int, t: int, te: float) -> None:
-        """Worker r has begun round t at te; with the first that does, the round begins for all.
+        """Record that worker r began round t at te; the first such report begins the round for all.
 
-        Raises InvalidSettings for a round that is over: going back to it would keep the others from ever ending theirs.
+        Raises InvalidSettings for a past round: returning to it would keep the others from ever ending theirs.
         """
         _seconds("te, when the round began,", te)
         self._begin(r, t, te)
 
     def query(self, now: float, r: int, k: int, c: float, age: float) -> Decision:
-        """As `apply`, for a step that ended `age` seconds before `now`."""
+        """Like `apply`, for a step that ended `age` seconds before `now`."""
         _seconds("the age of the step's end", age)
         return self._decide(now, r, k, c, now - age)
 
     def entered(self, now: float, r: int, t: int) -> None:
-        """As `reset`, for a worker that has begun round t just now."""
+        """Like `reset`, for a worker that has begun round t just now."""
         self._begin(r, t, now)
 
     def leave(self, r: int) -> None:
-        """Worker r has ended or was lost: nobody waits for its steps any more. Leaving twice changes nothing."""
+        """Remove worker r, which has ended or was lost, so that nobody waits for its steps. Idempotent."""
         self._find(r).left = True
         self._slowest = self._search()
 
     @property
     def epsilon(self) -> float:
-        """Seconds that a step must leave over, as things are now."""
+        """The current margin for a step, in seconds."""
         if self._epsilon is not None:
             return self._epsilon
         return min(AUTOMATIC_MOST, AUTOMATIC_PART * self._slowest.step_time) if self._slowest is not None else 0.0
 
     def home(self) -> dict[str, Any]:
-        """All that is known: num_workers, t, epsilon (seconds), records, one [r, k, c, te, ready, round] each."""
+        """The full state: num_workers, t, epsilon (seconds), records, one [r, k, c, te, ready, round] each."""
         return {
             "num_workers": len(self._records),
             "t": self._round,
@@ -133,7 +134,7 @@ class StateServer:
         self._note(worker, k, c, te)
         slowest = self._slowest
         if slowest is None or slowest.round != self._round:
-            # Where nobody has measured a step, another one costs little and makes known who is slowest.
+            # While no step has been measured, another one is cheap and determines the slowest worker.
             return Decision(ready=False, slowest=worker is slowest, rest=math.inf)
         missing = max(1, self._min_steps - slowest.steps)
         rest = slowest.step_time * missing + slowest.ended - now
@@ -157,7 +158,7 @@ class StateServer:
         worker.round, worker.ended = t, te
 
     def _note(self, worker: _Record, k: int, c: float, te: float) -> None:
-        """Keep what was told, and who is slowest: all are looked at only when that one has become faster."""
+        """Store a report and update the slowest worker; searches all only when that one has become faster."""
         faster = c < worker.step_time
         worker.steps, worker.step_time, worker.ended = k, c, te
         slowest = self._slowest
@@ -167,7 +168,7 @@ class StateServer:
             self._slowest = worker
 
     def _search(self) -> _Record | None:
-        """The lowest rank of those with the longest steps; None while nobody has measured one."""
+        """Return the lowest rank of those with the longest steps; None if no step has been measured."""
         known = (record for record in self._records if record.step_time > 0 and not record.left)
         return max(known, key=lambda record: record.step_time, default=None)
 
@@ -188,6 +189,6 @@ class StateServer:
 
 
 def _seconds(what: str, number: float) -> None:
-    # What is not a number compares as false.
+    # NaN compares as false.
     if not isinstance(number, int | float) or isinstance(number, bool) or not 0 <= number <= MAX_SECONDS:
         raise InvalidSettings(f"{what} is {number!r}", f"it is a number of seconds from 0 to {MAX_SECONDS:.0e}")

@@ -1,4 +1,4 @@
-"""The exchange of what a worker's own steps have come to: DiLoCo's and ESync's half of it in a worker."""
+"""Exchange of a worker's accumulated local steps, for DiLoCo and ESync."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -13,9 +13,9 @@ __all__ = ["PseudoGradient"]
 
 
 class PseudoGradient:
-    """Pushes the differences of this worker's weights to the global ones that it last had, and takes new ones.
+    """Pushes the difference of this worker's weights to the last global ones, and receives new ones.
 
-    origin: the global weights that it last had, by tensor. Tensors are named by their index in the model. For the
+    origin: the last global weights received, by tensor. Tensors are named by their index in the model. For the
     training thread only.
     """
 
@@ -30,30 +30,30 @@ class PseudoGradient:
         self.origin: list[Array] = []
 
     def start(self) -> None:
-        """Take the initial weights from the servers."""
+        """Pull the initial weights from the servers."""
         self._rounds.pull()
         self._model.write_weights(self._rounds.vector)
         self.steps.begin()
         self.origin = [weight.copy() for weight in self.steps.weights]
 
     def push(self, tensors: Iterable[int], weight: float = 1.0) -> None:
-        """Begin a round of these tensors; the differences count with this weight in the mean."""
+        """Begin a round of these tensors; the differences have this weight in the mean."""
         for index in tensors:
             self._rounds.buffers[index][:] = (self.origin[index] - self.steps.weights[index]) * weight
             self._rounds.push(index, weight)
 
     def abstain(self, tensors: Iterable[int]) -> None:
-        """Begin a round of these tensors with nothing to contribute."""
+        """Abstain from a round of these tensors."""
         for index in tensors:
             self._rounds.abstain(index)
 
     def end(self) -> None:
-        """Give up what is this worker's own for the global weights."""
+        """Replace this worker's weights by the global ones."""
         for index, origin in enumerate(self.origin):
             self.steps.put(index, origin)
 
     def take(self, tensors: Iterable[int], mix: float = 0.0) -> None:
-        """Wait for the round's new weights and go on from them; `mix` is the part of this worker's own in that."""
+        """Wait for the round's new weights and continue from them; `mix` is the fraction of own weights kept."""
         for index in tensors:
             self._rounds.wait([index])
             origin, own = self.origin[index], self.steps.weights[index]

@@ -1,6 +1,6 @@
-"""ASGD, the flat asynchronous baseline: the servers apply every worker's gradient as it comes, and nobody waits.
+"""ASGD, the flat asynchronous baseline: the servers apply every worker's gradient on arrival, without waiting.
 
-MixedSync in one plane without local servers, where each worker is a party of its own.
+MixedSync in one plane without local servers, where each worker is a party by itself.
 """
 
 from geomx_cli.runtime.algorithms.mixed import refuses, server, server_optimizer, variant, variants, worker

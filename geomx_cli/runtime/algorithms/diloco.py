@@ -1,12 +1,12 @@
-"""DiLoCo: many inner steps on every worker, then one outer step with the mean of what they came to.
+"""DiLoCo: many inner steps on every worker, then one outer step with the mean of their differences.
 
-A worker takes H steps with its inner optimizer, then pushes the difference D = (where it began) - (where it is).
-The roots take the mean of all workers' differences for a gradient and apply the outer optimizer, SGD with Nesterov
+A worker takes H steps with its inner optimizer, then pushes the difference D = (initial weights) - (current weights).
+The roots use the mean of all workers' differences as a gradient for the outer optimizer, SGD with Nesterov
 momentum: v = mu * v + D, w = w - lr * (D + mu * v). Douillard et al., "DiLoCo: Distributed Low-Communication Training
 of Language Models", 2023, arXiv 2311.08105.
 
-With `--fragments F` the tensors are dealt out to F fragments, and every H / F steps one of them is exchanged, so
-that the wire is used evenly; with `--overlap` the inner steps go on meanwhile, and the result is mixed in that many
+With `--fragments F` the tensors are distributed over F fragments, one of which is exchanged every H / F steps, which
+evens out network use; with `--overlap` the inner steps continue meanwhile, and the result is mixed in that many
 steps later: w = alpha * (own) + (1 - alpha) * (global). Douillard et al., "Streaming DiLoCo with overlapping
 communication", 2025, arXiv 2501.18512. Training ends with the global weights.
 """
@@ -67,7 +67,7 @@ shared_options = ("weight",)
 
 
 def refuses(spec: "Spec") -> str | None:
-    """Exchanges may not overlap each other, and the inner optimizer is the workers' own."""
+    """Exchanges must not overlap each other, and the inner optimizer must run on the workers."""
     if str(spec.options["optimizer"]).startswith("dcasgd"):
         return "its inner optimizer runs on the workers, where no delay is to be compensated for"
     steps, fragments = int(spec.options["inner_steps"]), int(spec.options["fragments"])
@@ -79,21 +79,21 @@ def refuses(spec: "Spec") -> str | None:
 
 
 def server(settings: "NodeSettings") -> "ServerAlgorithm":
-    """The part in a server."""
+    """The server part."""
     return MeanServer()
 
 
 class MeanServer(FsaServer):
-    """FSA's, but the roots take the weighted mean of all contributions for the gradient, not their sum.
+    """FSA's, but the roots use the weighted mean of all contributions as the gradient, not their sum.
 
-    Whoever has left does not count. Without an optimizer the roots subtract the mean.
+    Members that have left are excluded. Without an optimizer the roots subtract the mean.
     """
 
     starts_from_value = True
     takes_rows = False
 
     def aggregate_global(self, slot: "SliceView", total: "Aggregate", optimizer: "Optimizer | None") -> "Array":
-        """New weights."""
+        """Return the new weights."""
         assert slot.value is not None
         if total.weight == 0:
             return slot.value
@@ -101,7 +101,7 @@ class MeanServer(FsaServer):
         return slot.value - mean if optimizer is None else optimizer.update(slot.id, slot.value, mean)
 
 
-# The part in a worker of the bundled training job.
+# The worker part for the bundled training job.
 
 
 def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | None:
@@ -110,14 +110,14 @@ def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | No
 
 
 def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "DilocoWorker":
-    """The part in a worker."""
+    """The worker part."""
     return DilocoWorker(PseudoGradient(client, model, config), config)
 
 
 class DilocoWorker(WorkerAlgorithm):
-    """Inner steps, and every so many of them the exchange of a fragment; plain DiLoCo has a single one.
+    """Inner steps with periodic exchanges of a fragment; plain DiLoCo has a single fragment.
 
-    `_wait`: steps until the result of the exchange under way is taken; -1 when there is none.
+    `_wait`: steps until the result of the pending exchange is taken; -1 if there is none.
     """
 
     def __init__(self, differences: PseudoGradient, config: "TrainConfig") -> None:
@@ -137,20 +137,20 @@ class DilocoWorker(WorkerAlgorithm):
 
     @property
     def must_wait(self) -> bool:
-        """Whether it is time to take the result of the exchange under way."""
+        """Whether the result of the pending exchange is due."""
         return self._wait == 0
 
     @property
     def global_weights(self) -> "Sequence[Array] | None":
-        """What the fragments were at their last exchanges; the model has steps of this worker's own beyond that."""
+        """The fragments as of their last exchanges; the model additionally has this worker's local steps."""
         return self._pseudo_gradient.origin if self.partial_rounds else None
 
     def start(self) -> None:
-        """Take the initial weights from the servers."""
+        """Pull the initial weights from the servers."""
         self._pseudo_gradient.start()
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
-        """A step, and perhaps the beginning of a round; one that is under way comes a step nearer."""
+        """Take a step and possibly begin a round; a pending round comes a step closer."""
         steps = self._pseudo_gradient.steps
         steps.step(samples, watch)
         self._samples = [count + samples for count in self._samples]
@@ -158,19 +158,19 @@ class DilocoWorker(WorkerAlgorithm):
         return steps.count % self.steps_per_round == 0 and self._exchange()
 
     def drain(self) -> None:
-        """Bring in the steps since the last exchange of the fragment in turn, or abstain where it has had none."""
-        self._mix = 0.0  # no step will bring in what of the weights is this worker's own
+        """Push the steps since the last exchange of the current fragment, or abstain if there are none."""
+        self._mix = 0.0  # no later step will push this worker's part of the weights
         if self._samples[self._turn]:
             self._exchange()
         else:
             self._pseudo_gradient.abstain(self._fragment())
 
     def unfinished(self, steps_left: int) -> bool:
-        """Whether there are batches left, or steps that some fragment has not had yet."""
+        """Return whether batches are left, or steps that some fragment has not exchanged."""
         return steps_left > 0 or any(self._samples)
 
     def end(self) -> None:
-        """Give up what a mix has left of this worker's own."""
+        """Discard this worker's part that mixing has left in the weights."""
         if self._overlap:
             self._pseudo_gradient.end()
 
@@ -182,11 +182,11 @@ class DilocoWorker(WorkerAlgorithm):
         return True
 
     def _fragment(self) -> Sequence[int]:
-        """The tensors in turn: every so many-th, so that each fragment has some of all depths."""
+        """The tensors of the current fragment: every F-th, so that each fragment has tensors of all depths."""
         return self._pseudo_gradient.tensors[self._turn :: self._fragments]
 
     def synchronise(self) -> None:
-        """Take the result, mixed with what the steps since have come to."""
+        """Receive the result, mixed with the local steps since."""
         self._pseudo_gradient.take(self._fragment(), self._mix)
         self._turn = (self._turn + 1) % self._fragments
         self._wait = -1

@@ -1,16 +1,15 @@
-"""ESync: the slowest worker takes one step in a round, the others as many as fit in that time.
+"""ESync: the slowest worker takes one step per round, the others as many as fit in that time.
 
-After each step of its own a worker asks the state server whether to take another or to synchronise (before the first
-`--min-local-steps` of a round it only reports); it is ready once it
-could not end one more before the slowest does. Then, as in DiLoCo, it pushes the difference to where it began, and the
-roots add the mean of all workers' differences, times the global learning rate, to the weights. Li et al., "ESync:
-Accelerating Intra-Domain Federated Learning in Heterogeneous Data Centers", IEEE Transactions on Services Computing
-15(4), 2020.
+After each local step a worker asks the state server whether to take another one or synchronize (during the first
+`--min-local-steps` of a round it only reports); it is ready once it could not complete another step before the slowest
+does. Then, as in DiLoCo, it pushes the difference to its initial weights, and the roots add the mean of all workers'
+differences, times the global learning rate, to the weights. Li et al., "ESync: Accelerating Intra-Domain Federated
+Learning in Heterogeneous Data Centers", IEEE Transactions on Services Computing 15(4), 2020.
 
-The state server is a part of a server that is there anyway: the rank-0 root for all workers of the job, or with
-`--esync-scope party` the first local server for those of its party. Workers tell ages, never times of day. With
-`--esync-query overlapped` a worker goes on with the next step while it asks, as long as it is not the slowest itself:
-that one's next step would keep everybody waiting.
+The state server runs in an existing server: the rank-0 root for all workers of the job, or with
+`--esync-scope party` the first local server for those of its party. Workers report ages, never times of day. With
+`--esync-query overlapped` a worker continues with the next step while it asks, unless it is the slowest itself:
+that one's next step would delay all others.
 """
 
 import threading
@@ -75,7 +74,7 @@ options = (
 
 
 def refuses(spec: "Spec") -> str | None:
-    """The steps between two rounds are the workers' own."""
+    """Local steps between rounds need an optimizer on the workers."""
     if str(spec.options["optimizer"]).startswith("dcasgd"):
         return "its optimizer runs on the workers, where no delay is to be compensated for"
     _, colon, port = str(spec.options["esync_http"]).rpartition(":")
@@ -85,7 +84,7 @@ def refuses(spec: "Spec") -> str | None:
 
 
 def server(settings: "NodeSettings") -> "EsyncServer":
-    """The part in a server; that of the first root has the HTTP interface, if there is one."""
+    """The server part; that of the first root has the HTTP interface, if enabled."""
     epsilon = settings.number("esync_epsilon") or None
     steps = int(settings.number("min_local_steps"))
     part = EsyncServer(settings.text("esync_scope"), epsilon, steps)
@@ -96,15 +95,15 @@ def server(settings: "NodeSettings") -> "EsyncServer":
 
 def _is_first_root(settings: "NodeSettings") -> bool:
     plane = settings.upper or settings.local
-    only = plane is not None and plane.servers == 1  # one that was started by hand may not know its rank
+    only = plane is not None and plane.servers == 1  # a server started by hand may not know its rank
     is_root = settings.role == "global_server" or settings.upper is None
     return is_root and (settings.rank == 0 or (settings.rank is None and only))
 
 
 class EsyncServer(MeanServer):
-    """Adds the mean of the differences, and answers what workers ask of the state server.
+    """Adds the mean of the differences, and answers queries to the state server.
 
-    A request names the worker by its rank in the scope, and how many workers that has, which all count alike.
+    A request contains the worker's rank in the scope and the scope's number of workers, which must be the same in all.
     """
 
     def __init__(self, scope: str, epsilon: float | None, min_steps: int) -> None:
@@ -116,9 +115,9 @@ class EsyncServer(MeanServer):
         self._workers = 0
 
     def open_http(self, place: str, *, insecure: bool) -> None:
-        """Answer workers that are none of this job's on HOST:PORT, with a state server of theirs.
+        """Serve workers outside this job on HOST:PORT, with a separate state server.
 
-        Raises InvalidSettings where that cannot be listened on, and beyond loopback unless `insecure`.
+        Raises InvalidSettings if it cannot listen there, and for non-loopback addresses unless `insecure`.
         """
         from geomx_cli.ps.net.addresses import is_private
         from geomx_cli.runtime.algorithms._esync_http import Call, serve
@@ -136,7 +135,7 @@ class EsyncServer(MeanServer):
         self._http = serve(StateServer(), host.strip("[]"), int(port), guarded)
 
     def on_request(self, topic: str, body: dict[str, Any], is_root: bool) -> dict[str, Any] | None:
-        """What workers ask; see EsyncClient."""
+        """Handle a worker's request; see EsyncClient."""
         if topic != "esync" or (self._scope == "global" and not is_root):
             return None
         return self._answer(time.monotonic(), int(body["r"]), body)
@@ -158,7 +157,7 @@ class EsyncServer(MeanServer):
         return {}
 
 
-# The part in a worker of the bundled training job.
+# The worker part for the bundled training job.
 
 
 def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | None:
@@ -167,7 +166,7 @@ def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | No
 
 
 def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "EsyncWorker":
-    """The part in a worker."""
+    """The worker part."""
     from dataclasses import replace
 
     rate = config.number("local_lr")
@@ -177,13 +176,13 @@ def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "E
 
 
 class EsyncWorker(WorkerAlgorithm):
-    """Steps until the state server says that it is time; then a round.
+    """Local steps until the state server ends them; then a round.
 
-    Fast workers have gone through their data long before the slowest has, and go on: if they left the last rounds to
-    that one, the model would drift towards its data.
+    Fast workers finish their data long before the slowest and continue: if only the slowest contributed to the last
+    rounds, the model would drift towards its data.
     """
 
-    steps_per_round = 10  # nobody knows before
+    steps_per_round = 10  # an estimate: unknown in advance
     endless = True
 
     def __init__(self, client: "Client", differences: PseudoGradient) -> None:
@@ -193,12 +192,12 @@ class EsyncWorker(WorkerAlgorithm):
         self._tensors = differences.tensors
 
     def start(self) -> None:
-        """Take the initial weights from the servers."""
+        """Pull the initial weights from the servers."""
         self._pseudo_gradient.start()
         self._esync.begin()
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
-        """A step, and the question whether to synchronise."""
+        """Take a step and ask whether to synchronize."""
         self._pseudo_gradient.steps.step(samples, watch)
         with watch("check ready"):
             ready = self._esync.step()
@@ -208,7 +207,7 @@ class EsyncWorker(WorkerAlgorithm):
         return True
 
     def synchronise(self) -> None:
-        """Take the new weights; a new round begins."""
+        """Receive the new weights and begin the next round."""
         self._pseudo_gradient.take(self._tensors)
         self.recorded = {"epsilon": self._esync.epsilon}
         self._pseudo_gradient.steps.count = 0
@@ -220,6 +219,6 @@ class EsyncWorker(WorkerAlgorithm):
         raise NotImplementedError
 
     def end(self) -> None:
-        """The state server has heard that this worker takes no more steps."""
+        """Report to the state server that this worker takes no more steps."""
         self._esync.leave()
         self._esync.settle()

@@ -1,8 +1,8 @@
-"""FSA, fully synchronous: every worker's gradient counts in every round; all go on from the same result.
+"""FSA, fully synchronous: every round includes every worker's gradient; all continue from the same result.
 
 Workers push gradients; a local server sums its party's and exchanges the sum with the roots; a root sums the
-parties' and either lets the optimizer update the weights, or without one answers with the sum itself. One WAN
-round trip a round.
+parties' and either lets the optimizer update the weights, or without one answers with the sum itself. Each round costs
+one WAN round trip.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,24 +26,24 @@ name = "fsa"
 title = "FSA"
 look = ("#D55E00", "D", "++")
 options: tuple[Option, ...] = ()
-shared_options = ("max_staleness",)  # of a script that asks for dist_async
+shared_options = ("max_staleness",)  # for scripts that ask for dist_async
 
 
 def refuses(spec: object) -> str | None:
-    """Works with everything."""
+    """Compatible with all settings."""
     return None
 
 
 def server(settings: "NodeSettings") -> "ServerAlgorithm":
-    """The part in a server; a script may make it asynchronous."""
+    """The server part; a script may make it asynchronous."""
     return FsaServer(max_staleness=int(settings.number("max_staleness")))
 
 
 class FsaServer:
-    """Keeps nothing between rounds.
+    """Keeps no state between rounds.
 
-    asynchronous: see ServerAlgorithm; then a root needs an optimizer, as the sum of one party's gradients is nobody's
-    result.
+    asynchronous: see ServerAlgorithm; then a root needs an optimizer, as the sum of a single party's gradients is not a
+    meaningful result.
     """
 
     starts_from_value = False
@@ -54,17 +54,17 @@ class FsaServer:
         self.max_staleness = max_staleness
 
     def aggregate_local(self, slot: "SliceView", total: "Aggregate") -> "PushUp":
-        """The party's sum goes to the roots."""
+        """Send the party's sum to the roots."""
         from geomx_cli.ps.aggregation.algorithm import PushUp
 
         return PushUp(total.array, total.weight)
 
     def on_global(self, slot: "SliceView", result: "Array") -> "Array":
-        """The root's result is the value."""
+        """Use the root's result as the value."""
         return result
 
     def aggregate_global(self, slot: "SliceView", total: "Aggregate", optimizer: "Optimizer | None") -> "Array":
-        """New weights, or without an optimizer the sum itself. Where all abstain there is no update."""
+        """Return the new weights, or without an optimizer the sum. If all members abstain there is no update."""
         if slot.value is not None and total.weight == 0 and (optimizer is not None or self.asynchronous):
             return slot.value
         if optimizer is not None and slot.value is not None:
@@ -76,7 +76,7 @@ class FsaServer:
     def rows_at_root(
         self, slot: "SliceView", total: "Rows", weight: float, member: int, optimizer: "Optimizer | None"
     ) -> "Content | None":
-        """As `aggregate_global`; without an optimizer, rows of the sum before that are not in this one become zero."""
+        """Like `aggregate_global`; without an optimizer, rows only in the previous sum become zero."""
         assert slot.value is not None
         if weight == 0 and (optimizer is not None or self.asynchronous):
             return None
@@ -94,20 +94,20 @@ class FsaServer:
             )
 
     def on_request(self, topic: str, body: dict[str, Any], is_root: bool) -> dict[str, Any] | None:
-        """Has no topics."""
+        """Handles no topics."""
         return None
 
 
-# The part in a worker of the bundled training job.
+# The worker part for the bundled training job.
 
 
 def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | None:
-    """What the roots are to run; None when every worker applies the summed gradient itself."""
+    """The roots' optimizer; None if every worker applies the summed gradient itself."""
     return (config.optimizer, config.optimizer_params) if config.optimizer_on == "server" else None
 
 
 def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "FsaWorker":
-    """The part in a worker."""
+    """The worker part."""
     optimizer = None
     if config.optimizer_on == "worker":
         from geomx_cli.ps.optim import optimizers
@@ -117,12 +117,12 @@ def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "F
 
 
 class FsaWorker(WorkerAlgorithm):
-    """Every step is a round: push gradients, pull weights, or the sums for this worker's own optimizer.
+    """Every step is a round: push gradients, pull weights, or gradient sums for this worker's own optimizer.
 
-    Gradients are divided by the number of workers that contribute to the round, so that the sum which it makes of them
-    is their mean. The optimizer of a worker is the servers' own, so weights are the same bit for bit wherever it runs.
+    Gradients are divided by the number of workers that contribute to the round, so that their sum is the mean. Workers
+    use the same optimizer implementation as servers, so weights are identical bit for bit wherever it runs.
 
-    workers: how many go through rounds together. share: what their mean counts in the sum of all.
+    workers: number of workers in the same rounds. share: weight of their mean in the sum of all.
     """
 
     def __init__(
@@ -140,11 +140,11 @@ class FsaWorker(WorkerAlgorithm):
         self._rounds = TensorRounds(client, model)
         self._model = model
         self._optimizer = optimizer
-        self._weights: Array = self._rounds.vector  # the results are the weights, unless an optimizer of this worker is
+        self._weights: Array = self._rounds.vector  # the results are the weights, unless this worker runs an optimizer
         self._tensors = range(len(model.names))
 
     def start(self) -> None:
-        """Take the initial weights from the servers."""
+        """Pull the initial weights from the servers."""
         self._pull()
         if self._optimizer is not None:
             self._weights = self._rounds.vector.copy()
@@ -154,7 +154,7 @@ class FsaWorker(WorkerAlgorithm):
         self._model.write_weights(self._rounds.vector)
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
-        """Begin the exchange of each tensor as soon as its gradient is there, which is from the output to the input."""
+        """Begin each tensor's exchange as soon as its gradient is ready, from the output to the input."""
         with watch("forward and backward"):
             for index in reversed(self._tensors):
                 self._model.read_gradient(index, self._rounds.buffers[index])
@@ -162,12 +162,12 @@ class FsaWorker(WorkerAlgorithm):
         return True
 
     def drain(self) -> None:
-        """No step is ever left: abstain."""
+        """Abstain: no local steps are ever pending."""
         for index in self._tensors:
             self._rounds.abstain(index)
 
     def expect(self, workers: int) -> None:
-        """The next round's mean is of so many gradients."""
+        """Set the number of gradients in the next round's mean."""
         self.gradient_scale = self._share / max(1, workers)
 
     def synchronise(self) -> None:

@@ -1,14 +1,13 @@
 """HFA, hierarchical frequency aggregation: parties average often over the LAN, rarely over the WAN.
 
-Every K1 steps of their own optimizers the workers of a party push their weights and go on from the party's mean. Every
-K2-th of these means, counted for each slice, goes to the roots as a difference to the milestone, the last global model;
-the mean of the parties' differences, added to the milestone, is the next one, which everybody goes on from. Across the
-WAN that is one exchange in K1 * K2 steps. Liu, Zhang, Song and Letaief, "Client-Edge-Cloud Hierarchical Federated
-Learning", ICC 2020.
+Every K1 local optimizer steps the workers of a party push their weights and continue from the party's mean. Every K2-th
+of these means, counted per slice, is sent to the roots as a difference to the milestone, the last global model; the
+milestone plus the mean of the parties' differences is the next one, from which all continue. Over the WAN that is one
+exchange per K1 * K2 steps. Liu, Zhang, Song and Letaief, "Client-Edge-Cloud Hierarchical Federated Learning", ICC 2020.
 
-A script that was written for it divides the weights that it pushes by `kv.num_workers`, so the sum is the mean; for
-workers that have left, the party's server makes up. With an optimizer on the roots, that takes the mean difference for
-a step (see diloco.py).
+A script written for HFA divides the weights that it pushes by `kv.num_workers`, so the sum is the mean; the party's
+server compensates for workers that have left. An optimizer on the roots applies the mean difference as a gradient
+(see diloco.py).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -52,11 +51,11 @@ options = (
     ),
 )  # fmt: skip
 needs_local_server = True
-ranks_by_party = True  # a script divides the weights that it pushes by `kv.num_workers`
+ranks_by_party = True  # scripts divide pushed weights by `kv.num_workers`
 
 
 def refuses(spec: "Spec") -> str | None:
-    """The steps between two rounds are the workers' own."""
+    """Local steps between rounds need an optimizer on the workers."""
     if str(spec.options["optimizer"]).startswith("dcasgd"):
         return "its optimizer runs on the workers, where no delay is to be compensated for"
     if spec.script and spec.options["rank_scope"] == "global":
@@ -65,7 +64,7 @@ def refuses(spec: "Spec") -> str | None:
 
 
 def server(settings: "NodeSettings") -> "ServerAlgorithm":
-    """The part in a server."""
+    """The server part."""
     if settings.role == "global_server" and settings.central_workers:
         raise InvalidSettings(
             "central workers need a local server of their own in HFA: the roots get parties' differences",
@@ -78,9 +77,9 @@ def server(settings: "NodeSettings") -> "ServerAlgorithm":
 
 class HfaServer:
     """Keeps for each slice at a party the milestone (the slice's shape, fp32 or fp64), the number of means, and the
-    weight given since the milestone.
+    total weight since the milestone.
 
-    workers: those of the party, by which they have divided. is_flat: the members of this root are workers.
+    workers: number of workers of the party, by which they have divided. is_flat: the members of this root are workers.
     """
 
     asynchronous = False
@@ -94,9 +93,9 @@ class HfaServer:
         self._is_flat = is_flat
 
     def aggregate_local(self, slot: "SliceView", total: "Aggregate") -> "ReplyNow | PushUp":
-        """The party's mean; every K2-th goes on as its difference to the milestone.
+        """Return the party's mean; send every K2-th up as its difference to the milestone.
 
-        Who abstains does not count. Where a whole party has since the milestone, it has no difference to it.
+        Abstaining members do not count. A party that has entirely abstained since the milestone has weight 0.
         """
         import numpy as np
 
@@ -116,12 +115,12 @@ class HfaServer:
         return PushUp((mean - milestone) * mean.dtype.type(weight), weight)
 
     def on_global(self, slot: "SliceView", result: "Array") -> "Array":
-        """The next milestone."""
+        """Store the next milestone."""
         slot.kept["milestone"] = result.astype(slot.kept["milestone"].dtype)
         return result
 
     def aggregate_global(self, slot: "SliceView", total: "Aggregate", optimizer: "Optimizer | None") -> "Array":
-        """The milestone and the mean of the parties' differences."""
+        """Return the milestone plus the mean of the parties' differences."""
         assert slot.value is not None
         if total.weight == 0:
             return slot.value
@@ -133,7 +132,7 @@ class HfaServer:
         return new
 
     def on_request(self, topic: str, body: dict[str, Any], is_root: bool) -> dict[str, Any] | None:
-        """Has no topics."""
+        """Handles no topics."""
         return None
 
     def _mean(self, total: "Aggregate") -> "Array":
@@ -143,7 +142,7 @@ class HfaServer:
         return mean
 
 
-# The part in a worker of the bundled training job.
+# The worker part for the bundled training job.
 
 
 def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | None:
@@ -152,12 +151,12 @@ def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | No
 
 
 def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "HfaWorker":
-    """The part in a worker."""
+    """The worker part."""
     return HfaWorker(client, model, config)
 
 
 class HfaWorker(WorkerAlgorithm):
-    """Every K1 steps of its own: push weights, pull the party's mean or the next milestone."""
+    """Every K1 local steps: push weights, pull the party's mean or the next milestone."""
 
     def __init__(self, client: "Client", model: "ModelAdapter", config: "TrainConfig") -> None:
         from geomx_cli.runtime.training.local_steps import LocalSteps
@@ -178,17 +177,17 @@ class HfaWorker(WorkerAlgorithm):
 
     @property
     def is_global_round(self) -> bool:
-        """Whether the last round made a milestone."""
+        """Whether the last round produced a milestone."""
         return self.rounds % self._k2 == 0
 
     def start(self) -> None:
-        """Take the initial weights from the servers."""
+        """Pull the initial weights from the servers."""
         self._rounds.pull()
         self._model.write_weights(self._rounds.vector)
         self._steps.begin()
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
-        """A step; the K1-th begins a round."""
+        """Take a step; the K1-th begins a round."""
         self._steps.step(samples, watch)
         return self._steps.count == self.steps_per_round and self._exchange()
 
@@ -202,10 +201,10 @@ class HfaWorker(WorkerAlgorithm):
         self._exchange_statistics(0.0)
 
     def unfinished(self, steps_left: int) -> bool:
-        """Whether steps are left for the rounds after the next milestone.
+        """Return whether steps are left for the rounds after the next milestone.
 
-        Only a milestone can be the end, and its weight at the roots is of all rounds that have led to it: so a worker
-        says in each of them what will be true then.
+        Only a milestone can end the job, and its weight at the roots is the total over all rounds leading to it: so a
+        worker reports in each of them what will hold at the milestone.
         """
         rounds_before = -(self.rounds + 1) % self._k2
         return steps_left > rounds_before * self.steps_per_round
@@ -219,7 +218,7 @@ class HfaWorker(WorkerAlgorithm):
         return True
 
     def _exchange_statistics(self, weight: float) -> None:
-        """Begin their round; with weight 0 this worker abstains."""
+        """Begin a round of the statistics; with weight 0 this worker abstains."""
         if not self._shares_statistics:
             return
         for key, running in self._model.read_statistics().items():
@@ -228,7 +227,7 @@ class HfaWorker(WorkerAlgorithm):
             self._statistics[key] = buffer, self._client.exchange(key, source, buffer, weight=weight or 1.0)
 
     def synchronise(self) -> None:
-        """Go on from the mean."""
+        """Continue from the mean."""
         self._rounds.wait()
         for index, mean in enumerate(self._rounds.buffers):
             self._steps.put(index, mean)

@@ -1,4 +1,4 @@
-"""One worker by itself on all the data: what the others are compared with. No gradient leaves the worker."""
+"""A single worker on all the data: the reference for other algorithms. Gradients stay on the worker."""
 
 from typing import TYPE_CHECKING
 
@@ -25,17 +25,17 @@ standalone = True
 
 
 def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | None:
-    """None: the servers have nothing to do but to give the initial weights."""
+    """None: the servers only provide the initial weights."""
     return None
 
 
 def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "LocalWorker":
-    """The part in a worker."""
+    """The worker part."""
     return LocalWorker(client, model, config)
 
 
 class LocalWorker(WorkerAlgorithm):
-    """Steps of its own; a round is a step, in which nothing but the wish to stop is exchanged."""
+    """Local steps; each is a round that exchanges nothing but the stop vote."""
 
     def __init__(self, client: "Client", model: "ModelAdapter", config: "TrainConfig") -> None:
         from geomx_cli.runtime.training.local_steps import LocalSteps
@@ -45,7 +45,7 @@ class LocalWorker(WorkerAlgorithm):
         self._steps = LocalSteps(model, config)
 
     def start(self) -> None:
-        """Take the initial weights from the servers."""
+        """Pull the initial weights from the servers."""
         from geomx_cli.runtime.training.tensor_rounds import TensorRounds
 
         initial = TensorRounds(self._client, self._model)
@@ -54,13 +54,13 @@ class LocalWorker(WorkerAlgorithm):
         self._steps.begin()
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
-        """A step."""
+        """Take a local step."""
         self._steps.step(samples, watch)
         return True
 
     def drain(self) -> None:
-        """There is nothing to exchange."""
+        """Nothing is exchanged."""
 
     def synchronise(self) -> None:
-        """Nothing is under way."""
+        """Nothing is pending."""
         self.rounds += 1

@@ -1,10 +1,10 @@
-"""MixedSync: synchronous inside a party, asynchronous across parties; a slow party delays nobody but itself.
+"""MixedSync: synchronous within a party, asynchronous between parties; a slow party does not delay others.
 
 Workers push gradients; a local server sums its party's and exchanges the sum with the roots. A root lets its
-optimizer apply each party's sum at once and answers that party alone, with weights that may hold others' newer updates
-too. Without a bound the parties' rounds drift apart freely; with `--max-staleness` the result of a round waits as long
-as its party would be further ahead of the slowest (Ho et al., "More Effective Distributed ML via a Stale Synchronous
-Parallel Parameter Server", NIPS 2013). The optimizers called dcasgd compensate for what has changed meanwhile.
+optimizer apply each party's sum on arrival and answers that party alone, with weights that may include newer updates of
+others. Without a bound the parties' rounds may diverge arbitrarily; with `--max-staleness` the result of a round is
+delayed while its party would be further ahead of the slowest (Ho et al., "More Effective Distributed ML via a Stale
+Synchronous Parallel Parameter Server", NIPS 2013). The dcasgd optimizers compensate for the changes in between.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -42,49 +42,49 @@ options = (
 
 
 def variant(options: "Mapping[str, Value]") -> str:
-    """DCASGD, where the optimizer compensates for delay."""
+    """DCASGD, if the optimizer compensates for delay."""
     return "dcasgd" if str(options["optimizer"]).startswith("dcasgd") else ""
 
 
 def refuses(spec: "Spec") -> str | None:
-    """It needs an optimizer on the global servers."""
+    """Requires an optimizer on the global servers."""
     if not spec.script and spec.options["optimizer_on"] == "worker":
         return "the global servers need an optimizer, and --optimizer-on worker leaves them without"
     return None
 
 
 def server(settings: "NodeSettings") -> "ServerAlgorithm":
-    """The part in a server: FSA's, with each party for itself."""
+    """The server part: FSA's, in asynchronous mode."""
     return MixedServer(asynchronous=True, max_staleness=int(settings.number("max_staleness")))
 
 
 class MixedServer(FsaServer):
-    """FSA's, with each party for itself; the rank-0 root counts the workers that are done."""
+    """FSA's, in asynchronous mode; the rank-0 root counts the finished workers."""
 
     def __init__(self, *, asynchronous: bool = True, max_staleness: int = -1) -> None:
         super().__init__(asynchronous=asynchronous, max_staleness=max_staleness)
         self._completion = CompletionServer()
 
     def on_request(self, topic: str, body: dict[str, Any], is_root: bool) -> dict[str, Any] | None:
-        """What CompletionClient asks."""
+        """Handle CompletionClient's requests."""
         return self._completion.answer(body) if topic == TOPIC and is_root else None
 
 
-# The part in a worker of the bundled training job.
+# The worker part for the bundled training job.
 
 
 def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "MixedWorker":
-    """The part in a worker."""
+    """The worker part."""
     workers = 1 if client.flat else client.num_workers
     return MixedWorker(client, model, workers, workers / client.num_all_workers)
 
 
 class MixedWorker(FsaWorker):
-    """FSA's, whose rounds are the party's, or in a flat cluster the worker's own."""
+    """FSA's, with rounds of the party, or in a flat cluster of the worker itself."""
 
     asynchronous = True
 
     def newest(self) -> None:
-        """Pull the weights that the global servers have now; counts as a round."""
+        """Pull the global servers' current weights; counts as a round."""
         self._pull()
         self.rounds += 1

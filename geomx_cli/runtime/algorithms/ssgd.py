@@ -1,6 +1,6 @@
-"""SSGD, the flat baseline: every worker exchanges its gradient with the servers at every step, and all go on together.
+"""SSGD, the flat baseline: every worker exchanges its gradient with the servers at every step, synchronously.
 
-FSA in one plane without local servers, as plain parameter servers do it.
+FSA in one plane without local servers, as in plain parameter servers.
 """
 
 from geomx_cli.runtime.algorithms.fsa import refuses, server, server_optimizer, worker

@@ -1,4 +1,4 @@
-"""Front ends: each joins a training framework to geomx. They are the packages here, named as the module that scripts
+"""Front ends: each connects geomx to a training framework. They are the subpackages, named like the module that scripts
 import; importing one loads neither the framework nor numpy.
 """
 
@@ -17,79 +17,79 @@ __all__ = [
 ]  # fmt: skip
 
 NAMES = ("numpy", "mxnet")
-"""All front ends."""
+"""The names of all front ends."""
 
 
 class Frontend(Protocol):
-    """What every front end has: models for the bundled job."""
+    """Interface of every front end: models for the bundled job."""
 
     @property
     def framework(self) -> str:
-        """The module that its workers need beside numpy; "" for none, then scripts have no use for the front end."""
+        """The module that its workers need besides numpy; "" for none: then it has nothing for scripts."""
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """The values of --network that it trains."""
+        """The values of --network that it supports."""
 
     def network(self, name: str, shape: "Shape", classes: int) -> "Network":
-        """One of `networks`, or of a user's own where it takes these, with a ModelAdapter behind it.
+        """Return one of `networks`, or a user's own if supported, with its ModelAdapter.
 
-        Raises InvalidSettings where the framework is missing, and for images that the network cannot take.
+        Raises InvalidSettings if the framework is missing, and for image shapes that the network does not support.
         """
 
 
 class ScriptFrontend(Frontend, Protocol):
-    """What one with a framework has in addition: a store for scripts."""
+    """Additional interface of a front end with a framework: a store for scripts."""
 
     def prepare_import(self) -> None:
-        """What the framework needs before it is imported."""
+        """Prepare the process for importing the framework."""
 
     def attach(self, framework: Any, session: "ScriptSession") -> None:
-        """Put our store into the framework, which a script is importing. `session` connects when it is first used."""
+        """Install our store in the framework, which a script is importing. `session` connects at its first use."""
 
 
 class ScriptStore(Protocol):
-    """What a script's session needs of the store."""
+    """The interface of a store as used by the script's session."""
 
     @property
     def failure(self) -> BaseException | None:
-        """What has gone wrong in the background, if anything."""
+        """The background failure, if any."""
 
     @property
     def calls(self) -> int:
-        """How often the script has used it."""
+        """The number of calls by the script."""
 
     def settle(self) -> None:
-        """Wait for everything that the script has begun. Raises what has failed, as an error of the framework's."""
+        """Wait for all operations begun by the script. Raises their failure, as an error of the framework."""
 
 
 class ScriptSession(Protocol):
-    """The script's part in the job. store: set by the front end when it has made one."""
+    """The script's membership of the job. store: set by the front end when it has created one."""
 
     store: ScriptStore | None
 
     def connect(self) -> "Client":
-        """Join the job. Raises GeomxError where that is not possible."""
+        """Join the job. Raises GeomxError on failure."""
 
 
 def find(name: str) -> Frontend:
-    """The front end of this name."""
+    """Return the front end of this name."""
     return cast(Frontend, importlib.import_module(f"{__name__}.{name}"))
 
 
 def of_framework(module: str) -> ScriptFrontend | None:
-    """The front end of a framework, by the name of its module; None for any other module."""
+    """Return the front end of a framework, by its module name; None for any other module."""
     found = find(module) if module in NAMES else None
     return cast(ScriptFrontend, found) if found is not None and found.framework else None
 
 
 def loaded() -> bool:
-    """Whether this process has imported a framework."""
+    """Return whether this process has imported a framework."""
     return any(find(name).framework in sys.modules for name in NAMES)
 
 
 def prepare_imports() -> None:
-    """Prepare the import of every framework, before code runs that may import one."""
+    """Prepare the import of every framework, before running code that may import one."""
     for name in NAMES:
         if (found := of_framework(name)) is not None:
             found.prepare_import()

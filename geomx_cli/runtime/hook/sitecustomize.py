@@ -1,7 +1,7 @@
-"""Found by PYTHONPATH before a worker's script starts: prepares MXNet for it, and reports how it fails.
+"""Loaded through PYTHONPATH before a worker's script: prepares MXNet for it and reports its failure.
 
-Runs in every Python process of the worker, also in those that have nothing to do with training. So it imports only
-what is cheap, and hands on to the `sitecustomize` that would have run without it.
+Runs in every Python process of the worker, including those unrelated to training. So its imports are cheap, and it
+runs the `sitecustomize` that it shadows.
 """
 
 import importlib.machinery
@@ -11,7 +11,7 @@ from types import TracebackType
 
 
 def _chain() -> None:
-    """Run the next sitecustomize on the path, in the place of this one."""
+    """Run the next sitecustomize on the path, which this one shadows."""
     own = os.path.realpath(os.path.dirname(__file__))  # noqa: PTH120
     others = [path for path in sys.path if os.path.realpath(path) != own]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
@@ -32,7 +32,7 @@ def _prepare() -> None:
     from geomx_cli.runtime import finder
 
     finder.install()
-    # Only the worker's own process speaks for it; its children inherit the variable.
+    # Only the worker's own process reports; its children inherit the variable.
     if os.environ.setdefault("GEOMX_SCRIPT_PROCESS", str(os.getpid())) == str(os.getpid()):
         sys.excepthook = _excepthook
 

@@ -1,4 +1,4 @@
-"""The bundled training job: a small network on Fashion-MNIST, to try a cluster out and to measure it."""
+"""The bundled training job: a small network on Fashion-MNIST, for trials and benchmarks of a cluster."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,11 @@ __all__ = ["main"]
 def main(client: "Client") -> None:
     """Run a bundled worker on a connected client to the end of training; the client stays open.
 
-    A master worker that does not train only sets the job up, and needs no data unless they are of one's own. The others
+    A master worker that does not train only sets the job up, and needs no data except a user's own. The others
     write an event "round" for every round and at the end "finished": rounds, samples and seconds of this
     worker, why training ended, the digest of the final weights, which is the same for all, and, on global rank 0,
     their test accuracy.
-    Raises GeomxError when the job cannot start or fails.
+    Raises GeomxError if the job cannot start or fails.
     """
     from geomx_cli.core import plugins
     from geomx_cli.core.events import StateChanged
@@ -29,7 +29,7 @@ def main(client: "Client") -> None:
     config = TrainConfig.from_options(client.settings.options)
     algorithm: Any = plugins.find("algorithm", config.algorithm)
     optimizer = algorithm.server_optimizer(config)
-    # Before the initial weights, without which nobody can push.
+    # Before the initial weights, without which no worker can push.
     if optimizer is not None and (client.is_master or client.global_rank == 0):
         client.set_optimizer(*optimizer)
     if client.trains:
@@ -41,7 +41,7 @@ def main(client: "Client") -> None:
 
 
 def _network(config: "TrainConfig") -> "Network":
-    """For the images of the data set."""
+    """Return the network for the images of the data set."""
     from geomx_cli.runtime.training import data, networks
 
     shape, classes = data.shape_of(config.data, config.data_dir)
@@ -49,7 +49,7 @@ def _network(config: "TrainConfig") -> "Network":
 
 
 def _values(config: "TrainConfig", network: "Network") -> "dict[str, Array]":
-    """The initial value of every key."""
+    """Return the initial value of every key."""
     import numpy as np
 
     from geomx_cli.runtime.training.stop_vote import STOP
@@ -116,7 +116,7 @@ def _run(
 
 
 def _data(client: "Client", config: "TrainConfig") -> "tuple[Samples, Samples | None]":
-    """This worker's training data, and on global rank 0 the test data."""
+    """Return this worker's training data, and on global rank 0 the test data."""
     from geomx_cli.runtime.kvstore import Store
     from geomx_cli.runtime.training import data
     from geomx_cli.runtime.training.shards import shard

@@ -1,4 +1,4 @@
-"""What a network consists of, whatever framework computes it: its tensors, and what they start from."""
+"""A network's architecture, independent of the framework: its tensors and their initial values."""
 
 import math
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Parameter:
-    """One tensor of a network, float32. Weights are laid out as MXNet has them: outputs first.
+    """A float32 tensor of a network. Weights have MXNet's layout: outputs first.
 
-    start: the value of all its elements at first; None for weights, which are random.
+    start: the initial value of all elements; None for weights, which are random.
     """
 
     name: str
@@ -25,16 +25,16 @@ class Parameter:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """That of a network for images of one shape and so many classes.
+    """The architecture of a network for a given image shape and number of classes.
 
-    parameters: what is trained, from the input to the output; statistics: the running means and variances of its batch
-    normalisation. resized: height and width to which it enlarges images.
+    parameters: trained tensors, from the input to the output; statistics: running means and variances of its batch
+    normalization. resized: height and width to which it resizes images.
     """
 
     shape: Shape
@@ -44,9 +44,9 @@ class Architecture:
     resized: tuple[int, int]
 
     def initial_weights(self, seed: int) -> dict[str, Floats]:
-        """Weights to start from, the same for the same seed in every process; biases are zero, scales are one.
+        """Return initial weights, the same for the same seed in every process; biases are zero, scales are one.
 
-        Uniform in ±sqrt(6 / fan in), which keeps the variance through ReLUs: He, Zhang, Ren and Sun, "Delving
+        Uniform in ±sqrt(6 / fan in), which preserves the variance through ReLUs: He, Zhang, Ren and Sun, "Delving
         deep into rectifiers", ICCV 2015, equation 10.
         """
         random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed)))
@@ -60,5 +60,5 @@ class Architecture:
         return weights
 
     def initial_statistics(self) -> dict[str, Floats]:
-        """Means of 0 and variances of 1."""
+        """Return means of 0 and variances of 1."""
         return {item.name: np.full(item.shape, item.start, np.float32) for item in self.statistics}

@@ -1,7 +1,7 @@
-"""What the bundled training job knows by name beside networks: data sets and where they lie, ways to divide the data.
+"""Names known to the bundled training job besides networks: data sets and their locations, data splits.
 
-Whoever plans or checks a job asks here; nothing is loaded for it, not even numpy. A directory holds a data set when it
-has all its files, each plain or with `.gz` behind its name. A network or data set of one's own is MODULE:FUNCTION.
+For planning and checks; loads nothing, not even numpy. A directory contains a data set if it has all its files, each
+plain or with the suffix `.gz`. A user's own network or data set is named MODULE:FUNCTION.
 """
 
 import math
@@ -23,30 +23,30 @@ __all__ = [
 
 Split = Literal["train", "test"]
 CLASSES = 10
-"""Of all data sets here."""
+"""Number of classes of every data set here."""
 IID, BY_CLASS, BY_PARTY, DIRICHLET = "iid", "by-class", "by-party", "dirichlet"
-LEAST_ALPHA = 0.01  # below it numpy's gamma variates are zero now and then
+LEAST_ALPHA = 0.01  # below it numpy's gamma variates are occasionally zero
 _OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def is_own(name: str) -> bool:
-    """Whether that is the form of the name of one's own network or data set."""
+    """Return whether `name` has the form of a user's own network or data set."""
     return _OWN.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set of files. `files`: the names of each half's."""
+    """A data set of files. `files`: file names by split."""
 
     shape: tuple[int, int, int]
     files: Mapping[Split, tuple[str, ...]]
 
     def complete(self, directory: Path) -> bool:
-        """Whether all files are there."""
+        """Return whether all files are in the directory."""
         return all(_path(directory, name) for names in self.files.values() for name in names)
 
     def paths(self, directory: Path, split: Split) -> list[Path]:
-        """Those files of a half that are there."""
+        """Return the existing files of a split."""
         return [path for name in self.files[split] if (path := _path(directory, name)) is not None]
 
 
@@ -62,23 +62,23 @@ DATA_SETS: Mapping[str, DataSet] = {
         {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)},
     ),
 }
-"""By name."""
+"""Data sets by name."""
 
 
 def check_data(name: str) -> None:
-    """Raises InvalidSettings for a data set that there is not; whether somebody's own works is seen when it is used."""
+    """Raises InvalidSettings for an unknown data set; a user's own is checked only when used."""
     if name not in DATA_SETS and not is_own(name):
         hint = f"choose one of {', '.join(DATA_SETS)}, or write MODULE:FUNCTION for one of your own"
         raise InvalidSettings(f"--data {name}: there is no such data set", hint)
 
 
 def find(name: str, data_dir: str | Path = "") -> Path | None:
-    """The first directory that holds the data set, or None. With `data_dir`, only that place is looked at."""
+    """Return the first directory that contains the data set, or None. With `data_dir`, only that one is searched."""
     return next((place for place in directories(name, data_dir) if DATA_SETS[name].complete(place)), None)
 
 
 def directories(name: str, data_dir: str | Path = "") -> list[Path]:
-    """Where the data set is looked for: `data_dir`, or else MXNet's, the user's own, Debian's directory."""
+    """Return the search path of the data set: `data_dir`, or else MXNet's, the user's own, Debian's directory."""
     if data_dir:
         given = Path(data_dir).expanduser()
         return [given, given / name]
@@ -87,12 +87,12 @@ def directories(name: str, data_dir: str | Path = "") -> list[Path]:
 
 
 def own_directory(name: str) -> Path:
-    """The user's own directory for the data set, as the XDG specification has it; it may not exist yet."""
+    """Return the user's own directory for the data set, per the XDG specification; it may not exist yet."""
     return user_data_path("geomx") / name
 
 
 def missing(name: str, data_dir: str | Path) -> str:
-    """Why the data set is not found: what is missing where a part of it lies, or else where it was looked for."""
+    """Explain why the data set is not found: the missing files if part of it exists, else the search path."""
     places = directories(name, data_dir)
     files = [file for half in DATA_SETS[name].files.values() for file in half]
     for place in places:
@@ -103,19 +103,19 @@ def missing(name: str, data_dir: str | Path) -> str:
 
 
 def _path(directory: Path, name: str) -> Path | None:
-    # Plain first: it costs nothing to open.
+    # Plain first: it needs no decompression.
     candidates = (directory / name, directory / f"{name}.gz")
     return next((path for path in candidates if path.is_file()), None)
 
 
 def is_iid(split: str) -> bool:
-    """Whether every worker gets nearly the same mixture."""
+    """Return whether every worker gets nearly the same mixture of classes."""
     return split == IID
 
 
 def check_split(split: str, *, flat: bool = False) -> float:
-    """The ALPHA of dirichlet:ALPHA, infinite for the others. Raises InvalidSettings for what is no value of --split, or
-    cannot be in a flat cluster.
+    """Return the ALPHA of dirichlet:ALPHA, inf for the others. Raises InvalidSettings for an invalid value of --split,
+    or one not possible in a flat cluster.
     """
     if split == BY_PARTY and flat:
         hint = f"give an algorithm with another topology, or --split {BY_CLASS}"

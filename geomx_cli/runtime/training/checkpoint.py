@@ -1,4 +1,4 @@
-"""Weights written to files while training goes on, to evaluate or to go on from later."""
+"""Checkpoints: weights written to files during training, for evaluation or resuming."""
 
 import zipfile
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ _ABOUT = ("seconds", "samples", "rounds")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A global model, float32 arrays by name, after so many steps, samples and rounds of the worker that keeps it.
+    """A global model, float32 arrays by name, with the steps, samples and rounds of the worker that writes it.
 
-    steps: with those of a usual round for each one that it had no data for. seconds: since its training began.
+    steps: rounds without data count as a usual round's steps. seconds: since its training began.
     """
 
     steps: int
@@ -31,7 +31,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> "Checkpoint":
-        """Read a file that `Checkpoints` has written. Raises InvalidSettings where it is none."""
+        """Read a file written by `Checkpoints`. Raises InvalidSettings if it is not one."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 about = {name: file[name].item() for name in _ABOUT}
@@ -42,10 +42,10 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Writes `{job_dir}/checkpoints/step-N.npz` once every so many steps. A file is there whole or not at all.
+    """Writes `{job_dir}/checkpoints/step-N.npz` periodically. Files are written atomically.
 
     Each is a plain npz file: the weights by name and, as scalars, `seconds`, `samples` and `rounds`. For the training
-    thread only. Raises InvalidSettings where the process knows no directory of its job.
+    thread only. Raises InvalidSettings if the process has no job directory.
     """
 
     def __init__(self, job_dir: str, every: int) -> None:
@@ -56,11 +56,11 @@ class Checkpoints:
         self._written = 0
 
     def due(self, steps: int) -> bool:
-        """Whether so many steps have passed since the last one that it is time for another."""
+        """Return whether enough steps have passed since the last checkpoint."""
         return steps - self._written >= self._every
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Write one, in the place of an earlier one of this step. Raises TrainingFailed where that is not possible."""
+        """Write a checkpoint, replacing an earlier one of this step. Raises TrainingFailed on failure."""
         self._written = checkpoint.steps
         path = self._directory / f"step-{checkpoint.steps}.npz"
         about = {name: np.array(getattr(checkpoint, name)) for name in _ABOUT}

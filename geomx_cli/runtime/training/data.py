@@ -1,8 +1,8 @@
-"""The data sets of the bundled training job (see catalog.py), and how they are read. Needs numpy only.
+"""Reads the data sets of the bundled training job (see catalog.py). Needs numpy only.
 
-A user's own data
-set is a function of a module, named MODULE:FUNCTION: it is called with "train" or "test" and with --data-dir, and
-returns images, uint8 or float32 of shape (n, channels, height, width), and labels, whole numbers from 0 of shape (n,).
+A user's own data set is a function of a module, named MODULE:FUNCTION: it is called with "train" or "test" and with
+--data-dir, and returns images, uint8 or float32 of shape (n, channels, height, width), and labels, integers from 0 of
+shape (n,).
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from geomx_cli.runtime.training.user_module import call
 
 __all__ = ["load", "shape_of"]
 
-MOST_CLASSES = 1000  # that may have no samples here
+MOST_CLASSES = 1000  # limit on class numbers in small data sets
 LOOKED_AT = 1024
 _RECORD = 1 + 3 * 32 * 32
 
@@ -45,7 +45,7 @@ def _check_labels(path: Path, labels: Bytes) -> None:
 
 
 def _read_cifar10(paths: list[Path]) -> tuple[Bytes, Bytes]:
-    """Records of a label and 3 x 32 x 32 bytes: red, green, blue. There is no header, so the size must fit."""
+    """Read records of a label and 3 x 32 x 32 bytes: red, green, blue. There is no header, so the size must match."""
     parts = []
     for path in paths:
         content = read_bytes(path)
@@ -60,12 +60,12 @@ def _read_cifar10(paths: list[Path]) -> tuple[Bytes, Bytes]:
 _READERS: Mapping[str, Callable[[list[Path]], tuple[Bytes, Bytes]]] = {
     "fashion-mnist": _read_mnist, "mnist": _read_mnist, "cifar10": _read_cifar10,
 }  # fmt: skip
-"""What makes images and labels of the paths of a half's files."""
+"""Reads images and labels from the files of a split."""
 
 
 def load(name: str, split: Split, data_dir: str | Path = "") -> Samples:
-    """One half of a data set. Raises InvalidSettings where it is not here, naming the file that is missing, damaged or
-    of other data, or what a function of one's own gives that is none.
+    """Load one split of a data set. Raises InvalidSettings naming the file that is missing, damaged or of another data
+    set, or what is wrong with the result of a user's function.
     """
     catalog.check_data(name)
     if catalog.is_own(name):
@@ -81,7 +81,7 @@ def load(name: str, split: Split, data_dir: str | Path = "") -> Samples:
 
 
 def shape_of(name: str, data_dir: str | Path = "") -> tuple[tuple[int, int, int], int]:
-    """The shape of an image, and the number of classes."""
+    """Return the shape of an image, and the number of classes."""
     if name in DATA_SETS:
         return DATA_SETS[name].shape, CLASSES
     test = load(name, "test", data_dir)
@@ -89,7 +89,7 @@ def shape_of(name: str, data_dir: str | Path = "") -> tuple[tuple[int, int, int]
 
 
 def _checked(name: str, given: Any) -> Samples:
-    """What a function of one's own has returned, as samples."""
+    """Validate the return value of a user's function and return it as samples."""
     hint = "return images, uint8 or float32 of shape (n, channels, height, width), and whole labels of shape (n,)"
 
     def wrong(what: str) -> InvalidSettings:

@@ -1,4 +1,4 @@
-"""Whether training gets anywhere: a learning rate that does not fit shows in the loss, or in an accuracy of chance."""
+"""Detects failed training: an unsuitable learning rate shows in the loss, or in an accuracy at chance level."""
 
 import math
 
@@ -9,10 +9,10 @@ __all__ = ["divergence_warning"]
 
 
 def divergence_warning(loss: float, accuracy: float, test: Samples, rate: float, split: str) -> str:
-    """What is wrong, and what to change, after an evaluation on the samples `test`; "" when all is well.
+    """Describe the problem and the remedy, after an evaluation on the samples `test`; "" if there is none.
 
-    loss: the mean of a round, of one worker. rate: the learning rate. split: how the data are divided. What guessing
-    reaches in 999 of 1000 tries is chance.
+    loss: mean of a round, of one worker. rate: learning rate. split: data split. Chance level is what guessing
+    reaches in 999 of 1000 trials.
     """
     chance = 1 / test.classes + 3 * math.sqrt((test.classes - 1) / len(test)) / test.classes
     if math.isfinite(loss) and accuracy > chance:

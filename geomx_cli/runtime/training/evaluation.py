@@ -1,4 +1,4 @@
-"""The accuracy on the whole test set, computed piece by piece while a round's exchange is under way."""
+"""Computes the accuracy on the whole test set, in pieces during the exchanges of rounds."""
 
 import time
 from collections.abc import Sequence
@@ -14,12 +14,11 @@ _ROUNDS = 20
 
 
 class Evaluation:
-    """Evaluates a copy of the weights as they were at `begin`, however training goes on.
+    """Evaluates a copy of the weights taken at `begin`, while training continues.
 
-    An evaluation is spread over `every` rounds, at most 20: a piece of it takes about as long as a wide-area
-    round trip, so the other workers are not kept waiting for it. `accuracy`, the part of the test set that is
-    classified rightly, is that of the last evaluation that is done; `round` and `seconds` are of the latest
-    that has begun. For the training thread only.
+    An evaluation is spread over `every` rounds, at most 20: a piece takes about as long as a wide-area round trip, so
+    it does not delay the other workers. `accuracy`, the fraction of the test set classified correctly, is from the last
+    completed evaluation; `round` and `seconds` are of the latest one begun. For the training thread only.
     """
 
     def __init__(self, model: ModelAdapter, test: Samples, every: int) -> None:
@@ -37,7 +36,7 @@ class Evaluation:
 
     @property
     def busy(self) -> bool:
-        """Whether an evaluation has begun and is not done."""
+        """Whether an evaluation is in progress."""
         return self._next < len(self._test)
 
     @property
@@ -51,8 +50,8 @@ class Evaluation:
         return self._seconds
 
     def begin(self, model: ModelAdapter, round_: int, weights: Sequence[Floats] | None = None) -> None:
-        """Take a copy of the weights after round `round_`, the model's or `weights` where given, by tensor; at the end
-        one that is not done is given up.
+        """Copy the weights after round `round_`, the model's or, if given, `weights` by tensor; an
+        evaluation in progress is discarded.
         """
         self._model.copy_weights_from(model)
         for index, weight in enumerate(weights or ()):
@@ -60,7 +59,7 @@ class Evaluation:
         self.round, self._next, self._correct, self._seconds = round_, 0, 0, 0.0
 
     def advance(self) -> bool:
-        """Do a part of the evaluation; True when that was the last one."""
+        """Do a part of the evaluation; return True if that was the last one."""
         begun = time.monotonic()
         for _ in range(self._per_advance):
             if self.busy:
@@ -74,7 +73,7 @@ class Evaluation:
         return True
 
     def run(self, model: ModelAdapter, round_: int) -> None:
-        """Evaluate at once."""
+        """Evaluate synchronously."""
         self.begin(model, round_)
         while not self.advance():
             pass

@@ -1,4 +1,4 @@
-"""Fetch a data set into the user's own data directory: from its authors, or else out of Debian's package."""
+"""Downloads a data set into the user's data directory: from its authors, else from Debian's package."""
 
 import gzip
 import hashlib
@@ -14,9 +14,9 @@ __all__ = ["Progress", "ensure", "fetch"]
 
 
 def ensure(name: str, data_dir: str | Path = "", progress: Progress | None = None) -> Path:
-    """The directory that holds the data set, fetched if no place has it; see `fetch` for the errors.
+    """Return the directory with the data set, downloading it if not found; see `fetch` for the errors.
 
-    A `data_dir` that does not exist is refused (InvalidSettings), for it is likely mistyped.
+    A `data_dir` that does not exist raises InvalidSettings, as it is probably mistyped.
     """
     if data_dir and not Path(data_dir).expanduser().is_dir():
         hint = f"correct it, or put the data there: geomx data fetch {name} --data-dir {data_dir}"
@@ -26,11 +26,11 @@ def ensure(name: str, data_dir: str | Path = "", progress: Progress | None = Non
 
 
 def fetch(name: str, data_dir: str | Path = "", progress: Progress | None = None) -> Path:
-    """Put the data set into `data_dir` or the user's own data directory, and return that directory.
+    """Download the data set into `data_dir` or the user's own data directory, and return that directory.
 
-    Does nothing if it is there whole. A file appears only when it is complete and checked, also if this is
-    interrupted or runs twice at once. Raises HostUnreachable with the cause at each source when none can give
-    it, and InvalidSettings for an unknown data set or a directory that cannot be written.
+    Does nothing if it is complete. Files are verified before they appear, even if this is interrupted or runs
+    concurrently. Raises HostUnreachable with the cause for each source if all fail, and InvalidSettings for an unknown
+    data set or an unwritable directory.
     """
     if name not in SOURCES:
         raise InvalidSettings(f"there is no data set {name!r}", f"choose one of {', '.join(SOURCES)}")

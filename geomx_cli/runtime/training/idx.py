@@ -1,4 +1,4 @@
-"""IDX files of unsigned bytes, the form of MNIST: plain ones are mapped, so that a worker touches only its part."""
+"""IDX files of unsigned bytes, MNIST's format: plain ones are memory-mapped, so that a worker reads only its part."""
 
 import gzip
 import math
@@ -18,10 +18,9 @@ _UNSIGNED_BYTE = 0x08
 
 
 def read_idx(path: Path, dimensions: int) -> Bytes:
-    """The array of an IDX file of unsigned bytes: mapped read-only, or unpacked when the name ends in `.gz`.
+    """Return the array of an IDX file of unsigned bytes: mapped read-only, or decompressed if the name ends in `.gz`.
 
-    Raises InvalidSettings when the file cannot be read, is no such file, or is longer or shorter than its
-    header says.
+    Raises InvalidSettings if the file cannot be read, is not an IDX file, or its length does not match its header.
     """
     content = read_bytes(path)
     header = 4 + 4 * dimensions
@@ -38,7 +37,7 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
 
 
 def read_bytes(path: Path) -> Bytes:
-    """A file's bytes, mapped or unpacked. Raises InvalidSettings when it cannot be read."""
+    """Return a file's bytes, mapped or decompressed. Raises InvalidSettings if it cannot be read."""
     try:
         return np.frombuffer(_unpack(path), np.uint8) if path.suffix == ".gz" else _map(path)
     except (OSError, EOFError, zlib.error) as error:
@@ -46,7 +45,7 @@ def read_bytes(path: Path) -> Bytes:
 
 
 def damaged(path: Path, what: str) -> InvalidSettings:
-    """The error for a file of a data set."""
+    """Return the error for a damaged data file."""
     return InvalidSettings(f"{path}: {what}", "remove it and run geomx data fetch, or give --data-dir")
 
 

@@ -1,4 +1,4 @@
-"""A worker's own optimizer and the steps that it takes by itself between two exchanges."""
+"""A worker's own optimizer, and its local steps between two exchanges."""
 
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,11 @@ __all__ = ["LocalSteps"]
 class LocalSteps:
     """Applies the gradients of one worker's batches to its own weights. For the training thread only.
 
-    count, samples: what there was since the owner last set them to zero.
+    count, samples: totals since the owner last reset them.
 
-    `weights` are 1-D float32 arrays in the order of the model's tensors, parts of one vector, as optimizers work
-    element by element; the model's own are a copy of them, which `step` and `put` make. The optimizer is one of those
-    that servers run, so it gives the same numbers wherever it runs.
+    `weights` are 1-D float32 arrays in the order of the model's tensors, views of one vector, as optimizers work
+    element-wise; `step` and `put` copy them to the model. The optimizer is one of the servers' implementations, so it
+    gives the same numbers wherever it runs.
     """
 
     def __init__(self, model: "ModelAdapter", config: "TrainConfig") -> None:
@@ -34,11 +34,11 @@ class LocalSteps:
         self._gradients = flat_views(self._gradient, model.sizes)
 
     def begin(self) -> None:
-        """Start from the model's weights."""
+        """Initialize from the model's weights."""
         self._model.read_weights(self._vector)
 
     def step(self, samples: int, watch: "Stopwatch") -> None:
-        """One update with the model's gradients, of a batch of so many samples; waits for them."""
+        """Update once with the model's gradients, of a batch of `samples` samples; waits for them."""
         self.count += 1
         self.samples += samples
         with watch("forward and backward"):
@@ -50,6 +50,6 @@ class LocalSteps:
             self._model.write_weights(self._vector)
 
     def put(self, index: int, value: Floats) -> None:
-        """Have one tensor go on from `value`."""
+        """Replace one tensor by `value`."""
         self.weights[index][...] = value
         self._model.write_weight(index, self.weights[index])

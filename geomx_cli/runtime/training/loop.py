@@ -1,4 +1,4 @@
-"""The training loop of a bundled worker: batches, steps, rounds, evaluations, and when to stop."""
+"""The training loop of a bundled worker: batches, steps, rounds, evaluations, and the stop condition."""
 
 import contextlib
 import itertools
@@ -29,7 +29,7 @@ __all__ = ["Loop"]
 
 @dataclass(slots=True)
 class _Round:
-    """What is known of the round under way."""
+    """The state of the round in progress."""
 
     times: list[dict[str, float]] = field(default_factory=list)
     losses: list[SupportsFloat] = field(default_factory=list)
@@ -37,7 +37,7 @@ class _Round:
     accuracy: float | None = None
 
     def add_exchange(self, seconds: dict[str, float], *, apart: bool) -> None:
-        """What the exchange took, by name; the next batch, drawn meanwhile, is the next step's."""
+        """Add the exchange's durations, by name; the next batch, drawn meanwhile, belongs to the next step."""
         if apart or not self.times:
             self.times.append(seconds)
         else:
@@ -45,12 +45,11 @@ class _Round:
 
 
 class Loop:
-    """Trains `model` on `shard` to the job's end. `evaluation` is given on global rank 0 alone.
+    """Trains `model` on `shard` to the end of the job. `evaluation` is given on global rank 0 only.
 
-    The exchange of a round runs while the next batch is made and a piece of the test set is evaluated. A worker that
-    is out of data abstains from the rounds of the others until none has more, or starts over where the algorithm is
-    endless; so all end with one model. A failure of
-    the job comes out of `run` as a GeomxError; training cannot go on after it.
+    During a round's exchange the next batch is made and a piece of the test set is evaluated. A worker that is out of
+    data abstains from the others' rounds until all are, or starts over if the algorithm is endless, so all end with one
+    model. A failure of the job is raised from `run` as a GeomxError; training cannot continue after it.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Loop:
         self._watch = Stopwatch()
         self._round = _Round()
         self._evaluations = 0
-        self._steps = self._waited = self._evaluated = 0  # a round without a batch counts as the steps of a usual one
+        self._steps = self._waited = self._evaluated = 0  # a round without a batch counts as a usual round's steps
         self._begun: float | None = None
         self._reason = ""
         self._ended = False
@@ -87,14 +86,12 @@ class Loop:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the loop was made."""
+        """Seconds since the loop was created."""
         return self._record.elapsed
 
     def run(self) -> None:
-        """Train. Afterwards `samples` says on how many, `stopped` why it ended.
-
-        That is "epochs", or where rank 0 decided, "time_limit" or "target_accuracy" there and "asked"
-        elsewhere.
+        """Train. Afterwards `samples` is the number of samples, `stopped` the reason for the end:
+        "epochs", or if rank 0 decided, "time_limit" or "target_accuracy" there and "asked" elsewhere.
         """
         with contextlib.closing(Prefetch(self._batches())) as batches:
             batch = self._next(batches)
@@ -112,7 +109,7 @@ class Loop:
         self._keep(at_end=True)
 
     def evaluate(self) -> float | None:
-        """The accuracy of the weights as they are at the end; None where this worker does not evaluate."""
+        """Return the accuracy of the final weights; None if this worker does not evaluate."""
         if self._evaluation is None:
             return None
         self._evaluation.run(self._model, self._part.rounds)
@@ -130,7 +127,7 @@ class Loop:
             return next(batches, None)
 
     def _step(self, batch: Batch) -> bool:
-        """Train on a batch. True if the exchange of a round has begun."""
+        """Train on a batch. Return True if the exchange of a round has begun."""
         begun, current = time.monotonic(), self._round
         with self._watch("forward and backward"):
             current.losses.append(self._model.forward_backward(batch, self._part.gradient_scale))
@@ -147,14 +144,14 @@ class Loop:
         return exchanging
 
     def _drain(self) -> bool:
-        """Take part in a round without a batch. True, as the exchange has begun."""
+        """Take part in a round without a batch. Return True, as the exchange has begun."""
         self._part.drain()
         if not self._round.samples:
             self._waited += self._part.steps_per_round
         return True
 
     def _begin(self) -> None:
-        """The exchange of a round has begun."""
+        """Handle the start of a round's exchange."""
         stop = bool(self._reason) or (self._completion is not None and self._completion.stop_requested())
         left = 0 if self.stopped else max(0, self._all_steps - self._steps)
         self._stop_vote.begin(stop=stop and not self.stopped, unfinished=self._part.unfinished(left))
@@ -188,9 +185,9 @@ class Loop:
         self._reason = self._reason or self._reason_to_stop()
 
     def _wait_for_others(self, completion: CompletionClient) -> None:
-        """In an asynchronous job: until all workers are done, when the global servers have the final weights."""
+        """In an asynchronous job, wait until all workers are done: then the global servers have the final weights."""
         completion.leave()
-        pause = max(INTERVAL, self.seconds / max(1, self._evaluations))  # evaluate as often as before
+        pause = max(INTERVAL, self.seconds / max(1, self._evaluations))  # keep the evaluation rate
         due = self.seconds + pause
         while not completion.complete(stop=bool(self._reason)):
             if self.seconds >= due:
@@ -202,14 +199,14 @@ class Loop:
         self._take_newest()
 
     def _evaluate_newest(self) -> None:
-        """Evaluate what the others have trained meanwhile."""
+        """Evaluate the newest weights, trained by the others meanwhile."""
         if self._evaluation is not None and self._config.eval_every:
             self._take_newest()
             self._evaluation.run(self._model, self._part.rounds)
             self._tell_accuracy(self._evaluation)
 
     def _take_newest(self) -> None:
-        """Go on from the newest weights. It is recorded as a round, so that their accuracy stands at the right time."""
+        """Pull the newest weights. Recorded as a round, so that their accuracy has the correct time."""
         waiting = time.monotonic()
         with self._watch("global aggregate"):
             self._part.newest()
@@ -220,7 +217,7 @@ class Loop:
         )  # fmt: skip
 
     def _keep(self, *, at_end: bool = False) -> None:
-        """Write a checkpoint of the global model if one is due and there is one."""
+        """Write a checkpoint of the global model if one is due and available."""
         steps = self._steps + self._waited
         if self._checkpoints is None or not (at_end or (self._part.is_global_round and self._checkpoints.due(steps))):
             return
@@ -232,7 +229,7 @@ class Loop:
 
     def _begin_evaluation(self) -> None:
         every, evaluation = self._config.eval_every, self._evaluation
-        if evaluation is None or not every or evaluation.busy:  # where rounds have many steps, one takes several
+        if evaluation is None or not every or evaluation.busy:  # with many steps per round it spans several
             return
         if not self._part.is_global_round:
             return
@@ -256,7 +253,7 @@ class Loop:
         self._judge(evaluation)
 
     def _judge(self, evaluation: Evaluation) -> None:
-        """Warn, once, when training gets nowhere."""
+        """Warn, once, if training fails."""
         rate = self._config.optimizer_params["learning_rate"]
         split = self._config.split
         before = self._doubt

@@ -1,4 +1,4 @@
-"""One copy of a network with its weights and gradients, whatever framework computes it."""
+"""One copy of a network with its weights and gradients, independent of the framework."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -17,19 +17,19 @@ Floats = npt.NDArray[np.float32]
 
 
 def flat_views(vector: Floats, sizes: Sequence[int]) -> list[Floats]:
-    """The parts of these sizes of a 1-D array, one after the other; they share its memory."""
+    """Return consecutive views of these sizes into a 1-D array."""
     return np.split(vector, np.cumsum(sizes)[:-1])
 
 
 class ModelAdapter(ABC):
-    """What algorithms and the training loop need of a model; a framework's own class derives from it.
+    """The interface of a model for algorithms and the training loop; each framework derives a class from it.
 
-    Tensors cross as numpy arrays of float32: all of a model's as one vector, of shape (n,), in the order of `names`, or
-    a single one by its index, as 1-D. Weights start at zero. A framework may compute behind its back: a method that
-    does not return values may return before the work is done, and later calls see its effect.
-    For the training thread only.
+    Tensors are passed as float32 numpy arrays: all of a model's as one vector, of shape (n,), in the order of `names`,
+    or a single one by its index, as 1-D. Weights start at zero. A framework may compute asynchronously: a method that
+    does not return values may return before the work is done, and later calls see its effect. For the training thread
+    only.
 
-    names: the trained tensors, from the input to the output. sizes: their elements.
+    names: the trained tensors, from the input to the output. sizes: their numbers of elements.
     """
 
     def __init__(self, network: Architecture) -> None:
@@ -39,19 +39,19 @@ class ModelAdapter(ABC):
 
     @property
     def size(self) -> int:
-        """Elements of all trained tensors."""
+        """Number of elements of all trained tensors."""
         return sum(self.sizes)
 
     def warm_up(self, samples: int) -> None:  # noqa: B027 - not all frameworks need to
-        """Make ready for batches of so many samples, where the first step would take longer than others."""
+        """Prepare for batches of `samples` samples, if the first step would take longer than others."""
 
     @abstractmethod
     def forward_backward(self, batch: Batch, scale: float) -> SupportsFloat:
-        """Both passes: gradients become `scale` times those of the batch's mean loss, which is returned."""
+        """Run both passes: gradients become `scale` times those of the batch's mean loss, which is returned."""
 
     @abstractmethod
     def wait_for_gradients(self) -> None:
-        """Return when the backward pass is done."""
+        """Wait for the backward pass."""
 
     @abstractmethod
     def read_gradient(self, index: int, out: Floats) -> None:
@@ -63,39 +63,39 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def write_weights(self, vector: Floats) -> None:
-        """Set all weights; `vector` may change as soon as this returns."""
+        """Set all weights; `vector` may be modified once this returns."""
 
     @abstractmethod
     def write_weight(self, index: int, value: Floats) -> None:
-        """Set the weights of one tensor; `value` may change as soon as this returns."""
+        """Set the weights of one tensor; `value` may be modified once this returns."""
 
     def read_statistics(self) -> dict[str, Floats]:
-        """Copies of the running means and variances of batch normalisation, which no gradient changes, by name."""
+        """Return copies of the running means and variances of batch normalization, which have no gradients, by name."""
         return {}
 
     def write_statistics(self, values: Mapping[str, Floats]) -> None:  # noqa: B027 - not all networks have them
-        """Set them."""
+        """Set the running means and variances."""
 
     @abstractmethod
     def count_correct(self, batch: Batch) -> int:
-        """How many of the batch's samples the network classifies rightly."""
+        """Return the number of the batch's samples that are classified correctly."""
 
     def named_weights(self) -> dict[str, Floats]:
-        """A copy of each trained tensor, in its shape, by name."""
+        """Return a copy of each trained tensor, in its shape, by name."""
         vector = np.empty(self.size, np.float32)
         self.read_weights(vector)
         parts = zip(self.network.parameters, flat_views(vector, self.sizes), strict=True)
         return {parameter.name: part.reshape(parameter.shape) for parameter, part in parts}
 
     def copy_weights_from(self, other: "ModelAdapter") -> None:
-        """Set weights and statistics to what the other's are now."""
+        """Copy the other model's current weights and statistics."""
         vector = np.empty(self.size, np.float32)
         other.read_weights(vector)
         self.write_weights(vector)
         self.write_statistics(other.read_statistics())
 
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, over the names and bytes of all weights: equal only if every bit is."""
+        """Return the hexadecimal SHA-256 over the names and bytes of all weights: equal only if bit-identical."""
         digest = hashlib.sha256()
         for name, weight in self.named_weights().items():
             digest.update(name.encode())

@@ -1,4 +1,4 @@
-"""What a network is to the bundled training job: its architecture, and how a copy of it is made."""
+"""A network of the bundled training job: its architecture, and a factory for copies."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,14 +14,14 @@ __all__ = ["Network"]
 class Network(Architecture):
     """An architecture that a framework can compute.
 
-    adapter: makes the model of `build`. session: a context for building and training on a device ("" is the CPU,
-    "gpuN" the only GPU that this process is shown), with the framework's random numbers, which layers such as dropout
-    draw, begun from a seed; entering it raises InvalidSettings for a device that cannot be used.
+    adapter: creates the model of `build`. session: a context for building and training on a device ("" is the CPU,
+    "gpuN" the only GPU visible to this process), which seeds the framework's random numbers, used by layers such as
+    dropout; entering it raises InvalidSettings for an unusable device.
     """
 
     adapter: "Callable[[Network], ModelAdapter]"
     session: Callable[[str, int], AbstractContextManager[object]]
 
     def build(self) -> ModelAdapter:
-        """A copy of the network, whose weights are zero."""
+        """Return a copy of the network with zero weights."""
         return self.adapter(self)

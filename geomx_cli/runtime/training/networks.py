@@ -1,7 +1,7 @@
-"""The networks of the bundled training job: those that the front ends have by name, and users' own.
+"""The networks of the bundled training job: those named by the front ends, and users' own.
 
-Nothing is loaded for a name, not even numpy. Weights are always drawn in numpy: no framework's random numbers decide
-where a job starts.
+Looking up a name loads nothing, not even numpy. Initial weights are always drawn in numpy, independent of the
+framework's random numbers.
 """
 
 from typing import TYPE_CHECKING
@@ -21,31 +21,32 @@ _OWN = "mxnet"  # a user's own network is a gluon block
 
 
 def names() -> tuple[str, ...]:
-    """The networks with a name of their own."""
+    """Return the names of the built-in networks."""
     return tuple(name for frontend in frontends.NAMES for name in frontends.find(frontend).networks)
 
 
 def check(name: str) -> None:
-    """Raises InvalidSettings for a network that there is not; whether a user's own works is seen when it is used."""
+    """Raises InvalidSettings for an unknown network; a user's own is checked only when used."""
     _frontend(name)
 
 
 def framework(name: str) -> str:
-    """The module that workers need beside numpy to train a network; "" for none. Raises what `check` does."""
+    """Return the module that workers need besides numpy to train a network; "" for none. Raises as `check` does."""
     return _frontend(name).framework
 
 
 def find(name: str, shape: "Shape" = (1, 28, 28), classes: int = 10) -> "Network":
-    """The network for images of `shape`: channels, height, width. Of linear, cnn and cnn-bn the tensors come without a
-    framework, so the master worker, which only hands initial weights to the global servers, needs none.
+    """Return the network for images of `shape`: channels, height, width. The tensors of linear, cnn and cnn-bn are
+    defined without a framework, so the master worker, which only sends initial weights to the global servers, needs
+    none.
 
-    Raises InvalidSettings for an unknown network, images that it cannot take, and a user's function that fails.
+    Raises InvalidSettings for an unknown network, unsupported images, and a user's function that fails.
     """
     return _frontend(name).network(name, shape, classes)
 
 
 def _frontend(name: str) -> Frontend:
-    """The front end that trains a network."""
+    """Return the front end that trains a network."""
     for each in map(frontends.find, frontends.NAMES):
         if name in each.networks:
             return each

@@ -1,4 +1,4 @@
-"""Batches made ahead by a thread, so that the trainer does not wait for them."""
+"""Prepares batches in a thread, so that the trainer does not wait for them."""
 
 import contextlib
 import queue
@@ -14,9 +14,9 @@ POLL = 0.5
 
 
 class Prefetch:
-    """Yields what `batches` does, in that order, with up to two made ahead; what it raises comes out where it would.
+    """Yields the items of `batches` in order, with up to two prefetched; its exceptions are raised in the same place.
 
-    Close it: its thread ends then, at the latest when the batch in the making is made.
+    Must be closed: its thread ends then, at the latest after the batch in progress.
     """
 
     def __init__(self, batches: Iterator[Batch]) -> None:
@@ -40,7 +40,7 @@ class Prefetch:
         return item
 
     def close(self) -> None:
-        """Make no more."""
+        """Stop prefetching."""
         self._closed.set()
 
     def _make(self) -> None:
@@ -53,7 +53,7 @@ class Prefetch:
             self._put(error)
 
     def _put(self, item: Batch | BaseException | None) -> bool:
-        """False when nobody wants it any more."""
+        """Return False if the consumer has closed."""
         while not self._closed.is_set():
             with contextlib.suppress(queue.Full):
                 self._made.put(item, timeout=POLL)

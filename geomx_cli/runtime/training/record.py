@@ -1,4 +1,4 @@
-"""What a training worker says about its rounds: one event each in its log, and its telemetry."""
+"""A training worker's reports of its rounds: one event each in its log, and its telemetry."""
 
 import time
 from collections.abc import Mapping
@@ -37,9 +37,9 @@ class Record:
         self, number: int, times: list[dict[str, float]], *, samples: int, loss: float | None, steps: int,
         communicate: float, wait: float, accuracy: float | None, recorded: Mapping[str, float] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """A round is complete. `times`: seconds of each local step by name; `steps`: those of all rounds so far.
+        """Record a complete round. `times`: seconds of each local step by name; `steps`: total over all rounds so far.
 
-        loss: None for a round that this worker has trained on no batch for. recorded: the algorithm's own figures.
+        loss: None if this worker trained on no batch in the round. recorded: the algorithm's own metrics.
         """
         before, self._bytes = self._bytes, self._count_bytes()
         self._client.events.write(
@@ -72,12 +72,12 @@ class Record:
         )  # fmt: skip
 
     def evaluation(self, round_: int, accuracy: float, seconds: float) -> None:
-        """The weights after round `round_` have this test accuracy."""
+        """Record the test accuracy of the weights after round `round_`."""
         self._client.events.write(Evaluated(round=round_, accuracy=accuracy, seconds=round(seconds, 4)))
         self._client.report(accuracy=accuracy)
 
     def warn(self, message: str) -> None:
-        """Something that a user should know of."""
+        """Record a warning for the user."""
         self._client.events.write(WarningRaised(message=message))
 
     def _progress(self, steps: int) -> float:

@@ -1,4 +1,4 @@
-"""Images with their labels: the whole of a data set's training or test half, or the shard of one worker."""
+"""Images with their labels: a whole split of a data set, or the shard of one worker."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Batch = tuple[Floats, Floats]
 class Samples:
     """Images, uint8 or float32 of shape (n, channels, height, width), and labels, of shape (n,), each below `classes`.
 
-    in_order: batches come in the order of the samples, not shuffled.
+    in_order: do not shuffle batches.
     """
 
     images: npt.NDArray[Any]
@@ -35,22 +35,22 @@ class Samples:
         return channels, height, width
 
     def batches(self, size: int, *, seed: int, epoch: int, rank: int) -> Iterator[Batch]:
-        """Every sample once, in an order that depends on (seed, epoch, rank) alone.
+        """Yield batches of every sample once, in an order that depends only on (seed, epoch, rank).
 
-        Yields new float32 arrays: images of shape (b, channels, height, width), bytes scaled to [0, 1], and labels of
-        shape (b,); the last batch may be short.
+        The arrays are new, float32: images of shape (b, channels, height, width), bytes scaled to [0, 1], and labels of
+        shape (b,); the last batch may be smaller.
         """
         if self.in_order:
             order = np.arange(len(self))
         else:
-            # Unlike Generator's, RandomState's streams never change: hosts with other versions of numpy agree.
+            # Unlike Generator's, RandomState's streams never change: hosts with different numpy versions agree.
             sequence = np.random.SeedSequence([seed, epoch, rank])
             order = np.random.RandomState(np.random.MT19937(sequence)).permutation(len(self))
         for start in range(0, len(order), size):
             yield self.take(order[start : start + size])
 
     def take(self, which: npt.NDArray[np.int64] | slice) -> Batch:
-        """These samples as a batch; see `batches`."""
+        """Return these samples as a batch; see `batches`."""
         chosen = self.images[which]
         images = chosen.astype(np.float32)
         if chosen.dtype == np.uint8:

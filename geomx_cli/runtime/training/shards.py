@@ -1,4 +1,4 @@
-"""How the training data are divided among the workers: evenly mixed, by class, by party, or unevenly at random."""
+"""Divides the training data among the workers: evenly mixed, by class, by party, or unevenly at random."""
 
 from typing import Any
 
@@ -18,16 +18,16 @@ Indices = npt.NDArray[np.int64]
 def shard(
     samples: Samples, rank: int, count: int, split: str = IID, seed: int = 1, party: range | None = None
 ) -> Samples:
-    """A copy of what worker `rank` of `count` trains on. What does not divide among them is left out. `party`: the
-    ranks of its party, None in a flat cluster.
+    """Return a copy of the training data of worker `rank` of `count`. The remainder of the division is dropped.
+    `party`: the ranks of its party, None in a flat cluster.
 
     "iid": a contiguous part of the file, which is in random order. "by-class": a contiguous part of the samples sorted
-    by label, in that order in each epoch, so that batches have one or two classes. "by-party": what "by-class" gives
-    its party, evenly mixed among the party's workers: parties have different classes. "dirichlet:ALPHA": of each class
-    a part that a Dirichlet distribution gives, for `seed`; shards differ in size. Hsu, Qi and Brown, "Measuring the
-    effects of non-identical data distribution for federated visual classification", 2019, arXiv:1909.06335.
+    by label, in that order in each epoch, so that batches have one or two classes. "by-party": the "by-class" part of
+    its party, evenly mixed among the party's workers: parties have different classes. "dirichlet:ALPHA": a fraction of
+    each class drawn from a Dirichlet distribution, with `seed`; shards differ in size. Hsu, Qi and Brown, "Measuring
+    the effects of non-identical data distribution for federated visual classification", 2019, arXiv:1909.06335.
 
-    Raises InvalidSettings when there are fewer samples than workers, or a worker would get none.
+    Raises InvalidSettings if there are fewer samples than workers, or a worker would get none.
     """
     alpha = check_split(split, flat=party is None)
     size = len(samples) // count
@@ -48,7 +48,7 @@ def shard(
 
 
 def _uneven(labels: npt.NDArray[Any], classes: int, alpha: float, count: int, seed: int) -> list[Indices]:
-    """The samples of each worker, in the order of the file; drawn again while a worker would get none."""
+    """Return the sample indices of each worker, in file order; redrawn while a worker would get none."""
     random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, count])))
     for _ in range(TRIES):
         owners = np.empty(len(labels), np.int64)

@@ -1,6 +1,6 @@
-"""Where the files of data sets come from: their authors' servers, a Debian package.
+"""Download sources of data sets: their authors' servers, a Debian package.
 
-Every way is limited in time, what comes is checked against known digests, and nothing is ever installed.
+Every source has time limits, files are verified against known digests, and nothing is installed.
 """
 
 import hashlib
@@ -23,20 +23,20 @@ from urllib.error import HTTPError
 __all__ = ["SOURCES", "Progress", "Source", "SourceError", "other_than", "ways"]
 
 Progress = Callable[[str, int, int], None]
-"""Told (what is being done, bytes done, bytes in all); the last is 0 where only the message matters."""
+"""Called with (activity, bytes done, total bytes); the total is 0 if only the message matters."""
 
 _CONNECT_LIMIT = 5.0
 _DOWNLOAD_LIMIT = 900.0
 _APT_LIMIT = 300.0
 _PIECE = 1 << 18
 _SMALL = 1 << 17
-_MOST_BYTES = 256 << 20  # of a file, packed and unpacked
+_MOST_BYTES = 256 << 20  # per file, compressed and decompressed
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where one data set comes from. `packed`: the files below `url`; NAME.gz holds NAME, an archive holds all in
-    `folder`. digests: the SHA-256 of each file, unpacked, for two sources may pack the same bytes differently. package:
+    """The source of a data set. `packed`: the files below `url`; NAME.gz contains NAME, an archive contains all in
+    `folder`. digests: SHA-256 of each decompressed file, as sources may compress the same bytes differently. package:
     Debian's, "" for none.
     """
 
@@ -79,11 +79,11 @@ SOURCES: Mapping[str, Source] = {
         "https://www.cs.toronto.edu/~kriz/", ("cifar-10-binary.tar.gz",), _CIFAR10, folder="cifar-10-batches-bin"
     ),
 }  # fmt: skip
-"""By the data set's name."""
+"""Sources by data set name."""
 
 
 def other_than(name: str, directory: Path) -> str:
-    """The other data set of which a file in a directory is; "" for none. The small files alone are looked at."""
+    """Return the other data set whose files are in the directory; "" for none. Checks only the small files."""
     for file in SOURCES[name].digests:
         path = directory / file
         if path.is_file() and path.stat().st_size < _SMALL:
@@ -95,11 +95,11 @@ def other_than(name: str, directory: Path) -> str:
 
 
 class SourceError(Exception):
-    """One source cannot give the data; the text says why."""
+    """A source cannot provide the data; the text says why."""
 
 
 def ways(source: Source) -> Iterator[tuple[str, Callable[[Source, Path, Progress], None]]]:
-    """What to try, in order: its name, and a function that puts the files into a folder."""
+    """Yield the sources to try, in order: a name, and a function that writes the files to a folder."""
     yield source.url, _from_authors
     if source.package:
         yield f"Debian's package {source.package}", _from_debian
@@ -136,8 +136,8 @@ def _download(url: str, what: str, deadline: float, tell: Progress) -> bytes:
 
 
 def _open(url: str) -> Any:
-    # Looking up a name takes no time limit, and without a network it may wait for half a minute: a thread of
-    # its own can be left behind.
+    # A name lookup has no timeout and may block for half a minute without a network: a separate thread can be
+    # abandoned.
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -163,8 +163,8 @@ def _from_debian(source: Source, scratch: Path, tell: Progress) -> None:
         try:
             _run(work, "apt-get", "download", source.package)
         except SourceError:
-            # Without package lists, as in many containers, apt knows no package: let it fetch them for us
-            # alone.
+            # Without package lists, as in many containers, apt knows no package: have it download them to a private
+            # directory.
             tell("apt-get update, into a directory of our own", 0, 0)
             private = _private_apt(work)
             _run(work, "apt-get", *private, "update")
@@ -225,7 +225,7 @@ def _unpack(source: Source, packed: bytes, target: Path) -> None:
 
 
 def _unpack_all(source: Source, packed: bytes, name: str, scratch: Path) -> None:
-    """The files of an archive that are wanted; whatever else is in it is passed over."""
+    """Extract the wanted files of an archive; others are ignored."""
     try:
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             for file in source.digests:

@@ -1,4 +1,4 @@
-"""How all workers end in the same round, though each knows only its own data, and global rank 0 alone the time."""
+"""Lets all workers end in the same round, though each knows only its own data, and only global rank 0 the time."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 __all__ = ["STOP", "StopVote", "Vote"]
 
 STOP = "geomx.stop"
-"""Name of the key that the workers agree by: one float32, 0 at first."""
+"""Name of the key for the vote: one float32, initially 0."""
 
 
 @dataclass(frozen=True)
 class Vote:
-    """The result of a round. stop: somebody wishes to stop. unfinished: how many workers will still contribute; where
-    the roots make a mean, it is only 0 if there is none.
+    """The result of a round. stop: a worker votes to stop. unfinished: number of workers that will still contribute; if
+    the roots average, it is only guaranteed to be 0 if there is none.
     """
 
     stop: bool
@@ -26,11 +26,11 @@ class Vote:
 
 
 class StopVote:
-    """One tiny tensor that is exchanged with every round, and so costs no round trip of its own.
+    """A tiny tensor exchanged with every round, which adds no round trip.
 
-    Whoever wishes to stop contributes 1, who is unfinished 0, the others abstain. So the value is no longer 0 once
-    somebody wishes to stop, whatever sum, mean or optimizer has made it, and the weight of the round is that of the
-    unfinished. For the training thread only.
+    A worker that votes to stop contributes 1, an unfinished one 0, the others abstain. So the value is nonzero once a
+    worker votes to stop, whatever sum, mean or optimizer computes it, and the weight of the round is that of the
+    unfinished workers. For the training thread only.
     """
 
     def __init__(self, client: "Client", priority: int) -> None:
@@ -40,12 +40,12 @@ class StopVote:
         self._exchange: PendingExchange | None = None
 
     def begin(self, *, stop: bool, unfinished: bool) -> None:
-        """Take part in the round that has begun; returns at once."""
+        """Vote in the round that has begun; returns at once."""
         source = np.full(1, stop, np.float32) if stop or unfinished else None
         self._exchange = self._client.exchange(STOP, source, self._value, priority=self._priority)
 
     def result(self) -> Vote:
-        """Wait for the round's result. Raises what the client does when the job has failed."""
+        """Wait for the round's result. Raises the client's error after the job has failed."""
         assert self._exchange is not None
         self._exchange.done.result()
         return Vote(bool(self._value[0] != 0), round(self._exchange.weight))

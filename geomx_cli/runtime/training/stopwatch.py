@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""Measures the phases of a step."""
 
 import time
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ __all__ = ["Stopwatch"]
 
 
 class Stopwatch:
-    """Adds up seconds under a few names."""
+    """Accumulates seconds by name."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -23,7 +23,7 @@ class Stopwatch:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - begun
 
     def take(self, but: str = "") -> dict[str, float]:
-        """The sums so far, rounded to 0.1 ms, all `but` one; those count from zero again."""
+        """Return and reset the sums, rounded to 0.1 ms, of all names `but` one."""
         taken = {name: round(seconds, 4) for name, seconds in self._seconds.items() if name != but}
         self._seconds = {name: seconds for name, seconds in self._seconds.items() if name == but}
         return taken

@@ -1,4 +1,4 @@
-"""Workers that are slowed down on purpose, to see how an algorithm copes with unequal machines."""
+"""Emulates stragglers by slowing workers down, to test algorithms on heterogeneous machines."""
 
 import time
 from collections import deque
@@ -11,9 +11,9 @@ REMEMBERED = 15
 
 
 def factors(text: str) -> list[tuple[str, float]]:
-    """Who is slowed down and by how much: the value of the option `slowdown`, as in "A/worker:1=8,B=2" or "8".
+    """Parse the option `slowdown`, as in "A/worker:1=8,B=2" or "8", to (name, factor) pairs.
 
-    Who is a process of the plan or a party, "" the last worker. Raises InvalidSettings for what makes no sense.
+    A name is a process of the plan or a party, "" the last worker. Raises InvalidSettings for invalid values.
     """
     found = []
     for part in filter(None, text.split(",")):
@@ -29,7 +29,7 @@ def factors(text: str) -> list[tuple[str, float]]:
 
 
 def factor_of(text: str, process: str, party: str, is_last: bool) -> float:
-    """By what the steps of this worker take longer; `process` is its name in the plan."""
+    """Return the slowdown factor of this worker; `process` is its name in the plan."""
     found = 1.0
     for who, factor in factors(text):
         if who in (process, party) or (not who and is_last):
@@ -38,10 +38,10 @@ def factor_of(text: str, process: str, party: str, is_last: bool) -> float:
 
 
 class StragglerEmulation:
-    """A machine that is `factor` times as slow.
+    """Emulates a machine that is slower by `factor`.
 
-    Each step is prolonged by the time that one needs, the least of the last ones: what a step waited for a processor
-    that others used is not multiplied, as it would not be on a slow machine.
+    Each step is prolonged based on the shortest of the last ones: time spent waiting for a busy processor is not
+    multiplied, as it would not be on a slow machine.
     """
 
     def __init__(self, factor: float) -> None:
@@ -49,6 +49,6 @@ class StragglerEmulation:
         self._steps: deque[float] = deque(maxlen=REMEMBERED)
 
     def after(self, seconds: float) -> None:
-        """Sleep, after a step of so many seconds."""
+        """Sleep after a step that took `seconds`."""
         self._steps.append(seconds)
         time.sleep((self._factor - 1) * min(self._steps))

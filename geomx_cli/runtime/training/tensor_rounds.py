@@ -1,4 +1,4 @@
-"""The rounds of a model's tensors, as a worker takes part in them."""
+"""A worker's rounds of a model's tensors."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -16,11 +16,11 @@ __all__ = ["TensorRounds"]
 
 
 class TensorRounds:
-    """One buffer for each tensor: `push` sends what is in it, and `wait` returns with the round's result in it.
+    """One buffer per tensor: `push` sends its content, and `wait` returns with the round's result in it.
 
     vector: all buffers, float32 of shape (n,). buffers: its parts, 1-D, in the order of the model's tensors. Tensors
-    nearer to the input go first where messages queue, as they are needed first. For the training thread only; all
-    methods raise what the client does when the job has failed.
+    nearer to the input have higher send priority, as they are needed first. For the training thread only; all
+    methods raise the client's error after the job has failed.
     """
 
     def __init__(self, client: "Client", model: "ModelAdapter") -> None:
@@ -31,7 +31,7 @@ class TensorRounds:
         self._begun: dict[int, PendingExchange] = {}
 
     def pull(self) -> None:
-        """Fill all buffers with the servers' values; blocks until there are any. In an asynchronous job they are the
+        """Fill all buffers with the servers' values; blocks until there are any. In an asynchronous job these are the
         global servers' newest.
         """
         items = enumerate(zip(self._names, self.buffers, strict=True))
@@ -44,10 +44,10 @@ class TensorRounds:
         self._begun[index] = self._client.exchange(self._names[index], buffer, buffer, priority=-index, weight=weight)
 
     def abstain(self, index: int) -> None:
-        """Take part in a tensor's next round with nothing to contribute; returns at once."""
+        """Abstain from a tensor's next round; returns at once."""
         self._begun[index] = self._client.exchange(self._names[index], None, self.buffers[index], priority=-index)
 
     def wait(self, tensors: Iterable[int] | None = None) -> None:
-        """Return when the results of these tensors' rounds are in their buffers; without an argument, of all's."""
+        """Wait until the results of these tensors' rounds are in their buffers; by default, of all tensors."""
         for index in list(self._begun) if tensors is None else tensors:
             self._begun.pop(index).done.result()

@@ -1,4 +1,4 @@
-"""What the bundled training job is to do and how, taken from the options."""
+"""The configuration of the bundled training job, from the options."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,15 +11,15 @@ USUAL_RATES: Mapping[str, float] = {
     "sgd": 0.05, "nag": 0.05, "adam": 0.001, "adamw": 0.001, "rmsprop": 0.001, "adagrad": 0.01,
     "dcasgd": 0.05, "dcasgd-a": 0.05, "dcasgd-mxnet": 0.05,
 }  # fmt: skip
-"""The learning rate of each optimizer where nobody gives one."""
+"""Default learning rates by optimizer."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """See the options of the same names. `optimizer_params` are the hyper-parameters that go with
-    `optimizer`, `options` all options by name.
+    """See the options of the same names. `optimizer_params` are the hyper-parameters of `optimizer`, `options` all
+    options by name.
 
-    time_limit: seconds. eval_every, checkpoint_every: steps. For all, and for target_accuracy, 0 is never.
+    time_limit: seconds. eval_every, checkpoint_every: steps. For these, and for target_accuracy, 0 means never.
     """
 
     algorithm: str
@@ -40,16 +40,16 @@ class TrainConfig:
     options: Mapping[str, Value] = field(default_factory=dict)
 
     def number(self, option: str) -> float:
-        """The value of an algorithm's own numeric option."""
+        """Return the value of an algorithm's own numeric option."""
         return float(self.options[option])
 
     def text(self, option: str) -> str:
-        """The value of an algorithm's own text option."""
+        """Return the value of an algorithm's own text option."""
         return str(self.options[option])
 
     @classmethod
     def from_options(cls, options: Mapping[str, Value]) -> "TrainConfig":
-        """The recipe that a process's options ask for."""
+        """Build the configuration from a process's options."""
         return cls(
             algorithm=str(options["algo"]),
             network=str(options["network"]),

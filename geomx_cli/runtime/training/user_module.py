@@ -1,4 +1,4 @@
-"""A user's own function, named MODULE:FUNCTION on the command line: a network, a data set."""
+"""Calls a user's own function, named MODULE:FUNCTION on the command line: a network, a data set."""
 
 import importlib
 import sys
@@ -13,9 +13,9 @@ __all__ = ["call"]
 
 
 def call(name: str, option: str, *arguments: Any) -> Any:
-    """What MODULE:FUNCTION returns; the module is looked for in the working directory too.
+    """Return the result of MODULE:FUNCTION; the module is also searched in the working directory.
 
-    Raises InvalidSettings, which names `option`, where there is none or it raises; its traceback is printed.
+    Raises InvalidSettings, which names `option`, if it does not exist or raises; its traceback is printed.
     """
     module_name, _, function = name.partition(":")
     here = str(Path.cwd())
@@ -41,7 +41,7 @@ def call(name: str, option: str, *arguments: Any) -> Any:
 
 
 def _failed(name: str, option: str) -> InvalidSettings:
-    """For the exception that is being handled."""
+    """Build the error for the exception being handled."""
     traceback.print_exc()
     error = sys.exc_info()[1]
     said = (str(error).strip().splitlines() or [""])[0]

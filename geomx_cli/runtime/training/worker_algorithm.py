@@ -1,4 +1,4 @@
-"""What a synchronisation algorithm does at a worker, as the bundled training loop sees it."""
+"""The worker side of a synchronization algorithm, as used by the bundled training loop."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,19 @@ __all__ = ["Algorithm", "WorkerAlgorithm"]
 
 
 class WorkerAlgorithm(ABC):
-    """Base of what an algorithm's `worker(client, model, config)` returns. Used by the training thread only.
+    """Base class of what an algorithm's `worker(client, model, config)` returns. For the training thread only.
 
-    The loop calls `start` once, then for every batch one forward and backward pass and `after_step`. Where that began a
-    round, and `must_wait` says so, `synchronise` follows before the next batch. When no batch is left, or all stop,
-    `drain` and `synchronise` follow each other until no worker has anything to contribute, then `end`. An endless part
-    always has a batch. So all workers go through the same rounds, however many batches each has. A failure of the job
-    comes out of any method as a GeomxError.
+    The loop calls `start` once, then for every batch runs one forward and backward pass and `after_step`. If that began
+    a round, and `must_wait` is true, `synchronise` follows before the next batch. When no batch is left, or all stop,
+    `drain` and `synchronise` alternate until no worker has anything to contribute, then `end` is called. An endless
+    algorithm always has a batch. So all workers go through the same rounds, however many batches each has. A failure of
+    the job is raised from any method as a GeomxError.
 
-    rounds: completed. gradient_scale: what the gradient of a batch's mean loss is multiplied by in the backward pass.
-    steps_per_round: steps between two rounds, about. separate_comm_phase: whether a round's record has its exchange
-    behind its steps, and not in the only one. partial_rounds: whether a round may leave steps to later rounds.
-    asynchronous: whether parties go through rounds by themselves. endless: whether a worker that has gone through its
-    data as often as asked for goes on until all have. recorded: fields of the last round's record that only this
-    algorithm has.
+    rounds: completed. gradient_scale: factor of the gradient of a batch's mean loss in the backward pass.
+    steps_per_round: approximate steps between two rounds. separate_comm_phase: whether a round's record has its
+    exchange after its steps, rather than in the only step. partial_rounds: whether a round may leave steps to later
+    rounds. asynchronous: whether parties go through rounds independently. endless: whether a worker that has completed
+    its epochs continues until all have. recorded: fields of the last round's record that only this algorithm has.
     """
 
     rounds: int = 0
@@ -41,63 +40,63 @@ class WorkerAlgorithm(ABC):
 
     @property
     def must_wait(self) -> bool:
-        """Whether the result of the round that has begun is to be taken before the next step."""
+        """Whether to wait for the pending round's result before the next step."""
         return True
 
     @property
     def is_global_round(self) -> bool:
-        """Whether the last round was one of all workers, not of this party alone: then there is a global model."""
+        """Whether the last round included all workers, not just this party: then there is a global model."""
         return True
 
     @property
     def global_weights(self) -> "Sequence[Floats] | None":
-        """The global model after the last round, where that was one of all workers: 1-D arrays in the order of the
-        model's tensors, which change with the next round. None where the model itself has it.
+        """The global model after the last round, if that included all workers: 1-D arrays in the order of the
+        model's tensors, which change with the next round. None if the model itself holds it.
         """
         return None
 
     @abstractmethod
     def start(self) -> None:
-        """Take the initial weights from the servers; blocks until all workers can have them."""
+        """Pull the initial weights from the servers; blocks until they are available."""
 
     @abstractmethod
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
-        """The backward pass on a batch of so many samples has been queued. True if the exchange of a round has
-        begun; it is not waited for here. `watch` times what the part does itself.
+        """Handle a queued backward pass on a batch of `samples` samples. Return True if the exchange of a round has
+        begun; does not wait for it. `watch` times the algorithm's own work.
         """
 
     @abstractmethod
     def drain(self) -> None:
-        """There is no batch: begin a round with the steps that no round has had yet, or abstain from it."""
+        """Without a batch: begin a round with the steps not yet exchanged, or abstain from it."""
 
     @abstractmethod
     def synchronise(self) -> None:
-        """Wait for the result of the round that has begun and put it into the model's weights."""
+        """Wait for the pending round's result and write it to the model's weights."""
 
     def unfinished(self, steps_left: int) -> bool:
-        """Asked when a round has begun: whether this worker will contribute to a round after the next one of all
-        workers, which may be this one. `steps_left`: batches that it still has.
+        """Called when a round has begun. Return whether this worker will contribute to a round after the next one of
+        all workers, which may be this one. `steps_left`: batches that it still has.
         """
         return steps_left > 0
 
     def expect(self, workers: int) -> None:  # noqa: B027 - not all parts need to know
-        """A round is over: so many of the workers that took part in it said that they are unfinished."""
+        """Called after a round with the number of its workers that declared themselves unfinished."""
 
     def newest(self) -> None:
-        """Put the newest weights of the global servers into the model, which counts as a round; blocks. Only
-        asynchronous parts have it.
+        """Write the global servers' newest weights to the model; counts as a round; blocks. Asynchronous algorithms
+        only.
         """
         raise NotImplementedError
 
     def end(self) -> None:  # noqa: B027 - most parts have them already
-        """No round follows: leave the final global weights in the model."""
+        """Leave the final global weights in the model; no round follows."""
 
 
 class Algorithm(Protocol):
     """The parts of an algorithm's module that the training job uses."""
 
     def server_optimizer(self, config: "TrainConfig") -> tuple[str, dict[str, float]] | None:
-        """Name and hyper-parameters of the optimizer that the roots are to run; None for none."""
+        """Return name and hyper-parameters of the roots' optimizer; None for none."""
 
     def worker(self, client: object, model: object, config: "TrainConfig") -> WorkerAlgorithm:
-        """The part in a worker."""
+        """Return the worker part."""

@@ -1,4 +1,4 @@
-"""The front end of MXNet 1.9.1: gluon models for the bundled job, and a KVStore for scripts."""
+"""The front end for MXNet 1.9.1: gluon models for the bundled job, and a KVStore for scripts."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,8 @@ networks = (
 def network(name: str, shape: "Shape", classes: int) -> "Network":
     """See Frontend.network. All but cnn and cnn-bn import MXNet.
 
-    MODULE:FUNCTION is called with the number of classes and returns a gluon HybridBlock that takes such images and
-    gives logits.
+    MODULE:FUNCTION is called with the number of classes and returns a gluon HybridBlock that maps such images to
+    logits.
     """
     if name in _CNNS:
         from geomx_cli.runtime.frontends.mxnet import cnn
@@ -39,7 +39,7 @@ def prepare_import() -> None:
 
 
 def attach(framework: Any, session: "ScriptSession") -> None:
-    """Have `mx.kv.create` give our store; see ScriptFrontend.attach."""
+    """Make `mx.kv.create` return our store; see ScriptFrontend.attach."""
     from geomx_cli.runtime.frontends.mxnet import registration
 
     registration.register(framework, session)

@@ -1,6 +1,6 @@
-"""MXNet's arrays on their way to and from the servers, dense or row-sparse: checked, summed, and a buffer per key.
+"""Conversion of MXNet arrays for transfer, dense or row-sparse: checks, sums over devices, and a buffer per key.
 
-Row-sparse arrays travel as the rows that they have; the servers hold every row.
+Row-sparse arrays are sent as their stored rows; the servers hold every row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,10 +21,10 @@ _FORMS = ("default", "row_sparse")
 
 
 class Arrays:
-    """The arrays of one store. For the training thread; what it computes, MXNet's engine does when it can.
+    """The arrays of one store. For the training thread; computations are asynchronous in MXNet's engine.
 
-    A key has one buffer for its whole life, for values and results that cannot be read or written where they are; it
-    takes memory from its first use on.
+    Each key has one persistent buffer for values and results that cannot be read or written in place; its memory is
+    allocated at first use.
     """
 
     def __init__(self, mx: Any, native: Native) -> None:
@@ -34,9 +34,9 @@ class Arrays:
         self._orders: dict[str, Any] = {}
 
     def values(self, arrays: Iterable[Any]) -> list[ArrayInfo]:
-        """What each array is; of one of `mx.np` the NDArray of the same memory.
+        """Return the ArrayInfo of each array; for arrays of `mx.np`, that of the NDArray with the same memory.
 
-        Raises InvalidSettings for what cannot travel.
+        Raises InvalidSettings for unsupported arrays.
         """
         found = []
         for array in arrays:
@@ -52,7 +52,7 @@ class Arrays:
         return found
 
     def sum(self, values: Sequence[ArrayInfo]) -> Any:
-        """The devices' sum as a dense array; fp16 is added in fp32."""
+        """Return the sum over devices as a dense array; fp16 is added in fp32."""
         dense = [value.array.tostype("default") if value.is_sparse else value.array for value in values]
         if len(dense) == 1:
             return dense[0]
@@ -63,9 +63,9 @@ class Arrays:
         return total.astype(first.dtype, copy=False)
 
     def rows(self, values: Sequence[ArrayInfo]) -> Rows:
-        """The devices' sum of row-sparse arrays, in numpy; fp16 is added in fp32. Waits for the values.
+        """Return the sum of row-sparse arrays over devices, in numpy; fp16 is added in fp32. Waits for the values.
 
-        Raises InvalidSettings for a row that their shape does not have.
+        Raises InvalidSettings for a row index outside their shape.
         """
         total: Rows | None = None
         for value in values:
@@ -82,18 +82,18 @@ class Arrays:
             return total.astype(np.dtype(values[0].dtype))
 
     def add(self, name: str, like: ArrayInfo) -> None:
-        """Make the buffer of a new key: dense, on the CPU, of the shape and dtype of `like`. It takes no memory yet."""
+        """Declare a new key's buffer: dense, on the CPU, with shape and dtype of `like`. Allocates no memory yet."""
         self._buffers[name] = self._native.value(self._mx.nd.empty(like.shape, self._mx.cpu(), like.dtype))
         self._orders[name] = self._mx.nd.empty((1,), self._mx.cpu())
 
     def order(self, name: str) -> Any:
-        """An array without a content: operations that write to it go in order, after those that have read it."""
+        """Return the key's empty ordering array: writes to it are ordered after earlier reads."""
         return self._orders[name]
 
     def holds(self, name: str, value: ArrayInfo) -> bool:
-        """Whether its memory may hold a value of the key as it travels: it is dense, on the CPU, and of the dtype.
+        """Return whether the array's memory can hold a value of the key as transferred: dense, on the CPU, same dtype.
 
-        If so an operation that is queued next can `view` it.
+        If so, an operation queued next can `view` it.
         """
         fits = value.on_cpu and not value.is_sparse and value.dtype == self._buffers[name].dtype
         return fits and self._native.lay_out(value)
@@ -103,23 +103,23 @@ class Arrays:
         return self._native.view(value.array, value.dtype, value.size)
 
     def buffer(self, name: str) -> ArrayInfo:
-        """The key's buffer. Only copies may be computed into it: kernels leave layouts that only they can read."""
+        """Return the key's buffer. Write to it only by copies: kernels may leave private layouts."""
         return self._buffers[name]
 
     def fill(self, buffer: ArrayInfo, values: Sequence[ArrayInfo]) -> None:
-        """Copy the devices' sum to a key's buffer."""
+        """Copy the sum over devices to a key's buffer."""
         self.sum(values).copyto(_shaped(buffer.array, values[0]))
 
     def deliver(self, source: Any, outs: Iterable[ArrayInfo]) -> None:
-        """Copy a result to all of `outs`; to a row-sparse one all rows that are not zero."""
+        """Copy a result to all of `outs`; a row-sparse one gets all nonzero rows."""
         for out in outs:
             result = _shaped(source, out)
             (result.tostype("row_sparse") if out.is_sparse else result).copyto(out.array)
 
     def numbers(self, rows: Any, out: ArrayInfo) -> Array:
-        """The numbers of rows to be pulled to `out`, ascending, each once. Waits for them.
+        """Return the row indices to pull to `out`, ascending and unique. Waits for them.
 
-        Raises InvalidSettings for one that `out` does not have.
+        Raises InvalidSettings for an index out of the range of `out`.
         """
         numbers: Array = np.unique(rows.asnumpy().astype(np.int64))
         if len(numbers) and not 0 <= numbers[0] <= numbers[-1] < out.shape[0]:
@@ -127,18 +127,16 @@ class Arrays:
         return numbers
 
     def room(self, name: str, numbers: Array, out: ArrayInfo) -> ArrayInfo:
-        """A new array for these rows of a key, as `out` has them."""
+        """Return a new array for these rows of a key, with the row shape of `out`."""
         made = self._mx.nd.empty((len(numbers), *out.shape[1:]), self._mx.cpu(), self._buffers[name].dtype)
         return self._native.value(made)
 
     def take(self, source: Any, numbers: Array, out: ArrayInfo) -> Any:
-        """These rows of a dense array of the key's size, as `out` has them."""
+        """Return these rows of a dense array of the key's size, with the row shape of `out`."""
         return _shaped(source, out).take(self._mx.nd.array(numbers, self._mx.cpu(), np.int64))
 
     def deliver_rows(self, numbers: Array, values: Any, out: ArrayInfo) -> None:
-        """Make `out`, which is row-sparse, have the rows `values` of these numbers, and no others. Waits for them;
-        None for no rows.
-        """
+        """Set the row-sparse `out` to exactly the rows `numbers` with `values`, None for no rows. Waits for them."""
         sparse = self._mx.nd.sparse
         if values is None:
             sparse.zeros("row_sparse", out.shape, self._mx.cpu(), out.dtype).copyto(out.array)
@@ -148,5 +146,5 @@ class Arrays:
 
 
 def _shaped(buffer: Any, like: Any) -> Any:
-    """The buffer's memory with the shape of another array of the same size."""
+    """Return a view of the buffer with the shape of another array of the same size."""
     return buffer if buffer.shape == like.shape else buffer.reshape(like.shape)

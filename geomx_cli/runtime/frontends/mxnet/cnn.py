@@ -1,4 +1,4 @@
-"""The small network `cnn`, and `cnn-bn`, the same with batch normalisation."""
+"""The small network `cnn`, and `cnn-bn`, the same with batch normalization."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,10 @@ KERNEL = 5
 
 
 def network(shape: Shape, classes: int, *, normalised: bool) -> Network:
-    """Two convolutions of 5 x 5 without padding, each halved by pooling, then three dense layers.
+    """Two unpadded 5 x 5 convolutions, each followed by pooling that halves the size, then three dense layers.
 
-    Images of 28 x 28 are 32 channels of 4 x 4 by then. Raises InvalidSettings for images that nothing is left of.
+    28 x 28 images yield 32 channels of 4 x 4 before the dense layers. Raises InvalidSettings for images that are too
+    small.
     """
     channels, height, width = shape
     left = [_left(extent) for extent in (height, width)]

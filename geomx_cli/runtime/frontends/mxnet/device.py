@@ -1,4 +1,4 @@
-"""What a worker of the bundled job trains on."""
+"""The training device of a bundled worker."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ __all__ = ["device_context"]
 
 
 def device_context(mx: Any, device: str) -> Any:
-    """MXNet's context for `device`: "" is the processor, and "gpuN" the only GPU that this process is shown.
+    """Return MXNet's context for `device`: "" is the CPU, "gpuN" the only GPU visible to this process.
 
-    Raises InvalidSettings when MXNet cannot use that GPU.
+    Raises InvalidSettings if MXNet cannot use that GPU.
     """
     if not device:
         return mx.cpu()

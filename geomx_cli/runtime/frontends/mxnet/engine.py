@@ -1,10 +1,10 @@
-"""Operations of our own in MXNet's dependency engine, written in Python.
+"""Asynchronous operations in MXNet's dependency engine, implemented in Python.
 
-An operation is started by the engine when the arrays that it reads and writes are free, and ends when its completion
-is called, at any later time from any thread. So a pull that waits for the network holds no thread of the engine,
-however many wait, and whoever reads the array next waits for just that array.
+The engine starts an operation when the arrays that it reads and writes are available; the operation ends when its
+completion is called, at any later time from any thread. So pending pulls hold no engine thread, and a reader of an
+array waits for just that array.
 
-This module imports no framework: it is given `mxnet`.
+This module does not import the framework: it is passed `mxnet`.
 """
 
 import ctypes
@@ -19,11 +19,11 @@ from geomx_cli.runtime.frontends.mxnet.native import Native, OnComplete
 __all__ = ["Completion", "Engine"]
 
 _ERROR_BYTES = 64
-_RETURN = 10.0  # seconds for a thread of MXNet's to return from what is over
+_RETURN = 10.0  # seconds for an MXNet thread to return from a finished operation
 
 
 class Completion:
-    """Ends one operation: call it once, with what went wrong or None. The operation's arrays live until then."""
+    """Completes one operation: call it once, with the error or None. Keeps the operation's arrays alive until then."""
 
     def __init__(self, engine: "Engine", number: int, raw: OnComplete) -> None:
         self._engine = engine
@@ -37,16 +37,16 @@ class Completion:
             self._over = True
 
     def wait(self) -> None:
-        """Until the operation is over."""
+        """Wait until the operation is complete."""
         while not self._over:
             time.sleep(0.001)
 
 
 class Engine:
-    """Queues operations. `error` is the first failure of any of them; MXNet too raises it, where somebody waits.
+    """Queues operations. `error` is the first failure of any of them; MXNet also raises it from waiting calls.
 
-    A failed operation completes like any other, so nothing waits for it for ever. The engine cannot fork while an
-    operation needs Python, so all are waited for before this process forks. A forked child must not queue any.
+    A failed operation completes like any other, so waits do not hang. The engine cannot fork while an operation needs
+    Python, so all operations are awaited before a fork. A forked child must not queue operations.
     """
 
     def __init__(self, mx: Any, native: Native) -> None:
@@ -54,7 +54,7 @@ class Engine:
         self._native = native
         self._numbers = itertools.count(1)
         self._operations: dict[int, tuple[Callable[[Completion], None], Sequence[Any]]] = {}
-        self._running: set[int] = set()  # those whose work one of MXNet's threads is at
+        self._running: set[int] = set()  # operations executing on an MXNet thread
         self._start = native.starter(self._run)
         self._naive = mx.util.getenv("MXNET_ENGINE_TYPE") == "NaiveEngine"
         self._process = os.getpid()
@@ -70,16 +70,16 @@ class Engine:
         priority: int,
         name: str,
     ) -> None:
-        """Have the engine call `work` when the arrays are free; it must not wait for anything. All are on the CPU.
+        """Have the engine call `work` when the arrays are available; `work` must not block. All arrays are on the CPU.
 
-        What `work` raises counts as the operation's failure. No array may stand twice or share memory with another.
+        An exception from `work` fails the operation. No array may occur twice or share memory with another.
         """
         number = next(self._numbers)
         self._operations[number] = (work, (*reads, *writes))
         self._native.push(self._start, number, reads, writes, priority, name.encode())
 
     def _run(self, _context: int, on_complete: int, number: int) -> None:
-        """In a thread of MXNet's: an exception must not leave it."""
+        """Run on an MXNet thread; must not raise."""
         self._running.add(number)
         completion = Completion(self, number, OnComplete.from_address(on_complete).copy())
         try:
@@ -87,20 +87,20 @@ class Engine:
         except BaseException as error:
             completion(error)
         if self._naive:
-            # This engine runs an operation where it is queued and wants it done on return.
+            # NaiveEngine runs an operation synchronously and expects it to be complete on return.
             completion.wait()
         self._running.discard(number)
 
     def end(self, number: int, raw: OnComplete, error: BaseException | None) -> None:
-        """Tell MXNet that an operation is over."""
-        self._operations.pop(number, None)  # frees its arrays before anybody who waits for it goes on
+        """Report an operation's completion to MXNet."""
+        self._operations.pop(number, None)  # frees its arrays before waiters resume
         if error is not None and self.error is None:
             self.error = error
         native = None if error is None else _NativeError(f"geomx: {error}")
         raw.call(None if native is None else native.address)
 
     def settle(self) -> None:
-        """Wait for everything queued, by whomever, and until no thread of MXNet's needs Python for us.
+        """Wait for all queued operations, and until no MXNet thread needs Python on our behalf.
 
         Raises MXNetError as `mx.nd.waitall` does.
         """
@@ -111,7 +111,7 @@ class Engine:
             end = time.monotonic() + _RETURN
             while self._running and time.monotonic() < end:
                 time.sleep(0.001)
-            for number in known:  # what is left of them was skipped, as something that it reads had failed
+            for number in known:  # the remaining ones were skipped, because an input had failed
                 self._operations.pop(number, None)
 
     def _drain(self) -> None:
@@ -119,11 +119,11 @@ class Engine:
             try:
                 self.settle()
             except self._mx.base.MXNetError:
-                pass  # `error` has it
+                pass  # recorded in `error`
 
 
 class _NativeError:
-    """A std::runtime_error for MXNet to copy and to raise as MXNetError; `address` is None without GNU's library."""
+    """A std::runtime_error that MXNet copies and raises as MXNetError; `address` is None without libstdc++."""
 
     def __init__(self, message: str) -> None:
         self.address: int | None = None

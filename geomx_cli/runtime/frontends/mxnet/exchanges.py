@@ -1,10 +1,10 @@
 """The rounds of each key, as operations in MXNet's engine.
 
-The engine keeps everything of one key in the order of the calls. `push` queues an operation of ours that sends the
-very memory of the value and ends when the round's result is here; `pull` queues one that copies the result to `out`. So
-both return at once, whoever reads `out` or writes to the value next waits for that one array, and the next push of a
-key waits, in the engine, until the last one is over: a script that never waits takes no more memory than one that does.
-What is on several devices, or of another layout or dtype, goes through a buffer of the key.
+The engine keeps the operations of a key in call order. `push` queues an operation that sends the value's own memory and
+completes with the round's result; `pull` queues one that copies the result to `out`. Both return at once; a reader of
+`out` or a writer to the value waits for that array only, and a key's next push waits, in the engine, for the last one
+to complete, so memory use is bounded even for scripts that never wait. Values on several devices, or with another
+layout or dtype, go through a buffer of the key.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ __all__ = ["Exchanges"]
 
 @dataclass(slots=True)
 class _Push:
-    """The last push of a key: whether it is over, and whether it brings the new value, which is pulled once: it takes
-    memory until then.
+    """The last push of a key: whether it is complete, and whether its result is the new value, which is kept in memory
+    until pulled once.
     """
 
     brings: bool = False
@@ -37,7 +37,7 @@ class _Push:
 
 
 class Exchanges:
-    """For the training thread. Keys are known to the store, and values are checked."""
+    """For the training thread. Callers have checked keys and values."""
 
     def __init__(
         self, mx: Any, store: Store, engine: Engine, arrays: Arrays, script_optimizer: ScriptOptimizer
@@ -48,7 +48,7 @@ class Exchanges:
         self._arrays = arrays
         self._script_optimizer = script_optimizer
         self._pushes: dict[str, _Push] = {}
-        self._rounds: dict[str, PendingExchange] = {}  # of each key the last; only in operations in the key's order
+        self._rounds: dict[str, PendingExchange] = {}  # last round by key; only for operations in the key's order
 
     def push(self, key: Key, values: list[ArrayInfo], priority: int, hyper: Hyper, weight: float = 1.0) -> None:
         """Contribute the sum of `values` to the key's next round."""
@@ -56,7 +56,7 @@ class Exchanges:
         begin = partial(self._store.start, name, out=None, priority=priority, hyper=hyper, weight=weight)
         of_rows = updates is None and all(item.is_sparse for item in values)
         if of_rows and self._store.has_rows(name, values[0].shape):
-            if name in self._pushes:  # rows are held here, so those of one round at a time
+            if name in self._pushes:  # rows are kept in memory here: only one round at a time
                 self._arrays.order(name).wait_to_read()
             rows = self._arrays.rows(values)
             self._exchange(name, lambda: begin(source=rows), priority, _Push())
@@ -65,7 +65,7 @@ class Exchanges:
         self._exchange(name, lambda: begin(source=view(source)), priority, _Push(brings=True), reads=[source.array])
 
     def _source(self, name: str, values: list[ArrayInfo]) -> ArrayInfo:
-        """The array that is to be sent: the value itself where that can be, else the key's buffer."""
+        """Return the array to send: the value itself if possible, else the key's buffer."""
         if len(values) == 1 and self._arrays.holds(name, values[0]):
             return values[0]
         buffer = self._arrays.buffer(name)
@@ -74,7 +74,7 @@ class Exchanges:
         return buffer
 
     def abstain(self, name: str, priority: int) -> None:
-        """Take part in the key's next round with nothing."""
+        """Abstain from the key's next round."""
         buffer, abstain, view = self._arrays.buffer(name), self._store.abstain, self._arrays.view
         push = _Push(brings=True)
         self._exchange(name, lambda: abstain(name, view(buffer), priority), priority, push, writes=[buffer.array])
@@ -83,7 +83,7 @@ class Exchanges:
         self, name: str, begin: Callable[[], PendingExchange], priority: int, push: _Push,
         *, reads: Sequence[Any] = (), writes: Sequence[Any] = (),
     ) -> None:  # fmt: skip
-        """Queue a round of one key, which has one under way: the next value waits for it in the script's own arrays."""
+        """Queue a round of a key that may have one in flight; until then the value stays in the script's own arrays."""
         self._pushes[name] = push
 
         def exchange(done: Completion) -> None:
@@ -103,7 +103,7 @@ class Exchanges:
     def pull(self, key: Key, outs: list[ArrayInfo], priority: int) -> None:
         """Write the result of the key's last round, or else the servers' value, to all of `outs`."""
         name, updates, is_here = str(key), self._script_optimizer.updates, self._is_here(str(key))
-        # What has to be fetched is fetched once, so for several arrays to the buffer.
+        # Fetch from the servers only once: for several arrays, to the buffer.
         may_hold = updates is None and (len(outs) == 1 or is_here)
         direct: list[ArrayInfo] = []
         others: list[ArrayInfo] = []
@@ -122,18 +122,18 @@ class Exchanges:
             self._fetch(name).reshape(flat.shape).copyto(flat)
 
     def _value(self, name: str, priority: int) -> Any:
-        """The array in which what a pull gives will be: the weight where the optimizer runs here, else the buffer."""
+        """Return the array for the result of a pull: the weight if the optimizer runs here, else the buffer."""
         updates = self._script_optimizer.updates
         return self._fetch(name, priority) if updates is None else updates.weights[name]
 
     def _fetch(self, name: str, priority: int = 0) -> Any:
-        """The key's buffer, in which its result will be."""
+        """Return the key's buffer, with a fetch of the result queued."""
         buffer = self._arrays.buffer(name)
         self._write(name, [buffer], priority, self._is_here(name))
         return buffer.array
 
     def _write(self, name: str, outs: list[ArrayInfo], priority: int, is_here: bool) -> None:
-        """Queue that the key's result comes to these arrays, which can hold it. Then only the servers have it."""
+        """Queue writing the key's result to these suitable arrays. Afterwards only the servers have it."""
         order, buffer, left = self._arrays.order(name), self._arrays.buffer(name), list(outs)
 
         def copy(out: ArrayInfo, done: Completion) -> None:
@@ -158,12 +158,12 @@ class Exchanges:
             self._pushes[name].brings = False
 
     def _is_here(self, name: str) -> bool:
-        """Whether the key's last push brings the value, and no newer one may be at the servers."""
+        """Return whether the key's last push returns the value, and the servers cannot have a newer one."""
         last = self._pushes.get(name)
         return last is not None and last.brings and not (last.over and self._store.asynchronous)
 
     def fetch_rows(self, key: Key, out: ArrayInfo, numbers: Array, priority: int) -> Any:
-        """An array in which these rows of what a pull gives will be, as `out` has them; None for no rows."""
+        """Return an array for these rows of a pull's result, with the row shape of `out`; None: no rows."""
         if not len(numbers):
             return None
         name = str(key)

@@ -19,18 +19,18 @@ __all__ = ["Built", "GluonModel", "session"]
 
 @contextlib.contextmanager
 def session(device: str, seed: int) -> Iterator[None]:
-    """See Network.session. Raises InvalidSettings where MXNet is missing too."""
+    """See Network.session. Also raises InvalidSettings if MXNet is missing."""
     mx = load_mxnet()
     mx.random.seed(seed)
-    with device_context(mx, device):  # where arrays of this thread lie from now on
+    with device_context(mx, device):  # default context for this thread's arrays
         yield
 
 
 @dataclass(frozen=True)
 class Built:
-    """An MXNet block and its gluon parameters in the orders of `Network.parameters` and `Network.statistics`.
+    """An MXNet block and its gluon parameters, in the orders of `Network.parameters` and `Network.statistics`.
 
-    The block is hybridised, takes float32 images of shape (b, *shape) and gives logits of shape (b, classes).
+    The block is hybridized, takes float32 images of shape (b, *shape) and returns logits of shape (b, classes).
     """
 
     block: Any
@@ -39,10 +39,10 @@ class Built:
 
 
 class GluonModel(ModelAdapter):
-    """A block on the device that was MXNet's current one when it was made.
+    """A block on MXNet's current device at construction.
 
-    weights, statistics, gradients: float32 NDArrays, the same objects for the model's whole life, in the orders of
-    the network's parameters and statistics. MXNet's engine computes, in the order of the calls.
+    weights, statistics, gradients: float32 NDArrays, the same objects for the model's lifetime, in the orders of the
+    network's parameters and statistics. MXNet's engine computes asynchronously, in call order.
     """
 
     def __init__(self, network: Network, built: Built) -> None:
@@ -57,8 +57,8 @@ class GluonModel(ModelAdapter):
         self.statistics: dict[str, Any] = dict(zip(names, running, strict=True))
 
     def warm_up(self, samples: int) -> None:
-        """Go through both passes once, with a batch of zeros and while the weights are yet to come: MXNet builds its
-        kernels the first time, which takes longer than many steps.
+        """Run both passes once on a batch of zeros, before the weights arrive: MXNet builds its kernels at first use,
+        which takes longer than many steps.
         """
         before = self.read_statistics()
         images = np.zeros((samples, *self.network.shape), np.float32)
@@ -92,8 +92,8 @@ class GluonModel(ModelAdapter):
             start += weight.size
 
     def write_weights(self, vector: Floats) -> None:
-        """Set all weights. They cross to MXNet at once: a crossing of each tensor would take longer than the step that
-        they come from.
+        """Set all weights. They are copied to MXNet in one piece: one copy per tensor would take longer than the step
+        that produced them.
         """
         staged, parts = self._staging
         staged._sync_copyfrom(vector)
@@ -102,7 +102,7 @@ class GluonModel(ModelAdapter):
 
     @functools.cached_property
     def _staging(self) -> tuple[Any, list[Any]]:
-        """An array of all tensors' elements, and its parts in their shapes."""
+        """Return a flat array of all tensors' elements, and its views in their shapes."""
         staged, parts, start = self._mx.nd.empty(self.size), [], 0
         for weight in self.weights:
             parts.append(staged[start : start + weight.size].reshape(weight.shape))
@@ -125,7 +125,7 @@ class GluonModel(ModelAdapter):
             self._mx.nd.array(value.reshape(target.shape)).copyto(target)
 
     def copy_weights_from(self, other: ModelAdapter) -> None:
-        """See ModelAdapter; on the device, where both are of this class."""
+        """See ModelAdapter; copies on the device if both are of this class."""
         if not isinstance(other, GluonModel):
             super().copy_weights_from(other)
             return
@@ -143,7 +143,7 @@ class GluonModel(ModelAdapter):
 
 @dataclass(frozen=True)
 class _Loss:
-    """A loss that may yet have to be computed; its value is waited for."""
+    """A loss that may still be computing; conversion to float waits for it."""
 
     array: Any
 

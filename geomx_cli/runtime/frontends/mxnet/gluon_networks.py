@@ -1,4 +1,4 @@
-"""Networks that are gluon blocks: those of its model zoo, and a user's own. Imports MXNet."""
+"""Networks that are gluon blocks: those of the model zoo, and a user's own. Imports MXNet."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _RUNNING = ("running_mean", "running_var")
 
 @dataclass(frozen=True)
 class _Zoo:
-    """One of gluon's model zoo. size: height and width of the images that it is made for; 0 takes them as they are."""
+    """A network of gluon's model zoo. size: expected height and width of images; 0 for any."""
 
     function: str
     size: int = 0
@@ -37,15 +37,15 @@ _ZOO: Mapping[str, _Zoo] = {
 
 
 def network(name: str, shape: Shape, classes: int) -> Network:
-    """One of the zoo, or what MODULE:FUNCTION makes. Raises InvalidSettings for images that it cannot take."""
+    """Return a zoo network or the one from MODULE:FUNCTION. Raises InvalidSettings for unsupported images."""
     found = _ZOO.get(name)
     return _user_network(name, shape, classes) if found is None else _zoo_network(found, shape, classes)
 
 
 def _zoo_network(zoo: _Zoo, shape: Shape, classes: int) -> Network:
-    """One of mxnet.gluon.model_zoo.vision; images are resized to `zoo.size` x `zoo.size`, unless that is 0.
+    """Return one of mxnet.gluon.model_zoo.vision; images are resized to `zoo.size` x `zoo.size`, unless that is 0.
 
-    The first layers are those for ImageNet: ResNets begin with a convolution of 7 x 7 and pooling.
+    The first layers are those for ImageNet: ResNets begin with a 7 x 7 convolution and pooling.
     """
 
     def make(mx: Any) -> Any:
@@ -55,7 +55,7 @@ def _zoo_network(zoo: _Zoo, shape: Shape, classes: int) -> Network:
 
 
 def _user_network(name: str, shape: Shape, classes: int) -> Network:
-    """The block that MODULE:FUNCTION makes. It is called again for each copy that is needed."""
+    """Wrap the block that MODULE:FUNCTION returns. The function is called again for each copy."""
     made: list[Any] = []
 
     def make(mx: Any) -> Any:
@@ -95,14 +95,14 @@ def _build(network: Network, make: Callable[[Any], Any], name: str) -> GluonMode
 def _built(
     mx: Any, make: Callable[[Any], Any], shape: Shape, classes: int, size: tuple[int, int], name: str
 ) -> tuple[Any, Any]:
-    """The block that takes images of `shape`, and what in it is the network; the shapes of all tensors are known."""
+    """Return the block that takes images of `shape`, and the network within it; the shapes of all tensors are known."""
     body = make(mx)
     block = body if size == shape[1:] else _resizing(mx, body, size)
     block.initialize(mx.init.Zero(), force_reinit=True)
     block.hybridize(static_alloc=True, static_shape=True)
     try:
         scores = block(mx.nd.zeros((1, *shape))).shape
-    except Exception as error:  # whatever a block does with images that it was not made for
+    except Exception as error:  # any error of a block on images it was not designed for
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         hint = "choose another --network or --data"
         raise InvalidSettings(f"the network {name} cannot take images of shape {shape}: {reason}", hint) from None
@@ -113,7 +113,7 @@ def _built(
 
 
 def _resizing(mx: Any, body: Any, size: tuple[int, int]) -> Any:
-    """`body` behind a bilinear enlargement of the images: that on the device is cheaper than larger batches."""
+    """Return `body` behind bilinear upscaling: doing it on the device is cheaper than transferring larger batches."""
 
     class Resizing(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet has no types
         def __init__(self) -> None:
@@ -128,9 +128,9 @@ def _resizing(mx: Any, body: Any, size: tuple[int, int]) -> Any:
 
 
 def _parameters(block: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is trained, and the running statistics, by names that do not depend on what else the process has made.
+    """Return the trained parameters and the running statistics, by names independent of the process's other blocks.
 
-    A parameter that two layers share counts once. Scales and shifts that a network does without stay one and zero.
+    A parameter shared by two layers counts once. Unused scales and shifts stay one and zero.
     """
     trained: dict[str, Any] = {}
     running: dict[str, Any] = {}

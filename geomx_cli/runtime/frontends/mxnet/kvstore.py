@@ -27,7 +27,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _guarded(method: _Method) -> _Method:
-    """A public method: fails when the job has failed, and speaks MXNet's kind of error."""
+    """Decorate a public method: raise the job's failure, and convert errors to MXNetError."""
 
     @functools.wraps(method)
     def call(self: "KVStore", *args: Any, **kwargs: Any) -> Any:
@@ -43,15 +43,15 @@ def _guarded(method: _Method) -> _Method:
 
 
 class KVStore(BaseStore):
-    """Every method of mxnet.kvstore.KVStore, over a Store. `register` mixes it with that class, which Trainer asks for.
+    """Every method of mxnet.kvstore.KVStore, over a Store. `register` mixes it with that class, as Trainer requires.
 
     Values are NDArrays of float32, float64 or float16, dense or row-sparse, on any device; lists of values, one per
-    device, are summed. The servers keep every row. Of row-sparse values only rows travel, and `push` waits until they
-    are computed. The optimizer treats them as MXNet's does: with lazy_update=True, the default of SGD and Adam, and in
-    AdaGrad only the gradient's rows change, else they count as a dense gradient with zeros elsewhere. They travel dense
-    where a row is longer than a slice; a round in which somebody pushes a dense value is dense.
-    For the training thread; a forked child must not use it. Errors are MXNetErrors. When the job fails, every pending
-    operation ends, MXNet raises the error where somebody waits, and each later call raises it again.
+    device, are summed. The servers hold every row. Row-sparse values are sent as rows, and `push` waits until they are
+    computed. The optimizer treats them as MXNet's does: with lazy_update=True, the default of SGD and Adam, and in
+    AdaGrad only the gradient's rows are updated, otherwise the gradient is dense with zeros elsewhere. They are sent
+    dense if a row is longer than a slice; a round with any dense contribution is dense. For the training thread; a
+    forked child must not use it. Errors are MXNetErrors. When the job fails, every pending operation completes, MXNet
+    raises the error from waiting calls, and each later call raises it again.
     """
 
     def __init__(self, mx: Any, client: "Client", kind: str) -> None:
@@ -67,16 +67,16 @@ class KVStore(BaseStore):
         self.calls = 0
 
     def __del__(self) -> None:
-        """There is no native store behind this one."""
+        """Override: there is no native store handle to free."""
 
     @property
     def failure(self) -> BaseException | None:
-        """What has gone wrong in the background, if anything."""
+        """The background failure, if any."""
         return self._engine.error
 
     @_guarded
     def init(self, key: Any, value: Any) -> None:
-        """Make keys known with their initial values; waits at a `barrier`. See Store.init."""
+        """Declare keys with their initial values; waits at a `barrier`. See Store.init."""
         found = [(one, self._arrays.values(arrays)) for one, arrays in pairs(key, value)]
         keys = list(key) if isinstance(key, (list, tuple)) else [key]
         script_optimizer = self._script_optimizer
@@ -88,25 +88,24 @@ class KVStore(BaseStore):
 
     @_guarded
     def push(self, key: Any, value: Any, priority: int = 0, weight: float = 1.0) -> None:
-        """Contribute to the keys' next round; returns at once. `value` is not changed; whoever changes it waits, in
-        MXNet's engine, until the round is over.
+        """Contribute to the keys' next round; returns at once. `value` is not modified; writes to it wait, in MXNet's
+        engine, until the round is over.
 
-        Of a row-sparse value only its rows travel: the call waits until they are computed, and until the key's last
-        round is over.
-        `weight` is what the contribution counts in algorithms that make means; they divide by it, nobody multiplies.
-        Raises SystemExit in a master worker that does not train; see Store.begin_training.
+        Of a row-sparse value only its rows are sent: the call blocks until they are computed and the key's last round
+        is over. `weight`: the contribution's weight in algorithms that average; values are divided by the total weight,
+        never multiplied by it. Raises SystemExit in a master worker that does not train; see Store.begin_training.
         """
         checked = self._checked(key, value)
         self._store.begin_training()
-        news = [self._script_optimizer.news(plain(one)) for one, _ in checked]  # all, before any is on its way
+        news = [self._script_optimizer.news(plain(one)) for one, _ in checked]  # for all keys, before any is sent
         for (one, values), hyper in zip(checked, news, strict=True):
             self._exchanges.push(one, values, priority, hyper, weight)
 
     @_guarded
     def abstain(self, key: Any, priority: int = 0) -> None:
-        """Take part in the keys' next round with nothing to contribute; returns at once, and `pull` gives the result.
+        """Take part in the keys' next round with weight 0; returns at once, and `pull` gives the result.
 
-        For a worker that has no more data while others train: it stays in step with them, and counts for nothing.
+        For a worker that has run out of data while others train: it stays in step without affecting results.
         """
         names = [self._store.known(one) for one in (key if isinstance(key, (list, tuple)) else [key])]
         self._store.begin_training()
@@ -117,8 +116,8 @@ class KVStore(BaseStore):
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Write the result of the latest push of each key, or without one the servers' value; returns at once.
 
-        With `ignore_sparse` row-sparse arrays stay as they are; see `row_sparse_pull`. Arrays of another dtype than the
-        key's get the values converted, as in MXNet; what is pushed has the key's.
+        With `ignore_sparse` row-sparse arrays are left unchanged; see `row_sparse_pull`. Arrays of another dtype than
+        the key's get converted values, as in MXNet; pushed values must have the key's dtype.
         """
         if out is None:
             raise InvalidSettings("pull needs arrays to write to", "pass out=")
@@ -129,10 +128,10 @@ class KVStore(BaseStore):
 
     @_guarded
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """As `pull`, but write only some rows to row-sparse arrays: those whose numbers are in `row_ids`.
+        """Like `pull`, but write only the rows listed in `row_ids` to row-sparse arrays.
 
-        row_ids: an array for each one of `out`, or one for all of a key's; in any order, perhaps more than once. Only
-        these rows travel. Waits for `row_ids` and for the rows, of all keys at once.
+        row_ids: one array per array of `out`, or one for all of a key's; unordered, duplicates allowed. Only these rows
+        are transferred. Waits for `row_ids` and for the rows, of all keys at once.
         """
         if out is None or row_ids is None:
             raise InvalidSettings("row_sparse_pull needs arrays and numbers of rows", "pass out= and row_ids=")
@@ -153,7 +152,7 @@ class KVStore(BaseStore):
 
     @_guarded
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """`push`, then `pull` to `out`, or without it to `value`."""
+        """`push`, then `pull` to `out`, by default to `value`."""
         values = self._checked(key, value)
         outs = values if out is None else self._checked(key, out, converted=True)
         self._store.begin_training()
@@ -170,19 +169,20 @@ class KVStore(BaseStore):
 
     @_guarded
     def set_optimizer(self, optimizer: Any) -> None:
-        """Have the global servers update the weights; waits until they know.
+        """Have the global servers update the weights; waits for their acknowledgement.
 
         Learning rate, rescale_grad, multipliers and the other hyper-parameters are read again at each push of this
-        process, and a schedule moves with these pushes. For a master worker that does not train the servers follow one
-        of MXNet's schedules by the number of updates. An optimizer that cannot travel runs on the workers, which must
-        all set it. Set anew later, an optimizer begins afresh with the next push; see ServerOptimizer.set.
+        process, and a schedule advances with these pushes. For a master worker that does not train, the servers advance
+        one of MXNet's schedules by the number of updates. An optimizer that the servers cannot run is run by the
+        workers, which must all set it. Setting another optimizer later takes effect, without state, with the next push;
+        see ServerOptimizer.set.
         """
         self._script_optimizer.set(optimizer, self._exchanges.fill)
 
     def _checked(self, key: Any, value: Any, *, converted: bool = False) -> list[tuple[Key, list[ArrayInfo]]]:
-        """Keys and values, after all of them have been checked.
+        """Return keys and values after checking all of them.
 
-        converted: whether values may be of another dtype than their key.
+        converted: whether values may have another dtype than their key.
         """
         found = [(one, self._arrays.values(arrays)) for one, arrays in pairs(key, value)]
         for one, values in found:
@@ -191,16 +191,14 @@ class KVStore(BaseStore):
         return found
 
     def is_capable(self, capability: str) -> bool:
-        """Whether the store can run an optimizer ("optimizer")."""
+        """Return whether the store can run an optimizer ("optimizer")."""
         if capability.lower() == "optimizer":
             return True
         raise self._mx.base.MXNetError(f"unknown capability {capability!r}")
 
     @_guarded
     def barrier(self, scope: Literal["party", "all"] | None = None) -> None:
-        """Wait until all workers of the party, or with "all" of the job, have come here; without `scope`, those that
-        `num_workers` counts.
-        """
+        """Wait for all workers of the party, or ("all") of the job; by default for those counted by `num_workers`."""
         if scope not in (None, "party", "all"):
             raise InvalidSettings(f"there is no barrier over {scope!r}", 'choose "party" or "all"')
         self._store.barrier(scope)
@@ -210,9 +208,9 @@ class KVStore(BaseStore):
 
     @_guarded
     def set_gradient_compression(self, compression_params: Any) -> None:
-        """Choose the codec of what crosses between parties and global servers, as in {"type": "fp16"} or {"type":
-        "2bit", "threshold": 0.5}; a threshold is what follows the colon in `--compress 2bit:0.5`. Blocks until all
-        servers use it. Let all workers call it, before the first push. Raises MXNetError for one that does not exist.
+        """Choose the codec for exchanges between parties and global servers, as in {"type": "fp16"} or {"type": "2bit",
+        "threshold": 0.5}; the threshold is the number after the colon in `--compress 2bit:0.5`. Blocks until all
+        servers use it. All workers must call it, before the first push. Raises MXNetError for an unknown codec.
         """
         params = dict(compression_params) if isinstance(compression_params, Mapping) else {}
         kind, argument = params.pop("type", None), params.pop("threshold", None)
@@ -224,38 +222,39 @@ class KVStore(BaseStore):
 
     @_guarded
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write what the servers' optimizer keeps, momentum and the like but not the weights, to a file.
+        """Write the state of the servers' optimizer (momentum and the like, not the weights) to a file.
 
-        Any worker may call it, between its rounds; waits for those that it has begun. With `dump_optimizer` the
-        hyper-parameters and this worker's numbers of updates are taken up too by who loads the file. It is numpy's .npz
-        (see state_file.py).
+        Any worker may call it, between its rounds; waits for those that it has begun. With `dump_optimizer`, loading
+        the file also restores the hyper-parameters and this worker's update counts. The format is numpy's .npz (see
+        state_file.py).
         """
         self._engine.settle()
         self._script_optimizer.save(Path(fname), dump_optimizer)
 
     @_guarded
     def load_optimizer_states(self, fname: str) -> None:
-        """Have the servers' optimizer, which has been set already, go on from a file of `save_optimizer_states`.
+        """Restore the state of the servers' optimizer, which must be set already, from a file of
+        `save_optimizer_states`.
 
-        With the same weights training goes on bit for bit, whatever the number of servers. One worker that trains may
-        call it, or all of them, before the same round; where the optimizer runs on the workers, all of them.
+        With the same weights training continues bit for bit, whatever the number of servers. Call it on one training
+        worker, or on all before the same round; if the optimizer runs on the workers, on all of them.
         """
         self._engine.settle()
         self._script_optimizer.load(Path(fname))
 
     @property
     def _updater(self) -> Any:
-        """Where gluon.Trainer finds the optimizer after it has loaded states."""
+        """The optimizer's location as gluon.Trainer expects it after loading states."""
         optimizer = self._script_optimizer.optimizer
         return None if optimizer is None else SimpleNamespace(optimizer=optimizer)
 
     @_guarded
     def option(self, name: str) -> Any:
-        """What the job has for an option of `geomx launch`, as in option("k1")."""
+        """Return the job's value of an option of `geomx launch`, as in option("k1")."""
         return super().option(name)
 
     def versions(self, key: Key) -> tuple[int, int]:
-        """Lowest and highest version of the weights at the global servers that the latest pull of the key has got."""
+        """Return the lowest and highest version of the global servers' weights in the key's latest pull."""
         return self._store.versions(key)
 
     @_guarded
@@ -267,10 +266,10 @@ class KVStore(BaseStore):
         raise InvalidSettings(f"the servers know no command {head}", "use set_optimizer")
 
     def settle(self) -> None:
-        """Wait for everything queued in MXNet. Raises MXNetError for what has failed."""
+        """Wait for all operations queued in MXNet. Raises MXNetError for failures."""
         self._engine.settle()
 
 
 def _only(item: Any) -> Any:
-    """The item of a list of one; anything else as it is."""
+    """Return the item of a list of one; anything else unchanged."""
     return item[0] if isinstance(item, (list, tuple)) and len(item) == 1 else item

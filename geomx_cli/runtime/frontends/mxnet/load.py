@@ -1,4 +1,4 @@
-"""MXNet, prepared and imported. The only module that imports it, and it does so when asked to."""
+"""Prepares and imports MXNet, lazily. The only module that imports it."""
 
 import importlib
 import os
@@ -14,8 +14,8 @@ _ALIASES = {"bool": bool, "int": int, "float": float, "object": object, "complex
 
 
 def prepare_import() -> None:
-    """What MXNet 1.9.1 needs before it is imported: the names that numpy 1.24 removed. And its engine gets one thread
-    for our operations, which have to take Python's lock, so several would only wait for one another.
+    """Prepare for importing MXNet 1.9.1: restore the names that numpy 1.24 removed, and give its engine a single thread
+    for our operations: they hold the GIL, so several would only contend.
     """
     os.environ.setdefault("MXNET_CPU_PRIORITY_NTHREADS", "1")
     for name, kind in _ALIASES.items():
@@ -24,7 +24,7 @@ def prepare_import() -> None:
 
 
 def load_mxnet() -> Any:
-    """Import MXNet; returns the module. Raises InvalidSettings if it is not installed or cannot be imported."""
+    """Import and return MXNet. Raises InvalidSettings if it is not installed or cannot be imported."""
     prepare_import()
     try:
         return importlib.import_module("mxnet")

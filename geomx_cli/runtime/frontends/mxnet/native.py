@@ -1,7 +1,7 @@
-"""MXNet's C interface, of version 1.9.1, without giving up Python's lock.
+"""The C interface of MXNet 1.9.1, called without releasing the GIL.
 
-MXNet's own Python gives the lock up in each call. Among the threads of a worker that costs a switch between threads,
-which is more than what these calls do: all of them return at once. This module imports no framework: it is given
+MXNet's own bindings release the GIL in each call. With a worker's several threads that costs a thread switch, which
+exceeds the cost of these calls: all of them return at once. This module does not import the framework: it is passed
 `mxnet`.
 """
 
@@ -16,7 +16,7 @@ from geomx_cli.ps.net.payload import Array
 
 __all__ = ["ArrayInfo", "Native", "OnComplete"]
 
-# FnProperty::kCPUPrioritized of mxnet/engine.h: threads of their own, so that no kernel stands before us.
+# FnProperty::kCPUPrioritized of mxnet/engine.h: a separate thread pool, so that no kernel delays our operations.
 _CPU_PRIORITIZED = 3
 _CPU, _CPU_PINNED, _CPU_SHARED = 1, 3, 5
 _ON_CPU = (_CPU, _CPU_PINNED, _CPU_SHARED)
@@ -31,7 +31,7 @@ _COMPLETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 
 
 class ArrayInfo(NamedTuple):
-    """An NDArray and what it is: its storage ("default", "row_sparse" or "csr"), dtype and shape."""
+    """An NDArray and its storage type ("default", "row_sparse" or "csr"), dtype and shape."""
 
     array: Any
     form: str
@@ -41,12 +41,12 @@ class ArrayInfo(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Elements, with the rows that a row-sparse one leaves out."""
+        """Number of elements, including rows that a row-sparse array omits."""
         return math.prod(self.shape)
 
     @property
     def is_sparse(self) -> bool:
-        """Whether it holds rows."""
+        """Whether it is row-sparse."""
         return self.form == "row_sparse"
 
 
@@ -57,21 +57,21 @@ class _Context(ctypes.Structure):
 
 
 class OnComplete(ctypes.Structure):
-    """mxnet::engine::CallbackOnComplete; lives only as long as the call that hands it over, so it is copied."""
+    """mxnet::engine::CallbackOnComplete; valid only during the call that passes it, so it must be copied."""
 
     _fields_ = (("callback", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("param", ctypes.c_void_p))
 
     def copy(self) -> "OnComplete":
-        """One of our own."""
+        """Return a copy that we own."""
         return OnComplete(self.callback, self.engine, self.param)
 
     def call(self, error: int | None) -> None:
-        """The operation is over; `error`: address of a std::exception, or None."""
+        """Complete the operation; `error`: address of a std::exception, or None."""
         _COMPLETE(self.callback)(self.engine, self.param, error)
 
 
 class _DLTensor(ctypes.Structure):
-    """The beginning of a DLManagedTensor."""
+    """The leading fields of a DLManagedTensor."""
 
     _fields_ = (("data", ctypes.c_void_p),)
 
@@ -80,7 +80,7 @@ _HERE, _OWN_POOL = _Context(_CPU, 0), ctypes.c_int(_CPU_PRIORITIZED)
 
 
 class Native:
-    """Functions of the library. Any thread."""
+    """Functions of the library. Thread-safe."""
 
     def __init__(self, mx: Any) -> None:
         self._mx = mx
@@ -100,7 +100,8 @@ class Native:
         self._get_shape = _function(library, "MXNDArrayGetShapeEx64", pointer, pointer, pointer)
 
     def value(self, array: Any) -> ArrayInfo:
-        """What an NDArray is; of one of `mx.np` the NDArray of the same memory. Raises TypeError for anything else."""
+        """Return an array's ArrayInfo; for `mx.np` that of the NDArray sharing its memory. Raises TypeError otherwise.
+        """
         if not isinstance(array, self._mx.nd.NDArray):
             raise TypeError(f"a {type(array).__name__} is no NDArray")
         if type(array) is not self._mx.nd.NDArray:
@@ -112,16 +113,16 @@ class Native:
         self._check(self._get_context(handle, one, two))
         on_cpu, sizes = first.value in _ON_CPU, ctypes.POINTER(ctypes.c_int64)()
         self._check(self._get_shape(handle, one, ctypes.byref(sizes)))
-        shape = tuple(sizes[: first.value]) if first.value >= 0 else (0,)  # of one whose shape is not known yet
+        shape = tuple(sizes[: first.value]) if first.value >= 0 else (0,)  # its shape is not known yet
         return ArrayInfo(array, form, dtype, shape, on_cpu)
 
     def lay_out(self, value: ArrayInfo) -> bool:
-        """Queue that a dense array on the CPU has MXNet's own layout, whatever kernels of oneDNN have made of it by
-        then, so that an operation that is queued next can `view` it. False where that is impossible.
+        """Queue the conversion of a dense CPU array from any oneDNN layout to MXNet's own, so that an operation queued
+        next can `view` it. Return False if that is impossible.
 
-        The C interface can do so as well, but waits for the array; NDArray::Reorder2DefaultAsync does not.
+        The C interface can convert as well, but waits for the array; NDArray::Reorder2DefaultAsync does not.
         """
-        if len(value.shape) <= 1:  # it has no other one
+        if len(value.shape) <= 1:  # 1-D arrays have no other layout
             return True
         if self._reorder is None:
             return not self._has_layouts
@@ -129,9 +130,9 @@ class Native:
         return True
 
     def view(self, array: Any, dtype: str, size: int) -> Array:
-        """The memory of an array on the CPU as a 1-D numpy array; only in an operation that has the array.
+        """Return a CPU array's memory as a 1-D numpy array; only within an operation that holds the array.
 
-        Raises MXNetError for an array that a kernel of oneDNN has left in a layout of its own; see `lay_out`.
+        Raises MXNetError for an array in a oneDNN layout; see `lay_out`.
         """
         packed = ctypes.c_void_p()
         self._check(self._to_dlpack(array.handle, ctypes.byref(packed)))
@@ -146,7 +147,7 @@ class Native:
     def push(
         self, start: Any, number: int, reads: Sequence[Any], writes: Sequence[Any], priority: int, name: bytes
     ) -> None:
-        """Queue an operation: `start` (made by `starter`) is called with this number when the arrays are free."""
+        """Queue an operation: `start` (from `starter`) is called with this number when the arrays are available."""
         self._check(
             self._push(
                 start, number, None, ctypes.byref(_HERE), _handles(reads), len(reads), _handles(writes), len(writes),
@@ -156,14 +157,14 @@ class Native:
 
     @staticmethod
     def starter(start: Callable[[int, int, int], None]) -> Any:
-        """A function for `push`: it gets the context, the address of an OnComplete, and the operation's number. It is
-        called in MXNet's threads, and must not raise.
+        """Return a C callback for `push`: it receives the context, the address of an OnComplete, and the operation's
+        number. It is called on MXNet's threads, and must not raise.
         """
         return _START(start)
 
 
 def _function(library: Any, name: str, *takes: Any) -> Any:
-    """None in a build that does not export it."""
+    """Return the function, or None if the build does not export it."""
     try:
         found = library[name]
     except AttributeError:

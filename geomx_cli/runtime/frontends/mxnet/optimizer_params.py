@@ -1,4 +1,4 @@
-"""MXNet's optimizer objects as name and hyper-parameters, the form in which an optimizer travels to the servers."""
+"""Converts MXNet's optimizer objects to name and hyper-parameters, the form in which servers receive an optimizer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,20 +34,20 @@ _SCHEDULES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def can_travel(optimizer: Any) -> bool:
-    """Whether the servers can run it: one of MXNet's classes itself, since the `update` of a subclass would not run,
-    that begins at update 0.
+    """Return whether the servers can run it: exactly one of MXNet's classes, as a subclass's `update` would not run,
+    starting at update 0.
     """
     kind = type(optimizer)
     return kind.__module__ == _MODULE and kind.__name__ in _OWN and not optimizer.begin_num_update
 
 
 def from_mxnet(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
-    """The server's name for an optimizer and its hyper-parameters as they are now; a schedule gives the present rate.
+    """Return the server's name for an optimizer and its current hyper-parameters; a schedule gives the current rate.
 
-    DCASGD becomes `dcasgd`, which remembers what each party was given: scripts that ask for it mean that. MXNet's own
-    rule is `dcasgd-mxnet`, for parity, and has to be asked for by that name. Weights of fp16 always have an fp32
-    master on the servers, whatever `multi_precision` says. Raises InvalidSettings for an optimizer that cannot travel,
-    and for a hyper-parameter that no server would take.
+    DCASGD maps to `dcasgd`, which remembers the weights sent to each party, as scripts that use it expect. MXNet's own
+    rule is `dcasgd-mxnet`, for parity, and must be requested by that name. fp16 weights always have an fp32 master copy
+    on the servers, whatever `multi_precision` says. Raises InvalidSettings for an optimizer that the servers cannot
+    run, and for a hyper-parameter that they reject.
     """
     if not can_travel(optimizer):
         raise InvalidSettings(
@@ -60,21 +60,21 @@ def from_mxnet(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
 
 
 def params_of(optimizer: Any) -> tuple[str, dict[str, float | bool]]:
-    """As `from_mxnet`, without the checks."""
+    """Like `from_mxnet`, without the checks."""
     kind = type(optimizer).__name__
     params: dict[str, float | bool] = {"learning_rate": float(optimizer.learning_rate)}
     for name, attribute in {**_COMMON, **_OWN[kind]}.items():
         value = getattr(optimizer, attribute)
-        if value is None:  # no limit, which may have been another
+        if value is None:  # no limit now; there may have been one before
             value = 0.0
         params[name] = value if isinstance(value, bool) else float(value)
     return kind.lower(), params
 
 
 def schedule_of(scheduler: Any) -> tuple[str, dict[str, Any]] | None:
-    """The server's name for a scheduler of MXNet's and its numbers as they are now; None for one that cannot travel.
+    """Return the server's name for an MXNet scheduler and its current parameters; None for an unsupported one.
 
-    Raises InvalidSettings for numbers that no server would take.
+    Raises InvalidSettings for parameters that servers reject.
     """
     kind = type(scheduler)
     if kind.__module__ != _SCHEDULES_MODULE or kind.__name__ not in _SCHEDULES:
@@ -89,18 +89,16 @@ def schedule_of(scheduler: Any) -> tuple[str, dict[str, Any]] | None:
 
 
 def index_of(optimizer: Any, key: Key, number: int) -> Key:
-    """Under which index an optimizer knows a key: MXNet's servers number str keys in the order of `init`, its local
-    stores do not.
-    """
+    """Return an optimizer's index for a key: servers number str keys in the order of `init`, local stores do not."""
     names = (optimizer.param_dict, optimizer.lr_mult, optimizer.wd_mult, optimizer.idx2name)
     return number if isinstance(key, str) and any(number in known for known in names) else key
 
 
 def multipliers(optimizer: Any, index: Key) -> dict[str, float]:
-    """What an optimizer multiplies learning rate and weight decay of one parameter by, as `lr_mult` and `wd_mult`.
+    """Return an optimizer's learning rate and weight decay multipliers for one parameter, as `lr_mult` and `wd_mult`.
 
-    They are looked up as MXNet does it: with the Parameter, under the index, under the name of the index. Raises
-    InvalidSettings for one that is no finite number.
+    They are looked up as in MXNet: by Parameter, by index, by the index's name. Raises InvalidSettings for non-finite
+    values.
     """
     found = {}
     for what, field in MULTIPLIERS.items():
@@ -114,9 +112,9 @@ def multipliers(optimizer: Any, index: Key) -> dict[str, float]:
 
 
 def take_up(optimizer: Any, params: Mapping[str, float | bool], counts: Mapping[int | str, int]) -> None:
-    """Give an optimizer the hyper-parameters that `from_mxnet` made of another, and its numbers of updates by key.
+    """Apply hyper-parameters from another optimizer's `from_mxnet`, and its update counts by key, to an optimizer.
 
-    The learning rate comes from the numbers where there is a schedule.
+    With a schedule, the learning rate follows from the counts.
     """
     for name, attribute in {**_COMMON, **_OWN[type(optimizer).__name__]}.items():
         if name in params:

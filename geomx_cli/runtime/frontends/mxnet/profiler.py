@@ -1,4 +1,4 @@
-"""MXNet's profiler knows no servers of ours: a script that asks for them is told so, in one message."""
+"""Rejects server profiling with a clear message: MXNet's profiler cannot access our servers."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _CALLS = ("set_config", "set_state", "dump", "pause", "resume")
 
 
 def refuse_servers(mx: Any) -> None:
-    """Have `mx.profiler` raise MXNetError for profile_process="server"; MXNet's own message is about a null handle."""
+    """Make `mx.profiler` raise MXNetError for profile_process="server"; MXNet's own message is about a null handle."""
     for name in _CALLS:
         call = getattr(mx.profiler, name)
         if not hasattr(call, "__wrapped__"):

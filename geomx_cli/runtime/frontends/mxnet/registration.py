@@ -1,4 +1,4 @@
-"""Our store as what `mx.kv.create("dist_sync")` gives."""
+"""Registers our store with `mx.kv.create("dist_sync")`."""
 
 import functools
 from collections.abc import Callable
@@ -20,11 +20,11 @@ KINDS = (
 
 
 def register(mx: Any, session: "ScriptSession") -> None:
-    """Have `mx.kv.create` give our store for each of KINDS, one and the same per process.
+    """Make `mx.kv.create` return our store for each of KINDS, one instance per process.
 
-    The session connects at the first call. As in MXNet all are synchronous but those with "_async". The master's type
-    decides: "dist_async" makes a job that is to train with FSA one of MixedSync; "device" means nothing. Any other type
-    with "dist" in it is refused; "local", "device" and others stay MXNet's own.
+    The session connects at the first call. As in MXNet all types are synchronous except those with "_async". The
+    master's type decides: "dist_async" turns an FSA job into a MixedSync job; "device" has no effect. Any other type
+    with "dist" is rejected; "local", "device" and others remain MXNet's own.
     """
     refuse_servers(mx)
     base = mx.kvstore.KVStoreBase
@@ -43,7 +43,7 @@ def register(mx: Any, session: "ScriptSession") -> None:
 
 
 class _Registry(dict[str, Callable[[], Any]]):
-    """What `mx.kv.create` looks names up in; it has every name with "dist", so none of them is left to MXNet."""
+    """The lookup table of `mx.kv.create`; it contains every name with "dist", so MXNet handles none of them."""
 
     def __init__(self, create: Callable[[str], Any], own: dict[str, Callable[[], Any]]) -> None:
         super().__init__(own)

@@ -1,4 +1,4 @@
-"""The optimizer that a script has given its store: what the servers hear of it, or that it runs on the workers."""
+"""The optimizer that a script sets on its store: its hyper-parameters for the servers, or its run on the workers."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ from geomx_cli.runtime.pushed_hyper import Hyper
 __all__ = ["ScriptOptimizer"]
 
 _SUMS = ("fsa", "sync")
-"""Algorithms whose global servers can do with the sum of all gradients."""
+"""Algorithms whose global servers support plain sums of all gradients."""
 _ON_WORKERS = (
     "geomx: the optimizer {} cannot run on the global servers: they sum gradients, and each worker updates its weights"
 )
@@ -33,7 +33,7 @@ _ON_WORKERS = (
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A key that has been initialised as the store's number `number`, from 0."""
+    """An initialized key, the store's `number`-th, from 0."""
 
     number: int
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class _Known:
 class ScriptOptimizer:
     """For the training thread.
 
-    optimizer: MXNet's, None before `set`. updates: what runs on this worker, None where the servers run the optimizer.
+    optimizer: MXNet's, None before `set`. updates: runs the optimizer on this worker, None if the servers run it.
     """
 
     def __init__(self, mx: Any, store: Store) -> None:
@@ -54,11 +54,11 @@ class ScriptOptimizer:
         self._keys: dict[Key, _Known] = {}
 
     def set(self, optimizer: Any, fill: Callable[[str, Any], None]) -> None:
-        """Have the servers run it, or where that cannot be, all workers; blocks. `fill` gets a key's value from the
+        """Have the servers run it, or if they cannot, all workers; blocks. `fill` fetches a key's value from the
         servers into an array.
 
-        A master that does not train leaves its schedule and multipliers with the servers; who trains sends what holds
-        now with each push. Raises InvalidSettings for a schedule of the user's own in such a master.
+        A master that does not train sends its schedule and multipliers to the servers; a training worker sends the
+        current values with each push. Raises InvalidSettings for a user-defined schedule in such a master.
         """
         if can_travel(optimizer):
             schedule = None if self._store.trains else self._schedule(optimizer)
@@ -77,20 +77,20 @@ class ScriptOptimizer:
             self._run_here(optimizer, fill)
 
     def initial(self, keys: Sequence[Key]) -> dict[str, Hyper]:
-        """What travels with the initial values of new keys: multipliers, from a master that does not train."""
+        """Return what to send with the initial values of new keys: multipliers, from a master that does not train."""
         if self.optimizer is None or self._store.trains or not can_travel(self.optimizer):
             return {}
         numbers = {key: len(self._keys) + place for place, key in enumerate(keys)}
         return {str(key): self._own(self.optimizer, key, number) for key, number in numbers.items()}
 
     def add(self, key: Key, shape: tuple[int, ...], dtype: Any, fill: Callable[[str, Any], None]) -> None:
-        """A key has been initialised."""
+        """Register an initialized key."""
         self._keys[key] = _Known(len(self._keys), shape, dtype)
         if self.updates is not None:
             fill(str(key), self._make_room(self.updates, key))
 
     def news(self, key: Key) -> Hyper:
-        """The hyper-parameters that go with a push. Raises InvalidSettings for what the servers would refuse."""
+        """Return the hyper-parameters for a push. Raises InvalidSettings for values that the servers would reject."""
         optimizer = self.optimizer
         if optimizer is None or self.updates is not None:
             return self._store.optimizer.news(str(key))

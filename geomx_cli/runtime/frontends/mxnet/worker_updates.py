@@ -1,4 +1,4 @@
-"""An optimizer of MXNet's that cannot travel to the servers, run on this worker from the sums of the servers."""
+"""Runs an MXNet optimizer that the servers cannot run on this worker, from the servers' sums."""
 
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,8 @@ __all__ = ["WorkerUpdates"]
 class WorkerUpdates:
     """The weights of all keys on this worker, and MXNet's updater over them. For the training thread.
 
-    weights: the keys' weights by name, dense and on the CPU, with any values until somebody fills them; fp32, fp64 or
-    fp16, of the keys' shapes. All workers begin with the servers' values and apply the same sums in the same order, so
-    they hold the same weights.
+    weights: by name, dense, on the CPU, uninitialized until filled; fp32, fp64 or fp16, with the keys' shapes. All
+    workers start from the servers' values and apply the same sums in the same order, so their weights are identical.
     """
 
     def __init__(self, mx: Any, optimizer: Any) -> None:
@@ -30,8 +29,8 @@ class WorkerUpdates:
         self._indices: dict[str, Key] = {}
 
     def add(self, name: str, index: Key, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Make room for a key, which the optimizer knows under `index`; returns the weight, flat, to be filled."""
-        # Flat arrays never get one of oneDNN's layouts, and results can be written to them.
+        """Allocate a key that the optimizer knows under `index`; return the flat weight, to be filled."""
+        # Flat arrays never get a oneDNN layout, and results can be written to them.
         flat = self._mx.nd.empty((int(np.prod(shape)),), self._mx.cpu(), dtype)
         self.weights[name], self._indices[name] = flat.reshape(shape), index
         return flat
@@ -43,9 +42,9 @@ class WorkerUpdates:
             self._updater(self._indices[name], total.reshape(weight.shape), weight)
 
     def save(self, path: Path) -> None:
-        """Write the optimizer's state, not the weights, to a file; waits for what is queued.
+        """Write the optimizer's state, without the weights, to a file; waits for queued operations.
 
-        Raises InvalidSettings for a state that is not of arrays of the weights' sizes.
+        Raises InvalidSettings for a state other than arrays of the weights' sizes.
         """
         state = SavedState(self._kind, {})
         for name, weight in self.weights.items():
@@ -59,7 +58,7 @@ class WorkerUpdates:
         state_file.write(path, state)
 
     def load(self, path: Path) -> None:
-        """Go on from a file of `save`. Raises InvalidSettings, with nothing changed, for one that does not fit."""
+        """Restore from a file of `save`. Raises InvalidSettings, with nothing changed, if it does not match."""
         state = state_file.read(path)
         if state.optimizer != self._kind:
             raise InvalidSettings(f"{path} has the state of {state.optimizer}, not of {self._kind}")
@@ -84,9 +83,7 @@ class WorkerUpdates:
         return type(self._optimizer).__name__
 
     def _read(self, name: str, state: SavedState) -> tuple[int, Any, list[Any], list[Array] | None]:
-        """A key's number of updates, a new state for it, that state's arrays, and what goes into them; None before the
-        first update.
-        """
+        """Return a key's update count, a new state, its arrays, and their contents; None before the first update."""
         weight, (kept,) = self.weights[name], state.slices[name].values()
         if not kept:
             return 0, None, [], None
@@ -98,7 +95,7 @@ class WorkerUpdates:
         return int(kept["step"][0]), made, leaves, fits
 
     def _leaves(self, state: Any, weight: Any) -> list[Any]:
-        """The arrays in a state, which MXNet's optimizers nest in tuples."""
+        """Return the arrays in a state, which MXNet's optimizers nest in tuples."""
         if state is None:
             return []
         if isinstance(state, (tuple, list)):

@@ -1,4 +1,4 @@
-"""The front end without a framework: models that are computed in numpy."""
+"""The front end without a framework: models computed in numpy."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The network `linear`: one dense layer and a softmax, in numpy. It needs no framework."""
+"""The network `linear`: one dense layer and a softmax, in numpy, without a framework."""
 
 import contextlib
 import math
@@ -16,9 +16,7 @@ __all__ = ["network"]
 
 
 def network(shape: Shape, classes: int) -> Network:
-    """Logits are the dense layer's: images of shape (b, *shape), flattened, times the weight's transpose, plus the
-    bias.
-    """
+    """Logits: images of shape (b, *shape), flattened, times the weight's transpose, plus the bias."""
     pixels = math.prod(shape)
     parameters = (Parameter("dense.weight", (classes, pixels), None), Parameter("dense.bias", (classes,)))
     return Network(shape, classes, parameters, (), shape[1:], LinearModel, _session)
@@ -33,7 +31,7 @@ def _session(device: str, seed: int) -> Iterator[None]:
 
 
 class LinearModel(ModelAdapter):
-    """Multinomial logistic regression; the loss is the softmax's cross entropy. Computes at once, in float32."""
+    """Multinomial logistic regression with softmax cross-entropy loss. Computes synchronously, in float32."""
 
     def __init__(self, network: Network) -> None:
         super().__init__(network)
@@ -58,7 +56,7 @@ class LinearModel(ModelAdapter):
         return float((np.log(total[:, 0]) - scores[rows, labels]).mean())
 
     def wait_for_gradients(self) -> None:
-        """See ModelAdapter; they are computed already."""
+        """See ModelAdapter; they are already computed."""
 
     def read_gradient(self, index: int, out: Floats) -> None:
         """See ModelAdapter."""
