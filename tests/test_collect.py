@@ -47,7 +47,7 @@ def test_running_job_and_again(desk: Desk, job: Launch) -> None:
     first = desk.json("logs", "collect", "--to", str(folder))
     folder = folder / job.id
     check(folder, first)
-    assert first["folder"] == str(folder) and first["records"] is None, "no worker has written of a round"
+    assert first["folder"] == str(folder) and first["records"] is None, "no worker has recorded a round"
     assert first["complete"] and len(first["files"]) == FILES
     assert (folder / "events" / "A-worker-1.jsonl").read_bytes() == whole
     entry = next(entry for entry in first["files"] if entry["file"] == "logs/A-worker-1.log")

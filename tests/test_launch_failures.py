@@ -321,7 +321,7 @@ def test_stopped_process_is_named(scenarios: Scenarios, name: str) -> None:
     assert ended.status == 1, ended.errors
     failure = ended.result["failure"]
     if name == "launch":
-        assert "the control machine has said nothing" in ended.errors
+        assert "the control machine has been silent" in ended.errors
     elif name == "agent A":
         assert "the agent on host A hangs" in ended.errors
     else:
@@ -370,7 +370,7 @@ def test_what_a_process_could_only_tell_another_one_is_its_own_account() -> None
     words = ": the script raised OSError: [Errno 28] No space left on device; the disk of /jobs is full"
     found = first_cause([_failure("A/server:0", 1, "B/worker:0", words)], HOSTS)
     assert found is not None
-    assert (found.process, found.cause) == ("B/worker:0", f"told A/server:0{words}")
+    assert (found.process, found.cause) == ("B/worker:0", f"reported to A/server:0{words}")
 
 
 @pytest.mark.parametrize(
