@@ -26,7 +26,7 @@ ROUNDS, ACCURACY = 3, 0.75
 
 
 def say(event: str, **fields: object) -> None:
-    """Append to this process's event log."""
+    """Append an event to this process's event log."""
     name = os.environ["GEOMX_PROCESS"].replace("/", "-").replace(":", "-")
     path = Path(os.environ["GEOMX_JOB_DIR"], "events", f"{name}.jsonl")
     path.parent.mkdir(exist_ok=True)
@@ -35,7 +35,7 @@ def say(event: str, **fields: object) -> None:
 
 
 def play() -> None:
-    """Be a role."""
+    """Act as the role in the environment."""
     name = os.environ["GEOMX_PROCESS"]
     story = json.loads(os.environ["STORY"])
     print(f"{name} begins", flush=True)
@@ -69,21 +69,21 @@ def play() -> None:
 
 
 def forever() -> None:
-    """Until somebody ends it."""
+    """Wait to be killed."""
     say("state", state="training")
     while True:
         signal.pause()
 
 
 def wait() -> None:
-    """Until there is a file "go"."""
+    """Wait until the file "go" exists."""
     say("state", state="training")
     while not Path(os.environ["GEOMX_JOB_DIR"], "go").exists():
         time.sleep(0.02)
 
 
 def train() -> None:
-    """Three rounds, and the counts of bytes that a worker reports."""
+    """Three rounds, and the byte counts that a worker reports."""
     for number in range(1, ROUNDS + 1):
         samples = 64 if number < ROUNDS else 24  # the last batch of an epoch is smaller
         say("round", num_iters=number, num_samples=samples, total_time=number * 0.5, loss=1 / number)
@@ -93,14 +93,14 @@ def train() -> None:
 
 
 def serve() -> None:
-    """Until all workers are done."""
+    """Wait until all workers are done."""
     workers = int(os.environ["STAND_INS"])
     while len(list(Path(os.environ["GEOMX_JOB_DIR"]).glob("done-*"))) < workers:
         time.sleep(0.02)
 
 
 def start(directory: Path, story: str) -> int:
-    """Launch; errors become text and an exit status as the command line does it."""
+    """Launch; errors become text and an exit status as on the command line."""
     from geomx_cli.commands._end import tell
     from geomx_cli.core.errors import GeomxError
     from geomx_cli.core.options import defaults
