@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Small programs in the place of roles, run by the real plan, launch and agents; and a launch of them.
+"""Stand-in programs for roles, run by the real plan, launch and agents; and a launch of them.
 
-python stand_in.py launch DIRECTORY STORY    what `geomx launch` does, with stand-ins for all processes
+python stand_in.py launch DIRECTORY STORY    like `geomx launch`, with stand-ins for all processes
 python stand_in.py -m geomx_cli.runtime      a stand-in: inventories name this file as their Python
 python stand_in.py -m MODULE ...             any other module of geomx, for real
 
-STORY is a JSON object: process name -> what it does. Workers otherwise train three rounds, the rest serves
-until all workers are done. "forever" in place of that runs until it is ended; "raise" raises; "deaf" ignores
-SIGTERM and runs forever; "family" has a child in a session of its own and runs forever; "blame X" fails,
-naming X; "misses X" does so later; "wait" goes on as usual once there is a file "go" in the job's
-directory, for which "misses X" waits as well, and "fails", which raises then.
+STORY is a JSON object: process name -> behaviour. By default workers train three rounds, and others serve until all
+workers are done. "forever" runs until killed; "raise" raises; "deaf" ignores SIGTERM and runs forever; "family" has a
+child in its own session and runs forever; "blame X" fails, naming X. The following wait for a file "go" in the job's
+directory: "wait" then behaves as by default; "misses X" fails, naming X; "fails" raises.
 """
 
 import json

@@ -308,8 +308,7 @@ class Client:
         self.tell("optimizer", body, "leave the optimizer to the workers")
 
     def _hold_rounds(self, serial: int) -> Body:
-        """Stop the roots from closing rounds until they have the optimizer; returns the first round for it to run in.
-        """
+        """Stop the roots from closing rounds until they have the optimizer; returns its first round of each key."""
         closed: dict[int, int] = {}
         for answer in self.tell("optimizer", {"hold": True, "by": self.process}, "hold the rounds"):
             for key, round_ in answer["closed"]:

@@ -160,8 +160,7 @@ class Worker:
                     return
                 self._pulls[key] = self._pulls.get(key, 0) + 1
             else:
-                # Count from the oldest missing result, as servers do: after a lost connection later results may arrive
-                # first.
+                # Count from the oldest missing result, as servers do: after a cut, later results may arrive first.
                 missing = self._missing.setdefault(key, [])
                 if self._pulls.get(key) or operation.round >= (missing or [operation.round])[0] + MAX_ROUNDS_AHEAD:
                     return

@@ -227,8 +227,7 @@ class Aggregator:
         if cohort.held is None:
             return self._close_next(entry, cohort)
         if self.table.too_far_behind(entry, cohort):
-            # The round is in the value already; only its answer was held back, because other cohorts were too far
-            # behind.
+            # The round is in the value already; only its answer waits, for the cohorts that are too far behind.
             return False
         accumulator, cohort.held = cohort.held, None
         self._finish(entry, cohort, accumulator)

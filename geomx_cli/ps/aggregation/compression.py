@@ -175,10 +175,10 @@ class Compression:
         with np.errstate(invalid="ignore", over="ignore"):
             change = None if reference is None else exact - reference
         if reference is None or change is None or not np.isfinite(change).all():
-            # The server decodes its own encoding and keeps that as the reference, exactly as the receivers do.
             kept[name] = exact
             return array, None
         payload = self._encode(codec, change, dtype)
+        # The server decodes its own encoding and keeps that as the reference, exactly as the receivers do.
         new = cast(reference + codec.decode(payload, len(array)), dtype)
         kept[name] = new.astype(_exact(dtype), copy=False)
         return new, (payload, Form.CHANGE)

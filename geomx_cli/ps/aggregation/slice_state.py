@@ -70,7 +70,8 @@ class Result:
 
 @dataclass(slots=True)
 class Cohort:
-    """Members whose rounds complete together: all members of a server, or a single party in an asynchronous job.
+    """Members whose rounds complete together: all members of a server, or a single party at a root of an asynchronous
+    job. So synchronous and asynchronous jobs share the code for summing, repeats and departures.
 
     closed: the last decided round. finished: the last answered round. results: of finished rounds, kept until all
     members have acknowledged them. Members acknowledge with their next contribution, so in a job with one round per

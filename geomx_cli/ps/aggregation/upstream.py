@@ -75,8 +75,8 @@ class UpstreamClient:
         link.consumed(0 if payload is None else len(payload))
         if pending is None or pending.result is not None:
             return
-        # Changes are relative to the previous result, so results are delivered in the order of rounds.
         pending.result = header, found
+        # Changes are relative to the previous result, so results are delivered in the order of rounds.
         if pending.header.kind == Kind.EXCHANGE and self.compression.changes:
             rounds = self._rounds[header.key, header.slice]
             while rounds and (first := next(iter(rounds.values()))).result is not None:

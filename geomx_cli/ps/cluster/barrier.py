@@ -28,7 +28,9 @@ class Barrier:
         self._asked[rank].append((time.monotonic(), request))
 
     def release(self) -> list[Request]:
-        """The requests to answer now: all if complete, else only those of ranks that are behind the others."""
+        """The requests to answer now: all if complete, else only those of non-members that the members have
+        passed.
+        """
         members = self._members()
         ranks = [rank for rank, waiting in self._asked.items() if waiting]
         if ranks and all(self._asked[rank] for rank in members):

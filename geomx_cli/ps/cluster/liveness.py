@@ -1,4 +1,4 @@
-"""Detects dead peers by heartbeats: both ends of a link send one per second; silence is warned of, then an error.
+"""Detects dead peers: both ends of a link send a heartbeat per second; silence causes a warning, then an error.
 
 A heartbeat carries the sender's clock and echoes the newest one received, so each end knows until when the link worked
 in both directions, however long a message was in flight. It also carries the time of the last progress behind the
@@ -82,7 +82,7 @@ class Liveness:
         self._leaving.add(link)
 
     def forget(self, link: Link) -> None:
-        """This peer has said its last word: stop monitoring it."""
+        """This peer has sent its final message: stop monitoring it."""
         self._links.pop(link, None)
         self._leaving.discard(link)
 

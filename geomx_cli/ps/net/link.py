@@ -2,7 +2,7 @@
 
 A link has two lanes, each a connection of its own: one for tensors, one for everything else (talk). So credit, requests
 and answers never queue behind tensors, neither here nor in the system's socket buffers. Small tensors sent in one turn
-of the loop are fused into one message: header, payload, header, payload, ...
+of the loop are fused into one message (header, payload, header, payload, ...), which saves the fixed cost per message.
 """
 
 import heapq
@@ -110,7 +110,7 @@ class Link:
         slice's rounds stay in order even if repeated. Everything else is sent immediately. A repeat of a message that
         is still queued is dropped.
         """
-        # row numbers must not queue behind tensors: two ends could wait for each other
+        # a pull of rows is not queued: behind tensors that wait for others it could cause a deadlock
         if payload is None or header.kind == Kind.PULL:
             self._emit(header, payload)
             return

@@ -170,9 +170,8 @@ class PeerArena:
                 raise BadMessage("an offer of memory that is no sealed arena of this account")
             self._memory = mmap.mmap(file, SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
         finally:
-            # The token proves that pid and descriptor meant the peer's file: they could name another one in this
-            # namespace.
             os.close(file)
+        # In another namespace of processes the same pid and descriptor could name another process's arena.
         if self._memory[:TOKEN] != token:
             raise BadMessage("an offer of memory with another token: from another namespace of processes?")
         self._freed: deque[int] = deque()
