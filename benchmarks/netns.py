@@ -1,9 +1,8 @@
-"""Network namespaces that belong to one run: named after their owner, removed with all that runs in them.
+"""Network namespaces owned by one run: named after their owner, and removed with all processes in them.
 
-A name is `geomx-wan-PID-START-N-PLACE`: process id and start time (in clock ticks since boot) of the
-owner, a number that the owner counts up, and what the namespace stands for. So two runs never collide,
-and `sweep` can tell a dead run's leftovers from a living one's even when the process id has been used
-again. Everything here needs root.
+A name is `geomx-wan-PID-START-N-PLACE`: process id and start time (in clock ticks since boot) of the owner, a serial
+number, and the place that the namespace represents. So two runs never collide, and `sweep` can tell a dead run's
+leftovers from those of a live one even if the process id was reused. Everything here needs root.
 """
 
 import itertools
@@ -26,7 +25,8 @@ _numbers = itertools.count(1)
 
 
 def call(argv: Sequence[str], *, lines: Iterable[str] = ()) -> str:
-    """The standard output of `argv`, fed with `lines`; CheckFailed with its complaint when it fails."""
+    """The standard output of `argv`, with `lines` as its input. Raises CheckFailed with its error output if it fails.
+    """
     if shutil.which(argv[0]) is None:
         raise CheckFailed(f"the program {argv[0]!r} is missing", "install iproute2 and procps")
     done = subprocess.run(argv, input="\n".join(lines), capture_output=True, text=True, check=False)
@@ -36,7 +36,7 @@ def call(argv: Sequence[str], *, lines: Iterable[str] = ()) -> str:
 
 
 def _owner(pid: int) -> str:
-    """PID-START of a living process, PID-gone of another."""
+    """PID-START of a live process, PID-gone of another."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -46,7 +46,7 @@ def _owner(pid: int) -> str:
 
 
 def _kill_all_in(name: str) -> None:
-    """Kill the processes of a namespace, until none is left: one may fork while it is being killed."""
+    """Kill the processes of a namespace, repeatedly: one may fork while it is being killed."""
     limit = time.monotonic() + KILL_LIMIT
     while pids := call(["ip", "netns", "pids", name]).split():
         if time.monotonic() > limit:
@@ -65,7 +65,7 @@ def _remove(name: str) -> None:
 
 
 def sweep() -> list[str]:
-    """Remove the namespaces of dead runs, and what still runs in them; returns their names."""
+    """Remove the namespaces of dead runs and the processes in them; returns their names."""
     names = sorted(path.name for path in NAMED.glob(f"{PREFIX}-*-*-*-*"))
     dead = [name for name in names if not name.startswith(f"{PREFIX}-{_owner(int(name.split('-')[2]))}-")]
     for name in dead:
@@ -74,7 +74,7 @@ def sweep() -> list[str]:
 
 
 class Namespaces:
-    """The namespaces of one run. `close` may be called at any time, also after a failed `add`, and again."""
+    """The namespaces of one run. `close` may be called at any time, also after a failed `add`, and repeatedly."""
 
     def __init__(self) -> None:
         self._prefix = f"{PREFIX}-{_owner(os.getpid())}-{next(_numbers)}"
@@ -93,17 +93,17 @@ class Namespaces:
         return ["ip", "netns", "exec", self.name(place), *argv]
 
     def configure(self, place: str, lines: Iterable[str]) -> None:
-        """Carry out ip(8) commands, one a line, inside the namespace."""
+        """Execute ip(8) commands, one per line, inside the namespace."""
         call(["ip", "-n", self.name(place), "-batch", "-"], lines=[*lines, ""])
 
     def sysctl(self, place: str, values: dict[str, str]) -> None:
-        """Set kernel parameters of this namespace alone."""
+        """Set kernel parameters of this namespace only."""
         call(
             self.command(place, ["sysctl", "-q", "-w", *(f"{key}={value}" for key, value in values.items())])
         )
 
     def close(self) -> None:
-        """Kill what runs in the namespaces and remove them, with their devices, shapers and counters."""
+        """Kill the processes in the namespaces and remove these, with their devices, shapers and counters."""
         while self._places:
             if (NAMED / self.name(self._places[-1])).exists():
                 _remove(self.name(self._places[-1]))

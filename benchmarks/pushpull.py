@@ -1,11 +1,11 @@
-"""How long one exchange of a whole model takes: every worker pushes all tensors and waits for all results.
+"""Measures the exchange of a whole model: every worker pushes all tensors and waits for all results.
 
     python benchmarks/pushpull.py --topology flat central --system client mxnet --repeat 3     loopback, against MXNet
     python benchmarks/pushpull.py --topology central spread --rate 200mbit --iterations 5      emulated links (root)
 
 Prints time per iteration (wall period over all workers), its ratio to the wire limit, bytes per link, CPU seconds per
 iteration and peak memory per role, as a table, or with --json as one object. The wire limit is the payload of the
-busiest link over the goodput that plain TCP reaches both ways at once, measured in the same run.
+busiest link divided by the goodput of plain TCP in both directions at once, measured in the same run.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from geomx_cli.core.options import decode
 
 @dataclass
 class Running:
-    """One process of the job: what it said, its CPU seconds at the start and the end, its peak memory."""
+    """One process of the job: its output, its CPU seconds at the start and the end, its peak memory."""
 
     role: str
     popen: subprocess.Popen[str]
@@ -75,7 +75,7 @@ def _wide(case: Case) -> bool:
 
 
 def _goodput(wan: Wan | None) -> float:
-    """Bytes a second that plain TCP reaches each way, both ways at once; 0 on loopback."""
+    """Bytes per second of plain TCP in each direction, both directions busy; 0 on loopback."""
     if wan is None:
         return 0.0
     test = wan.self_test()
@@ -109,7 +109,7 @@ def _end(popen: subprocess.Popen[str]) -> None:
 
 
 def _follow(case: Case, processes: list[Running], wan: Wan | None) -> dict[str, Any]:
-    """Read what the workers say; sample CPU and links when the first starts and when the last ends."""
+    """Read the workers' output; sample CPU and links when the first starts and when the last ends."""
     workers = [item for item in processes if item.role == "worker"]
     marks: dict[str, Any] = {}
     lock = threading.Lock()
@@ -175,7 +175,7 @@ def _figures(case: Case, processes: list[Running], workers: list[Running], marks
 def _limits(case: Case, figures: dict[str, Any], goodput: float) -> dict[str, Any]:
     """The wire limit, and bytes on the busiest link beyond the payload (as Ethernet frames, headers included)."""
     model = 4 * sum(LISTS[case.tensors])
-    members = case.workers if case.system == "mxnet" else 1  # of a party that go to the servers
+    members = case.workers if case.system == "mxnet" else 1  # members of a party that send to the servers
     copies = {"central": case.parties, "spread": 2 * members * (case.parties - 1) / case.parties}.get(
         case.topology, case.parties * case.workers
     )
@@ -187,7 +187,7 @@ def _limits(case: Case, figures: dict[str, Any], goodput: float) -> dict[str, An
 
 
 def show(result: dict[str, Any]) -> None:
-    """The result as a table on stdout."""
+    """Print the result as a table."""
     title = "{system} {topology} {tensors}, {parties} x {workers} workers".format(**result)
     print(f"{title}: {result['seconds'] * 1e3:.1f} ms per iteration")
     if "ratio_to_mxnet" in result:
@@ -224,7 +224,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _cases(arguments: dict[str, Any]) -> list[Case]:
-    """Every system with every topology. MXNet's own store knows only the flat one, with its servers at C, or for
+    """Every system with every topology. MXNet's own store supports only the flat one, with its servers at C, or for
     "spread" in the parties.
     """
     systems, topologies = arguments.pop("system"), arguments.pop("topology")
@@ -242,7 +242,7 @@ def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure each case in turn, as often as asked for."""
+    """Measure each case the requested number of times."""
     arguments = vars(_arguments())
     as_json, repeat = arguments.pop("json"), arguments.pop("repeat")
     try:

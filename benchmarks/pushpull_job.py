@@ -1,4 +1,4 @@
-"""The processes of a measured job: what to run at which site, ours and MXNet's own."""
+"""The processes of a measured job: commands per site, for geomx and for MXNet's own cluster."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class Case:
 
 
 def letters(count: int) -> str:
-    """The sites of so many parties; C is the central one."""
+    """The sites of this many parties; C is the central one."""
     return "ABDEFGHIJKLMNOPQRSTUVWXYZ"[:count]
 
 
@@ -63,7 +63,7 @@ def our_commands(case: Case, directory: Path, wan: Wan | None) -> list[Command]:
 def planned(
     options: Mapping[str, Value], directory: Path, wan: Wan | None, script: tuple[str, ...] = ()
 ) -> list[tuple[Process, str, list[str], dict[str, str]]]:
-    """Each process of a job, its site, argv and environment; without a script it is the bundled one."""
+    """Each process of a job with its site, argv and environment; without a script it is the bundled job."""
     values = defaults(plugins.table()) | dict(options)
     inventory = this_machine(values, free_ports(ports_needed(values)), one_host=wan is None, python=sys.executable)
     if wan is not None:
@@ -96,7 +96,7 @@ def _write_keys(laid: Plan, directory: Path) -> None:
 
 
 def mxnet_commands(case: Case, wan: Wan | None) -> list[Command]:
-    """MXNet's own cluster, which measures the same."""
+    """MXNet's own cluster with the same measurement."""
     work = [sys.executable, str(WORKER), "mxnet", case.tensors, str(case.warm_up), str(case.iterations)]
     servers = letters(case.parties) if case.topology == "spread" else "C" * case.global_servers
     return mxnet_cluster(work, case.parties, case.workers, wan, servers=servers)
@@ -107,8 +107,8 @@ def mxnet_cluster(
     bound: int = 1_000_000,
 ) -> list[Command]:
     """MXNet's own flat cluster: a server at each of the sites `servers`, the scheduler at C, and the workers, which run
-    `work`, in their parties. Tensors of `bound` elements and more are cut in as many parts as there are servers.
-    WORKER_RANK counts workers party by party; MXNet itself as they come.
+    `work`, in their parties. Tensors of at least `bound` elements are cut in as many parts as there are servers.
+    WORKER_RANK numbers workers party by party; MXNet itself by their arrival.
     """
     names = "bool int float object complex"
     prelude = f"import numpy as n\nfor k in {names!r}.split(): setattr(n, k, __builtins__.__dict__[k])\n"

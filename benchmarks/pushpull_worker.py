@@ -1,4 +1,4 @@
-"""One worker of pushpull.py: exchanges a tensor list again and again, and prints when each iteration ended.
+"""One worker of pushpull.py: exchanges a list of tensors repeatedly, and prints when each iteration ended.
 
 Started with the environment of its role; argv: SYSTEM LIST WARM_UP ITERATIONS, where SYSTEM is "client" (the parameter
 server's client with numpy arrays), "store" (our MXNet store) or "mxnet" (MXNet's own dist_sync).
@@ -34,7 +34,7 @@ def main(system: str, name: str, warm_up: int, iterations: int) -> None:
 
 
 class Client:
-    """The parameter server's client. Every worker gives ones, so that each result is the number of workers."""
+    """The parameter server's client. Every worker pushes ones, so each result is the number of workers."""
 
     def __init__(self, sizes: list[int]) -> None:
         from geomx_cli.core import plugins
@@ -77,7 +77,7 @@ class Client:
 
 
 class Store:
-    """A KVStore of MXNet: its own, or ours under the same name. Keys are pushed and pulled in order."""
+    """MXNet's KVStore, its own or ours under the same name. Keys are pushed and pulled in order."""
 
     def __init__(self, sizes: list[int], native: bool) -> None:
         if native:

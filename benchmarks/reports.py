@@ -1,4 +1,4 @@
-"""How long reports take: a summary of very many records, and the live page of a job of 12 processes.
+"""Measures reports: the summary of a million records, and the live page of a job of 12 processes.
 
     python benchmarks/reports.py summarize                      100 workers x 10 000 rounds: a million files
     python benchmarks/reports.py summarize --workers 10 --rounds 1000
@@ -27,7 +27,9 @@ WATCHED = 20.0
 
 
 def write_records(folder: Path, workers: int, rounds: int) -> None:
-    """Records as collect writes them: two local steps, an exchange, an accuracy in every hundredth of the first."""
+    """Records as written by collect: two local steps, an exchange, an accuracy in every hundredth record of the first
+    worker.
+    """
     import msgspec
 
     step = {"get_batch": 0.001, "forward and backward": 0.0213, "local update": 0.0021}
@@ -44,7 +46,8 @@ def write_records(folder: Path, workers: int, rounds: int) -> None:
 
 
 def summarize(arguments: argparse.Namespace) -> None:
-    """Seconds and the largest process's memory. The files have just been written, so none is read from the disk."""
+    """Print the seconds and the largest process's memory. The files were just written, so they are in the page cache.
+    """
     with tempfile.TemporaryDirectory(prefix="gxr", dir=arguments.folder) as base:
         write_records(Path(base, "cnn", "hfa"), arguments.workers, arguments.rounds)
         begun = time.monotonic()
@@ -59,7 +62,7 @@ def summarize(arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def running(words: list[str], environment: dict[str, str]) -> "Iterator[subprocess.Popen[str]]":
-    """A command, until the block ends."""
+    """Run a command until the block ends."""
     process = subprocess.Popen([*GEOMX, *words], env=environment, stdout=subprocess.PIPE, text=True)
     try:
         yield process
@@ -69,7 +72,7 @@ def running(words: list[str], environment: dict[str, str]) -> "Iterator[subproce
 
 
 def dashboard(_: argparse.Namespace) -> None:
-    """Seconds until the page has its rows, and what the dashboard and all that it starts take of a core."""
+    """Print the seconds until the page has its rows, and the CPU use of the dashboard with all its child processes."""
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
     browsers = importlib.import_module("browser")
     with tempfile.TemporaryDirectory(prefix="gxr") as state, contextlib.ExitStack() as stack:
@@ -99,7 +102,7 @@ def dashboard(_: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Run what is asked for."""
+    """Run the requested measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     many = commands.add_parser("summarize")

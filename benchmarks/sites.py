@@ -1,10 +1,10 @@
-"""How long a job's life takes on many hosts: N sshd on this machine, each as a host of its own.
+"""Measures the steps of a job on many hosts, emulated by N sshd processes on this machine.
 
     python benchmarks/sites.py [--hosts 4,16,64]
 
-One host is the central party; the others are in parties of three, each with one worker that only waits. Seconds for
-what a person types: `geomx launch --detach` until all agents run, and until it returns; `geomx status`;
-`geomx logs collect`; `geomx stop` with its proof that nothing is left.
+One host is the central party; the others form parties of three, each host with one worker that only waits. Prints the
+seconds of each command: `geomx launch --detach` until all agents run, and until it returns; `geomx status`;
+`geomx logs collect`; `geomx stop` including its check that nothing is left.
 """
 
 import argparse
@@ -45,7 +45,8 @@ def _measure(folder: Path, sites: Sequence[Ssh]) -> list[float]:
     (folder / "wait.py").write_text(WAIT)
     agents, launched = _geomx(folder, "launch", "--detach", "--accept-new-host-keys", "--", "python", "wait.py")
     try:
-        time.sleep(SETTLE)  # the processes of all hosts start on this one machine; that is not to be measured
+        # let the processes of all hosts, which start on this one machine, finish starting: that is not to be measured
+        time.sleep(SETTLE)
         status = _geomx(folder, "status")[1]
         collected = _geomx(folder, "logs", "collect", "--to", "collected")[1]
     finally:
@@ -54,7 +55,7 @@ def _measure(folder: Path, sites: Sequence[Ssh]) -> list[float]:
 
 
 def _geomx(folder: Path, *words: str) -> tuple[float, float]:
-    """Run a command; the seconds until it spoke of agents, and until its end. Ends this program when it fails."""
+    """Run a command; the seconds until it mentioned agents, and until its end. Exits this program if it fails."""
     env = {**os.environ, "HOME": str(folder), "XDG_STATE_HOME": str(folder / "state")}
     began, agents = time.monotonic(), 0.0
     with subprocess.Popen(
@@ -88,7 +89,7 @@ def _inventory(folder: Path, sites: Sequence[Ssh]) -> str:
 
 @contextmanager
 def _sshds(folder: Path, number: int) -> Iterator[list[Ssh]]:
-    """So many sshd processes; how each is reached."""
+    """Start `number` sshd processes; yields their connection settings."""
     key = _make_key(folder / "key")
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The tensor lists that the benchmarks push: sizes in fp32 elements, front layer first."""
+"""The tensor lists pushed by the benchmarks: sizes in fp32 elements, front layer first."""
 
 __all__ = ["LISTS"]
 

@@ -1,4 +1,4 @@
-"""How soon training reaches a test accuracy over slow links: every algorithm, and MXNet's own dist_sync.
+"""Measures the time to a test accuracy over slow links: every algorithm, and MXNet's own dist_sync.
 
     python benchmarks/time_to_accuracy.py                                  all, 3 seeds each, over emulated links (root)
     python benchmarks/time_to_accuracy.py --algo hfa mxnet --seeds 1
@@ -9,10 +9,10 @@
     python benchmarks/time_to_accuracy.py --bounds                         MXNet's slices
 
 The bundled network on Fashion-MNIST, 2 parties x 2 workers with one thread each, batch 64. Global rank 0 writes the
-global model at the end of a round, every 5 steps, or where rounds have more steps, every time that there is a new one.
-These are evaluated when the job is over. Prints training time, steps and bytes over the parties' links (both ways) to
-the first that reaches a target, and the accuracy at the end, of the median run over the seeds. Training time counts
-from the first step, not from the start of the processes.
+global model at the end of a round, every 5 steps, or, if rounds have more steps, in each round that makes a new one.
+These checkpoints are evaluated after the job. Prints training time, steps and bytes over the parties' links (both
+directions) until the first one that reaches a target, and the final accuracy, of the median run over the seeds.
+Training time counts from the first step, not from the start of the processes.
 """
 
 import argparse
@@ -46,7 +46,7 @@ BOUNDS = (1_000_000, 100_000, 50_000, 25_000, 10_000)
 
 
 class Bench:
-    """Runs jobs one after the other, over the emulated links or over loopback, and judges them."""
+    """Runs jobs one after another, over the emulated links or over loopback, and evaluates them."""
 
     def __init__(self, arguments: argparse.Namespace, wan: Wan | None) -> None:
         self.arguments = arguments
@@ -56,7 +56,7 @@ class Bench:
         self._judge = Judge()
 
     def options(self, name: str) -> dict[str, Value]:
-        """Those of a row in this task."""
+        """The options of a row in this task."""
         row = ROWS[name]
         own = {**row.options, **self._task.rows.get(name, {})}
         if row.same_as:
@@ -64,7 +64,7 @@ class Bench:
         return own if own["algo"] == MXNET else own | self.arguments.options
 
     def job(self, name: str, directory: str, options: Mapping[str, Value], bound: int = 0) -> Job:
-        """A job that is yet to run. `bound`: in the place of the row's."""
+        """A job, not started. `bound`: overrides the row's."""
         common = {
             "parties": 2, "workers": 2, "epochs": self.arguments.epochs, "eval_every": 0,
             "checkpoint_every": CHECKPOINT_EVERY, **self._task.options,
@@ -74,7 +74,7 @@ class Bench:
         return Job(options, Path(directory), self.wan, row.servers, bound or row.bound)
 
     def train(self, name: str, **options: Value) -> dict[str, Any]:
-        """Train once; the figures of it."""
+        """Train once and return the figures."""
         with tempfile.TemporaryDirectory(prefix="gxt") as directory:
             job = self.job(name, directory, options)
             job.run(self.arguments.limit)
@@ -84,8 +84,9 @@ class Bench:
         return {"ended": job.ended, "waiting": waiting, "reached": reached, "last": last or NOTHING}
 
     def median(self, name: str, **options: Value) -> dict[str, Any]:
-        """Of all seeds: for each target the run with the median time to it, and the one with the median accuracy at the
-        end; of an even number the worse of the two in the middle. A run that does not reach a target takes for ever.
+        """Train with all seeds: for each target the run with the median time to it, and the one with the median final
+        accuracy; of an even number the worse of the two in the middle. A run that does not reach a target counts as
+        infinite.
         """
         runs = [self.train(name, seed=seed + 1, **options) for seed in range(self.arguments.seeds)]
         targets = []
@@ -100,7 +101,7 @@ class Bench:
 
 
 def _waiting(rounds: Sequence[RoundCompleted]) -> float:
-    """The part of a round that a worker waits for its result: the median over its rounds."""
+    """The fraction of a round that a worker waits for its result: the median over its rounds."""
     begun = [0.0, *(event.total_time for event in rounds)]
     parts = [(event.wait or 0.0) / (event.total_time - start) for event, start in zip(rounds, begun, strict=False)]
     return float(statistics.median(parts)) if parts else 0.0
@@ -120,7 +121,7 @@ def _tell(
 
 
 def compare(bench: Bench) -> list[dict[str, Any]]:
-    """Every algorithm asked for."""
+    """Measure every requested algorithm."""
     rows = [bench.median(name) for name in bench.arguments.algo]
     heads, lines = ["algorithm"], [[row["name"]] for row in rows]
     stock = [row for row in rows if ROWS[row["name"]].options["algo"] == MXNET]
@@ -145,7 +146,7 @@ def compare(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _command(bench: Bench, name: str) -> str:
-    """How a person starts the row's job."""
+    """The command line that starts the row's job."""
     options = {**TASKS[bench.arguments.task].options, **bench.options(name)}
     if options["algo"] == MXNET:
         row = ROWS[name]
@@ -154,7 +155,7 @@ def _command(bench: Bench, name: str) -> str:
 
 
 def heterogeneous(bench: Bench) -> list[dict[str, Any]]:
-    """ESync against sync with one slow worker. The slow one waits for the exchange alone, the others for it too."""
+    """ESync against sync with one slow worker. The slow one waits only for the exchange, the others also for it."""
     rows = [bench.median("sync", slowdown=SLOW_LAST), bench.median("esync", slowdown=SLOW_LAST, min_local_steps=16)]
     lines = []
     for row in rows:
@@ -169,10 +170,11 @@ def heterogeneous(bench: Bench) -> list[dict[str, Any]]:
 
 
 def straggling_party(bench: Bench) -> list[dict[str, Any]]:
-    """Steps a second of party B with MixedSync: beside a party A that is slow, and of a party alone. The global server
-    is in a central party: spread over the parties, a party that is alone would have no WAN to cross. All are slowed
-    down by 8, so that the parties do not take each other the cores of this machine; A by 8 times more. Each party has a
-    link of its own to the global server, whose link carries both: what they lose by sharing one is no algorithm's.
+    """Steps per second of party B with MixedSync: beside a slow party A, and as the only party. The global server is in
+    a central party: if spread over the parties, a single party would have no WAN to cross. All workers are slowed down
+    by 8, so that the parties do not compete for the cores of this machine; A by 8 times more. Each party has a link of
+    its own to the global server, whose own link carries both, because a loss from sharing one is not due to the
+    algorithm.
     """
     rows = []
     for title, watched, options in (
@@ -190,16 +192,16 @@ def straggling_party(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _pace(rounds: Sequence[RoundCompleted]) -> float:
-    """Steps a second, from round to round; MixedSync has one in each."""
+    """Steps per second, from round to round; a MixedSync round has one step."""
     times = [event.total_time for event in rounds]
     return float((len(times) - 1) / (times[-1] - times[0]))
 
 
 def sweep(bench: Bench) -> list[dict[str, Any]]:
     """Twelve runs of each algorithm: the rates of GRID, then six more settings at the rate that reaches the first
-    target soonest. Best of all: who reaches it soonest, of those that end within 0.01 of the highest accuracy. Where
-    every step is an exchange, --rate '' --rtt '' is quicker, and the order is the same: a step takes equally long at
-    any rate. Rows that do another's sums are left out.
+    target soonest. Best: the one that reaches it soonest, of those that end within 0.01 of the highest accuracy. If
+    every step is an exchange, --rate '' --rtt '' is quicker and gives the same order, as all rates have the same time
+    per step. Rows with the same arithmetic as another are left out.
     """
     rows: list[dict[str, Any]] = []
     for name in (name for name in bench.arguments.algo if not ROWS[name].same_as):
@@ -228,7 +230,7 @@ def _rank(row: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def bounds(bench: Bench) -> list[dict[str, Any]]:
-    """Seconds a step of MXNet for each way of cutting its tensors, with its servers in the parties."""
+    """Seconds per step of MXNet for each way of cutting its tensors, with its servers in the parties."""
     rows = []
     for bound in BOUNDS:
         with tempfile.TemporaryDirectory(prefix="gxt") as directory:
@@ -292,8 +294,9 @@ def _option(text: str) -> tuple[str, Value]:
 
 
 def main() -> int:
-    """Run what is asked for."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # either way no process of a job is left behind
+    """Run the requested measurement."""
+    # so that no process of a job is left behind by either signal
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         arguments = _arguments()
         if arguments.seeds < 1 or arguments.epochs < 1:

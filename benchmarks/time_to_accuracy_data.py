@@ -1,4 +1,4 @@
-"""What party A of two holds with --split by-party, as a data set of its own: to train on it alone."""
+"""The data of party A of two with --split by-party, as a separate data set, for training on it alone."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from geomx_cli.runtime.training import data
 
 
 def party_a(split: str, folder: str) -> tuple[Any, Any]:
-    """Fashion-MNIST's first five classes to train on; all ten to test."""
+    """Fashion-MNIST's first five classes for training; all ten for testing."""
     samples = data.load("fashion-mnist", "train" if split == "train" else "test", folder)
     chosen = slice(None) if split == "test" else samples.labels < 5
     return samples.images[chosen], samples.labels[chosen]

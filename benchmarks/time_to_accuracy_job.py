@@ -1,4 +1,4 @@
-"""One training job of time_to_accuracy.py: its processes at their sites, what it leaves behind, how good that is."""
+"""One training job of time_to_accuracy.py: its processes at their sites, its files, and their evaluation."""
 
 import contextlib
 import json
@@ -33,7 +33,8 @@ PIECE = 500
 
 @dataclass(frozen=True)
 class Mark:
-    """What a job had come to at a checkpoint. Seconds of training; `wan_bytes`, both ways on all parties' links."""
+    """The progress of a job at a checkpoint: seconds of training; `wan_bytes`, both directions on all parties' links.
+    """
 
     seconds: float
     steps: int
@@ -44,10 +45,10 @@ class Mark:
 
 class Job:
     """Runs with `options` of geomx launch; `algo` may also be "mxnet", its own dist_sync, with a server at each of
-    `servers` and tensors of `bound` elements cut in as many parts. Without `wan` over loopback.
+    `servers` and tensors of at least `bound` elements cut in as many parts. Without `wan` over loopback.
 
-    `run` blocks; afterwards `ended` says whether the job came to its end, and `workers` has the plan's names of those
-    that train, by global rank. Files go to `directory`.
+    `run` blocks; afterwards `ended` says whether the job finished, and `workers` has the plan's names of the training
+    workers, by global rank. Files are written to `directory`.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Job:
         self.workers: list[str] = []
 
     def run(self, limit: float) -> None:
-        """Train to the end, or for `limit` seconds. Raises TrainingFailed where a process fails."""
+        """Train to the end, or for `limit` seconds. Raises TrainingFailed if a process fails."""
         with contextlib.ExitStack() as stack:
             processes = [self._start(command, stack) for command in self._commands()]
             workers = [popen for role, popen in processes if role == "worker"]
@@ -89,7 +90,7 @@ class Job:
         return [event for event in events if isinstance(event, RoundCompleted)]
 
     def mark(self, path: Path, checkpoint: Checkpoint, accuracy: float) -> Mark:
-        """What the job had come to then. HFA's rounds are counted where they cross the WAN."""
+        """The job's progress at a checkpoint. HFA's rounds are counted where they cross the WAN."""
         rounds = checkpoint.rounds // (int(self.options["k2"]) if self.options["algo"] == "hfa" else 1)
         now = path.stat().st_mtime
         sent = 0.0
@@ -142,7 +143,7 @@ def _end(popen: subprocess.Popen[bytes]) -> None:
 
 
 class Judge:
-    """Evaluates checkpoints on the test set, when the job is over."""
+    """Evaluates checkpoints on the test set, after the job."""
 
     def __init__(self, network: str = "cnn") -> None:
         from geomx_cli.runtime.training import data, networks
@@ -151,8 +152,8 @@ class Judge:
         self._model = networks.find(network).build()
 
     def marks(self, job: Job, targets: Sequence[float]) -> list[Mark | None]:
-        """The first checkpoint that reaches each of the target accuracies, None where none does, and the last one, None
-        where there is none.
+        """The first checkpoint that reaches each of the target accuracies, None if none does, and the last one, None if
+        there is none.
         """
         found: list[Mark | None] = [None] * len(targets)
         last: Mark | None = None

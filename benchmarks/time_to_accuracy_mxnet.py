@@ -56,7 +56,7 @@ def main(job_dir: str, options: dict[str, Any]) -> None:
 
 
 def _begin(mx: Any, store: Any, model: GluonModel, config: TrainConfig) -> None:
-    """The optimizer and the initial weights to the servers, and from them the weights."""
+    """Send the optimizer and the initial weights to the servers, and pull the weights."""
     optimizer = mx.optimizer.create(
         config.optimizer, rescale_grad=1.0 / store.num_workers, wd=0.0, **config.optimizer_params
     )

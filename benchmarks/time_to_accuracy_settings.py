@@ -1,4 +1,4 @@
-"""What time_to_accuracy.py compares: the options of each row, and what was tried to find them."""
+"""Settings of time_to_accuracy.py: the options of each row, and those tried to find them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ GRID = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 @dataclass(frozen=True)
 class Row:
     """options: of geomx launch; `algo` may also be "mxnet", its own dist_sync, with a server at each of the sites
-    `servers` and slices of `bound` elements. tried: the settings that --sweep tries beside the six rates of GRID,
-    and start: what those rates are tried with.
-    same_as: the row whose sums it does, and so whose rate it has. task: the only one that it is for.
+    `servers` and slices of `bound` elements. tried: the settings that --sweep tries beside the six rates of GRID;
+    start: the settings used with those rates. same_as: the row with the same arithmetic, whose rate is used. task: the
+    only task of this row.
     """
 
     options: Mapping[str, Value]

@@ -1,12 +1,12 @@
-"""A trial of several algorithms as a researcher would make one: launch, collect, summarize and draw, by the command.
+"""A trial of several algorithms with the geomx command: launch, collect, summarize and draw.
 
     python benchmarks/trial.py cnn --to results                    to test accuracy 0.80
     python benchmarks/trial.py resnet18-v1 --to results            for 90 seconds each
     python benchmarks/trial.py cnn --to results --algo hfa fsa     some of the algorithms only
 
 Two parties of two workers on this machine, the last worker 4 times as slow, links between parties shaped inside the
-transport: what is compared are algorithms of one system. Each job is collected to the folder, so that geomx draw and
-geomx compare find all; figures are written to FOLDER/NETWORK/figures.
+transport. So this compares algorithms, not systems. Each job is collected to the folder, where geomx draw and geomx
+compare find it; figures are written to FOLDER/NETWORK/figures.
 """
 
 import argparse
@@ -44,14 +44,14 @@ CLUSTER = ("--local", "--parties", "2", "--workers", "2", "--slowdown", "4", "--
 
 
 def geomx(*arguments: str) -> str:
-    """What the command prints; whoever watches sees what it says meanwhile."""
+    """Run geomx and return its output; its progress messages stay visible."""
     print(f"$ geomx {' '.join(arguments)}", file=sys.stderr, flush=True)
     words = [sys.executable, "-m", "geomx_cli", *arguments]
     return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def run(network: str, names: Sequence[str], base: Path) -> None:
-    """Train with each algorithm, and make of it what there is to see."""
+    """Train with each algorithm, and make all summaries and figures."""
     for name in names:
         options = [*CLUSTER, "--network", network, *NETWORKS[network], *ALGORITHMS[name]]
         result = json.loads(geomx("launch", *options, *TUNED.get((network, name), ()), "--json"))
@@ -62,7 +62,7 @@ def run(network: str, names: Sequence[str], base: Path) -> None:
 
 
 def main() -> int:
-    """Run what is asked for."""
+    """Run the requested algorithms."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("network", choices=list(NETWORKS))
     parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="where everything is collected")

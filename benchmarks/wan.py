@@ -1,4 +1,4 @@
-"""Wide-area links between sites on one machine: what every side of a comparison runs through. Needs root.
+"""Emulated wide-area links between sites on one machine, used by all sides of a comparison. Needs root.
 
     python benchmarks/wan.py self-test --rate 200mbit --rtt 30ms [--sites 3] [--json]
     python benchmarks/wan.py run --rate 200mbit --rtt 30ms [--sites 3] A -- COMMAND
@@ -13,10 +13,10 @@ Each site is a network namespace with one link, `eth0`, to a namespace for the r
 
 `rate` limits each site's link in each direction, counting Ethernet frames of at most 1514 bytes as
 tc-tbf(8) does: up at the site's end, down at the router's. `rtt` is the round trip between any two sites
-when nothing else is on the way; half of it passes in the router, in each direction. Without `rtt` the
-router is a kernel bridge. With it, sch_netem delays where the kernel has that, else wan_delay.py. Frames
-travel as segmentation-offload bursts of at most about a millisecond, so the emulation takes little of the
-processor that the processes under test need.
+on an idle link; the router delays each direction by half of it. Without `rtt` the router is a kernel
+bridge. With it, the delay is made by sch_netem if the kernel has it, else by wan_delay.py. Frames are
+forwarded as segmentation-offload bursts of at most about a millisecond, so the emulation takes little CPU
+time from the processes under test.
 
 Timers are 0.1 to 0.2 ms late on each round trip through wan_delay.py, so the self-test refuses one below
 about 5 ms. Congestion control is the machine's default, the same for every side of a comparison.
@@ -54,7 +54,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def _handling(handler: Any, *numbers: int) -> Iterator[None]:
-    """Another signal handler for a while; nothing outside the main thread, which has none to set."""
+    """Replace signal handlers within the block; no effect outside the main thread, which cannot set any."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -68,7 +68,7 @@ def _handling(handler: Any, *numbers: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP wait until the block is done."""
+    """Defer SIGINT, SIGTERM and SIGHUP to the end of the block."""
     waiting: list[int] = []
     with _handling(
         lambda number, frame: waiting.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP
@@ -79,13 +79,13 @@ def _uninterrupted() -> Iterator[None]:
 
 
 class Wan:
-    """A context manager: inside it the sites exist; after it they, and all that still ran in them, are gone.
+    """A context manager that creates the sites and on exit removes them with all processes in them.
 
-    `rate` and `rtt` are texts such as "200mbit" and "30ms", or None for no limit and no delay. `delay_by`
-    says what delays: "nothing", "netem" or "wan_delay.py". The links of `wide` sites have no limit of rate.
-    Cleaning up also happens on exceptions, SIGINT, SIGTERM and SIGHUP (the last two become `Interrupted` in
-    the main thread); what a killed run left is removed when the next one starts. CheckFailed when a
-    namespace or device cannot be made, for want of root or iproute2. To be used by one thread.
+    `rate` and `rtt` are texts such as "200mbit" and "30ms", or None for no limit and no delay. `delay_by` names the
+    source of the delay: "nothing", "netem" or "wan_delay.py". The links of `wide` sites have no rate limit. Also cleans
+    up on exceptions, SIGINT, SIGTERM and SIGHUP (the last two become `Interrupted` in the main thread); leftovers of a
+    killed run are removed when the next one starts. Raises CheckFailed if a namespace or device cannot be made, for
+    lack of root or iproute2. Not thread-safe.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Wan:
         return self._router.delay_by
 
     def address(self, site: str) -> str:
-        """The IPv4 address of a site; other sites reach it at this address only."""
+        """The IPv4 address of a site, the only one at which other sites reach it."""
         return self._router.address(site)
 
     def namespace(self, site: str) -> str:
@@ -150,20 +150,20 @@ class Wan:
         return subprocess.Popen(self.command(site, argv), **options)
 
     def bytes(self) -> dict[str, dict[str, int]]:
-        """What each site has sent and received since the start, from the counters of its interface.
+        """Bytes that each site has sent and received since the start, from its interface's counters.
 
-        `sent` and `received` count each offload frame with one header. `sent_payload` and
-        `received_payload` are without the 66 bytes of Ethernet, IPv4 and TCP header of each: what TCP
-        carried, up to the options that only some segments have. Retransmissions are in all of them.
+        `sent` and `received` count each offload frame with one header. `sent_payload` and `received_payload` exclude
+        the 66 bytes of Ethernet, IPv4 and TCP header of each frame: the TCP payload, plus the options that only some
+        segments have. Retransmissions are included in all of them.
         """
         return {site: self._counters(site) for site in self.sites}
 
     def emulation_cpu_seconds(self) -> float:
-        """Processor time that the forwarder has used so far; 0 without one."""
+        """CPU time used by the forwarder so far; 0 without one."""
         return self._router.cpu_seconds()
 
     def self_test(self) -> SelfTest:
-        """Measure what the links carry; call `.check()` on the result before believing anything else."""
+        """Measure the links; call `.check()` on the result before relying on any other measurement."""
         return measure(self)
 
     def _counters(self, site: str) -> dict[str, int]:
@@ -226,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: the command's own, or as in geomx_cli.core.errors."""
+    """Run the command; returns its exit status, or one of geomx_cli.core.errors."""
     options = _parser().parse_args(arguments)
     try:
         if options.command == "clean":

@@ -1,14 +1,14 @@
-"""A small Ethernet switch that holds every frame for a fixed time: the true delay of an emulated link.
+"""A small Ethernet switch that delays every frame by a fixed time, to emulate a link's propagation delay.
 
     wan_delay.py SECONDS DEVICE=MAC [DEVICE=MAC ...]
 
 wan.py runs it inside the router's namespace on kernels without sch_netem. A frame that arrives at one
-device leaves, SECONDS after the kernel received it, by the device behind which its destination lives; the
-shaper of that device then limits the rate. Segmentation-offload frames (up to 64 KiB) pass whole, with
-the kernel's own description of them (struct virtio_net_hdr), so the cost is per burst and not per 1500
-bytes. It runs at real-time priority, for a link must not slow down because the processes under test are
-busy, and it ends when its standard input does: it cannot outlive the one who started it. A full queue
-behind a shaper drops, as a router's would.
+device is sent, SECONDS after the kernel received it, on the device of its destination; the shaper of
+that device then limits the rate. Segmentation-offload frames (up to 64 KiB) are forwarded whole, with the
+kernel's description of them (struct virtio_net_hdr), so the cost is per burst and not per 1500 bytes. It
+runs at real-time priority, because a link must not slow down when the processes under test are busy, and
+it exits at the end of its standard input, so it cannot outlive its parent. A full shaper queue drops
+frames, as a router's would.
 """
 
 import gc
@@ -40,14 +40,14 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(_STAMP.size)
 
 
 class Port(NamedTuple):
-    """A device of the switch: its packet socket and the address of the one station behind it."""
+    """A device of the switch: its packet socket and the MAC address of the single station behind it."""
 
     link: socket.socket
     station: bytes
 
 
 class Frame(NamedTuple):
-    """A frame on its way: due time in ns since the epoch, its source, virtio header and Ethernet frame."""
+    """A queued frame: due time in ns since the epoch, its source, virtio header and Ethernet frame."""
 
     due: int
     source: socket.socket
@@ -55,7 +55,7 @@ class Frame(NamedTuple):
 
 
 def open_port(device: str, station: str) -> Port:
-    """A packet socket on `device` that sees what arrives there and nothing of what it sends. Needs root."""
+    """A packet socket on `device` that receives incoming frames only, not its own outgoing ones. Needs root."""
     link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     link.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
     link.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
@@ -68,7 +68,7 @@ def open_port(device: str, station: str) -> Port:
 
 
 def _receive(link: socket.socket, delay: int, queue: deque[Frame]) -> None:
-    """Queue what has arrived. The kernel's stamp keeps the delay exact when this process wakes up late."""
+    """Queue the received frames. The kernel's timestamp keeps the delay exact when this process wakes up late."""
     for _ in range(BATCH):
         try:
             data, ancillary, _, _ = link.recvmsg(FRAME_BYTES, _ANCILLARY_BYTES)
@@ -82,7 +82,7 @@ def _receive(link: socket.socket, delay: int, queue: deque[Frame]) -> None:
 
 
 def _send(frame: Frame, ports: list[Port]) -> None:
-    """Out by the port of the frame's destination; by all others if that is unknown or a group."""
+    """Send a frame on its destination's port; on all others if that is unknown or a group."""
     destination = frame.data[VNET_HDR_BYTES : VNET_HDR_BYTES + 6]
     known = [port.link for port in ports if port.station == destination]
     for link in known or [port.link for port in ports if port.link is not frame.source]:
@@ -93,16 +93,16 @@ def _send(frame: Frame, ports: list[Port]) -> None:
 
 
 def _wait(ns: int) -> float:
-    """How many seconds to wait before a frame is due in `ns`.
+    """How many seconds to wait for a frame that is due in `ns`.
 
-    A processor that has slept long may wake up 1 ms late, so a long wait ends early and leaves the rest to a short one.
+    A CPU in deep sleep may wake up 1 ms late, so a long wait ends early and leaves the rest to a short one.
     """
     seconds = max(0.0, ns / 1e9)
     return seconds - EARLY if seconds > 2 * EARLY else seconds
 
 
 def forward(ports: list[Port], delay: int, control: int) -> None:
-    """Hold every frame for `delay` ns and pass it on, until the file descriptor `control` ends."""
+    """Forward every frame after `delay` ns, until the file descriptor `control` reaches its end."""
     queue: deque[Frame] = deque()
     readers: list[socket.socket | int] = [port.link for port in ports] + [control]
     while True:

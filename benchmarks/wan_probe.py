@@ -1,4 +1,4 @@
-"""The ends of a plain TCP connection, to learn what a link carries; wan_selftest.py starts them in the sites.
+"""The ends of a plain TCP connection that measures a link; wan_selftest.py starts them in the sites.
 
     wan_probe.py sink ADDRESS           prints its port; reads "BEGIN END"; prints {"bytes", "seconds"} of
     then wan_probe.py source ADDRESS PORT    prints "ready"; reads "BEGIN END"; sends from now to END
@@ -44,7 +44,7 @@ def _connect(address: str, port: str) -> socket.socket:
 
 
 def sink(address: str) -> None:
-    """Count the bytes that arrive from the first moment after BEGIN to the first after END."""
+    """Count the bytes that arrive between the first moments after BEGIN and after END."""
     buffer = bytearray(CHUNK)
     total = first = 0
     started = 0.0
@@ -69,13 +69,13 @@ def source(address: str, port: str) -> None:
             while time.monotonic() < end + DRAIN:
                 link.send(payload)
         except OSError:
-            pass  # the sink has its figure and has closed
+            pass  # the sink has finished and has closed
 
 
 def _receive_awake(link: socket.socket) -> bytes:
-    """What comes next, b"" at the end.
+    """The next received bytes, b"" at the end.
 
-    Polls: a processor that has slept may wake up 1 ms late, which is none of the link's doing.
+    Polls, because a CPU in deep sleep may wake up 1 ms late, which is not the link's delay.
     """
     link.setblocking(False)
     try:

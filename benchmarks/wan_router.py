@@ -22,11 +22,10 @@ SOCKET_BYTES = 4 << 20
 
 
 class Shape(NamedTuple):
-    """How a rate becomes settings, in bytes: the largest offload frame, the token bucket, the queue.
+    """The shaper settings for a rate, in bytes: the largest offload frame, the token bucket, the queue.
 
-    The bucket is what passes at once after a pause, so it is as small as keeps the rate when a timer is
-    late: 2 ms, and never less than two offload frames. The queue holds 200 ms, what a provider's router
-    typically has.
+    The bucket is what passes at once after a pause, so it is as small as possible while keeping the rate when a timer
+    is late: 2 ms, and never less than two offload frames. The queue holds 200 ms, typical of a provider's router.
     """
 
     offload: int
@@ -46,11 +45,11 @@ class Shape(NamedTuple):
 
 
 class Router:
-    """Joins the namespaces of `sites`; `rate` in bits per second, `rtt` in seconds, either may be None. The links of
+    """Connects the namespaces of `sites`; `rate` in bits per second, `rtt` in seconds, either may be None. The links of
     `wide` sites have no limit.
 
-    `delay_by` says what delays: "nothing", "netem" or "wan_delay.py". The devices go with the namespaces;
-    `stop` ends the forwarder, which must happen before.
+    `delay_by` names the source of the delay: "nothing", "netem" or "wan_delay.py". Devices are removed with the
+    namespaces; `stop`, which ends the forwarder, must be called before that.
     """
 
     def __init__(
@@ -69,7 +68,9 @@ class Router:
         return f"10.77.0.{self._sites.index(site) + 1}"
 
     def build(self) -> None:
-        """Needs the sites' namespaces; CheckFailed if the kernel or a program lacks something."""
+        """Create the links between the sites' namespaces. Raises CheckFailed if the kernel or a program lacks
+        something.
+        """
         self._spaces.add(ROUTER)
         for site in self._sites:
             self._join(site)
@@ -93,7 +94,7 @@ class Router:
             self._forwarder = None
 
     def cpu_seconds(self) -> float:
-        """Processor time that the forwarder has used so far; 0 without one."""
+        """CPU time used by the forwarder so far; 0 without one."""
         if self._forwarder is None:
             return 0.0
         fields = Path(f"/proc/{self._forwarder.pid}/schedstat").read_text(encoding="ascii").split()
@@ -103,7 +104,7 @@ class Router:
         return f"02:00:00:00:00:{self._sites.index(site) + 1:02x}"
 
     def _join(self, site: str) -> None:
-        """The link of a site. Neighbours are fixed: no address resolution costs anyone a round trip."""
+        """Create the link of a site. Neighbours are static, so address resolution costs no round trip."""
         device, name = f"to{site}", self._spaces.name(site)
         offload = Shape.of(self._rate).offload if self._rate else OFFLOAD_BYTES
         self._spaces.configure(ROUTER, [f"link add {device} type veth peer name eth0 netns {name}"])
@@ -119,10 +120,9 @@ class Router:
         self._spaces.configure(site, [own, f"addr add {self.address(site)}/24 dev eth0", *neighbours])
 
     def _tune(self, site: str) -> None:
-        """TCP of this site: windows that fill the link, nothing learnt kept from one connection to the next.
+        """Configure this site's TCP: windows that fill the link, and no metrics cached between connections.
 
-        Congestion control stays the machine's default: a kernel allows few others outside its first
-        namespace.
+        Congestion control stays the machine's default: a kernel allows few others outside its first namespace.
         """
         window = max(SOCKET_BYTES, round(4 * (self._rate or 1e9) / 8 * (self._rtt or 0.0)))
         values = {
@@ -168,7 +168,7 @@ class Router:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for us: the links must outlive the processes under test
+            start_new_session=True,  # ignore Ctrl-C: the links must outlive the processes under test
         )
         if self._forwarder.stdout is None or self._forwarder.stdout.readline().strip() != "ready":
             raise CheckFailed("the forwarder that delays frames does not start", "its own message is above")

@@ -1,4 +1,4 @@
-"""What the emulated links really carry: measured with plain TCP and compared with what was asked for."""
+"""Measures the emulated links with plain TCP and compares them with the requested rate and delay."""
 
 import json
 import statistics
@@ -28,11 +28,10 @@ PROBE = str(Path(__file__).with_name("wan_probe.py"))
 class SelfTest:
     """One measurement of a `Wan`. Goodputs are TCP payload in bytes per second, times in seconds.
 
-    `one_way` is one connection with nothing the other way; `both_ways` two connections at once, one each
-    way, between the same two sites. `shared_in` and `shared_out` (None with two sites) are what the first
-    site receives from all others together while it sends to all of them, and what it sends.
-    `emulation_cpu` is the processor time of our forwarder during `both_ways`, in cores; 0 where the
-    kernel does it all (its own share is not in any figure).
+    `one_way` is one connection with nothing in the other direction; `both_ways` two connections at once, one in each
+    direction, between the same two sites. `shared_in` and `shared_out` (None with two sites) are what the first site
+    receives from all others together while it sends to all of them, and what it sends. `emulation_cpu` is the CPU time
+    of our forwarder during `both_ways`, in cores; 0 if the kernel does everything (its own share is not in any figure).
     """
 
     rate: float | None
@@ -47,21 +46,20 @@ class SelfTest:
 
     @property
     def wire_goodput(self) -> float:
-        """Bytes per second each way with both directions busy, their mean: the wire limit's denominator."""
+        """Mean bytes per second of both directions when both are busy: the denominator of the wire limit."""
         return statistics.fmean(self.both_ways)
 
     @property
     def expected(self) -> float | None:
-        """The goodput of one direction at the asked-for rate, in bytes per second.
+        """The goodput of one direction at the requested rate, in bytes per second.
 
-        A full segment carries 1448 bytes of payload (MTU 1500 less IPv4 20, TCP 20, timestamps 12) in a
-        frame that the shaper counts as 1514 (Ethernet's 14, without preamble, check sum and gap): 95.6 %
-        of the nominal rate.
+        A full segment carries 1448 bytes of payload (MTU 1500 less IPv4 20, TCP 20, timestamps 12) in a frame that the
+        shaper counts as 1514 (Ethernet's 14, without preamble, check sum and gap): 95.6 % of the nominal rate.
         """
         return None if self.rate is None else self.rate / 8 * FRAMING
 
     def check(self) -> None:
-        """CheckFailed if one-way goodput or the idle round trip is more than 5 % off what was asked for."""
+        """Raise CheckFailed if one-way goodput or the idle round trip is more than 5 % off the requested value."""
         for what, measured, asked, unit, scale in (
             ("goodput", self.one_way, self.expected, "Mbit/s", 8e-6),
             ("round trip", self.round_trip, self.rtt, "ms", 1e3),
@@ -73,12 +71,12 @@ class SelfTest:
                 )
 
     def to_json(self) -> str:
-        """One object: the fields, and the two derived figures."""
+        """A JSON object of the fields and the two derived figures."""
         derived = {"schema": 1, "expected": self.expected, "wire_goodput": self.wire_goodput}
         return json.dumps(derived | asdict(self))
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The figures as text."""
         rows = {"one way": [self.one_way], "both ways": [*self.both_ways]}
         if self.shared_in is not None and self.shared_out is not None:
             rows["first site, in and out"] = [self.shared_in, self.shared_out]

@@ -1,11 +1,11 @@
-"""How much memory a worker takes whose script never waits: MXNet's own dist_sync, and ours, flat and in two levels.
+"""Measures the memory of a worker whose script never waits: MXNet's own dist_sync, and ours, flat and in two levels.
 
     python benchmarks/worker_memory.py                       ResNet-18 of gluon's zoo, 40 steps
     python benchmarks/worker_memory.py --system mxnet flat --steps 100
 
 The same script (worker_memory_script.py) runs on two workers each time: with MXNet's scheduler, server and workers, as
 a flat job, and as two parties of one worker with a global server in a central party. Prints the peak of resident memory
-of the worker that took most, its ratio to MXNet's, and seconds per step, as a table or with --json as one object.
+of the largest worker, its ratio to MXNet's, and seconds per step, as a table or with --json as one object.
 """
 
 import argparse
@@ -29,7 +29,7 @@ WORKERS = 2
 
 
 def measure(system: str, script: list[str], steps: int, limit: float) -> dict[str, Any]:
-    """Run the script on one system; its figures."""
+    """Run the script on one system and return its figures."""
     with tempfile.TemporaryDirectory(prefix="gxb") as folder, contextlib.ExitStack() as stack:
         directory = Path(folder)
         clean = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
@@ -59,7 +59,7 @@ def _commands(system: str, script: list[str], directory: Path) -> list[Command]:
 
 
 def _said(popen: subprocess.Popen[bytes], log: Path, limit: float) -> dict[str, Any]:
-    """What a worker printed at its end."""
+    """The object that a worker printed at its end."""
     try:
         popen.wait(limit)
     except subprocess.TimeoutExpired:
@@ -79,7 +79,7 @@ def _end(popen: subprocess.Popen[bytes]) -> None:
 
 
 def show(results: list[dict[str, Any]]) -> None:
-    """The results as a table on stdout."""
+    """Print the results as a table."""
     stock = next((one["peak_bytes"] for one in results if one["system"] == "mxnet"), 0)
     for one in results:
         ratio = f"  {one['peak_bytes'] / stock:5.2f} x MXNet's" if stock else ""

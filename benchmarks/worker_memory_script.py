@@ -1,4 +1,4 @@
-"""The worker of worker_memory.py: a Gluon script as MXNet's tutorials have it, which never waits for its steps.
+"""The worker of worker_memory.py: a Gluon script as in MXNet's tutorials, which never waits for its steps.
 
 Started with the environment of its role; argv: NETWORK IMAGE_SIZE BATCH STEPS. Prints one JSON object: seconds of all
 steps after the first, peak resident memory in bytes, and the sum of the absolute weights.
@@ -13,7 +13,7 @@ import numpy as np
 
 for name, kind in {"bool": bool, "int": int, "float": float, "object": object, "complex": complex, "str": str}.items():
     if name not in vars(np):
-        setattr(np, name, kind)  # MXNet 1.9.1 needs them
+        setattr(np, name, kind)  # removed from numpy, but MXNet 1.9.1 needs them
 
 
 def main(network: str, size: int, batch: int, steps: int) -> None:

@@ -1,7 +1,7 @@
 """Train a CNN, gradients pushed by hand: geomx launch -- python cnn.py
 
-Every worker runs this file. The servers add the gradients of all workers of all sites, the optimizer on the global
-servers makes new weights of them, and everybody pulls those.
+Every worker runs this file. The servers sum the gradients of all workers of all sites, the optimizer on the global
+servers updates the weights with the sums, and all workers pull the new weights.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import geomx_cli.mxnet as geomx
 
 
 def network() -> Any:
-    """Two convolutions and two dense layers for pictures of 28 x 28."""
+    """Two convolutional and two dense layers for images of 28 x 28."""
     net = gluon.nn.HybridSequential()
     net.add(
         gluon.nn.Conv2D(16, 5, in_channels=1, activation="relu"),
@@ -31,7 +31,7 @@ def network() -> Any:
 
 
 def accuracy(net: Any, test: geomx.Samples) -> float:
-    """The part of the pictures that the network knows."""
+    """The fraction of the test images that the network classifies correctly."""
     right = 0
     for first in range(0, len(test), 500):
         images, labels = test.take(slice(first, first + 500))
@@ -55,10 +55,10 @@ def main() -> None:
     if geomx.is_master():
         kv.set_optimizer(mx.optimizer.Adam(learning_rate=given.lr))
     kv.init(keys, weights)
-    kv.pull(keys, out=weights)  # the master's, in every worker
+    kv.pull(keys, out=weights)  # every worker gets the master's weights
     if geomx.global_rank() < 0:
-        return  # the master worker has set the job up, and does not train
-    # Every worker has a part of the data of its own.
+        return  # the master worker only sets the job up and does not train
+    # Each worker trains on its own part of the data.
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
     test = geomx.load_data("fashion-mnist", "test", given.data_dir)
     for epoch in range(given.epochs):
@@ -67,7 +67,7 @@ def main() -> None:
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()
             for key, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
-                # Each layer's result comes while the others are on their way; the first one is needed first.
+                # All layers are in flight at once; the first one's result is needed first, so it has priority.
                 kv.push(key, grad / (len(labels) * geomx.num_all_workers()), priority=-key)
                 kv.pull(key, out=weight, priority=-key)
         if geomx.global_rank() == 0:
@@ -75,6 +75,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # With devices = ["gpu0"] in the inventory geomx shows each worker its own GPU, as the first.
+    # With devices = ["gpu0"] in the inventory each worker sees only its own GPU, as gpu(0).
     with mx.gpu(0) if os.environ.get("GEOMX_DEVICE") else mx.cpu():
         main()

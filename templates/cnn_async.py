@@ -1,8 +1,8 @@
 """Train a CNN, no site waiting for another: geomx launch -- python cnn_async.py
 
-Every worker runs this file. With a store of type "dist_async" the workers of a site go together, and the global
-servers update the weights with each site's gradients as soon as they come (MixedSync). DCASGD makes up for what other
-sites have changed since.
+Every worker runs this file. With a store of type "dist_async" the workers of a site are synchronous, and the global
+servers update the weights with each site's gradients as soon as they arrive (MixedSync). DCASGD compensates for updates
+by other sites in the meantime.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import geomx_cli.mxnet as geomx
 
 
 def network() -> Any:
-    """Two convolutions and two dense layers for pictures of 28 x 28."""
+    """Two convolutional and two dense layers for images of 28 x 28."""
     net = gluon.nn.HybridSequential()
     net.add(
         gluon.nn.Conv2D(16, 5, in_channels=1, activation="relu"),
@@ -32,7 +32,7 @@ def network() -> Any:
 
 
 def accuracy(net: Any, test: geomx.Samples) -> float:
-    """The part of the pictures that the network knows."""
+    """The fraction of the test images that the network classifies correctly."""
     right = 0
     for first in range(0, len(test), 500):
         images, labels = test.take(slice(first, first + 500))
@@ -56,10 +56,10 @@ def main() -> None:
     if geomx.is_master():
         kv.set_optimizer(mx.optimizer.DCASGD(learning_rate=given.lr, momentum=0.5, lamda=0.04))
     kv.init(keys, weights)
-    kv.pull(keys, out=weights)  # the master's, in every worker
+    kv.pull(keys, out=weights)  # every worker gets the master's weights
     if geomx.global_rank() < 0:
-        return  # the master worker has set the job up, and does not train
-    # Every worker has a part of the data of its own.
+        return  # the master worker only sets the job up and does not train
+    # Each worker trains on its own part of the data.
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
     test = geomx.load_data("fashion-mnist", "test", given.data_dir)
     for epoch in range(given.epochs):
@@ -68,7 +68,7 @@ def main() -> None:
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()
             for key, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
-                # Each layer's result comes while the others are on their way; the first one is needed first.
+                # All layers are in flight at once; the first one's result is needed first, so it has priority.
                 kv.push(key, grad / (len(labels) * kv.num_workers), priority=-key)
                 kv.pull(key, out=weight, priority=-key)
         if geomx.global_rank() == 0:
@@ -76,6 +76,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # With devices = ["gpu0"] in the inventory geomx shows each worker its own GPU, as the first.
+    # With devices = ["gpu0"] in the inventory each worker sees only its own GPU, as gpu(0).
     with mx.gpu(0) if os.environ.get("GEOMX_DEVICE") else mx.cpu():
         main()

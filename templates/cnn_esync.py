@@ -1,8 +1,8 @@
 """Train a CNN on unequal machines: geomx launch --algo esync -- python cnn_esync.py
 
-Every worker runs this file, with an optimizer of its own. Whenever the pacer says so it pushes how far it has come,
-old weights minus new ones, and goes on from the mean of all: the slowest worker after each step, the others after as
-many as they have time for.
+Every worker runs this file with its own optimizer. Whenever the pacer says so it pushes the difference, old weights
+minus new ones, and continues from the mean of all workers: the slowest one after each step, the others after as many
+as they have time for.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import geomx_cli.mxnet as geomx
 
 
 def network() -> Any:
-    """Two convolutions and two dense layers for pictures of 28 x 28."""
+    """Two convolutional and two dense layers for images of 28 x 28."""
     net = gluon.nn.HybridSequential()
     net.add(
         gluon.nn.Conv2D(16, 5, in_channels=1, activation="relu"),
@@ -33,7 +33,7 @@ def network() -> Any:
 
 
 def accuracy(net: Any, test: geomx.Samples) -> float:
-    """The part of the pictures that the network knows."""
+    """The fraction of the test images that the network classifies correctly."""
     right = 0
     for first in range(0, len(test), 500):
         images, labels = test.take(slice(first, first + 500))
@@ -57,11 +57,11 @@ def main() -> None:
     keys = list(range(len(weights)))
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": given.lr}, kvstore=None)
     kv.init(keys, weights)
-    kv.pull(keys, out=weights)  # the master's, in every worker
+    kv.pull(keys, out=weights)  # every worker gets the master's weights
     if geomx.global_rank() < 0:
-        return  # the master worker has set the job up, and does not train
+        return  # the master worker only sets the job up and does not train
     before, pacer = [weight.copy() for weight in weights], kv.pacer()
-    # Every worker has a part of the data of its own.
+    # Each worker trains on its own part of the data.
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
     test = geomx.load_data("fashion-mnist", "test", given.data_dir)
     pacer.begin()
@@ -71,7 +71,7 @@ def main() -> None:
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()
             trainer.step(len(labels))
-            mx.nd.waitall()  # the pacer measures steps
+            mx.nd.waitall()  # so that the pacer measures whole steps
             if pacer.step():
                 for key, weight in enumerate(weights):
                     kv.push(key, before[key] - weight, priority=-key)
@@ -81,10 +81,10 @@ def main() -> None:
                 pacer.begin()
         if geomx.global_rank() == 0:
             print(f"epoch {epoch}: accuracy {accuracy(net, test):.4f}", flush=True)
-    pacer.leave()  # the others need not reckon with this worker any more
+    pacer.leave()  # the others no longer wait for this worker
 
 
 if __name__ == "__main__":
-    # With devices = ["gpu0"] in the inventory geomx shows each worker its own GPU, as the first.
+    # With devices = ["gpu0"] in the inventory each worker sees only its own GPU, as gpu(0).
     with mx.gpu(0) if os.environ.get("GEOMX_DEVICE") else mx.cpu():
         main()

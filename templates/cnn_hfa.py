@@ -1,7 +1,7 @@
 """Train a CNN, sites averaging now and then: geomx launch --algo hfa --k1 20 --k2 10 -- python cnn_hfa.py
 
-Every worker runs this file, with an optimizer of its own. Every K1 steps it pushes its part of the site's mean weights
-and goes on from that mean; every K2-th mean, the servers average over the sites.
+Every worker runs this file with its own optimizer. Every K1 steps it pushes its share of the site's mean weights and
+continues from that mean; for every K2-th mean, the servers average over the sites.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import geomx_cli.mxnet as geomx
 
 
 def network() -> Any:
-    """Two convolutions and two dense layers for pictures of 28 x 28."""
+    """Two convolutional and two dense layers for images of 28 x 28."""
     net = gluon.nn.HybridSequential()
     net.add(
         gluon.nn.Conv2D(16, 5, in_channels=1, activation="relu"),
@@ -32,7 +32,7 @@ def network() -> Any:
 
 
 def accuracy(net: Any, test: geomx.Samples) -> float:
-    """The part of the pictures that the network knows."""
+    """The fraction of the test images that the network classifies correctly."""
     right = 0
     for first in range(0, len(test), 500):
         images, labels = test.take(slice(first, first + 500))
@@ -56,11 +56,11 @@ def main() -> None:
     keys = list(range(len(weights)))
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": given.lr}, kvstore=None)
     kv.init(keys, weights)
-    kv.pull(keys, out=weights)  # the master's, in every worker
+    kv.pull(keys, out=weights)  # every worker gets the master's weights
     if geomx.global_rank() < 0:
-        return  # the master worker has set the job up, and does not train
+        return  # the master worker only sets the job up and does not train
     steps = 0
-    # Every worker has a part of the data of its own.
+    # Each worker trains on its own part of the data.
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
     test = geomx.load_data("fashion-mnist", "test", given.data_dir)
     for epoch in range(given.epochs):
@@ -79,6 +79,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # With devices = ["gpu0"] in the inventory geomx shows each worker its own GPU, as the first.
+    # With devices = ["gpu0"] in the inventory each worker sees only its own GPU, as gpu(0).
     with mx.gpu(0) if os.environ.get("GEOMX_DEVICE") else mx.cpu():
         main()

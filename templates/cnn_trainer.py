@@ -1,7 +1,7 @@
 """Train a CNN with gluon.Trainer: geomx launch -- python cnn_trainer.py
 
-Every worker runs this file. Trainer gives the store its optimizer, which runs on the global servers, pushes gradients
-and pulls weights; with update_on_kvstore=False it would pull the sums of gradients and update in every worker.
+Every worker runs this file. Trainer passes its optimizer to the store, which runs it on the global servers, pushes
+gradients and pulls weights. With update_on_kvstore=False it would pull the summed gradients and update in every worker.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import geomx_cli.mxnet as geomx
 
 
 def network() -> Any:
-    """Two convolutions and two dense layers for pictures of 28 x 28."""
+    """Two convolutional and two dense layers for images of 28 x 28."""
     net = gluon.nn.HybridSequential()
     net.add(
         gluon.nn.Conv2D(16, 5, in_channels=1, activation="relu"),
@@ -31,7 +31,7 @@ def network() -> Any:
 
 
 def accuracy(net: Any, test: geomx.Samples) -> float:
-    """The part of the pictures that the network knows."""
+    """The fraction of the test images that the network classifies correctly."""
     right = 0
     for first in range(0, len(test), 500):
         images, labels = test.take(slice(first, first + 500))
@@ -51,8 +51,8 @@ def main() -> None:
     net, loss_of = network(), gluon.loss.SoftmaxCrossEntropyLoss()
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": given.lr}, kvstore=kv)
     if geomx.global_rank() < 0:
-        trainer.step(given.batch_size * geomx.num_all_workers())  # sets the job up; the master worker ends here
-    # Every worker has a part of the data of its own.
+        trainer.step(given.batch_size * geomx.num_all_workers())  # sets the job up; the master's script ends here
+    # Each worker trains on its own part of the data.
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
     test = geomx.load_data("fashion-mnist", "test", given.data_dir)
     for epoch in range(given.epochs):
@@ -60,13 +60,13 @@ def main() -> None:
             with autograd.record():
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()
-            # The store adds up the gradients of all workers, and the batches of all make up one step.
+            # The store sums the gradients of all workers, so one step covers the batches of all of them.
             trainer.step(given.batch_size * geomx.num_all_workers())
         if geomx.global_rank() == 0:
             print(f"epoch {epoch}: accuracy {accuracy(net, test):.4f}", flush=True)
 
 
 if __name__ == "__main__":
-    # With devices = ["gpu0"] in the inventory geomx shows each worker its own GPU, as the first.
+    # With devices = ["gpu0"] in the inventory each worker sees only its own GPU, as gpu(0).
     with mx.gpu(0) if os.environ.get("GEOMX_DEVICE") else mx.cpu():
         main()

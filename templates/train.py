@@ -1,7 +1,7 @@
 """Train a small network with MXNet over all sites: geomx launch -- python train.py --epochs 2
 
-Every worker runs this file. kv.create("dist_sync") joins it to the others; the rest is plain MXNet. The data are made
-here, pictures of discs, squares and crosses in noise; put your own in the place of `pictures`.
+Every worker runs this file. kv.create("dist_sync") connects it to the others; the rest is plain MXNet. The data are
+generated here, pictures of discs, squares and crosses with noise; replace `pictures` with your own.
 """
 
 import argparse
@@ -17,7 +17,7 @@ SIZE, KINDS = 24, 3
 
 
 def pictures(count: int, seed: int) -> tuple[Any, Any]:
-    """`count` pictures, float32 of shape (count, 1, SIZE, SIZE), and what each one shows: 0, 1 or 2."""
+    """`count` pictures, float32 of shape (count, 1, SIZE, SIZE), and their classes: 0, 1 or 2."""
     random = np.random.default_rng(seed)
     kinds = random.integers(0, KINDS, count)
     y, x = np.mgrid[:SIZE, :SIZE]
@@ -33,7 +33,7 @@ def pictures(count: int, seed: int) -> tuple[Any, Any]:
 
 
 def network() -> Any:
-    """A convolution and two dense layers."""
+    """A convolutional and two dense layers."""
     net = gluon.nn.HybridSequential()
     net.add(
         gluon.nn.Conv2D(8, 5, strides=2, in_channels=1, activation="relu"),
@@ -55,12 +55,12 @@ def main() -> None:
     given = parser.parse_args()
 
     kv = mx.kv.create("dist_sync")
-    # With devices = ["gpu0"] in the inventory geomx shows each worker its own GPU, as the first.
+    # With devices = ["gpu0"] in the inventory each worker sees only its own GPU, as gpu(0).
     with mx.gpu(0) if os.environ.get("GEOMX_DEVICE") else mx.cpu():
         net, loss_of = network(), gluon.loss.SoftmaxCrossEntropyLoss()
-        # The optimizer runs on the global servers, after the gradients of all workers of all sites have been added.
+        # The optimizer runs on the global servers, on the sum of the gradients of all workers of all sites.
         trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": given.lr}, kvstore=kv)
-        images, kinds = pictures(given.samples, seed=1 + max(0, kv.global_rank))  # another part for every worker
+        images, kinds = pictures(given.samples, seed=1 + max(0, kv.global_rank))  # different data for every worker
         test_images, test_kinds = pictures(600, seed=0)
         for epoch in range(given.epochs):
             total = 0.0
@@ -74,7 +74,7 @@ def main() -> None:
             guesses = net(mx.nd.array(test_images)).asnumpy().argmax(axis=1)
             accuracy = float((guesses == test_kinds).mean())
             print(f"epoch {epoch}: loss {total / len(images):.4f}, test accuracy {accuracy:.4f}", flush=True)
-        if kv.global_rank == 0:  # one worker of all; the master worker may not train
+        if kv.global_rank == 0:  # a single worker of the job; the master worker may not train
             net.save_parameters(str(Path(os.environ.get("GEOMX_JOB_DIR", "."), "shapes.params")))
 
 

@@ -20,7 +20,7 @@ ANSWER_LIMIT = 20.0
 
 
 class Browser:
-    """One page. `complaints`: what it wrote to its console as a warning or an error, and exceptions of its scripts."""
+    """One page. `complaints`: its console warnings and errors, and exceptions of its scripts."""
 
     def __init__(self) -> None:
         self.complaints: list[str] = []
@@ -51,18 +51,18 @@ class Browser:
         self.close()
 
     def open(self, url: str) -> None:
-        """Go there; returns when the page is loaded."""
+        """Navigate to the URL; returns when the page is loaded."""
         self._call("Page.navigate", url=url)
         self.wait_for("document.readyState === 'complete'")
 
     def value(self, script: str) -> Any:
-        """What an expression of JavaScript is in the page."""
+        """Evaluate a JavaScript expression in the page."""
         result = self._call("Runtime.evaluate", expression=script, returnByValue=True)["result"]
         assert result.get("subtype") != "error", result
         return result.get("value")
 
     def wait_for(self, script: str, limit: float = 60.0) -> Any:
-        """The value of an expression, once it is true."""
+        """Wait until the expression is true; returns its value."""
         end = time.monotonic() + limit
         while not (found := self.value(script)):
             assert time.monotonic() < end, f"not within {limit} s: {script}; {self.complaints}"
@@ -70,12 +70,12 @@ class Browser:
         return found
 
     def screenshot(self, path: Path) -> None:
-        """Of the whole page, as PNG."""
+        """Save an image of the whole page as PNG."""
         answer = self._call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def close(self) -> None:
-        """End it."""
+        """End the browser."""
         with contextlib.suppress(AttributeError, OSError):
             self._socket.close()
         self._process.kill()
@@ -83,7 +83,7 @@ class Browser:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _page(self) -> str:
-        """Where the page's protocol is spoken."""
+        """The page's DevTools endpoint."""
         end = time.monotonic() + START_LIMIT
         while True:
             with contextlib.suppress(OSError, IndexError, ValueError):

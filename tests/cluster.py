@@ -1,4 +1,4 @@
-"""Clusters of real processes for tests: started by hand, with only the DMLC variables that old start scripts set."""
+"""Clusters of real processes for tests, started by hand with only the DMLC variables of old start scripts."""
 
 import contextlib
 import itertools
@@ -20,15 +20,15 @@ from forks import Forked
 ROOT = Path(__file__).parent.parent
 RUNTIME = [sys.executable, "-m", "geomx_cli.runtime"]
 
-# Above what Linux gives to outgoing connections, and below it are those that geomx chooses by itself. Each process
-# that runs tests has a share.
+# Above Linux's range for outgoing connections; geomx itself chooses ports below that range. Each test runner process
+# has its own share.
 _RUNNER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _SHARE = range(61_000 + 500 * (_RUNNER % 9), 61_500 + 500 * (_RUNNER % 9))
 _next_port = itertools.cycle(random.sample(_SHARE, len(_SHARE)))
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now, and that no other test uses."""
+    """Ports that are free now and that no other test uses."""
     return [next(port for port in _next_port if _is_free(port)) for _ in range(count)]
 
 
@@ -44,10 +44,10 @@ def _is_free(port: int) -> bool:
 
 @dataclass
 class Cluster:
-    """Processes by name; each writes its output to a file. `wait` returns exit statuses, or fails after the limit.
+    """Processes by name, each with its output in a file. `wait` returns exit statuses, or fails after the limit.
 
-    environment: variables of all processes; each: of single ones, by name. uri: where all schedulers are. forks:
-    whether processes of Python may have imported numpy and geomx before they start.
+    environment: variables of all processes; each: of single ones, by name. uri: the schedulers' address. forks: whether
+    Python processes may be forked from one that has imported numpy and geomx.
     """
 
     directory: Path
@@ -58,7 +58,7 @@ class Cluster:
     processes: dict[str, "subprocess.Popen[bytes] | Forked"] = field(default_factory=dict)
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start one process in a session of its own."""
+        """Start one process in its own session."""
         variables = {**clean_environment(), **self.environment, **env, **self.each.get(name, {})}
         if self.forks and forks.can_be_forked(argv, variables):
             out = self.directory / f"{name}.out"
@@ -76,11 +76,11 @@ class Cluster:
             )
 
     def output(self, name: str) -> str:
-        """What the process has printed so far."""
+        """The process's output so far."""
         return (self.directory / f"{name}.out").read_text(errors="replace")
 
     def outputs(self) -> str:
-        """Everything, for the message of a failed assertion."""
+        """The output of all processes, for assertion messages."""
         return "\n".join(f"--- {name} ({p.poll()})\n{self.output(name)}" for name, p in self.processes.items())
 
     def wait(self, limit: float = 90.0) -> dict[str, int]:
@@ -94,12 +94,12 @@ class Cluster:
         return {name: process.returncode for name, process in self.processes.items()}
 
     def finish(self, limit: float = 90.0) -> None:
-        """Wait for a clean end of everybody."""
+        """Wait for all processes to exit successfully."""
         statuses = self.wait(limit)
         assert not any(statuses.values()), f"{statuses}\n{self.outputs()}"
 
     def stop(self) -> None:
-        """Kill what is left."""
+        """Kill the remaining processes."""
         for process in self.processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -119,11 +119,12 @@ class Cluster:
         root_env: Mapping[str, str] = {},
         ports: Sequence[int] = (),
     ) -> None:
-        """Two planes: the central party with `roots` and the master worker, and `parties` of so many workers.
+        """Start two planes: the central party with `roots` and the master worker, and `parties` with these numbers of
+        workers.
 
         Processes are called gs, root0, cs, master, central1..., and for each party A, B, ...: As, Asrv0, Aw0, Aw1, ...
-        Without `central` the central party has no scheduler and no worker.
-        `ports` are where the schedulers are dialled: gs, cs, As, Bs, ...
+        Without `central` the central party has no scheduler and no worker. `ports`: the schedulers' ports to dial: gs,
+        cs, As, Bs, ...
         """
         ports = ports or free_ports(2 + len(parties))
         upper = {
@@ -162,7 +163,7 @@ class Cluster:
         env: Mapping[str, str] = {},
         worker_env: Mapping[str, Mapping[str, str]] = {},
     ) -> None:
-        """One plane, as MXNet's own dist_sync: s, srv0..., w0, w1, ..."""
+        """Start one plane, like MXNet's own dist_sync: s, srv0..., w0, w1, ..."""
         plane = {**self._plane("", free_ports(1)[0], servers, workers), **env}
         self.start("s", RUNTIME, {**plane, "DMLC_ROLE": "scheduler"})
         for rank in range(servers):
@@ -188,7 +189,7 @@ def until(condition: Callable[[], object], limit: float = 60.0) -> None:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what would tell a role what to be; geomx is the tested one."""
+    """This process's environment without variables that assign a role; geomx is the tested one."""
     own = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_", "PS_"))}
     paths = [str(ROOT), *filter(None, [own.get("PYTHONPATH", "")])]
     return {**own, "PYTHONPATH": os.pathsep.join(paths)}

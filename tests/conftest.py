@@ -1,4 +1,4 @@
-"""What all tests share: a state folder of their own, one thread for each process, and fixtures."""
+"""Configuration shared by all tests: a separate state folder, one thread per process, and fixtures."""
 
 import atexit
 import os
@@ -16,14 +16,14 @@ from cluster import Cluster
 from desk import Desk
 from sshd import Person, Sshd
 
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="geomx-tests-")  # jobs of tests are not the person's own
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="geomx-tests-")  # keep the tests' jobs apart from the user's
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
-# One thread for each process that computes: those that share a core wait for one another by spinning.
+# One thread per computing process: threads that share a core would busy-wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
-# Who starts the tests in the background of a shell has them ignore Ctrl-C, and so whatever they start.
+# In a background job of a shell, Ctrl-C is ignored, and child processes would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says how loaded the machine is.
+# An example's duration depends on the machine's load.
 hypothesis.settings.register_profile("any-load", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("any-load")
 
@@ -32,12 +32,12 @@ STARTERS = {"cluster", "machines", "sites", "jobs", "desk"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--no-processes` is what `make check` runs."""
+    """Add `--no-processes`, used by `make check`."""
     parser.addoption("--no-processes", action="store_true", help="leave out tests that start processes")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by their fixtures, and with --no-processes leave out those that are marked."""
+    """Mark tests by their fixtures, and with --no-processes deselect the marked ones."""
     for item in items:
         if STARTERS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("processes")
@@ -56,7 +56,7 @@ def _refuse_processes(event: str, given: tuple[object, ...]) -> None:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster in a directory of its own; whatever still runs at the end is killed."""
+    """A cluster in its own directory; remaining processes are killed at the end."""
     made = Cluster(tmp_path)
     yield made
     made.stop()
@@ -64,13 +64,13 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def person(tmp_path: Path) -> Person:
-    """Somebody with a home, an SSH key and files for ssh_config and known_hosts."""
+    """A user with a home, an SSH key and files for ssh_config and known_hosts."""
     return Person(tmp_path / "home")
 
 
 @pytest.fixture
 def machines(tmp_path: Path, person: Person) -> Iterator[Callable[..., Sshd]]:
-    """Starts an sshd that stands for a machine, by its name; `machines()` is the one called "alpha"."""
+    """Starts an sshd that represents a machine, by name; `machines()` is the one called "alpha"."""
     started: list[Sshd] = []
 
     def start(name: str = "alpha", **changes: Any) -> Sshd:
@@ -84,7 +84,7 @@ def machines(tmp_path: Path, person: Person) -> Iterator[Callable[..., Sshd]]:
 
 @pytest.fixture
 def sites(machines: Callable[..., Sshd], person: Person) -> list[Sshd]:
-    """Three machines whose host keys are known and whose names are in the person's ssh_config."""
+    """Three machines whose host keys are known and whose names are in the user's ssh_config."""
     made = [machines(name) for name in ("alpha", "beta", "gamma")]
     person.knows(*made)
     return made
@@ -92,7 +92,7 @@ def sites(machines: Callable[..., Sshd], person: Person) -> list[Sshd]:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    """A desk; what was started at it is ended with the test."""
+    """A desk whose processes are killed at the end of the test."""
     made = Desk(tmp_path)
     yield made
     made.close()

@@ -1,6 +1,6 @@
-"""A person's desk for tests: `geomx` as a command, with jobs in a folder of its own, and jobs of stand-ins.
+"""A user's environment for tests: the `geomx` command, its own job folder, and jobs of stand-in programs.
 
-What a job starts carries a variable by which it is found, whatever becomes of the processes above it.
+All processes of a job carry a marker variable, by which they are found even if their parents have died.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ MARK = "DESK_TEST"
 
 @dataclass
 class Launch:
-    """One `geomx launch` in a process of its own, and whatever it starts."""
+    """One `geomx launch` in its own process, and everything that it starts."""
 
     desk: "Desk"
     process: subprocess.Popen[str]
@@ -43,7 +43,7 @@ class Launch:
 
     @property
     def directory(self) -> Path:
-        """The job's directory on this machine; there is none before launch has begun."""
+        """The job's directory on this machine; it does not exist before launch has begun."""
         for path in (self.desk.state / "geomx" / "jobs").glob("*/state.json") if self.found is None else ():
             with contextlib.suppress(OSError, ValueError):
                 if json.loads(path.read_bytes())["pid"] == self.process.pid:
@@ -56,11 +56,11 @@ class Launch:
         return self.directory.name
 
     def pids(self) -> list[int]:
-        """Those of everything that it has started and that still runs, launch included."""
+        """The pids of all its live processes, launch included."""
         return sorted(who.pid for who in processes.marked({MARK: self.mark}))
 
     def pid(self, name: str) -> int:
-        """That of a process of the plan, of "agent HOST" or of "launch"; 0 if it has not been started."""
+        """The pid of a process of the plan, of "agent HOST" or of "launch"; 0 if it has not been started."""
         if name == "launch":
             return self.process.pid
         for path in self.desk.state_files("agent-state.json", self.id):
@@ -72,14 +72,14 @@ class Launch:
         return 0
 
     def wait_for(self, condition: Callable[[], object], limit: float = 60) -> None:
-        """Until `condition` holds."""
+        """Wait until `condition` is true."""
         end = time.monotonic() + limit
         while not condition():
             assert time.monotonic() < end, f"not within {limit} s: {self.process.poll()} {self.end()}"
             time.sleep(0.02)
 
     def wait_until_running(self, count: int = 8) -> "Launch":
-        """Until so many processes have said that they run, and their agents know it."""
+        """Wait until `count` processes have reported that they run, and their agents know it."""
 
         def known() -> int:
             contents = [json.loads(path.read_bytes()) for path in self.desk.state_files("status.json", self.id)]
@@ -89,13 +89,13 @@ class Launch:
         return self
 
     def finish(self, limit: float = 90) -> int:
-        """Wait for the end of launch; its exit status."""
+        """Wait for launch to end; returns its exit status."""
         self.output, self.errors = self.process.communicate(timeout=limit)
-        print(self.errors)  # for whom a status surprises
+        print(self.errors)  # helps if the exit status is unexpected
         return self.process.returncode
 
     def end(self) -> str:
-        """End everything, whatever state it is in; what launch has said."""
+        """Kill everything, in whatever state; returns launch's output."""
         while pids := self.pids():
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -107,7 +107,8 @@ class Launch:
 
 @dataclass
 class Desk:
-    """Commands are run by `command`, with `environment`; jobs lie in `state`, on other machines where these say."""
+    """Runs commands as `command` with `environment`; jobs are stored in `state`, on other machines as configured there.
+    """
 
     folder: Path
     command: Sequence[str] = GEOMX
@@ -118,10 +119,10 @@ class Desk:
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
         self.state = self.folder / "state"
-        self.temporary = Path(tempfile.mkdtemp(prefix="g", dir="/tmp"))  # paths of sockets must be short
+        self.temporary = Path(tempfile.mkdtemp(prefix="g", dir="/tmp"))  # socket paths must be short
         own = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
         own |= {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.state), "TMPDIR": str(self.temporary)}
-        # Stand-ins find the Python of the tests by PATH.
+        # Stand-ins find the tests' Python by PATH.
         own["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = own | self.environment
 
@@ -142,7 +143,7 @@ class Desk:
         return process
 
     def json(self, *arguments: str) -> Any:
-        """What a command prints with --json; it must succeed."""
+        """The output of a command with --json, which must succeed."""
         done = self.geomx(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -155,8 +156,8 @@ class Desk:
         workers: int = 2,
         allocator: str = "none",
     ) -> Launch:
-        """Launch a job of stand-ins: a central party and party A with so many workers, on a planned host each; each
-        behind one of the `sites`, or where the `allocator` says.
+        """Launch a job of stand-ins: a central party and party A with `workers` workers, one planned host each; each
+        host behind one of the `sites`, or on a machine from the `allocator`.
         """
         mark = uuid.uuid4().hex
         python = self.folder / f"{mark}.sh"
@@ -170,12 +171,12 @@ class Desk:
         return self.launches[-1]
 
     def state_files(self, pattern: str, job: str = "") -> Sequence[Path]:
-        """Files of jobs, or of one, on any host of this test."""
+        """Files of all jobs, or of one, on all hosts of this test."""
         own = (self.state / "geomx" / "jobs" / job).resolve()
         return [path for path in self.folder.rglob(pattern) if not job or job in path.parts or own in path.parents]
 
     def close(self) -> None:
-        """End everything."""
+        """Kill everything."""
         for launch in self.launches:
             launch.end()
         for process in self.commands:

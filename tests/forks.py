@@ -1,7 +1,7 @@
-"""Python processes for tests, forked from one that has imported numpy and geomx: a fifth of the CPU time of new ones.
+"""Python processes for tests, forked from one that has imported numpy and geomx: a fifth of a new process's CPU time.
 
-They are processes like others, each in a session of its own with its own environment and output; only some imports have
-been done before. What they run is a module or a script, as `python -m MODULE` and `python SCRIPT` would.
+Each has its own session, environment and output, like any other process; only some imports are done already. They run a
+module or a script as `python -m MODULE` and `python SCRIPT` would.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ IMPORTED = (
 
 @dataclass(eq=False)
 class Forked:
-    """A process, with what tests use of subprocess.Popen."""
+    """A process with the part of subprocess.Popen's interface that tests use."""
 
     server: "ForkServer"
     pid: int
@@ -50,7 +50,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired."""
+        """Wait for the exit status. Raises subprocess.TimeoutExpired."""
         end = None if timeout is None else time.monotonic() + timeout
         while self.poll() is None:
             left = 1.0 if end is None else end - time.monotonic()
@@ -61,18 +61,18 @@ class Forked:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """To a process that runs."""
+        """Send a signal to a running process."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 class ForkServer:
-    """The process from which others are forked. `statuses`: of those that have ended, by pid."""
+    """The process from which others are forked. `statuses`: exit statuses by pid."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -86,7 +86,7 @@ class ForkServer:
             )  # fmt: skip
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], directory: Path, out: Path) -> Forked:
-        """As `python ARGV` would, with standard output and error in the file `out`."""
+        """Run `python ARGV` with standard output and error in the file `out`."""
         out.write_bytes(b"")
         request = {"argv": list(argv), "env": dict(env), "directory": str(directory), "out": str(out)}
         with self._lock:
@@ -97,7 +97,7 @@ class ForkServer:
         return Forked(self, pid, list(argv))
 
     def take(self, seconds: float) -> None:
-        """Take up what has ended, and wait at most so long for the first."""
+        """Collect exit statuses, waiting at most this long for the first."""
         with self._lock:
             while select.select([self._socket], [], [], seconds)[0]:
                 self._receive()
@@ -113,8 +113,8 @@ class ForkServer:
 
 
 def can_be_forked(argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """Whether a forked process would be the same: a module or script of this Python, with this geomx on its path, and
-    nothing in its environment of what Python reads before that, or a library while it is imported.
+    """Whether a forked process would behave the same: a module or script of this Python, with this geomx on its path,
+    and no variable in its environment that Python reads at its start or a library during import.
     """
     is_plain = argv[0] == sys.executable and (argv[1] in ("-m", "-P") or argv[1].endswith(".py"))
     has_geomx = str(ROOT) in env.get("PYTHONPATH", "").split(os.pathsep)
@@ -129,12 +129,12 @@ def _read_early(env: Mapping[str, str]) -> dict[str, str]:
 
 @functools.cache
 def server() -> ForkServer:
-    """That of this process, which ends with it."""
+    """The fork server of this process, which ends with it."""
     return ForkServer()
 
 
 def _serve(channel: socket.socket) -> dict[str, Any]:
-    """Fork when asked to, and report who has ended. Returns the request in the new process; ends with the other end."""
+    """Fork on request, and report exits. Returns the request in the new process; ends when the other end closes."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)

@@ -1,4 +1,4 @@
-"""A small made-up data set in the files of Fashion-MNIST, for tests that train the bundled network."""
+"""A small synthetic data set in Fashion-MNIST's file format, for tests that train the bundled network."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def write_data(folder: Path, train: int = 512, test: int = 64) -> Path:
-    """Write images of ten kinds that differ in one bright row, so that a network can learn them."""
+    """Write images of ten classes that differ in one bright row, so that a network can learn them."""
     folder.mkdir()
     random = np.random.default_rng(7)
     for name, count in (("train", train), ("t10k", test)):

@@ -1,7 +1,7 @@
-"""What training with uneven data comes to, computed in numpy and fp64: one dense layer, the algorithms' rounds.
+"""Reference results of training with uneven data, in numpy and fp64: one dense layer, the algorithms' rounds.
 
-Only who has which batches is taken from the product; no server, weight or vote of its is used here. Each algorithm
-gives the global model after each of its rounds, by the number of rounds that a worker has been through by then.
+Only the division into batches is taken from geomx, none of its servers, weights or votes. Each algorithm returns the
+global model after each of its rounds, by the number of rounds that a worker has completed by then.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def initial(seed: int) -> Model:
 
 
 def gradient(model: Model, batch: tuple[Array, Array]) -> Model:
-    """Of the mean of the softmax's cross entropy."""
+    """The gradient of the mean softmax cross-entropy."""
     images, labels = batch[0].reshape(len(batch[0]), 4).astype(float), batch[1].astype(int)
     scores = images @ model[0].T + model[1]
     chances = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -62,7 +62,7 @@ def accuracy(model: Sequence[Any]) -> float:
 
 
 def checkpoints(folder: Path) -> dict[int, Model]:
-    """The weights that a job has kept, by the number of rounds, in that order."""
+    """The weights saved by a job, by the number of rounds, in ascending order."""
     found = {}
     for path in folder.rglob("step-*.npz"):
         with np.load(path) as file:
@@ -85,7 +85,7 @@ class Local:
         return len(self.batches) - self.taken
 
     def step(self) -> int:
-        """The number of samples."""
+        """Take a step; returns the number of samples."""
         batch = self.batches[self.taken]
         self.taken += 1
         for index, slope in enumerate(gradient(self.model, batch)):
@@ -99,7 +99,7 @@ def locals_of(workers: int, seed: int) -> list[Local]:
 
 
 def fsa(workers: int, seed: int) -> History:
-    """The mean of the gradients of those who have one."""
+    """The mean of the gradients of the workers that have one."""
     history: History = {}
     world, velocity, batches = initial(seed), [np.zeros((tiny.CLASSES, 4)), np.zeros(3)], batches_of(workers, seed)
     for number in range(max(map(len, batches))):
@@ -113,7 +113,7 @@ def fsa(workers: int, seed: int) -> History:
 
 
 def hfa(parties: Sequence[Sequence[int]], seed: int, k1: int, k2: int, *, by_samples: bool = False) -> History:
-    """Means of those who have taken steps; of a party's workers in each round, of the parties in each K2-th."""
+    """Means over those that have taken steps: of a party's workers in each round, of the parties in each K2-th."""
     workers = locals_of(sum(map(len, parties)), seed)
     history: History = {}
     values = [initial(seed) for _ in parties]
@@ -164,7 +164,8 @@ def diloco(
     workers: int, seed: int, inner: int, outer: tuple[float, float], *, fragments: int = 1, overlap: int = 0,
     mix: float = 0.0, by_samples: bool = False,
 ) -> History:  # fmt: skip
-    """Rounds in which each worker gives what one fragment has lacked; the outer step is Nesterov's with their mean."""
+    """Rounds in which each worker contributes the difference of one fragment; the outer step is Nesterov's on the mean.
+    """
     rate, momentum = outer
     world, velocity = initial(seed), [np.zeros((tiny.CLASSES, 4)), np.zeros(tiny.CLASSES)]
     mix = mix if overlap else 0.0
@@ -173,7 +174,7 @@ def diloco(
     history: History = {}
 
     def gives(worker: Streaming, fragment: range) -> bool:
-        """Steps to the next exchange; whether there is anything to give."""
+        """Set the steps to the next exchange; returns whether there is anything to contribute."""
         while worker.local.left:
             seen = worker.local.step()
             worker.since = [count + seen for count in worker.since]

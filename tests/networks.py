@@ -1,4 +1,4 @@
-"""Hosts in network namespaces that a bridge joins, and hosts that run commands behind a prefix. Needs root."""
+"""Hosts in network namespaces joined by a bridge, and hosts that run commands behind a prefix. Needs root."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ SWITCH = "switch"
 
 
 class PrefixedConnector(LocalConnector):
-    """This machine, where every command is preceded by `prefix`."""
+    """This machine, with `prefix` before every command."""
 
     def __init__(self, name: str, python: str, prefix: Sequence[str]) -> None:
         super().__init__(name, python)
@@ -27,7 +27,7 @@ class PrefixedConnector(LocalConnector):
 
 
 class Network:
-    """Machines on one network 10.99.0.0/24, each a namespace with one interface "net0". Close it."""
+    """Machines on one network 10.99.0.0/24, each a namespace with one interface "net0". Must be closed."""
 
     def __init__(self, machines: Sequence[str]) -> None:
         self.machines = list(machines)
@@ -54,7 +54,7 @@ class Network:
             self.spaces.configure(machine, [f"address add {self.address(machine)}/24 dev net0", "link set net0 up"])
 
     def address(self, machine: str) -> str:
-        """Its address."""
+        """The machine's address."""
         return f"10.99.0.{self.machines.index(machine) + 1}"
 
     def host(self, machine: str, python: str, prefix: Sequence[str] = ()) -> PrefixedConnector:
@@ -63,7 +63,7 @@ class Network:
 
     @contextmanager
     def filtered(self, machine: str, rule: str) -> Iterator[None]:
-        """Hold what comes into the machine against a rule of nft(8), as "tcp dport 9000 drop"."""
+        """Apply a rule of nft(8), such as "tcp dport 9000 drop", to the machine's incoming packets."""
         lines = [
             "add table inet filter",
             "add chain inet filter input { type filter hook input priority 0; }",
@@ -78,7 +78,7 @@ class Network:
 
     @contextmanager
     def address_beside(self, machine: str, address: str) -> Iterator[None]:
-        """Give the machine one more address."""
+        """Add an address to the machine."""
         ip = ["ip", "address", "add", f"{address}/24", "dev", "net0"]
         call(self.spaces.command(machine, ip))
         try:
@@ -87,18 +87,19 @@ class Network:
             call(self.spaces.command(machine, [*ip[:2], "del", *ip[3:]]))
 
     def shape(self, machine: str, rate: str) -> None:
-        """Bound what the machine sends; `rate` as tc(8) has it."""
+        """Limit the machine's sending rate; `rate` as in tc(8)."""
         bucket = ["tbf", "rate", rate, "burst", "32kb", "latency", "100ms"]
         call(self.spaces.command(machine, ["tc", "qdisc", "add", "dev", "net0", "root", *bucket]))
 
     def close(self) -> None:
-        """Remove everything, with what still runs there."""
+        """Remove everything, with the processes still running there."""
         self.spaces.close()
 
 
 def star(addresses: Mapping[str, str], ports: Sequence[int], **changes: Mapping[str, object]) -> Inventory:
-    """One planned host for the central party, the first, and one for each other, which has a worker; all offer
-    `ports`. `changes` are to the fields of hosts, by name."""
+    """One planned host for the central party, the first, and one for each other party, with a worker; all offer
+    `ports`. `changes`: fields to replace, by host.
+    """
     names = list(addresses)
     central, *others = names
     devices: dict[str, tuple[str, ...]] = {central: (), **dict.fromkeys(others, ("cpu",))}
@@ -113,7 +114,7 @@ def star(addresses: Mapping[str, str], ports: Sequence[int], **changes: Mapping[
 
 
 def bare_python(directory: Path) -> str:
-    """A Python that has nothing installed."""
+    """A Python without installed packages."""
     import venv
 
     venv.create(directory, with_pip=False, symlinks=True)

@@ -1,4 +1,4 @@
-"""Records of rounds as files, as ESync's own workers write them."""
+"""Record files of rounds in the format of ESync's own workers."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ def write(folder: Path, number: int, record: Any) -> None:
 
 
 def esync_record(number: int, steps: int, *, evaluator: bool) -> dict[str, Any]:
-    """A round in which each step has 64 samples."""
+    """A round with 64 samples per step."""
     time = {str(step): PHASES | {"local update": 0.002} for step in range(steps)}
     record = {"time": {**time, str(steps): {"check ready": 0.001, "global update": 2.5}}, "num_samples": 64 * steps}
     return {**record, "total_time": 10.4 * number, **({"accuracy": 0.1 + 0.1234567 * number} if evaluator else {})}

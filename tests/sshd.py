@@ -1,4 +1,4 @@
-"""Real sshd processes for tests: each has its own configuration, keys and port, and stands for a machine."""
+"""Real sshd processes for tests, each with its own configuration, keys and port; each represents a machine."""
 
 import getpass
 import os
@@ -20,7 +20,7 @@ SSHD = "/usr/sbin/sshd"
 
 
 def make_key(path: Path, passphrase: str = "", kind: str = "ed25519") -> Path:
-    """A private key, and its public part in PATH.pub."""
+    """Create a private key, and its public part in PATH.pub."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", "test", "-f", path], check=True)
     return path
@@ -28,7 +28,7 @@ def make_key(path: Path, passphrase: str = "", kind: str = "ed25519") -> Path:
 
 @dataclass
 class Person:
-    """Who logs in: a home with .ssh/id_ed25519, and files for what ssh_config and known_hosts have to say."""
+    """A user who logs in: a home with .ssh/id_ed25519, and contents for ssh_config and known_hosts."""
 
     home: Path
 
@@ -41,12 +41,12 @@ class Person:
         self.told: list[str] = []
 
     def options(self, **changes: Any) -> SshOptions:
-        """Options that look into this home and nowhere else."""
+        """Options that use only files in this home."""
         places = {"config": str(self.config), "known_hosts": str(self.known_hosts), "notify": self.told.append}
         return SshOptions(**{**places, **changes})
 
     def knows(self, *machines: "Sshd") -> None:
-        """Add their host keys to known_hosts, and their names to ssh_config."""
+        """Add the machines' host keys to known_hosts, and their names to ssh_config."""
         with self.known_hosts.open("a") as known, self.config.open("a") as config:
             for machine in machines:
                 known.write(f"[{machine.address}]:{machine.port} {machine.host_key}\n")
@@ -56,8 +56,8 @@ class Person:
 
 @dataclass
 class Sshd:
-    """One sshd, with a home of its own for those who log in. `namespace`: the network namespace in which it
-    listens, and its sessions run.
+    """One sshd, with its own home for users. `namespace`: the network namespace in which it listens and its sessions
+    run.
     """
 
     folder: Path
@@ -79,7 +79,7 @@ class Sshd:
 
     @property
     def host_key(self) -> str:
-        """Its public host key, as known_hosts has it."""
+        """Its public host key in the format of known_hosts."""
         return " ".join(Path(f"{self.key_file}.pub").read_text().split()[:2])
 
     @property
@@ -89,12 +89,12 @@ class Sshd:
         return shown.stdout.split()[1]
 
     def ssh(self, **changes: Any) -> Ssh:
-        """How an inventory claims to be reached."""
+        """Its access settings, as in an inventory."""
         usual = {"address": self.address, "port": self.port, "user": getpass.getuser(), "key": str(self.person.key)}
         return Ssh(**{**usual, **changes})
 
     def host(self, *, options: SshOptions | None = None, python: str = "python3", **changes: Any) -> SshConnector:
-        """It as a host; `changes` to how it is reached."""
+        """The machine as a host; `changes` apply to its access settings."""
         return SshConnector(self.name, self.ssh(**changes), python, options=options or self.person.options())
 
     def start(self) -> "Sshd":
@@ -117,14 +117,14 @@ class Sshd:
         return [who.pid for who in processes.descendants(self.process.pid) if _command(who.pid).startswith("sshd:")]
 
     def cut(self) -> None:
-        """End all connections, as a network that goes away does; what they started stays."""
+        """End all connections, like a network failure; the processes started over them survive."""
         for pid in self.sessions():
             _kill(pid, signal.SIGKILL)
 
     def vanish(self) -> None:
-        """End it and its connections; what they started stays, and `start` brings it back."""
+        """End sshd and its connections; the processes started over them survive, and `start` restores it."""
         if self.process is not None:
-            self.process.send_signal(signal.SIGSTOP)  # it takes no more
+            self.process.send_signal(signal.SIGSTOP)  # accepts no more connections
             self.cut()
             self.process.kill()
             self.process.wait()
@@ -132,7 +132,7 @@ class Sshd:
             self.log.unlink()
 
     def stop(self) -> None:
-        """End it and all that was started over it, as far as it has not detached itself."""
+        """End it and all processes started over it, except those that have detached."""
         if self.process is not None:
             for who in processes.descendants(self.process.pid):
                 _kill(who.pid, signal.SIGKILL)
@@ -140,7 +140,7 @@ class Sshd:
 
     def _config(self) -> list[str]:
         return [
-            *self.settings,  # the first word on a matter counts
+            *self.settings,  # the first setting of a name is used
             f"SetEnv HOME={self.home}",
             f"ListenAddress {self.address}",
             f"Port {self.port}",
@@ -178,6 +178,6 @@ def _free_port(address: str) -> int:
     with socket.socket(family) as probe:
         try:
             probe.bind((address, 0))
-        except OSError:  # an address of another namespace, where every port is free
+        except OSError:  # the address is in another namespace, where every port is free
             return 2222
         return int(probe.getsockname()[1])

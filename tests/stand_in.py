@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Small programs in the place of roles, run by the real plan, launch and agents; and a launch of them.
+"""Stand-in programs for roles, run by the real plan, launch and agents; and a launch of them.
 
-python stand_in.py launch DIRECTORY STORY    what `geomx launch` does, with stand-ins for all processes
+python stand_in.py launch DIRECTORY STORY    like `geomx launch`, with stand-ins for all processes
 python stand_in.py -m geomx_cli.runtime      a stand-in: inventories name this file as their Python
 python stand_in.py -m MODULE ...             any other module of geomx, for real
 
-STORY is a JSON object: process name -> what it does. Workers otherwise train three rounds, the rest serves
-until all workers are done. "forever" in place of that runs until it is ended; "raise" raises; "deaf" ignores
-SIGTERM and runs forever; "family" has a child in a session of its own and runs forever; "blame X" fails,
-naming X; "misses X" does so later; "wait" goes on as usual once there is a file "go" in the job's
-directory, for which "misses X" waits as well, and "fails", which raises then.
+STORY is a JSON object: process name -> behaviour. By default workers train three rounds, and others serve until all
+workers are done. "forever" runs until killed; "raise" raises; "deaf" ignores SIGTERM and runs forever; "family" has a
+child in its own session and runs forever; "blame X" fails, naming X. The following wait for a file "go" in the job's
+directory: "wait" then behaves as by default; "misses X" fails, naming X; "fails" raises.
 """
 
 import json
@@ -26,7 +25,7 @@ ROUNDS, ACCURACY = 3, 0.75
 
 
 def say(event: str, **fields: object) -> None:
-    """Append to this process's event log."""
+    """Append an event to this process's event log."""
     name = os.environ["GEOMX_PROCESS"].replace("/", "-").replace(":", "-")
     path = Path(os.environ["GEOMX_JOB_DIR"], "events", f"{name}.jsonl")
     path.parent.mkdir(exist_ok=True)
@@ -35,7 +34,7 @@ def say(event: str, **fields: object) -> None:
 
 
 def play() -> None:
-    """Be a role."""
+    """Act as the role in the environment."""
     name = os.environ["GEOMX_PROCESS"]
     story = json.loads(os.environ["STORY"])
     print(f"{name} begins", flush=True)
@@ -69,21 +68,21 @@ def play() -> None:
 
 
 def forever() -> None:
-    """Until somebody ends it."""
+    """Wait to be killed."""
     say("state", state="training")
     while True:
         signal.pause()
 
 
 def wait() -> None:
-    """Until there is a file "go"."""
+    """Wait until the file "go" exists."""
     say("state", state="training")
     while not Path(os.environ["GEOMX_JOB_DIR"], "go").exists():
         time.sleep(0.02)
 
 
 def train() -> None:
-    """Three rounds, and the counts of bytes that a worker reports."""
+    """Three rounds, and the byte counts that a worker reports."""
     for number in range(1, ROUNDS + 1):
         samples = 64 if number < ROUNDS else 24  # the last batch of an epoch is smaller
         say("round", num_iters=number, num_samples=samples, total_time=number * 0.5, loss=1 / number)
@@ -93,14 +92,14 @@ def train() -> None:
 
 
 def serve() -> None:
-    """Until all workers are done."""
+    """Wait until all workers are done."""
     workers = int(os.environ["STAND_INS"])
     while len(list(Path(os.environ["GEOMX_JOB_DIR"]).glob("done-*"))) < workers:
         time.sleep(0.02)
 
 
 def start(directory: Path, story: str) -> int:
-    """Launch; errors become text and an exit status as the command line does it."""
+    """Launch; errors become text and an exit status as on the command line."""
     from geomx_cli.commands._end import tell
     from geomx_cli.core.errors import GeomxError
     from geomx_cli.core.options import defaults

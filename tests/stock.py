@@ -1,4 +1,5 @@
-"""A script as it is: under stock MXNet with its own scheduler, server and workers, and as a planned job of ours."""
+"""Runs an unmodified script under stock MXNet with its own scheduler, server and workers, and as a planned job of ours.
+"""
 
 import contextlib
 import fcntl
@@ -34,7 +35,7 @@ Started = tuple[str, Sequence[str], Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a script came to: by rank what it saved, by name; and the most memory that a worker took, in KiB."""
+    """A script's results: by rank the saved arrays, by name; and the peak memory of the largest worker, in KiB."""
 
     weights: list[dict[str, np.ndarray]]
     memory: int
@@ -42,13 +43,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Script:
-    """A script of tests/scripts/conformance with its arguments. It saves weights-RANK.npz where it runs."""
+    """A script of tests/scripts/conformance with its arguments. It saves weights-RANK.npz in its working directory."""
 
     name: str
     arguments: tuple[str, ...] = ()
 
     def argv(self) -> list[str]:
-        """What is run."""
+        """The command to run."""
         return [str(SCRIPTS / f"{self.name}.py"), *self.arguments]
 
     def __str__(self) -> str:
@@ -56,7 +57,7 @@ class Script:
 
 
 def with_mxnet(script: Script, cache: Path) -> Outcome:
-    """What stock MXNet makes of it; it is run once, whichever process that runs tests asks first."""
+    """The outcome under stock MXNet; run once, by the first test process that asks."""
     directory = cache / str(script)
     directory.mkdir(exist_ok=True)
     with (directory / "lock").open("w") as lock:
@@ -68,7 +69,7 @@ def with_mxnet(script: Script, cache: Path) -> Outcome:
 
 
 def with_geomx(script: Script, directory: Path, options: Mapping[str, Value]) -> Outcome:
-    """What we make of it, in a job of these options."""
+    """The outcome under geomx, in a job with these options."""
     with tempfile.TemporaryDirectory(prefix="gx") as sockets:
         _run(directory, _planned_processes(script, directory, sockets, options))
     return _outcome(directory)
@@ -105,7 +106,7 @@ def _run(directory: Path, processes: Sequence[Started]) -> None:
         while any(process.poll() is None for process in cluster.processes.values()) and time.monotonic() < end:
             memory = max(memory, *(_memory(process.pid) for process in workers))
             if any(process.poll() for process in cluster.processes.values()):
-                break  # stock MXNet would wait for ever for one that failed
+                break  # stock MXNet would wait forever for a failed process
             time.sleep(0.05)
         cluster.finish(5)
         (directory / "memory").write_text(str(memory))
@@ -114,7 +115,7 @@ def _run(directory: Path, processes: Sequence[Started]) -> None:
 
 
 def _memory(pid: int) -> int:
-    """The most that a process has taken so far; 0 when it has ended."""
+    """The peak memory of a process so far; 0 if it has ended."""
     with contextlib.suppress(OSError):
         found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) if found else 0

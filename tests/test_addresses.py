@@ -1,4 +1,4 @@
-"""Clusters started by hand whose schedulers are given by name or by IPv6 address; what is said when that cannot be."""
+"""Clusters started by hand whose schedulers have names or IPv6 addresses, and the errors if that is impossible."""
 
 import re
 import socket
@@ -23,7 +23,7 @@ ROLES = {
 @pytest.mark.parametrize("uri", ["::1", "[::1]", "localhost", socket.gethostname()])
 def test_schedulers_by_name_or_ipv6_address(cluster: Cluster, tmp_path: Path, uri: str) -> None:
     cluster.uri = uri
-    # A machine's name may stand for an address that others can reach.
+    # A machine's name may resolve to an address that other machines can reach.
     found = run(cluster, tmp_path, {"GEOMX_INSECURE": "1" if uri == socket.gethostname() else ""})
     assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 5), optimizer=True))
     says = cluster.output("Asrv0")

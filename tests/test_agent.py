@@ -1,5 +1,4 @@
-"""The agent and the local host: what a process is started with, what is reported, and that nothing is left.
-"""
+"""The agent and the local host: environment of processes, reports, and complete clean-up."""
 
 import hashlib
 import io
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parent.parent
 MARK = {"GEOMX_JOB": f"agent-test-{os.getpid()}", "GEOMX_HOST": "here"}
 SLEEP = "import signal; signal.pause()"
-# A child of a child in a session of its own, whose parent ends at once: what a daemon does.
+# Like a daemon: a grandchild in its own session whose parent ends at once.
 DAEMON = (
     "import subprocess, sys;"
     "subprocess.run([sys.executable, '-c', 'import subprocess;"
@@ -40,7 +39,7 @@ DAEMON = (
 
 
 class Agent:
-    """A real agent with tasks of ours, and the command that started it and relays: we are the control machine."""
+    """A real agent with tasks of ours, and the command that started it and relays; the test is the control machine."""
 
     program: Sequence[str] = ("-m", "geomx_cli.agent")
 
@@ -51,7 +50,7 @@ class Agent:
         self.begin([self.task(name, program) for name, program in programs.items()])
 
     def task(self, name: str, program: str) -> Task:
-        """A program in Python, or the path of one; with a key file."""
+        """A Python program, or the path of one, as a task with a key file."""
         key = str(self.directory / "keys" / f"{name}.key")
         LocalConnector().put(key, b"secret")
         argv = (program,) if program.startswith("/") else (sys.executable, "-c", program)
@@ -69,7 +68,7 @@ class Agent:
         self.send(type="hello")
 
     def command(self, verb: str) -> subprocess.Popen[bytes]:
-        """Start one that relays."""
+        """Start a relaying command."""
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "DMLC_ROLE": "stale", "PORT": "99", "KEPT": "1"}
         return subprocess.Popen(
             [sys.executable, *self.program, verb, str(self.directory)], bufsize=0, env=environment,
@@ -77,25 +76,25 @@ class Agent:
         )  # fmt: skip
 
     def attach(self, seen: int = 0) -> None:
-        """Speak with it through another command from now on."""
+        """Connect to the agent through another command from now on."""
         _close(self.process)
         self.process = self.command("attach")
         self.send(type="hello", seen=seen)
 
     @property
     def pid(self) -> int:
-        """The agent's own."""
+        """The agent's pid."""
         state = AgentState.read(self.directory)
         assert state is not None
         return state.agent.pid
 
     def send(self, **message: Any) -> None:
-        """Tell the agent something."""
+        """Send a message to the agent."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(message).encode() + b"\n")
 
     def until(self, kind: str) -> list[dict[str, Any]]:
-        """What the agent says up to the first message of this kind."""
+        """Receive messages up to the first of this kind."""
         said: list[dict[str, Any]] = []
         assert self.process.stdout is not None
         while line := self.process.stdout.readline():
@@ -105,17 +104,17 @@ class Agent:
         pytest.fail(f"no {kind} among {said}; {(self.directory / 'agent.log').read_text()}")
 
     def assert_clean(self) -> None:
-        """It has ended, and left nothing."""
+        """The agent has ended and left nothing behind."""
         self.process.wait(60)
         end = time.monotonic() + 10
-        while processes.marked(MARK) and time.monotonic() < end:  # one that was just being forked ends by itself
+        while processes.marked(MARK) and time.monotonic() < end:  # a process that was just being forked ends by itself
             time.sleep(0.02)
         assert processes.marked(MARK) == []
         assert not self.sockets.exists()
         assert not (self.directory / "keys").exists()
 
     def close(self) -> None:
-        """End everything."""
+        """Kill everything."""
         _close(self.process)
         processes.end(lambda: processes.commanded("run", str(self.directory)), 5)
         processes.end(lambda: processes.marked(MARK), 5)
@@ -131,7 +130,7 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[Any]:
-    """Starts an agent; it is ended with the test."""
+    """Starts an agent, which is killed at the end of the test."""
     made: list[Agent] = []
 
     def start(lease: float = 6, **programs: str) -> Agent:
@@ -314,7 +313,7 @@ def test_control_machine_that_is_there_may_take_its_time_to_say_start(agents: An
     agent.until("started")
 
 
-# Writes an event each time that its input, a file, has grown.
+# Writes an event whenever its input, a file, has grown.
 TELLS = (
     "import json, os, time; os.mkdir('events'); file = open('events/one.jsonl', 'a', buffering=1)\n"
     "for n in range(3):\n"
@@ -335,7 +334,7 @@ def test_control_machine_that_comes_again_misses_nothing(agents: Any, tmp_path: 
     said = agent.until("event")
     assert [message["type"] for message in said] == ["hello", "event"]
     assert (said[-1]["n"], said[-1]["event"]["message"]) == (first["n"] + 1, "1")
-    agent.attach()  # one that has seen nothing is told what nobody has acknowledged
+    agent.attach()  # with nothing seen, it receives everything unacknowledged
     numbers = [message["n"] for message in agent.until("event") if "n" in message]
     assert numbers == [first["n"] + 1]
     (tmp_path / "go-2").touch()
@@ -343,7 +342,7 @@ def test_control_machine_that_comes_again_misses_nothing(agents: Any, tmp_path: 
     pid = agent.pid
     while processes.identify(pid) is not None:
         time.sleep(0.02)
-    agent.attach()  # it is over, and has left what nobody has acknowledged
+    agent.attach()  # the agent has ended and left what was not acknowledged
     said = agent.until("done")
     assert [message["type"] for message in said] == ["event", "event", "ended", "done"]
     assert [message["n"] for message in said] == [first["n"] + 1 + number for number in range(4)]

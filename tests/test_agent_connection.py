@@ -1,4 +1,4 @@
-"""Agents behind SSH, and what happens to them and to their words when the connection goes away."""
+"""Agents behind SSH, and how they and their messages survive a lost connection."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from geomx_cli.jobs.store import Job
 from geomx_cli.plan import JobSpec
 
 SLEEP = "import signal; signal.pause()"
-# Writes the number n as an event once the file go-n is there.
+# Writes the number n as an event once the file go-n exists.
 TELLS = (
     "import json, os, time; os.makedirs('events', exist_ok=True); file = open('events/one.jsonl', 'a', buffering=1)\n"
     "for n in range(3):\n"
@@ -40,12 +40,12 @@ TELLS = (
 
 
 def as_message(item: dict[str, Any] | LocalEvent) -> dict[str, Any]:
-    """What has happened here, in the form of what a host says."""
+    """A local event in the form of a host's message."""
     return item if isinstance(item, dict) else {"type": type(item).__name__.lower(), **asdict(item)}
 
 
 class Site:
-    """A machine with one agent, and the fleet that leads it."""
+    """A machine with one agent, and the fleet that controls it."""
 
     machine: Sshd
 
@@ -71,11 +71,11 @@ class Site:
         return AgentPool(job, {self.host.name: self.host}, {self.host.name: self.host_spec})
 
     def start(self) -> None:
-        """Start the agent and let it begin."""
+        """Start the agent and its tasks."""
         self.fleet.start({self.host.name: self.files})
 
     def until(self, kind: str, fleet: AgentPool | None = None) -> dict[str, Any]:
-        """The next message of this kind; those before it, except answers to heartbeats, are kept in `said`."""
+        """The next message of this kind; earlier ones, except answers to heartbeats, are kept in `said`."""
         while True:
             _, item = (fleet or self.fleet).inbox.get(timeout=60)
             message = as_message(item)
@@ -85,7 +85,7 @@ class Site:
                 self.said.append(message)
 
     def go(self, number: int) -> None:
-        """Let the program tell the next number."""
+        """Let the program write the next number."""
         (self.folder / f"go-{number}").touch()
 
     @property
@@ -96,7 +96,7 @@ class Site:
         return state.agent.pid
 
     def wait_until_clean(self) -> None:
-        """Until no process, key or socket of it is left."""
+        """Wait until it has no process, key or socket left."""
         end = time.monotonic() + 20
         while processes.marked(self.mark) or processes.commanded("run", self.host_spec.directory):
             assert time.monotonic() < end, processes.marked(self.mark)
@@ -105,7 +105,7 @@ class Site:
         assert not Path(self.host_spec.sockets).exists()
 
     def close(self) -> None:
-        """End everything."""
+        """Kill everything."""
         self.fleet.close()
         self.host.close()
         processes.end(lambda: processes.commanded("run", self.host_spec.directory), 5)
@@ -186,7 +186,7 @@ def test_a_host_key_that_changes_during_a_job_is_told_at_once(start: Start, tmp_
     site.machine.vanish()
     site.machine.start()
     site.until("mended")
-    assert "notice" not in [message["type"] for message in site.said]  # no second one
+    assert "notice" not in [message["type"] for message in site.said]  # not sent twice
     for number in range(3):
         site.go(number)
     assert site.until("done")["left"] == []
@@ -194,7 +194,7 @@ def test_a_host_key_that_changes_during_a_job_is_told_at_once(start: Start, tmp_
 
 @pytest.fixture
 def far(tmp_path: Path) -> Iterator[tuple[Namespaces, str]]:
-    """A namespace called "far" that a cable joins to ours, and its address. Needs root."""
+    """A namespace called "far", connected to ours by a veth pair, and its address. Needs root."""
     spaces, net = Namespaces(), f"10.97.{os.getpid() % 250}"
     try:
         spaces.add("far")
@@ -212,7 +212,7 @@ def test_job_outlives_a_network_that_loses_everything_for_a_while(
     start: Start, far: tuple[Namespaces, str], machines: Callable[..., Sshd], person: Person
 ) -> None:
     spaces, address = far
-    person.knows(gate := machines("gate"))  # to it the connection stays whole
+    person.knows(gate := machines("gate"))  # the connection to the gate stays up
     site = start(TELLS, lease=40, jump=gate.name, address=address, namespace=spaces.name("far"))
     site.go(0)
     site.until("event")
@@ -410,7 +410,7 @@ def test_letting_go_of_an_agent_that_is_stopped(start: Start) -> None:
 
 
 def _line(folder: Path, program: str) -> tuple[AgentConnection, Inbox]:
-    """A line to a program in the place of an agent."""
+    """A connection to a program in place of an agent."""
     python = folder / "python"
     python.write_text(f"#!{sys.executable}\nimport sys\n{program}\n")
     python.chmod(0o700)

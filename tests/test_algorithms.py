@@ -1,6 +1,6 @@
-"""All algorithms in the bundled job: with one worker each is plain SGD, with four they train, stop and leave nothing.
+"""All algorithms in the bundled job: with one worker each equals plain SGD; with four they train, stop and clean up.
 
-And what their plug-ins say of options.
+Also their plug-ins' checks of options.
 """
 
 import json
@@ -52,7 +52,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def weights(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """The final weights of each way, and MXNet's own."""
+    """The final weights of each variant, and MXNet's own."""
     folder = tmp_path_factory.mktemp("weights")
     script = [sys.executable, str(ROOT / "tests/scripts/one_worker.py"), str(data), str(folder)]
     ways = [f"{name}:{variables}" for name, variables in WAYS.items()]
@@ -93,7 +93,7 @@ def launch(tmp_path: Path, data: Path) -> Iterator[Run]:
 
 
 def finished(job: Job) -> dict[str, dict[str, Any]]:
-    """Each worker's event at its end."""
+    """Each worker's final event."""
     found = {}
     for path in job.directory.glob("events/*-worker-*.jsonl"):
         events = [json.loads(line) for line in path.read_text().splitlines()]
@@ -103,7 +103,7 @@ def finished(job: Job) -> dict[str, dict[str, Any]]:
 
 
 def done(job: Job, workers: int = 4) -> dict[str, dict[str, Any]]:
-    """The workers' last words of a job that has ended well and left nothing."""
+    """The final events of the workers of a job that has succeeded and left nothing behind."""
     job.finish()
     assert job.status == 0, job.errors
     result = json.loads(job.output)
@@ -146,7 +146,7 @@ def test_mixed_with_a_slow_party_trains_on_all_samples(launch: Run) -> None:
 
 @pytest.mark.processes
 def test_esync_lets_the_fast_take_more_steps_than_the_slow(launch: Run) -> None:
-    """The slow worker goes through its data as often as asked for, and the others go on until it has."""
+    """The slow worker completes its epochs, and the others continue until then."""
     found = done(launch("esync", "--network", "cnn", "--slowdown", "20", "--epochs", "3"))
     samples = {name: event["samples"] for name, event in found.items()}
     assert samples.pop("B-worker-1") == 96
@@ -155,7 +155,7 @@ def test_esync_lets_the_fast_take_more_steps_than_the_slow(launch: Run) -> None:
 
 
 def contributions(job: Job, worker: str) -> int:
-    """The rounds that it had data for."""
+    """The number of rounds in which the worker had data."""
     events = [json.loads(line) for line in (job.directory / f"events/{worker}.jsonl").read_text().splitlines()]
     return sum(event.get("num_samples", 0) > 0 for event in events if event["event"] == "round")
 
@@ -214,7 +214,7 @@ def test_what_cannot_work_is_refused(
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, str]]:
-    """The environment of each process that a dry run shows."""
+    """The environment of each process shown by a dry run."""
     assert main(["launch", "--local", "--dry-run", "--json", *arguments]) == 0
     processes = json.loads(capsys.readouterr().out)["processes"]
     return {process["name"]: process["env"] for process in processes}

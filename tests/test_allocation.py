@@ -1,7 +1,4 @@
-"""Machines from an allocator: real jobs run on those that it gives at launch, and it has them back however a job ends.
-
-The allocator is tests/allocators/pool.py; the roles are the small programs of stand_in.py.
-"""
+"""Machines from an allocator: real jobs run on those given at launch, and release them however the job ends."""
 
 import getpass
 import json
@@ -36,7 +33,7 @@ SPEC = JobSpec(options={"topology": "central"})
 
 @pytest.fixture
 def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A pool of two machines, which are this one, and its allocator among ours."""
+    """A pool of two machines, both this one, and its allocator as a plug-in."""
     folder = tmp_path / "pool"
     fill(folder, HERE, HERE)
     monkeypatch.setenv("POOL", str(folder))
@@ -49,14 +46,14 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def jobs(tmp_path: Path, pool: Path) -> Iterator[Desk]:
-    """A desk where geomx has the allocator of the pool."""
+    """A desk whose geomx has the pool's allocator."""
     made = Desk(tmp_path, [sys.executable, "-c", COMMAND, str(OURS)], {"POOL": str(pool)})
     yield made
     made.close()
 
 
 def fill(pool: Path, *machines: dict[str, Any]) -> None:
-    """Put these machines into a pool, and no others."""
+    """Replace the machines of a pool."""
     shutil.rmtree(pool, ignore_errors=True)
     (pool / "free").mkdir(parents=True)
     for number, machine in enumerate(machines):

@@ -1,6 +1,4 @@
-"""The bundled job on the cluster of two planes, started by hand: no launch, only the variables of old start
-scripts.
-"""
+"""The bundled job on a cluster of two planes, started by hand: no launch, only the variables of old start scripts."""
 
 import hashlib
 import re
@@ -24,20 +22,20 @@ WORKERS = ("Aw0", "Aw1", "Bw0", "Bw1")
 
 
 def start(cluster: Cluster, tmp_path: Path, **changes: Any) -> None:
-    """Twelve processes; one is started with what `changes` says."""
+    """Start twelve processes, with `changes` for single ones."""
     data = write_data(tmp_path / "data", SAMPLES)
     env = {**QUICK, "GEOMX_DATA_DIR": str(data), **changes.pop("env", {})}
     cluster.launch(RUNTIME, env=env, **changes)
 
 
 def events_of(directory: Path, name: str) -> list[dict[str, Any]]:
-    """What a process has written so far."""
+    """The events that a process has written so far."""
     path = directory / "events" / f"{name}.jsonl"
     return [event for event, _ in read_objects(path)] if path.exists() else []
 
 
 def test_twelve_processes_train(cluster: Cluster, tmp_path: Path) -> None:
-    # Only to see what they did: a process with a name and a directory writes its event log there.
+    # Only for inspection: a process with a name and a directory writes its event log there.
     logs = {name: {"GEOMX_JOB_DIR": str(tmp_path), "GEOMX_PROCESS": name} for name in WORKERS}
     start(cluster, tmp_path, worker_env=logs, env={"GEOMX_NETWORK": "cnn"})
     cluster.finish()
@@ -53,7 +51,7 @@ def test_twelve_processes_train(cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("algorithm", "files"), [("fsa", [2, 4]), ("diloco", [3, 4])])
 def test_checkpoints(cluster: Cluster, tmp_path: Path, algorithm: str, files: list[int]) -> None:
-    """After every so many steps at the end of a round, and at the end; the last has the final weights."""
+    """Saved every few steps at the end of a round, and at the end; the last one has the final weights."""
     logs = {name: {"GEOMX_JOB_DIR": str(tmp_path), "GEOMX_PROCESS": name} for name in WORKERS}
     env = {"GEOMX_CHECKPOINT_EVERY": "2", "GEOMX_ALGO": algorithm, "GEOMX_INNER_STEPS": "3"}
     start(cluster, tmp_path, worker_env=logs, env=env)
@@ -104,7 +102,7 @@ def test_wrong_variable_is_told(
     cluster.environment["GEOMX_TIMEOUT"] = "5"
     start(cluster, tmp_path, **changes)
     statuses = cluster.wait()
-    # The master may be done before anybody else fails.
+    # The master may be done before another process fails.
     assert {statuses[name] for name in statuses.keys() - {"master", culprit}} <= {1, 6}
     assert statuses[culprit] == status
     outputs = {name: re.sub(r"\s+", " ", cluster.output(name)) for name in statuses}
@@ -118,7 +116,7 @@ def test_wrong_variable_is_told(
 
 def test_a_learning_rate_that_does_not_fit_is_told(cluster: Cluster, tmp_path: Path) -> None:
     rate = {"GEOMX_LR": "1e6", "GEOMX_MOMENTUM": "0", "GEOMX_NETWORK": "cnn"}
-    # Whoever came first evaluates.
+    # The worker that arrived first evaluates.
     logs = {name: {"GEOMX_JOB_DIR": str(tmp_path), "GEOMX_PROCESS": name} for name in ("Aw0", "Bw0")}
     start(cluster, tmp_path, worker_env=logs, parties=(1, 1), env=rate)
     cluster.finish()
@@ -143,7 +141,7 @@ CTRL_C, SIGTERM = (signal.SIGINT, 130, "interrupted by Ctrl-C"), (signal.SIGTERM
 
 
 def assert_ended(cluster: Cluster, name: str, number: signal.Signals, status: int, line: str) -> None:
-    """The signal ends that process, which prints one line, and before long all others."""
+    """The signal ends that process, which prints one line, and soon all others."""
     begun = len(cluster.output(name))
     cluster.processes[name].send_signal(number)
     assert cluster.wait()[name] == status, cluster.outputs()
@@ -158,7 +156,7 @@ def test_a_signal_ends_who_waits_for_others(
     cluster: Cluster, name: str, number: signal.Signals, status: int, line: str
 ) -> None:
     cluster.environment["GEOMX_TIMEOUT"] = "4"
-    cluster.launch_flat(RUNTIME, workers=2, worker_env={"w1": {"GEOMX_RANK": "7"}})  # which nobody admits
+    cluster.launch_flat(RUNTIME, workers=2, worker_env={"w1": {"GEOMX_RANK": "7"}})  # a rank that is refused
     until(lambda: "waiting for 1 of 2 workers" in cluster.output("srv0"))
     assert_ended(cluster, name, number, status, line)
 

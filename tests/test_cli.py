@@ -1,4 +1,4 @@
-"""The command line as a process: exit statuses, help, and the plan that a dry run prints."""
+"""The command line as a process: exit statuses, help, and the plan printed by a dry run."""
 
 import json
 import math

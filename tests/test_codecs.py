@@ -1,4 +1,4 @@
-"""Codecs: what each makes of an array, what is refused, and rounds of real clusters against numpy."""
+"""Codecs: encoding of arrays, refused payloads, and rounds of real clusters against numpy."""
 
 import contextlib
 import math
@@ -28,7 +28,7 @@ Array = np.ndarray
 
 
 def rounded(array: Array, bits: int) -> Array:
-    """Each element with so many significant bits, to nearest even."""
+    """Each element rounded to this many significant bits, to nearest even."""
     mantissa, exponent = np.frexp(array.astype(np.float64))
     return np.ldexp(np.rint(mantissa * 2.0**bits) / 2.0**bits, exponent).astype(array.dtype)
 
@@ -54,7 +54,7 @@ def test_codecs_round_to_nearest(spec: str, seed: int, size: int, scale: int, wi
 @pytest.mark.parametrize("spec", BITS)
 def test_what_is_not_finite_stays_what_it_is(spec: str) -> None:
     array = np.array([np.inf, -np.inf, np.nan, -np.nan, 1.5, 0, -0.0, 3e38, 1e-45], np.float32)
-    array[3:4].view(np.uint32)[:] = 0xFFFFFFFF  # a NaN that rounding of its bits would carry into a zero
+    array[3:4].view(np.uint32)[:] = 0xFFFFFFFF  # a NaN that rounding of its bits would turn into zero
     found = there_and_back(spec, array)
     assert np.array_equal(np.isnan(found), np.isnan(array))
     assert np.array_equal(found[[0, 1, 5, 6]], array[[0, 1, 5, 6]])
@@ -92,7 +92,7 @@ def test_every_codec_is_among_the_tested() -> None:
     assert set(plugins.codecs()) == {*BITS, *(spec.partition(":")[0] for spec in QUANTISERS)}
 
 
-# Codecs with a residual: each one's rule, computed in another way.
+# Codecs with a residual: each rule, computed in another way.
 
 
 def by_blocks(rule: Callable[[Array], Array], size: int) -> Callable[[Array], Array]:
@@ -186,7 +186,7 @@ def test_damaged_payloads_are_refused_or_decode_to_as_many_finite_numbers(spec: 
 
 
 def simulate(spec: str, given: Sequence[Sequence[Array]], start: Array, *, optimizer: bool) -> list[Array]:
-    """Results of rounds of parties' sums; with an optimizer the global weights are start - the sums of what arrives."""
+    """Results of rounds of parties' sums; with an optimizer the global weights are start - the decoded sums."""
     codec, quantise = parse_codec(spec), QUANTISERS[spec]
     assert codec is not None
     decay, momentum = DECAY.get(spec, np.float32(1)), np.float32(0.9) if spec.startswith("bsc") else None

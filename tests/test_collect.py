@@ -1,4 +1,4 @@
-"""`geomx logs collect`: every file whole and verified, or not there; nothing outside the folder is ever written."""
+"""`geomx logs collect`: files are complete and verified, or absent; nothing outside the folder is written."""
 
 import gzip
 import hashlib
@@ -17,19 +17,19 @@ from sshd import Person, Sshd
 from geomx_cli.jobs.actions.collect import collect
 from geomx_cli.jobs.store.registry import KnownJob
 
-FILES = 8 * 2 + 2 * 2  # a log and an event log for each process; agent.log and status.json for each host
+FILES = 8 * 2 + 2 * 2  # a log and an event log per process; agent.log and status.json per host
 
 
 @pytest.fixture
 def job(desk: Desk) -> Launch:
-    """A job that goes on alone; nobody stops it before the end of the test."""
+    """A detached job that runs until the end of the test."""
     launch = desk.launch("--detach")
     assert launch.finish() == 0, launch.errors
     return launch.wait_until_running()
 
 
 def check(folder: Path, manifest: dict[str, Any]) -> None:
-    """What the manifest says is there, and nothing else."""
+    """The folder has exactly what the manifest lists."""
     told = {name: value for name, value in manifest.items() if name not in ("folder", "records")}
     assert json.loads((folder / "manifest.json").read_bytes()) == told
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
@@ -144,10 +144,10 @@ def replace_python(job: Launch, folder: Path, sent: str) -> None:
 
 
 def answer(sent: str) -> bytes:
-    """A tar with something wrong in it."""
+    """A tar with a specific defect."""
     if sent in ("nothing", "noise"):
         return b"" if sent == "nothing" else b"login: " * 1000
-    if sent in ("huge", "bomb"):  # a file, and a header before it, that claim more than anybody wants to keep
+    if sent in ("huge", "bomb"):  # a file, preceded by a header, that claims an excessive size
         entry = tarfile.TarInfo("logs/A-worker-1.log")
         entry.size, entry.type = (5 << 30, tarfile.REGTYPE) if sent == "huge" else (64 << 20, tarfile.GNUTYPE_LONGNAME)
         return gzip.compress(entry.tobuf(tarfile.GNU_FORMAT) + bytes(8 << 20), 1)

@@ -1,8 +1,8 @@
-"""Scripts as they are, in the manner of MXNet's tests and tutorials: stock MXNet and we make the same of them.
+"""Unmodified scripts in the style of MXNet's tests and tutorials: stock MXNet and geomx give the same results.
 
 Each runs under stock MXNet 1.9.1, with its scheduler, server and two workers, and as a job of ours with two workers.
-Two workers' sums have the same bits in any order, and our servers compute as MXNet's operators do, so the
-weights are compared bit by bit, unless a case says why not; and the memory that a worker takes.
+Sums of two workers have the same bits in any order, and our servers compute as MXNet's operators do, so the weights are
+compared bit by bit, unless a case gives a reason not to; and so is each worker's memory, within bounds.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ TOPOLOGIES = ("flat", "central", "spread")
 
 @dataclass(frozen=True)
 class Case:
-    """A script, what its weights may differ by (relative to each array's largest), and why."""
+    """A script, the tolerance for its weights (relative to each array's largest element), and the reason for it."""
 
     script: Script
     tolerance: float = 0.0
@@ -49,7 +49,7 @@ CASES = [
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of this session's, shared by all processes that run its tests."""
+    """A session folder shared by all processes that run the session's tests."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if base.name.startswith("popen-") else base) / "stock"
     folder.mkdir(exist_ok=True)
@@ -65,7 +65,7 @@ def test_a_script_gives_the_same_weights(case: Case, topology: str, tmp_path: Pa
 
 
 def assert_alike(ours: Outcome, theirs: Outcome, case: Case) -> None:
-    """Every rank has the weights that the same rank has under MXNet, and takes little more memory."""
+    """Every rank has the same weights as under MXNet, and takes little more memory."""
     for rank, wanted_of_rank in enumerate(theirs.weights):
         assert ours.weights[rank].keys() == wanted_of_rank.keys() and len(wanted_of_rank) > 0
         for name, wanted in wanted_of_rank.items():

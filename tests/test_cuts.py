@@ -1,4 +1,4 @@
-"""Connections that are cut at any moment: they come back, what was lost is sent again, nothing is done twice."""
+"""Connections cut at any moment: they are restored, lost messages are sent again, and nothing is executed twice."""
 
 import contextlib
 import random
@@ -30,7 +30,7 @@ WORKERS = ("Aw0", "Aw1", "Bw0", "Bw1")
 
 
 class Proxy(threading.Thread):
-    """Forwards TCP from each port of `routes` to another; breaks connections, and can lose what is sent before."""
+    """Forwards TCP from each port of `routes` to another; can break connections and lose data sent before."""
 
     def __init__(self, routes: Mapping[int, int]) -> None:
         super().__init__(daemon=True)
@@ -39,11 +39,11 @@ class Proxy(threading.Thread):
         self._cutting, self._losing = threading.Event(), threading.Event()
         self._chance, self._random = 1.0, random.Random(1)
         self.forwarded = 0
-        self.cuts = self.turns = 0  # connections broken, and how often that was asked for
+        self.cuts = self.turns = 0  # broken connections, and how often that was requested
         self.start()
 
     def cut(self, chance: float = 1.0) -> None:
-        """Break all connections at once, or each with some chance; returns when it is done."""
+        """Break all connections at once, or each with some probability; returns when done."""
         before, self._chance = self.turns, chance
         self._cutting.set()
         while self.turns == before:
@@ -51,14 +51,14 @@ class Proxy(threading.Thread):
 
     @contextlib.contextmanager
     def losing(self) -> Iterator[None]:
-        """What is sent meanwhile is lost, with all connections, at the end."""
+        """Lose the data sent within the block, and all connections at its end."""
         self._losing.set()
         yield
         self.cut()
         self._losing.clear()
 
     def run(self) -> None:
-        """Until the process ends."""
+        """Forward until the process ends."""
         while True:
             sources = [] if self._losing.is_set() else [*self._listeners, *self._pairs]
             readable, _, _ = select.select(sources, [], [], 0.01)
@@ -105,7 +105,7 @@ class Proxy(threading.Thread):
 
 
 def launch(cluster: Cluster, tmp_path: Path, **variables: str) -> Proxy:
-    """Two parties of two workers; every connection of every process goes through the proxy."""
+    """Two parties of two workers; all connections go through the proxy."""
     ports = free_ports(14)
     near, far = ports[:7], ports[7:]
     schedulers, servers = ("gs", "cs", "As", "Bs"), ("root0", "Asrv0", "Bsrv0")
@@ -128,7 +128,7 @@ def launch(cluster: Cluster, tmp_path: Path, **variables: str) -> Proxy:
 
 
 def wait_at(cluster: Cluster, gate: str) -> None:
-    """Until all workers have come to the gate."""
+    """Wait until all workers have reached the gate."""
     until(lambda: all(f"at {gate}\n" in cluster.output(name) for name in WORKERS))
 
 
@@ -139,7 +139,7 @@ def open_gates(tmp_path: Path, *names: str) -> None:
 
 
 def assert_trained(tmp_path: Path, rounds: int) -> None:
-    """All four workers have the right numbers."""
+    """All four workers have the right weights."""
     found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
     assert len(found) == 4
     assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), rounds), optimizer=True))
@@ -167,7 +167,7 @@ def test_a_cut_link_to_the_root_comes_back_and_nothing_is_lost(cluster: Cluster,
 
 @pytest.mark.parametrize("gate", ["declare", "barrier", "leave", "close"])
 def test_what_is_asked_when_all_connections_break_is_asked_again(cluster: Cluster, tmp_path: Path, gate: str) -> None:
-    """Requests, relayed requests, answers and farewells are lost, some twice, by everybody who says something."""
+    """Requests, relayed requests, answers and goodbyes of all processes are lost, some twice."""
     proxy = launch(cluster, tmp_path)
     gates = ["declare", "barrier", "leave", "close"]
     open_gates(tmp_path, *gates[: gates.index(gate)])
@@ -215,7 +215,7 @@ def test_cuts_from_the_beginning_to_the_end(cluster: Cluster, tmp_path: Path) ->
 
 def test_a_failure_is_told_though_the_connections_break(cluster: Cluster, tmp_path: Path) -> None:
     cluster.each["Bw1"] = {"FAIL": "1"}
-    proxy = launch(cluster, tmp_path, GEOMX_SILENCE="8")  # who could tell may be parted from
+    proxy = launch(cluster, tmp_path, GEOMX_SILENCE="8")  # the process that could report it may be disconnected
     open_gates(tmp_path, "declare", "barrier", "leave")
     wait_at(cluster, "close")
     with proxy.losing():
@@ -227,7 +227,7 @@ def test_a_failure_is_told_though_the_connections_break(cluster: Cluster, tmp_pa
 
 
 class Peer:
-    """A node that runs in a thread and answers each request with the number of times that it was made."""
+    """A node in a thread that answers each request with the number of times that it was executed."""
 
     def __init__(self) -> None:
         self.done: Counter[str] = Counter()
@@ -244,7 +244,7 @@ class Peer:
         self.node.loop.call_later(pause, lambda: request.answer({"topic": request.topic}))
 
     def ask(self, link: Link, count: int) -> Counter[str]:
-        """Make requests; returns the answers, which come in by and by."""
+        """Make requests; returns the answers, which arrive over time."""
         answers: Counter[str] = Counter()
 
         def check(topic: str, body: dict[str, Any]) -> None:

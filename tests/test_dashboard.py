@@ -1,4 +1,4 @@
-"""The live page: what is folded from events, who may see it, and a real job in a real browser."""
+"""The live page: its state from events, access control, and a real job in a real browser."""
 
 import contextlib
 import http.client
@@ -56,7 +56,7 @@ def telemetry(seconds: float, **fields: Any) -> dict[str, Any]:
 
 
 def take(model: JobModel, process: str, fields: dict[str, Any]) -> None:
-    """As from an event log: what makes no sense is passed over."""
+    """Process an event as from an event log; invalid ones are ignored."""
     with contextlib.suppress(ValueError):
         if (event := parse(fields)) is not None:
             model.take(process, event)
@@ -192,7 +192,7 @@ def test_it_listens_on_loopback_alone_and_takes_the_port_again(server: Server, t
 
 
 def page_of(dashboard: "subprocess.Popen[str]") -> str:
-    """The address that the command prints."""
+    """The address printed by the command."""
     assert dashboard.stdout is not None
     url = dashboard.stdout.readline().strip()
     assert url.startswith("http://127.0.0.1:"), dashboard.communicate(timeout=90)
@@ -206,7 +206,7 @@ ROWS = "[...document.querySelectorAll('#processes tbody tr')].map(row => row.inn
 
 
 def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path) -> None:
-    """Twelve processes, while they train, when they have ended, and with the dashboard started again."""
+    """Twelve processes, during training, after their end, and with a restarted dashboard."""
     data = write_data(tmp_path / "data", 2048, 64)
     words = ["--local", "--network", "linear", "--data-dir", str(data), "--batch-size", "16", "--epochs", "100000"]
     words += ["--time-limit", "60s"]

@@ -1,4 +1,4 @@
-"""Reading, dividing and fetching the data sets, on small files written here."""
+"""Reading, dividing and downloading the data sets, with small files written here."""
 
 import functools
 import gzip
@@ -31,7 +31,7 @@ FILES = catalog.DATA_SETS["fashion-mnist"].files
 
 
 def idx(array: np.ndarray) -> bytes:
-    """An IDX file of unsigned bytes, as its specification describes it."""
+    """An IDX file of unsigned bytes, as specified."""
     return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
@@ -107,7 +107,7 @@ CASES = [
 def test_a_damaged_file_is_one_clear_error(tmp_path: Path, case: str) -> None:
     images, labels = FILES["train"]
     damage(case, write(tmp_path) / images)
-    # Which of the two files has the wrong count, nobody can know.
+    # Either of the two files may have the wrong count.
     with pytest.raises(InvalidSettings, match=f"{tmp_path}.*{labels if case == 'count' else images}"):
         data.load("fashion-mnist", "train", tmp_path)
 
@@ -149,7 +149,7 @@ def test_shards_are_contiguous_and_share_nothing(tmp_path: Path) -> None:
 
 
 def order(samples: Samples, **which: int) -> list[int]:
-    """The order in which numbered samples come."""
+    """The order in which numbered samples are used."""
     numbered = Samples(samples.images, np.arange(len(samples), dtype=np.uint8))
     return [int(number) for _, labels in numbered.batches(16, **which) for number in labels]
 
@@ -206,7 +206,7 @@ def test_search_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A web server in the place of the authors', with the small set; no apt-get."""
+    """A web server that replaces the authors', with the small set; no apt-get."""
     directory = write(tmp_path / "site", packed=True)
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(directory))
     monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *args: None)
@@ -235,7 +235,7 @@ def test_fetch_once(site: Path, tmp_path: Path) -> None:
 
 
 def test_data_of_another_name_are_refused(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """mnist and fashion-mnist have the same file names: neither is trained on for the other, nor overwritten by it."""
+    """mnist and fashion-mnist have the same file names: neither is used for the other, nor overwritten by it."""
     target = write(tmp_path / "target")
     monkeypatch.setattr(sources, "SOURCES", fetch.SOURCES)
     with pytest.raises(InvalidSettings, match="has fashion-mnist, not mnist"):
@@ -278,7 +278,7 @@ def test_the_command_prints_the_directory(site: Path, tmp_path: Path) -> None:
 
 
 def small_cifar() -> dict[str, bytes]:
-    """Six files of four records each, every one with labels and bytes of its own."""
+    """Six files of four records each, all with different labels and bytes."""
     random = np.random.default_rng(6)
     names = [name for half in catalog.DATA_SETS["cifar10"].files.values() for name in half]
     records = {name: random.integers(0, 256, (4, 3073), np.uint8) for name in names}
@@ -335,7 +335,7 @@ def test_an_archive_is_fetched_and_only_what_is_wanted_taken_from_it(site: Path,
 
 
 def sorted_labels(per_class: int = 6000) -> Samples:
-    """Ten classes in the order of a random file."""
+    """Ten classes, shuffled."""
     labels = np.random.default_rng(3).permutation(np.repeat(np.arange(10, dtype=np.uint8), per_class))
     return Samples(np.arange(len(labels), dtype=np.float32).reshape(-1, 1, 1, 1), labels)
 
@@ -363,7 +363,7 @@ def test_by_class_six_workers_have_the_classes_of_the_specification() -> None:
 
 def test_by_party_the_parties_have_different_classes_and_their_workers_the_same() -> None:
     samples = sorted_labels(60)
-    parties = (range(2), range(2, 6))  # of two and of four workers
+    parties = (range(2), range(2, 6))  # parties of two and of four workers
     parts = [shard(samples, rank, 6, "by-party", party=party) for party in parties for rank in party]
     for party, classes in zip(parties, ({0, 1, 2, 3}, {3, 4, 5, 6, 7, 8, 9}), strict=True):
         for rank in party:
@@ -388,7 +388,7 @@ def test_dirichlet_divides_everything_by_the_seed_alone() -> None:
 
 
 def largest_part(split: str) -> float:
-    """The part that the largest class has in a worker's data: the mean over workers and seeds."""
+    """The fraction of the largest class in a worker's data: the mean over workers and seeds."""
     samples, parts = sorted_labels(200), []
     for seed in range(10):
         for rank in range(4):

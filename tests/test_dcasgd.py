@@ -1,4 +1,4 @@
-"""Compensation for delay: against its formulas in numpy, MXNet's own DCASGD, and plain SGD where nothing is late."""
+"""Delay compensation against its formulas in numpy, MXNet's own DCASGD, and plain SGD without delay."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from geomx_cli.runtime.training.train_config import USUAL_RATES, TrainConfig
 SLOT = (3, 1)
 NAMES = ("dcasgd", "dcasgd-a", "dcasgd-mxnet")
 REGULARISED = {"wd": 0.01, "clip_gradient": 0.7, "rescale_grad": 0.5}
-# A member that is late, one that joins in the middle, and one that contributes twice in a row.
+# A late member, one that joins in the middle, and one that contributes twice in a row.
 TURNS = (0, 1, 1, 0, 2, 0, 0, 2, 1, 0)
 
 
@@ -36,7 +36,7 @@ def walk(
 
 
 def reference(name: str, params: Mapping[str, float], weight: Array, grads: Sequence[Array]) -> Array:
-    """The paper's formulas in fp64, `TURNS` saying whose gradient each is."""
+    """The paper's formulas in fp64; `TURNS` assigns the gradients to members."""
     p = {"wd": 0.0, "rescale_grad": 1.0, "clip_gradient": np.inf, "momentum": 0.0, "decay": 0.95, **params}
     w, velocity = weight.astype(np.float64), np.zeros(weight.size)
     backup, square = dict.fromkeys(TURNS, w), dict.fromkeys(TURNS, np.zeros(weight.size))
@@ -153,7 +153,7 @@ def test_fp16_goes_on_in_fp32_and_never_writes_to_its_arguments(name: str) -> No
 def test_state_comes_back_exactly(name: str, dtype: type) -> None:
     first = create(name, {"momentum": 0.9, "learning_rate": 0.1})
     weight, *grads = arrays(count=len(TURNS) + 1, size=50, dtype=dtype)
-    middle = walk(first, weight, grads[:4], TURNS[:4])  # member 2 has not come yet
+    middle = walk(first, weight, grads[:4], TURNS[:4])  # member 2 has not contributed yet
     walk(first, weight, grads[:1], [10], (12, 0))
     state = first.export_state()
     for array in state.values():
@@ -223,9 +223,9 @@ def test_a_forgotten_slot_begins_anew(name: str) -> None:
 
 
 def test_compensation_is_exact_where_its_hessian_is() -> None:
-    """Minimise w²/2, whose gradient is w. That of member 1 is from w = 1.5; member 0 has moved w to 0.9 meanwhile.
+    """Minimise w²/2, whose gradient is w. Member 1's is from w = 1.5; member 0 has since moved w to 0.9.
 
-    With lamda g² = 1, the Hessian, member 1's step is the one that it would have made in time, from 0.9.
+    With lamda g² = 1, the Hessian, member 1's step is that of a gradient computed at 0.9.
     """
     optimizer = create("dcasgd", {"learning_rate": 0.5, "lamda": 1 / 1.5**2})
     seen = np.array([1.5])

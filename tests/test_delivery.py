@@ -1,4 +1,4 @@
-"""The seam of a delivery, with one from outside the package that relays contributions through another worker."""
+"""The delivery interface, with an external delivery that relays contributions through another worker."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ RELAY = {"GEOMX_DELIVERY": "relay", "PYTHONPATH": f"{ROOT}{os.pathsep}{PLUGINS}"
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The plug-in is on this process's path too, as if pip had put it there."""
+    """The plug-in is on this process's path too, as if installed by pip."""
 
     def forget() -> None:
         plugins._all.cache_clear()
@@ -60,7 +60,7 @@ def planned(directory: Path, socket_dir: str, one_host: bool, **options: Value) 
     return plan(inventory, spec)
 
 
-# Found and planned.
+# Discovery and planning.
 
 
 def test_a_delivery_of_another_distribution_is_found(installed: None) -> None:
@@ -80,7 +80,7 @@ def test_one_that_cannot_be_loaded_is_named(installed: None, tmp_path: Path, mon
 
 
 def test_workers_that_listen_have_endpoints_ports_and_callers(installed: None, tmp_path: Path) -> None:
-    """On one host over a unix socket; where workers of one plane stand on several, on a port of the host's."""
+    """A unix socket on one host; a port of the host if workers of one plane are on several."""
     found = planned(tmp_path, "/s", one_host=True, central_workers=2)
     for party in ("central", "A", "B"):
         (endpoint,) = found.process(f"{party}/worker:0").endpoints
@@ -119,7 +119,7 @@ def test_the_same_bits_as_with_direct_delivery(
         members = [[0], [1, 2, 3]]
     everybody = [rank for party in members for rank in party]
     assert sorted(found) == everybody
-    if "central_workers" in shape:  # the first two of the central party travel as one: their sum is made first
+    if "central_workers" in shape:  # the first two of the central party are merged: their sum is computed first
         members = [[0, 1], [2, 3], [4, 5], [6]]
     wanted = expected(members, dict.fromkeys(everybody, 5), optimizer=env.get("SERVER_OPTIMIZER") != "")
     assert_equal(found, wanted)
@@ -134,7 +134,7 @@ def test_other_precisions(cluster: Cluster, tmp_path: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize("rounds", ["3,6", "6,3"])
 def test_either_worker_may_leave_before_the_other(cluster: Cluster, tmp_path: Path, rounds: str) -> None:
-    """The one that relays says goodbye last, though it leaves first."""
+    """The relaying worker says goodbye last, though it leaves first."""
     found = run(cluster, tmp_path, {**RELAY, "ROUNDS": rounds})
     first, second = map(int, rounds.split(","))
     wanted = expected([[0, 1], [2, 3]], {0: first, 1: second, 2: first, 3: second}, optimizer=True)
@@ -204,7 +204,7 @@ def test_planned_clusters(
 def test_a_member_brings_no_other_contributions_than_it_may(
     cluster: Cluster, tmp_path: Path, socket_dir: str, installed: None, rank: int
 ) -> None:
-    """Worker 0 may bring those of 1; neither may bring those of 2 and 3, nor any twice."""
+    """Worker 0 may contribute for 1; neither may for 2 and 3, nor twice for any."""
     found_plan = planned(tmp_path, socket_dir, False, topology="flat")
     (target,) = [end.bind for end in found_plan.process("central/server:0").endpoints if end.protocol == "tcp"]
     liar = found_plan.process(f"A/worker:{rank}")
@@ -266,7 +266,7 @@ def test_a_merged_contribution_counts_for_all_its_ranks_and_is_answered_once() -
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["the part first", "the sum first"])
 def test_a_sum_and_a_part_of_it_count_once_and_both_are_answered(order: tuple[int, int]) -> None:
-    """Rank 2 is awaited, so both are here; rank 1's own contribution came by itself, perhaps after a cut."""
+    """Both are pending until rank 2 contributes; rank 1's own contribution arrived separately, as after a cut."""
     bench = Bench(owing=lambda: [0, 1, 2])
     bench.links.append(bench.links[0])
     steps = [lambda: bench.push(1, 1, gradient(1, 1)), lambda: merged(bench, 0, 1, (0, 1))]

@@ -24,7 +24,7 @@ def goal(rank: int, number: int, index: int, size: int) -> Array:
 
 
 def inner_steps(weight: Array, rank: int, number: int, index: int = 0) -> Array:
-    """Two of them, as in scripts/averages.py, in the precision of `weight`."""
+    """Two steps, as in scripts/averages.py, in the precision of `weight`."""
     towards = goal(rank, number, index, weight.size).astype(np.float32).astype(weight.dtype)
     for _ in range(2):
         weight = weight - weight.dtype.type(0.25) * (weight - towards)
@@ -79,7 +79,7 @@ def test_formula(counts: Sequence[float], rounds: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("optimizer", ["nag", "sgd"], ids=["diloco", "esync"])
 def test_an_outer_step_of_1_is_hfa(optimizer: str) -> None:
-    """So is ESync, where all take as many steps."""
+    """So is ESync if all workers take the same number of steps."""
     rounds, ones = dict.fromkeys(range(4), 8), dict.fromkeys(range(4), 1.0)
     job = tree(optimizer, rate=1.0, momentum=0.0)
     run_tree(job, rounds, ones)
@@ -109,7 +109,7 @@ def test_hfa_with_an_outer_optimizer_is_diloco() -> None:
 
 
 def test_a_cluster_by_hand(cluster: Cluster, tmp_path: Path) -> None:
-    """Two parties, of which one ends before the other, on two roots."""
+    """Two parties, one of which ends before the other, on two roots."""
     cluster.environment = {
         "OUT": str(tmp_path / "w{rank}.npz"), "GEOMX_ALGO": "diloco", "PUSH": "differences", "SIZES": "3000",
         "OPTIMIZER": json.dumps(["nag", {"learning_rate": RATE, "momentum": MOMENTUM}]), "WEIGHTS": "1,3",
@@ -128,9 +128,9 @@ def test_a_cluster_by_hand(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def streaming(steps: Sequence[int], inner: int, fragments: int, overlap: int, mix: float) -> tuple[list[Array], Array]:
-    """Each worker's weights after each of its steps, and the global ones at the end; all in fp64.
+    """Each worker's weights after each of its steps, and the final global ones; all in fp64.
 
-    Workers that make as many steps go on side by side.
+    Workers with equal numbers of steps proceed side by side.
     """
     sizes, mix = (6, 3, 4), mix if overlap else 0.0
     tensors = [[index for index in range(3) if index % fragments == turn] for turn in range(fragments)]
@@ -179,7 +179,7 @@ def streaming(steps: Sequence[int], inner: int, fragments: int, overlap: int, mi
 
 
 def test_streaming(cluster: Cluster, tmp_path: Path) -> None:
-    """The bundled worker's part with MXNet's arrays, in a flat cluster of two; an exchange is under way at the end."""
+    """The bundled worker part with MXNet's arrays, in a flat cluster of two; an exchange is pending at the end."""
     inner, fragments, overlap, mix, steps = 4, 2, 1, 0.25, 12
     cluster.environment = {
         "OUT": str(tmp_path / "w{rank}.npz"), "STEPS": f"{steps},{steps}", "GEOMX_ALGO": "diloco",

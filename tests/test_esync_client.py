@@ -1,4 +1,4 @@
-"""When a worker of ESync asks the state server, and when it waits for the answer."""
+"""When an ESync worker queries the state server, and when it waits for the answer."""
 
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(10)
 
 
 class FakeClient:
-    """Rank 0 of two workers. `asked` has the questions; `answers` what the next ones get, None for no answer yet."""
+    """Rank 0 of two workers. `asked`: the queries; `answers`: those to the next queries, None for no answer yet."""
 
     global_rank, num_all_workers = 0, 2
 
@@ -32,7 +32,7 @@ class FakeClient:
 
     @property
     def steps(self) -> list[int]:
-        """Those that the questions were about."""
+        """The steps in the queries."""
         return [body["k"] for body, _ in self.asked if body["do"] == "query"]
 
 

@@ -1,4 +1,4 @@
-"""The state server's HTTP interface, asked as ESync's own workers ask it, and by clients that mean harm."""
+"""The state server's HTTP interface, used as by ESync's own workers, and by malicious clients."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ from geomx_cli.runtime.algorithms.esync import EsyncServer
 
 
 class Owner:
-    """The thread of a loop, as a scheduler or server has one; nobody else touches what belongs to it."""
+    """A loop's thread, as in a scheduler or server; it alone accesses what it owns."""
 
     def __init__(self) -> None:
         self.threads: set[int] = set()
@@ -56,14 +56,14 @@ def owner() -> Iterator[Owner]:
 
 @pytest.fixture
 def port(owner: Owner) -> Iterator[int]:
-    """Where a state server answers, on a loop's thread."""
+    """The port of a state server that runs in a loop's thread."""
     server = serve(StateServer(), "127.0.0.1", 0, owner.call)
     yield server.port
     server.close()
 
 
 def post(port: int, path: str, **fields: object) -> bytes:
-    """The body of the answer, as a worker gets it."""
+    """The body of the answer as a worker gets it."""
     body = urllib.parse.urlencode(fields).encode()
     with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=60) as answer:
         assert answer.status == 200
@@ -82,7 +82,7 @@ def home(port: int) -> dict[str, Any]:
 
 
 def refused(port: int, path: str, body: bytes | None) -> tuple[int, str]:
-    """Status and sentence of an answer that is an error."""
+    """Status and message of an error answer."""
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", body, timeout=60)
     with caught.value as answer:
@@ -90,7 +90,7 @@ def refused(port: int, path: str, body: bytes | None) -> tuple[int, str]:
 
 
 def spoken(port: int, *pieces: bytes, end: bool = False) -> bytes:
-    """All that comes back for these bytes."""
+    """All bytes returned for these."""
     with socket.create_connection(("127.0.0.1", port), 10) as connection:
         for piece in pieces:
             connection.sendall(piece)
@@ -101,7 +101,7 @@ def spoken(port: int, *pieces: bytes, end: bool = False) -> bytes:
 
 def test_two_rounds_of_three_workers_whose_clocks_differ(owner: Owner) -> None:
     ours = [1_700_000_000.0]
-    skews = [0.0, -40.0, 3_600.0]  # what each worker's clock is ahead of ours
+    skews = [0.0, -40.0, 3_600.0]  # how far each worker's clock is ahead of ours
     server = serve(StateServer(), "127.0.0.1", 0, owner.call, clock=lambda: ours[0])
     port = server.port
 
@@ -129,7 +129,7 @@ def test_two_rounds_of_three_workers_whose_clocks_differ(owner: Owner) -> None:
     assert post(port, "/reset/", r=0, t=2, te=start + 4.0) == b""
     assert [ask(4.125, 0, 1, 0.125), home(port)["t"]] == [0, 2]
     ours[0] = start + 4.25
-    skews[2] = -7.0  # its clock was put right
+    skews[2] = -7.0  # its clock was corrected
     post(port, "/reset/", r=2, t=2, te=start + 4.25 - 7.0)
     post(port, "/reset/", r=1, t=2, te=start + 4.25 - 40.0)
     assert [ask(7.0, 0, 22, 0.125), ask(7.25, 0, 23, 0.125), ask(7.75, 2, 1, 3.5)] == [0, 1, 1]
@@ -265,7 +265,7 @@ def test_slow_clients_are_let_go_and_hinder_nobody(port: int, monkeypatch: pytes
 
 
 def trickled(connection: socket.socket) -> bytes:
-    """What comes back to one that goes on and on, a byte at a time."""
+    """The bytes returned to a client that sends forever, a byte at a time."""
     connection.settimeout(0.05)
     while True:
         connection.sendall(b"x")

@@ -1,4 +1,4 @@
-"""ESync's state server: the reference's own answers, its rule written a second time, rounds on a simulated clock."""
+"""ESync's state server: the reference's own answers, an independent version of its rule, and a simulated clock."""
 
 import heapq
 import math
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.algorithms._esync_state import MAX_COUNT, MAX_SECONDS, MAX_WORKERS, Decision, StateServer
 
-# What the reference's state server answered, call after call.
+# The answers of the reference's state server, in the order of the calls.
 THREE_WORKERS: list[tuple[str, tuple[float, ...], Any]] = [
     ("init", (3, 0.5), None),
     ("apply", (0.0, 0, 0, 0.1, 0.0), False),
@@ -47,7 +47,7 @@ TWO_STRAGGLERS: list[tuple[str, tuple[float, ...], Any]] = [
 
 
 def begun(*capabilities: float, epsilon: float | None = 0.5, min_steps: int = 1) -> StateServer:
-    """A state server whose workers began round 1 at 0.0 and have told how long a step takes them."""
+    """A state server whose workers began round 1 at 0.0 and have reported their step times."""
     state = StateServer()
     state.init(len(capabilities), epsilon, min_steps)
     for rank, c in enumerate(capabilities):
@@ -83,7 +83,7 @@ def test_before_init() -> None:
 
 
 class Rule:
-    """The decision as ESync's paper and the reference's records have it, written by that description alone."""
+    """The decision as described by ESync's paper and the reference's records, written from that alone."""
 
     def __init__(self, num_workers: int, epsilon: float) -> None:
         self.epsilon, self.t = epsilon, 1
@@ -113,7 +113,7 @@ class Rule:
         self.records[r][5], self.records[r][3] = t, te
 
 
-quarters = st.integers(0, 24).map(lambda number: number / 4)  # exact, so that the boundaries are met
+quarters = st.integers(0, 24).map(lambda number: number / 4)  # exact, so that boundaries are hit
 steps = st.tuples(st.integers(0, 3), st.integers(0, 3), quarters, quarters, quarters, st.integers(0, 5))
 
 
@@ -136,7 +136,7 @@ def test_follows_the_rule_whatever_is_told(
 def simulate(
     capabilities: list[float], epsilon: float | None, *, rounds: int = 4, min_steps: int = 1, way: float = 0.001
 ) -> list[int]:
-    """Steps of each worker in the last of so many rounds. A question and its answer take `way` seconds each."""
+    """Steps of each worker in the last of `rounds` rounds. A query and its answer take `way` seconds each."""
     state = begun(*capabilities, epsilon=epsilon, min_steps=min_steps)
     start, counts = 0.0, [0] * len(capabilities)
     for t in range(1, rounds + 1):
@@ -187,7 +187,7 @@ def test_least_number_of_steps() -> None:
     state = begun(1.0, 2.0, min_steps=3)
     assert state.query(2.0, 1, 1, 2.0, 0.0) == Decision(ready=False, slowest=True, rest=4.0)
     assert state.query(2.0, 0, 2, 1.0, 0.0).rest == 4.0
-    assert not state.query(5.9, 0, 2, 1.0, 0.0).ready  # there is no time, but it owes a step
+    assert not state.query(5.9, 0, 2, 1.0, 0.0).ready  # there is no time left, but it owes a step
     assert state.query(5.9, 0, 3, 1.0, 0.0).ready
 
 
@@ -233,7 +233,7 @@ def test_a_worker_that_left_keeps_nobody_waiting() -> None:
 def test_a_round_that_is_over_does_not_come_back() -> None:
     state = begun(1.0, 2.0)
     state.entered(3.0, 0, 2)
-    state.entered(3.5, 0, 2)  # told twice
+    state.entered(3.5, 0, 2)  # reported twice
     before = state.home()
     with pytest.raises(InvalidSettings, match="worker 1 begins round 1, but round 2 has begun already"):
         state.entered(4.0, 1, 1)

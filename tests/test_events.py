@@ -1,4 +1,4 @@
-"""The event log: what is read is what was written, and a full disk ends the log, not the job."""
+"""The event log: it reads back what was written, and a full disk ends the log, not the job."""
 
 import subprocess
 import sys
@@ -120,7 +120,7 @@ def test_nothing_is_raised_when_that_cannot_be_told_either() -> None:
             log.write(WarningRaised(message="nobody hears it"))
         print("went on")
     """
-    with FULL.open("wb") as stderr:  # which Python itself may end with status 120 for
+    with FULL.open("wb") as stderr:  # for which Python itself may exit with status 120
         command = [sys.executable, "-c", script]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, check=False)
     assert done.stdout == b"went on\n"

@@ -1,4 +1,4 @@
-"""Final parameters, bit for bit, against a computation of the same sums in one process."""
+"""Final parameters, bit for bit, against the same sums computed in one process."""
 
 import sys
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def expected(
     sizes: Sequence[int] = SIZES,
     dtype: str = "float32",
 ) -> list[np.ndarray]:
-    """Ranks are added in order inside a party, then the parties in order; sgd with momentum as MXNet writes it.
+    """Ranks are added in order inside a party, then the parties in order; sgd with momentum as in MXNet.
 
     fp16 is added in fp32 and updated in fp32.
     """
@@ -59,7 +59,7 @@ def _ordered_sum(arrays: list[np.ndarray]) -> np.ndarray:
 
 
 def run(cluster: Cluster, tmp_path: Path, env: dict[str, str], **shape: object) -> dict[int, list[np.ndarray]]:
-    """Run the cluster to its clean end and read what every worker ended with."""
+    """Run the cluster to its successful end and read every worker's final parameters."""
     environment = {
         "OUT": str(tmp_path / "w{rank}.npz"),
         "SERVER_OPTIMIZER": "1",
@@ -112,7 +112,7 @@ def test_central_workers_come_after_the_parties(cluster: Cluster, tmp_path: Path
 
 
 def test_a_small_window_and_a_slow_first_rank_drop_nothing(cluster: Cluster, tmp_path: Path) -> None:
-    """Members push in different orders, much more than the window admits, and rank 0 is late with everything."""
+    """Members push in different orders, much more than the window admits, and rank 0 is always late."""
     env = {"SHUFFLE": "5", "GEOMX_WINDOW": str(2**17), "ROUNDS": "3"}
     slow = {"Aw0": {"SLOW": "0.05"}, "Bw0": {"SLOW": "0.02"}}
     found = run(cluster, tmp_path, env, worker_env=slow)
@@ -142,7 +142,7 @@ def test_flat(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_bytes_up_and_down_are_the_model_plus_less_than_a_percent(cluster: Cluster, tmp_path: Path) -> None:
-    """A local server exchanges the model once each way with the root in each round."""
+    """A local server exchanges the model once in each direction with the root in each round."""
     sizes = 2_000_000
     env = {"SIZES": str(sizes), "ROUNDS": "4", "MXNET_KVSTORE_BIGARRAY_BOUND": "262144", "GEOMX_JOB_DIR": str(tmp_path)}
     names = {name: {"GEOMX_PROCESS": name} for name in ("Aw0", "Aw1", "Bw0", "Bw1", "master")}

@@ -1,4 +1,4 @@
-"""A job's figures in TensorBoard's event files and Prometheus's metrics."""
+"""Export of a job's metrics to TensorBoard's event files and Prometheus."""
 
 import contextlib
 import http.client
@@ -38,7 +38,7 @@ EVENTS: list[tuple[str, dict[str, Any]]] = [
 
 @contextlib.contextmanager
 def exported(*arguments: Any) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """`exporting` for a job, and what takes an event of it, as from an event log."""
+    """`exporting` for a job, and a function that takes an event as from an event log."""
     progress = Progress.of(planned(), 0.0)
     with exporting(progress, *arguments) as on_event:
 
@@ -52,7 +52,7 @@ def exported(*arguments: Any) -> Iterator[Callable[[str, dict[str, Any]], None]]
 
 
 def scalars(folder: Path) -> Iterator[tuple[str, int, float, float]]:
-    """(tag, step, value, time) of each, from the records: their length, a checksum of it, the event, a checksum."""
+    """(tag, step, value, time) of each, parsed from the records: length, its checksum, the event, its checksum."""
     (path,) = folder.glob("events.out.tfevents.*")
     content = path.read_bytes()
     while content:

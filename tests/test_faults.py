@@ -1,4 +1,4 @@
-"""`geomx launch` with the real roles and real scripts: whatever fails is named, and nothing is left.
+"""`geomx launch` with the real roles and real scripts: every failure is named, and nothing is left behind.
 
 tests/test_launch_failures.py has more cases, with stand-ins for the roles.
 """
@@ -43,7 +43,7 @@ for number in range({rounds}):
 
 @dataclass
 class Job:
-    """One `geomx launch` and what it starts, found by a variable that all of them inherit."""
+    """One `geomx launch` and its processes, found by a variable that all of them inherit."""
 
     folder: Path
     arguments: Sequence[str]
@@ -52,7 +52,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.directory = self.folder / "job"
-        # Paths of sockets must be short.
+        # Socket paths must be short.
         self.temporary = Path(tempfile.mkdtemp(prefix="g", dir="/tmp"))
         self.process = subprocess.Popen(
             [*GEOMX, "--job-dir", str(self.directory), *self.arguments],
@@ -66,7 +66,7 @@ class Job:
         )  # fmt: skip
 
     def pids(self) -> set[int]:
-        """Every process of the job that runs, launch included."""
+        """All running processes of the job, launch included."""
         entry, found = f"{MARK}={self.mark}".encode(), set()
         for path in Path("/proc").glob("[0-9]*"):
             try:
@@ -78,7 +78,7 @@ class Job:
         return found
 
     def pid(self, name: str) -> int:
-        """That of a process of the plan, of "agent HOST", or of "launch"; 0 if it has not been started."""
+        """The pid of a process of the plan, of "agent HOST", or of "launch"; 0 if it has not been started."""
         if name == "launch":
             return self.process.pid
         for path in self.directory.glob("hosts/*/agent-state.json"):
@@ -90,26 +90,26 @@ class Job:
         return 0
 
     def in_training(self) -> bool:
-        """Whether the server of party A says that rounds are done."""
+        """Whether the server of party A reports completed rounds."""
         path = self.directory / "events" / "A-server-0.jsonl"
         lines = path.read_text().splitlines()[:-1] if path.exists() else []
         return any(json.loads(line).get("round", 0) > 0 for line in lines)
 
     def wait_for(self, condition: Callable[[], object], limit: float) -> None:
-        """Until `condition` holds."""
+        """Wait until `condition` is true."""
         end = time.monotonic() + limit
         while not condition():
             assert time.monotonic() < end, f"not within {limit} s:\n{self.stop()}"
             time.sleep(0.05)
 
     def finish(self, limit: float = 90.0) -> "Job":
-        """Wait for the end of launch."""
+        """Wait for launch to end."""
         self.output, self.errors = self.process.communicate(timeout=limit)
         self.status = self.process.returncode
         return self
 
     def stop(self) -> str:
-        """End everything, whatever state it is in; what launch had said."""
+        """Kill everything, in whatever state; returns launch's output."""
         while pids := self.pids():
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
@@ -118,7 +118,7 @@ class Job:
         return self.process.communicate()[1]
 
     def assert_failed(self, *texts: str) -> None:
-        """Launch has said all this, and left nothing but logs."""
+        """Launch has printed all these texts, and left nothing but logs."""
         assert self.status == 1, self.errors
         for text in texts:
             assert text in self.errors
@@ -136,7 +136,7 @@ Start = Callable[..., Job]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts jobs; whatever is left of them at the end of the test is killed."""
+    """Starts jobs; their remaining processes are killed at the end of the test."""
     jobs: list[Job] = []
 
     def begin(*arguments: str, **variables: str) -> Job:
@@ -150,10 +150,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def hit(folder: Path, name: str, number: signal.Signals) -> Job:
-    """A job of which one process got a signal in mid-training, after its end."""
+    """A job, after its end, of which one process got a signal during training."""
     job = Job(folder, [*CLUSTER, "--silence", "5s", "--lease", "10s", *ROUNDS])
     try:
-        # The master is done before training starts: hit it as soon as it is there.
+        # The master is done before training starts: send the signal as soon as it runs.
         job.wait_for(lambda: job.pid(name) if name == "central/worker:0" else job.in_training(), 60)
         pid = job.pid(name)
         os.kill(pid, number)
@@ -178,7 +178,7 @@ Hits = dict[tuple[str, signal.Signals], Future[Job]]
 
 @pytest.fixture(scope="module")
 def hits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hits]:
-    """All of them, some at a time: each mostly waits."""
+    """All of them, several at a time: each mostly waits."""
     with ThreadPoolExecutor(6) as pool:
         jobs = {case: pool.submit(hit, tmp_path_factory.mktemp("hit"), *case) for case in HITS}
         yield jobs
@@ -241,7 +241,7 @@ def test_script_that_raises_on_one_worker(start: Start, tmp_path: Path) -> None:
     ids=["exits", "vanishes", "aborts"],
 )
 def test_script_that_fails_on_one_worker(start: Start, fault: str, texts: list[str]) -> None:
-    job = start("--silence", "6s", *ROUNDS, FAULT=fault)  # who vanishes is missed by silence at the latest
+    job = start("--silence", "6s", *ROUNDS, FAULT=fault)  # a process that vanishes is detected by silence at the latest
     job.finish().assert_failed("B/worker:0 (worker 0 of party B, on host B)", *texts)
 
 

@@ -1,4 +1,4 @@
-"""The numbers behind the figures, and that every figure is drawn, in every form."""
+"""The data of the figures, and that every figure is drawn in every format."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ TIMES = {"compute": 3.0, "communicate": 1.0, "wait": 0.25}
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """Trials of cnn: hfa with all that we know of it, esync of ESync's own tools, local, and hfa on unlike data."""
+    """Trials of cnn: hfa with all that we record, esync from ESync's own tools, local, and hfa on non-IID data."""
     for mode, seconds, accuracies in (("hfa", 5.0, (0.5, None, 0.9)), ("hfa-niid", 6.0, (0.2, 0.4, None))):
         folder = tmp_path / "cnn" / mode
         for index, device in enumerate(("cpu0", "cpu1")):
@@ -129,7 +129,7 @@ def test_the_commands(base: Path, tmp_path: Path) -> None:
 
 
 def test_a_round_of_workers_that_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    """While the slow one does its second round, from 10 to 20 s, the fast one does its 6th to 10th."""
+    """During the slow worker's second round, from 10 to 20 s, the fast one completes its 6th to 10th."""
     for device, rounds, seconds in (("cpu0", 3, 10.0), ("cpu1", 15, 2.0)):
         for number in range(1, rounds + 1):
             record = {"time": {"0": {}}, "num_samples": 1, "total_time": seconds * number, **TIMES, "communicate": 0.5}

@@ -44,9 +44,9 @@ def expected(
     parties: Sequence[Sequence[int]], rounds: Mapping[int, int], k2: int, *, index: int = 0, size: int = 8,
     dtype: str = "float32", counts: Mapping[int, float] | None = None,
 ) -> dict[int, list[Array]]:  # fmt: skip
-    """What each worker has after each of its rounds; `parties` are global ranks, `counts` what each one's samples are.
+    """Each worker's result after each of its rounds; `parties` are global ranks, `counts` each worker's samples.
 
-    A mean is of those that are still there. fp16 is averaged in fp32, and rounded where it is sent to workers or kept.
+    A mean is over the remaining members. fp16 is averaged in fp32, and rounded where it is sent to workers or stored.
     """
     kind, work = np.dtype(dtype), np.dtype("float64" if dtype == "float64" else "float32")
     milestone = np.random.default_rng(1000 + index).standard_normal(size).astype(kind)
@@ -100,7 +100,7 @@ def assert_same(found: Sequence[Array], wanted: Sequence[Array]) -> None:
 
 
 def test_the_milestone_stays_the_milestone() -> None:
-    """Where GeoMX gives 15 and then each party its own, since its milestone shares memory with the value."""
+    """GeoMX gives 15 here and then each party its own value, since its milestone shares memory with the value."""
     job = tree([1, 1])
     job.init(full(99), (5, 0))
     for party in (0, 1):
@@ -113,7 +113,7 @@ def test_the_milestone_stays_the_milestone() -> None:
 
 
 def test_every_second_mean_is_global_for_each_slice_by_itself() -> None:
-    """There is no key 0, and a key that lags behind does not change what the others do."""
+    """There is no key 0, and a key that lags behind does not affect the others."""
     job = tree([1, 1], k2=2, roots=2)
     for where in ((3, 0), (7, 1)):
         job.init(full(99), where)
@@ -140,7 +140,7 @@ def test_vector_of_the_reference() -> None:
 
 
 def run_tree(job: Tree, parties: Sequence[Sequence[int]], rounds: Mapping[int, int], **given: object) -> None:
-    """All rounds of workers that take steps of their own; parties in an order that changes."""
+    """All rounds of workers that take their own steps; the order of parties changes."""
     dtype, counts = str(given.get("dtype", "float32")), given.get("counts")
     members = {rank: (party, own) for party, ranks in enumerate(parties) for own, rank in enumerate(ranks)}
     job.init(np.random.default_rng(1000).standard_normal(8).astype(dtype))
@@ -174,7 +174,7 @@ def test_bit_for_bit(k2: int, dtype: str, by_samples: bool) -> None:
 
 @pytest.mark.parametrize(("k2", "by_samples"), [(1, False), (3, True)])
 def test_uneven_numbers_of_batches(k2: int, by_samples: bool) -> None:
-    """Parties of 10 and 13 rounds, and a worker that leaves in the middle of one: the means are of those that stay."""
+    """Parties of 10 and 13 rounds, and a worker that leaves in the middle of one: means are over those that stay."""
     parties, rounds = [[0, 1], [2, 3]], {0: 10, 1: 10, 2: 13, 3: 5}
     counts = {0: 1.0, 1: 3.0, 2: 2.0, 3: 4.0} if by_samples else None
     job = tree([2, 2], k2, by_samples=by_samples)
@@ -186,7 +186,7 @@ def test_uneven_numbers_of_batches(k2: int, by_samples: bool) -> None:
 
 
 def test_k1_and_k2_of_1_are_parameter_averaging() -> None:
-    """Twelve rounds against the plain mean of all weights, in fp64: one in which parties count alike."""
+    """Twelve rounds against the plain mean of all weights, in fp64, with equal weights of parties."""
     parties, rounds = [[0, 1, 2], [3]], dict.fromkeys(range(4), 12)
     job = tree([3, 1])
     run_tree(job, parties, rounds)
@@ -198,7 +198,7 @@ def test_k1_and_k2_of_1_are_parameter_averaging() -> None:
 
 
 def test_by_samples_every_sample_counts_alike() -> None:
-    """Also where parties make several means before they meet: each counts by all samples since the milestone."""
+    """Also if parties compute several means between milestones: each counts by all samples since the last one."""
     job = tree([2, 1], k2=2, by_samples=True)
     job.init(full(0))
     for number in (1, 2):
@@ -211,7 +211,7 @@ def test_by_samples_every_sample_counts_alike() -> None:
 
 
 def test_in_a_flat_cluster_the_root_averages_weights() -> None:
-    """Also those that are left when a worker has gone."""
+    """Also over those that remain when a worker has left."""
     job = Tree([], lambda *_: HfaServer(1, 3, False, is_flat=True), central=3)
     job.init(full(5))
     for rank, value in enumerate((1, 2, 6)):
@@ -224,7 +224,7 @@ def test_in_a_flat_cluster_the_root_averages_weights() -> None:
 
 
 def test_state_goes_on_bit_for_bit() -> None:
-    """A party's server that takes up another's state in the middle of two milestones."""
+    """A party's server that restores another's state between two milestones."""
 
     def rounds(job: Tree, numbers: range) -> None:
         for number in numbers:
@@ -248,7 +248,7 @@ def test_state_goes_on_bit_for_bit() -> None:
 
 @pytest.fixture
 def socket_dir() -> Iterator[str]:
-    """A short directory: the path of a unix socket has 107 bytes."""
+    """A short directory: the path of a unix socket is limited to 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="gx-") as path:
         yield path
 
@@ -262,7 +262,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 
 
 def test_a_cluster_by_hand(cluster: Cluster, tmp_path: Path) -> None:
-    """Slices of three roots, milestones every second round, and parties whose workers have 3 and 5 rounds."""
+    """Slices on three roots, milestones every second round, and parties whose workers have 3 and 5 rounds."""
     more = {"MXNET_KVSTORE_HFA_K2": "2", "ROUNDS": "3,5", "MXNET_KVSTORE_BIGARRAY_BOUND": "1024"}
     cluster.environment = environment(tmp_path, **more)
     cluster.launch(SCRIPT, roots=3)

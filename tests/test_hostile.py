@@ -1,4 +1,4 @@
-"""What a stranger, a stale process or a broken peer can send is refused and counted, and training goes on unharmed."""
+"""Messages of unknown, stale or broken peers are refused and counted, and do not affect training."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL" + bytes(48)
 
 
 def attack(port: int) -> None:
-    """Everything unpleasant, over fresh connections."""
+    """Send all kinds of invalid input over new connections."""
     noise = np.random.default_rng(1)
     for attempt in range(20):
         with socket.create_connection(("127.0.0.1", port)) as raw:
@@ -84,7 +84,7 @@ def test_only_keys_of_the_job_are_let_in(tmp_path: Path, whose: str) -> None:
     endpoint = listener.listen(("tcp://127.0.0.1:*",))[0]
     friend = _transport(loop, "friend", ours["friend"], heard)
     friend.dial(endpoint, "listener", wide_area=False)
-    if theirs is not None:  # it knows the public key of the listener, but has a key of another job itself
+    if theirs is not None:  # it knows the listener's public key, but its own key is of another job
         theirs = security.KeyRing(**{**vars(theirs), "server_public": ours["listener"].server_public})
     stranger = _transport(loop, "stranger", theirs, heard)
     stranger.dial(endpoint, "listener", wide_area=False)
@@ -121,7 +121,7 @@ def test_a_key_is_good_for_one_name_alone(tmp_path: Path) -> None:
 def test_connections_that_do_not_say_who_they_are_cost_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twelve send what might be the largest message, one says nothing; those that are known stay."""
+    """Twelve send up to the maximum message size, one sends nothing; identified peers stay connected."""
     monkeypatch.setattr("geomx_cli.ps.net.unknown_peers.MAX_SECONDS", 3.0)
     ours = _rings(tmp_path, "job")
     loop = Loop()
@@ -166,7 +166,7 @@ def _has_ended(stream: socket.socket) -> bool:
 
 
 def _resident() -> int:
-    """Bytes that this process has in memory."""
+    """Resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 

@@ -1,4 +1,4 @@
-"""What import-linter's contracts in setup.cfg do not say of the way that imports run."""
+"""Rules on imports beyond the import-linter contracts in setup.cfg."""
 
 import ast
 import sys
@@ -16,7 +16,7 @@ PACKAGE = ROOT / "geomx_cli"
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Modules of geomx that a file imports, at its head or inside functions."""
+    """Modules of geomx that a file imports, at its top or inside functions."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "geomx_cli":
             yield from (f"{node.module}.{name.name}" for name in node.names)
@@ -26,7 +26,7 @@ def imports(path: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
-    """Who imports whom, also inside functions and for types alone."""
+    """All imports, including those inside functions and for types only."""
     return grimp.build_graph("geomx_cli", include_external_packages=True, cache_dir=None)
 
 
@@ -47,7 +47,7 @@ LOADERS = {"import_module", "__import__", "find_spec"}
 
 
 def frameworks(path: Path) -> set[str]:
-    """Frameworks that a file imports, at its head or inside functions, by statement or by a call."""
+    """Frameworks that a file imports, at its top or inside functions, by statement or by a call."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
@@ -68,7 +68,7 @@ def test_only_a_front_end_imports_its_framework() -> None:
 
 
 def test_front_ends_are_found_by_their_names_only() -> None:
-    """What is not in one of them imports none of their modules; what users import may."""
+    """Code outside a front end imports none of its modules; the public module may."""
     assert {path.parent.name for path in FRONTENDS.glob("*/__init__.py")} == set(frontends.NAMES)
     for path in PACKAGE.rglob("*.py"):
         inside = path.relative_to(FRONTENDS).parts[:-1] if path.is_relative_to(FRONTENDS) else ()
@@ -79,6 +79,6 @@ def test_front_ends_are_found_by_their_names_only() -> None:
 
 @pytest.mark.parametrize("package", ["agent", "probe"])
 def test_what_hosts_run_first_needs_the_standard_library_alone(graph: grimp.ImportGraph, package: str) -> None:
-    """The probe tells which modules are missing, and the agent starts in a fraction of their time."""
+    """The probe reports missing modules, and the agent starts in a fraction of their import time."""
     needed = {name.split(".")[0] for name in graph.find_upstream_modules(f"geomx_cli.{package}", as_package=True)}
     assert needed - {"geomx_cli"} <= sys.stdlib_module_names

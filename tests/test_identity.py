@@ -1,4 +1,4 @@
-"""Who holds a key of the job is the process that it was made for, and no other; what makes no sense is refused."""
+"""The holder of a key is the process that it was made for, and no other; invalid identities are refused."""
 
 import json
 import sys

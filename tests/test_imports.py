@@ -1,4 +1,4 @@
-"""What processes load when they start: what takes long only where it is needed."""
+"""Imports at the start of processes: slow modules are loaded only where they are needed."""
 
 import subprocess
 import sys

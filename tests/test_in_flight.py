@@ -1,4 +1,4 @@
-"""Several rounds of each key under way while connections are cut: every worker gets the result of every round."""
+"""Several rounds of each key in flight while connections are cut: every worker gets the result of every round."""
 
 import random
 import sys
@@ -20,7 +20,7 @@ def expected(
     optimizer: bool, sizes: tuple[int, ...] = SIZES, rounds: int = ROUNDS,
     crossed: Callable[[np.ndarray], np.ndarray] = lambda array: array,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """What each round of each tensor comes to, for parties of two workers."""
+    """The result of each round of each tensor, for parties of two workers."""
     results = {}
     for index, size in enumerate(sizes):
         weight, momentum = initial(size, index), np.zeros(size, np.float32)
@@ -34,7 +34,7 @@ def expected(
 
 
 def expected_of_rows(optimizer: bool) -> dict[str, np.ndarray]:
-    """As `expected`, where each worker pushes every third row; the optimizer changes only rows that somebody pushes."""
+    """Like `expected`, where each worker pushes every third row; the optimizer changes only pushed rows."""
     results = {}
     for index, size in enumerate(SIZES):
         weight, momentum = initial(size, index).reshape(-1, ROW), np.zeros((size // ROW, ROW), np.float32)
@@ -55,7 +55,7 @@ def expected_of_rows(optimizer: bool) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("optimizer", [True, False], ids=["optimizer", "sums"])
 def test_every_round_of_rows_has_its_own_result(cluster: Cluster, tmp_path: Path, optimizer: bool) -> None:
-    """What a worker pulls after its push of some rows is of that round, though it has begun others."""
+    """A pull after a push of rows returns the rows of that round, though later rounds have begun."""
     check_rounds(cluster, tmp_path, 3, "both", optimizer, ROW)
 
 
@@ -70,7 +70,7 @@ def test_every_round_has_its_own_result(
     cluster: Cluster, tmp_path: Path, cut: str, roots: int, optimizer: bool, ahead: int
 ) -> None:
     """Links of workers to local servers, of those to global servers, or both are cut some hundred times; also with more
-    rounds begun than may be under way.
+    rounds begun than may be in flight.
     """
     check_rounds(cluster, tmp_path, roots, cut, optimizer, 0, ahead)
 
@@ -80,8 +80,8 @@ def check_rounds(
     crossed: Callable[[np.ndarray], np.ndarray] = lambda array: array, **env: str,
 ) -> None:  # fmt: skip
     """Run the job while links are cut, and compare each worker's result of each round; `row` 0: dense ones. crossed:
-    what becomes of an array between a party and the global servers. The first workers of both parties listen where the
-    delivery has them do so; cut "beside" breaks what others have dialled there.
+    the conversion of an array between a party and the global servers. The first workers of both parties listen if the
+    delivery needs it; cut "beside" breaks connections dialled to them.
     """
     names = [*(f"root{rank}" for rank in range(roots)), "Asrv0", "Bsrv0", "Aw0", "Bw0"]
     near, far = free_ports(len(names)), free_ports(len(names))
@@ -125,8 +125,8 @@ def check_rounds(
 
 @pytest.mark.parametrize("roots", [1, 3])
 def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path, roots: int) -> None:
-    """Windows of two slices, and each worker begins twenty rounds of one key before those of the next, another first:
-    what fills the windows waits for what is behind it in others.
+    """Windows of two slices; each worker begins twenty rounds of one key before those of the next, in a different
+    order: the contents of each window wait for messages queued behind other windows.
     """
     sizes, rounds = (3_000, 2_000, 3_000, 5_000), 20
     cluster.environment = {
@@ -140,7 +140,7 @@ def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path, roots: int)
 
 
 def check_results(tmp_path: Path, wanted: dict[str, np.ndarray]) -> None:
-    """Compare what each worker has saved of each round."""
+    """Compare the results that each worker has saved for each round."""
     for rank in range(4):
         found = np.load(tmp_path / f"w{rank}.npz")
         wrong = [name for name, array in wanted.items() if found[name].tobytes() != array.tobytes()]

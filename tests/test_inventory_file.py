@@ -1,4 +1,4 @@
-"""The inventory file: what it gives, where its lines are, and what is said about each mistake."""
+"""The inventory file: its contents, line numbers, and the message for each mistake."""
 
 import json
 import os
@@ -30,7 +30,7 @@ FINGERPRINT = "SHA256:mVPwvezndPv/ARoIadVY98vAC0g+P/5633yTC4d/wXE"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home directory in which an alias is known to SSH, and a key is there."""
+    """A home directory with an SSH alias and a key."""
     folder = tmp_path / "home" / ".ssh"
     folder.mkdir(parents=True)
     (folder / "config").write_text("Host box\n  HostName 198.51.100.4\n")
@@ -155,7 +155,7 @@ def test_a_short_file(tmp_path: Path) -> None:
     assert read(tmp_path, 'central = "B"\n' + A1 + B1).notes == ()
 
 
-# What stands in the file; the line of the mistake; a part of what is said; a part of what to write.
+# The file's text; the line of the mistake; parts of the message and of the advice.
 MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "empty": ("", 1, "there is no host", "write [[host]]"),
     "comments only": ("# nothing\n\n", 1, "there is no host", 'name = "beijing-1"'),

@@ -1,5 +1,5 @@
-"""The life of a job after its start: jobs, status, logs, attach. Launch, agents and commands are the real ones; the
-roles are the small programs of stand_in.py. tests/test_stop.py ends jobs, tests/test_collect.py collects logs.
+"""A job after its start: jobs, status, logs, attach. Launch, agents and commands are the real ones; the roles are the
+small programs of stand_in.py. tests/test_stop.py ends jobs, tests/test_collect.py collects logs.
 """
 
 import json
@@ -27,14 +27,14 @@ WAIT = {"*": "wait"}
 
 
 def detached(desk: Desk, **story: str) -> Launch:
-    """A job that goes on alone until there is a file "go" in its directory."""
+    """A detached job that runs until there is a file "go" in its directory."""
     launch = desk.launch("--detach", story={**WAIT, **story})
     assert launch.finish() == 0, launch.errors
     return launch.wait_until_running()
 
 
 def states(desk: Desk, job: str) -> dict[str, str]:
-    """What each process does."""
+    """The state of each process."""
     return {process["name"]: process["state"] for process in desk.json("status", job)["processes"]}
 
 
@@ -117,7 +117,7 @@ def test_watch_ends_with_the_job(desk: Desk) -> None:
 def test_status_of_hosts_that_say_nothing_useful(desk: Desk) -> None:
     launch = detached(desk)
     status_file = launch.directory / "hosts" / "A" / "status.json"
-    # Of a killed agent status tells a failure, of a stopped one that it is silent; neither writes its file again.
+    # Status reports a killed agent as failed, a stopped one as silent; neither writes its file again.
     os.kill(launch.pid("agent central"), signal.SIGSTOP)
     os.kill(launch.pid("agent A"), signal.SIGKILL)
     content = json.loads(status_file.read_bytes())
@@ -132,7 +132,8 @@ def test_status_of_hosts_that_say_nothing_useful(desk: Desk) -> None:
         host = JobView.of(job, job.open_hosts()).to_json()["hosts"][1]
         return host["agent"], host["problem"]
 
-    launch.wait_for(lambda: problem({**content, "uptime": content["uptime"] - 60})[0] == "gone")  # a signal takes time
+    # the signal takes effect with a delay
+    launch.wait_for(lambda: problem({**content, "uptime": content["uptime"] - 60})[0] == "gone")
     assert "no status for" in problem({**content, "uptime": content["uptime"] - 60})[1]
     me = processes.identify(os.getpid())
     silent = problem({**content, "uptime": content["uptime"] - 60, "agent": me})
@@ -267,7 +268,7 @@ def test_a_lease_counts_again_once_a_launch_is_continued(desk: Desk) -> None:
 
 
 def readable(process: "subprocess.Popen[str]") -> bool:
-    """Whether it has printed something."""
+    """Whether it has printed anything."""
     return bool(select.select([process.stdout], [], [], 0)[0])
 
 
@@ -297,7 +298,7 @@ def test_attach_tells_how_a_job_ended_meanwhile(desk: Desk) -> None:
     launch = detached(desk, **{"*": "misses A/worker:0", "A/worker:0": "fails"})
     (launch.directory / "go").touch()
     launch.wait_for(lambda: not launch.pids())
-    for _ in range(2):  # from the hosts, then from what was kept here
+    for _ in range(2):  # from the hosts, then from the local copy
         done = desk.geomx("attach")
         assert done.returncode == 1
         assert "A/worker:0 (worker 0 of party A, on host A) failed first: it exited with status 1" in done.stderr

@@ -1,4 +1,4 @@
-"""From the event logs of a job to the records of its workers' rounds, and what is known beside them."""
+"""From a job's event logs to the records of its workers' rounds and the metadata."""
 
 import json
 import shutil
@@ -71,7 +71,7 @@ def network(classes):
 
 @pytest.fixture
 def events(tmp_path: Path) -> Path:
-    """Those of three rounds: A/worker:0 evaluates after the first and at the end."""
+    """Events of three rounds: A/worker:0 evaluates after the first and at the end."""
     folder = tmp_path / "raw" / "events"
     for name in ("A/worker:0", "A/worker:1", "B/worker:0", "B/worker:1"):
         write(folder, name, {"time": BEGAN, "event": "state", "state": "training"})
@@ -198,7 +198,7 @@ def test_records_of_another_job_stay(events: Path, tmp_path: Path) -> None:
 def test_numbers_without_sense_are_named_and_passed_over(events: Path, tmp_path: Path, event: dict[str, Any]) -> None:
     write(events, "A/worker:0", event)
     with (events / "A-worker-0.jsonl").open("a") as file:
-        file.write("[" * 50_000 + "\n")  # no JSON that anybody reads
+        file.write("[" * 50_000 + "\n")  # JSON that no reader accepts
     job = JobRecords.read(planned(), events)
     trial = job.trial(events)
     (problem,) = trial.problems
@@ -233,7 +233,7 @@ def test_damaged_events_are_named_and_the_rest_taken(events: Path) -> None:
 
 
 def test_from_a_real_job_to_figures(desk: Desk, tmp_path: Path) -> None:
-    """ESync on data by class, with networks and data of one's own, collected twice, summed up, drawn and compared."""
+    """ESync on data by class, with custom networks and data, collected twice, summarized, drawn and compared."""
     (desk.folder / "mine.py").write_text(MINE)
     words = ["--local", "--workers", "1", "--data", "mine:data", "--network", "mine:network", "--batch-size", "8"]
     words += ["--algo", "esync", "--min-local-steps", "24", "--epochs", "40", "--eval-every", "20"]

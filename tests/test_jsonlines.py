@@ -1,4 +1,4 @@
-"""JSON objects on a stream, one a line."""
+"""JSON objects on a stream, one per line."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The Store with a real cluster and no framework, and its rules for keys and values."""
+"""The Store on a real cluster without a framework, and its rules for keys and values."""
 
 import sys
 from pathlib import Path

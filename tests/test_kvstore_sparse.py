@@ -1,4 +1,4 @@
-"""Row-sparse arrays in real clusters: results, what travels, and gluon.Trainer with sparse gradients."""
+"""Row-sparse arrays in real clusters: results, bytes sent, and gluon.Trainer with sparse gradients."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ def test_row_sparse_arrays_count_as_dense_ones(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
 def test_only_rows_travel_after_the_initial_value(cluster: Cluster, kind: str) -> None:
-    """To the global server the key goes once, and from there once to the party, which answers pulls by itself; where
-    parties train by themselves only the slice that is pulled before the first push.
+    """The key is sent to the global server once, and from there once to the party, which then answers pulls itself; if
+    parties train asynchronously, only the slice pulled before the first push is sent.
     """
     port, front = free_ports(2)
     proxy, whole = Proxy({front: port}), 100_000 * 64 * 4

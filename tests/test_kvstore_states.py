@@ -1,4 +1,4 @@
-"""The optimizer's state, saved from all roots and loaded in another job: training goes on bit for bit the same."""
+"""The optimizer's state, saved from all roots and loaded in another job: training continues bit-identically."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ SMALL = {"MXNET_KVSTORE_BIGARRAY_BOUND": "4096"}
 
 
 def run(directory: Path, phase: str, name: str, way: str, roots: int, local_servers: int = 1) -> Cluster:
-    """One job; its workers' results lie in the directory."""
+    """Run one job; its workers write their results to the directory."""
     cluster = Cluster(directory)
     argv, env = hooked("states.py", phase, name, way)
     try:
@@ -31,7 +31,7 @@ def run(directory: Path, phase: str, name: str, way: str, roots: int, local_serv
 
 
 def same(directory: Path, one: str, another: str) -> bool:
-    """Whether two files of arrays are the same to the bit."""
+    """Whether two files of arrays are bit-identical."""
     first, second = np.load(directory / one), np.load(directory / another)
     return first.files == second.files and all(first[name].tobytes() == second[name].tobytes() for name in first.files)
 
@@ -59,7 +59,7 @@ def test_training_goes_on_as_if_nothing_had_been(
 
 @pytest.mark.processes
 def test_the_state_is_that_of_one_process(tmp_path: Path) -> None:
-    """What a file holds after three rounds is what the same optimizer keeps in one process."""
+    """After three rounds a file holds the same state as the optimizer in one process."""
     run(tmp_path, "save", "sgd", "hand", 2)
     params = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01, "rescale_grad": 0.25}
     alone, weights = optimizers.create("sgd", params), np.random.RandomState(7)

@@ -1,4 +1,4 @@
-"""The types of stores: which are ours, and which make a job asynchronous. Keys by the dozen on several servers."""
+"""The types of stores: which ones are ours, and which make a job asynchronous. Dozens of keys on several servers."""
 
 import pytest
 from cluster import Cluster

@@ -1,7 +1,6 @@
-"""Uneven data, to the last round: the bundled job against numpy; one final model on all workers, which is what counts.
+"""Uneven data, to the last round: the bundled job against numpy; all workers end with the same final model.
 
-Who is out of data counts for nothing and damps nobody; limits of time and accuracy hold until the very end. There is no
-MXNet for these jobs.
+Workers out of data do not count in any mean; limits of time and accuracy hold until the end. No MXNet here.
 """
 
 import json
@@ -34,7 +33,7 @@ OUTER = (0.7, 0.9)
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Run]:
-    """Starts a job on tiny data divided by a Dirichlet distribution; so many `samples` in all."""
+    """Starts a job on tiny data divided by a Dirichlet distribution; `samples` in all."""
     jobs: list[Job] = []
 
     def begin(algo: str, *arguments: str, samples: int = 90) -> Job:
@@ -53,7 +52,7 @@ def launch(tmp_path: Path) -> Iterator[Run]:
 
 
 def final(job: Job, workers: int) -> tuple[dict[str, dict[str, Any]], dict[int, Any]]:
-    """The workers' last words, and the weights that were kept, of a job that ended with one model on all workers."""
+    """The workers' final events, and the saved weights, of a job that ended with one model on all workers."""
     job.finish(150)
     assert job.status == 0, job.errors
     job.assert_clean()
@@ -72,7 +71,7 @@ def assert_every_sample_was_used(found: dict[str, dict[str, Any]], seed: int) ->
 
 
 def assert_nobody_stopped_before_all_were_through(found: dict[str, dict[str, Any]], seed: int) -> None:
-    """In ESync who is through with its data begins anew."""
+    """In ESync a worker that has used all its data starts over."""
     counts = [event["samples"] for _, event in sorted(found.items())]
     least = [EPOCHS * len(shard) for shard in numpy_.shards(len(found), seed)]
     assert all(count >= wanted for count, wanted in zip(counts, least, strict=True))
@@ -115,7 +114,7 @@ def test_every_algorithm_is_here_and_there_is_no_mxnet() -> None:
     ids=("fsa", "sync", "hfa", "hfa-samples", "diloco", "streaming", "mixed", "local"),
 )  # fmt: skip
 def test_as_in_numpy(launch: Run, algo: str, workers: int, seed: int, wanted: Callable[[int], Any]) -> None:
-    """Also where a whole party is out of data before the other has begun its second round (seed 15)."""
+    """Also if a whole party is out of data before the other has begun its second round (seed 15)."""
     job = launch(algo, "--seed", str(seed), *(["--split", "iid"] if workers == 1 else []))
     found, kept = final(job, workers)
     right = wanted(seed)
@@ -143,7 +142,7 @@ def test_as_in_numpy(launch: Run, algo: str, workers: int, seed: int, wanted: Ca
 def test_what_is_kept_and_evaluated_is_the_global_model(
     launch: Run, algo: str, seed: int, least: int, wanted: Callable[[int], Any]
 ) -> None:
-    """After each round of rank 0's; with these seeds it has 20 steps and more."""
+    """After each of rank 0's rounds; with these seeds it has at least 20 steps."""
     job = launch(algo, "--seed", str(seed), "--eval-every", "1")
     _, kept = final(job, 4)
     right = wanted(seed)
@@ -164,13 +163,13 @@ def assert_close(model: Any, wanted: Any) -> None:
 
 
 def evaluations(job: Job) -> dict[int, float]:
-    """The accuracies that rank 0 has told while it trained, by the number of rounds."""
+    """The accuracies that rank 0 has reported during training, by the number of rounds."""
     events = [json.loads(line) for line in next(job.directory.glob("events/A-worker-0.jsonl")).read_text().splitlines()]
     return {event["round"]: event["accuracy"] for event in events if event["event"] == "evaluation"}
 
 
 def assert_records(job: Job, worker: str, rounds: int) -> None:
-    """A round that a worker has no data for has no samples and no loss."""
+    """A round without data has no samples and no loss."""
     events = [json.loads(line) for line in (job.directory / f"events/{worker}.jsonl").read_text().splitlines()]
     found = [event for event in events if event["event"] == "round"]
     assert [event["num_iters"] for event in found] == list(range(1, rounds + 1))
@@ -212,7 +211,7 @@ def test_a_time_limit_holds_when_rank_0_is_out_of_data(launch: Run, algo: str, s
     ("algo", "seed"), [("fsa", 376), ("async --parties 2 --workers 1", 175)], ids=("fsa", "async")
 )
 def test_a_target_is_reached_by_the_others(launch: Run, algo: str, seed: int) -> None:
-    """What rank 0 evaluates after its own data is what the others have made."""
+    """After its own data, rank 0 evaluates the others' model."""
     words = ("--batch-size", "1", "--epochs", "5", "--eval-every", "10", "--target-accuracy", "0.6", "--lr", "0.0005")
     workers = 2 if "async" in algo else 4
     found, _ = final(launch(algo, *words, "--seed", str(seed), samples=3000), workers)

@@ -1,5 +1,4 @@
-"""What launch says, and that it leaves nothing behind, when processes, agents or launch itself are killed or
-stopped.
+"""Launch's messages and clean-up when processes, agents or launch itself are killed or stopped.
 
 Plan, launch and agents are the real ones; the roles are the small programs of stand_in.py.
 """
@@ -31,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 STAND_IN = Path(__file__).with_name("stand_in.py")
 FOREVER = {"*": "forever"}
 MARK = "LAUNCH_TEST"
-# Stand-ins find the Python of the tests by PATH.
+# Stand-ins find the tests' Python by PATH.
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": str(ROOT),
@@ -41,9 +40,7 @@ ENVIRONMENT = {
 
 @dataclass
 class Launch:
-    """One `launch` in a process of its own, and whatever it starts; all carry a variable by which they are
-    found.
-    """
+    """One `launch` in its own process, and all that it starts, found by a marker variable."""
 
     directory: Path
     story: dict[str, str]
@@ -59,7 +56,7 @@ class Launch:
         )  # fmt: skip
 
     def pids(self) -> list[int]:
-        """Every process that carries our mark."""
+        """All processes with the marker."""
         entry, found = f"{MARK}={self.mark}".encode(), []
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
@@ -70,18 +67,18 @@ class Launch:
         return found
 
     def wait_until_running(self) -> None:
-        """Until every process that runs forever says so."""
+        """Wait until every process that runs forever has reported so."""
         self.wait_for(lambda: len(list(self.directory.glob("events/*.jsonl"))) == 8, 60)
 
     def wait_for(self, condition: Callable[[], bool], limit: float) -> None:
-        """Until `condition` holds."""
+        """Wait until `condition` is true."""
         end = time.monotonic() + limit
         while not condition():
             assert time.monotonic() < end, f"not within {limit} s; stderr: {self.stop()}"
             time.sleep(0.02)
 
     def state(self, host: str) -> dict[str, Any]:
-        """What the agent of `host` has written down."""
+        """The status written by the agent of `host`."""
         path = self.directory / "hosts" / host / "agent-state.json"
         return json.loads(path.read_bytes())  # type: ignore[no-any-return]
 
@@ -95,19 +92,19 @@ class Launch:
         raise KeyError(name)
 
     def finish(self) -> "Ended":
-        """Wait for the end of launch."""
+        """Wait for launch to end."""
         output, errors = self.process.communicate(timeout=90)
         return Ended(self, self.process.returncode, output, errors)
 
     def stop(self) -> str:
-        """End everything, whatever state it is in; what launch had said."""
+        """Kill everything, in whatever state; returns launch's output."""
         while pids := self.pids():
             for pid in pids:
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     continue
-        with contextlib.suppress(OSError):  # one that is not empty stays, for assert_clean to see
+        with contextlib.suppress(OSError):  # a directory that is not empty stays, for assert_clean to find
             self.temporary.rmdir()
         return self.process.communicate()[1]
 
@@ -136,7 +133,7 @@ class Ended:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[[dict[str, str]], Launch]]:
-    """Starts a launch; whatever is left of it at the end of the test is killed."""
+    """Starts a launch; its remaining processes are killed at the end of the test."""
     started: list[Launch] = []
 
     def begin(story: dict[str, str]) -> Launch:
@@ -182,7 +179,7 @@ Scenarios = dict[tuple[signal.Signals, str], Future["Ended"]]
 
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenarios]:
-    """Launches of which one process each gets a signal; all at once, because each waits for seconds."""
+    """Launches in each of which one process gets a signal; all at once, because each waits for seconds."""
 
     def run(number: signal.Signals, name: str) -> Ended:
         launch = Launch(tmp_path_factory.mktemp("job") / "job", {**FOREVER, "A/worker:0": "family"})
@@ -286,7 +283,7 @@ def test_interrupt_stops_everything(start: Start) -> None:
 def test_interrupt_when_nothing_can_be_written_any_more(start: Start) -> None:
     launch = start(FOREVER)
     launch.wait_until_running()
-    resource.prlimit(launch.process.pid, resource.RLIMIT_FSIZE, (0, 0))  # to launch it is as a full disk
+    resource.prlimit(launch.process.pid, resource.RLIMIT_FSIZE, (0, 0))  # has the effect of a full disk on launch
     launch.process.send_signal(signal.SIGINT)
     ended = launch.finish()
     assert ended.status == 130, ended.errors

@@ -1,7 +1,7 @@
-"""Links that are cut, forget flows, slow down or lose packets, processes that are stopped: nothing of it ends a job.
+"""Links that are cut, forget flows, slow down or lose packets, and stopped processes: none of them ends a job.
 
-Three sites in network namespaces, started by hand with the options' defaults. FSA and HFA end with the very bits that
-numpy gets. Needs root.
+Three sites in network namespaces, started by hand with the options' defaults. FSA and HFA end bit-identical to numpy.
+Needs root.
 """
 
 import os
@@ -34,7 +34,7 @@ TURNS_UP = 60.0
 
 
 class Sites(Cluster):
-    """The global plane stands in site C; parties A and B, of a local server and a worker each, have sites of their own.
+    """The global plane is in site C; parties A and B, with a local server and a worker each, have their own sites.
 
     The workers wait before each part of SEGMENT rounds until `go` lets them begin it.
     """
@@ -70,12 +70,12 @@ class Sites(Cluster):
         return self._plane(infix, port, 1, workers)
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """In the site that the name begins with."""
+        """Start the process in the site that its name begins with."""
         own = {"GEOMX_PROCESS": name, "DMLC_NODE_HOST": self.network.address(name[0])}
         super().start(name, self.network.spaces.command(name[0], argv), {**own, **env})
 
     def stop(self) -> None:
-        """Kill what is left, and remove the sites."""
+        """Kill the remaining processes, and remove the sites."""
         super().stop()
         if hasattr(self, "network"):
             self.network.close()
@@ -94,15 +94,15 @@ class Sites(Cluster):
             time.sleep(0.05)
 
     def meet(self, part: int, limit: float = TURNS_UP) -> None:
-        """Until all workers wait for this part."""
+        """Wait until all workers have reached this part."""
         self.until(lambda: all(f"at part{part}\n" in self.output(name) for name in WORKERS), limit)
 
     def says(self, name: str, pattern: str) -> None:
-        """Until this process has said so."""
+        """Wait until this process has printed the pattern."""
         self.until(lambda: re.search(pattern, self.output(name)))
 
     def replaced(self, flows: set[str]) -> None:
-        """Until there are as many new ones."""
+        """Wait until there are as many new flows."""
         self.until(lambda: len(self.flows() - flows) >= len(flows))
 
     def go(self, part: int) -> None:
@@ -110,11 +110,11 @@ class Sites(Cluster):
         self.open(f"part{part}")
 
     def told(self) -> str:
-        """What all processes have said."""
+        """The output of all processes."""
         return "".join(self.output(name) for name in self.processes)
 
     def assert_trained(self) -> None:
-        """All ended well, with the right bits; nobody was blamed."""
+        """All processes succeeded, with bit-identical results and no peer blamed."""
         self.finish(TURNS_UP)
         rounds = SEGMENT * self.parts
         each = {0: rounds, 1: rounds}
@@ -134,8 +134,8 @@ class Sites(Cluster):
 
     @contextmanager
     def dropping(self, *rules: str) -> Iterator[None]:
-        """Drop what comes "input" to site B, or has gone "output" from it, if it fits: each rule is that and a match of
-        nft(8). What B's own kernel would refuse to send is not lost on the way.
+        """Drop packets that come "input" to site B, or leave "output" from it, if they match: each rule is that word
+        and a match of nft(8). Packets that B's own kernel would refuse to send are not lost in transit.
         """
         chains = {
             "input": ("B", "inet", "hook input priority 0"),
@@ -157,26 +157,26 @@ class Sites(Cluster):
             yield
 
     def shape(self, rate: str) -> None:
-        """Bound what goes in and out of site B. The queues hold what 100 mbit carry in 0.1 s."""
+        """Limit the rate into and out of site B. The queues hold 0.1 s at 100 mbit."""
         bucket = ["root", "tbf", "rate", rate, "burst", "32kb", "limit", "1250000"]
         for site, device in (("B", "net0"), (SWITCH, "port1")):
             call(self.network.spaces.command(site, ["tc", "qdisc", "replace", "dev", device, *bucket]))
 
     def queued(self) -> int:
-        """Bytes that wait to go out of site B."""
+        """Bytes queued to leave site B."""
         listing = call(self.network.spaces.command("B", ["tc", "-s", "qdisc", "show", "dev", "net0"]))
         found = re.search(r"backlog (\d+)b", listing)
         return int(found[1]) if found else 0
 
     def flows(self) -> set[str]:
-        """The ports from which site B has dialled others."""
+        """The local ports of connections dialled by site B."""
         listing = call(self.network.spaces.command("B", ["ss", "-tnH", "state", "established"]))
         there = self.network.address("C")
         return {line.split()[2].rpartition(":")[2] for line in listing.splitlines() if there in line.split()[3]}
 
     @contextmanager
     def forgetting(self, *hooks: str) -> Iterator[set[str]]:
-        """Drop the packets of connections that exist now, silently, and only of those."""
+        """Silently drop the packets of the connections that exist now, and only of those."""
         flows = self.flows()
         ports = f"{{ {', '.join(sorted(flows))} }}"
         rules = [f"{hook} tcp {'d' if hook == 'input' else 's'}port {ports}" for hook in hooks]
@@ -186,7 +186,7 @@ class Sites(Cluster):
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[list[Sites]]:
-    """One for each algorithm, which all have the same faults at once. Not begun yet; removed at the end."""
+    """One job per algorithm, all with the same faults at once. Not started yet; removed at the end."""
     with ExitStack() as made:
         sites = []
         for algorithm in ALGORITHMS:
@@ -203,7 +203,7 @@ def begin(jobs: Sequence[Sites], parts: int) -> None:
 
 
 def finish(jobs: Sequence[Sites], part: int) -> None:
-    """Let them begin the last part, and see that all are trained."""
+    """Run the last part, and check all results."""
     for sites in jobs:
         sites.meet(part)
         sites.go(part)
@@ -213,7 +213,7 @@ def finish(jobs: Sequence[Sites], part: int) -> None:
 
 @pytest.mark.timeout(240)
 def test_flows_that_are_forgotten_are_replaced(jobs: list[Sites]) -> None:
-    """In one direction, the other and both; while rounds are under way, and while nothing is."""
+    """In one direction, the other and both; while rounds are in flight, and while idle."""
     kinds = (("input",), ("output",), ("input", "output"))
     begin(jobs, len(kinds) + 1)
     for part, hooks in enumerate(kinds):
@@ -237,14 +237,14 @@ def test_flows_that_are_forgotten_are_replaced(jobs: list[Sites]) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_link_that_is_slow_or_loses_packets_only_takes_longer(jobs: list[Sites]) -> None:
-    """First at a fiftieth of its rate, with a queue that was made for the whole of it, then with 1 % of loss."""
+    """First at a fiftieth of its rate, with a queue sized for the full rate, then with 1 % of loss."""
     begin(jobs, 3)
     for sites in jobs:
         sites.meet(0)
         sites.shape("100mbit")
     for sites in jobs:
         sites.go(0)
-        # On a loaded machine the part may be over before its queue is seen: then nothing is left to slow down.
+        # On a loaded machine the part may be over before a queue is observed: then nothing is left to slow down.
         sites.until(lambda sites=sites: sites.queued() > 0 or "at part1" in sites.output("Bw0"))
         sites.shape("2mbit")
     slow = []
@@ -265,7 +265,7 @@ def test_a_link_that_is_slow_or_loses_packets_only_takes_longer(jobs: list[Sites
 
 
 def test_a_link_that_drops_large_packets_is_named(jobs: list[Sites]) -> None:
-    """Beats pass, and new connections are made, but no tensor arrives; then it is mended."""
+    """Heartbeats pass, and new connections are made, but no tensor arrives; then it is repaired."""
     sites = jobs[0]
     sites.begin("fsa", 3)
     sites.meet(0)
@@ -279,7 +279,7 @@ def test_a_link_that_drops_large_packets_is_named(jobs: list[Sites]) -> None:
 
 @pytest.mark.timeout(300)
 def test_links_that_are_cut_come_back(jobs: list[Sites]) -> None:
-    """While rounds are under way, each time; a longer cut is told at both ends, by the name of the link."""
+    """While rounds are in flight, each time; a longer cut is reported at both ends, by the name of the link."""
     lengths = (3, 20, 60)
     begin(jobs, len(lengths) + 1)
     for part, seconds in enumerate(lengths):
@@ -304,7 +304,7 @@ def test_links_that_are_cut_come_back(jobs: list[Sites]) -> None:
 
 @pytest.mark.timeout(240)
 def test_processes_that_are_stopped_go_on(jobs: list[Sites]) -> None:
-    """A worker, a local server and the root, each for 30 s that overlap, while rounds are under way."""
+    """A worker, a local server and the root, each for 30 s that overlap, while rounds are in flight."""
     stopped = ("Aw0", "Bsrv0", "Croot")
     begin(jobs, 2)
     for sites in jobs:

@@ -1,4 +1,4 @@
-"""The master worker sets a job up; where it does not train its script ends there, and rounds wait for its set-up."""
+"""The master worker sets a job up; if it does not train its script ends there, and rounds wait for the set-up."""
 
 from pathlib import Path
 
@@ -14,14 +14,14 @@ WORKERS = ("Aw0", "Aw1", "Bw0")
 
 
 def assert_master_ended(cluster: Cluster) -> None:
-    """Its script ended early and well; those of the others ran to their end."""
+    """Its script ended early and successfully; the others ran to their end."""
     assert cluster.output("master").count(ENDS) == 1, cluster.outputs()
     assert "Traceback" not in cluster.output("master"), cluster.output("master")
     assert not any(ENDS in cluster.output(name) for name in WORKERS)
 
 
 def test_a_script_that_knows_no_masters_trains_without_it(cluster: Cluster) -> None:
-    """The others push long before the master sets the optimizer, and meet at a barrier that it never comes to."""
+    """The others push long before the master sets the optimizer, and enter a barrier that it never reaches."""
     argv, _ = hooked("unaware.py", "2")
     cluster.launch([*RUNTIME, *argv[1:]], parties=(2, 1), roots=2)
     cluster.finish()
@@ -31,7 +31,7 @@ def test_a_script_that_knows_no_masters_trains_without_it(cluster: Cluster) -> N
 
 @pytest.mark.parametrize(("place", "name"), [("server", "ftrl"), ("worker", "sgd")])
 def test_gluon_trainer_knows_no_masters(cluster: Cluster, place: str, name: str) -> None:
-    """The servers leave FTRL to the workers; SGD is run there where the script says so."""
+    """The servers leave FTRL to the workers; SGD runs on the workers if the script says so."""
     argv, env = hooked("trainer.py", place, name)
     parties = {name: {"GEOMX_PARTY": name[0]} for name in WORKERS}
     cluster.launch(argv, env=env, worker_env=parties, parties=(2, 1))
@@ -41,7 +41,7 @@ def test_gluon_trainer_knows_no_masters(cluster: Cluster, place: str, name: str)
 
 
 def test_module_knows_no_masters(cluster: Cluster) -> None:
-    """Its optimizers divide by the workers of the party: that of who trains counts, not the master's."""
+    """Its optimizers divide by the workers of the party: the training workers' number counts, not the master's."""
     argv, env = hooked("module.py")
     cluster.launch(argv, env=env)
     cluster.finish()

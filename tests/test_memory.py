@@ -1,4 +1,4 @@
-"""A server's memory has a bound that does not depend on how slow anybody is."""
+"""A server's memory is bounded independently of how slow any member is."""
 
 import itertools
 import os
@@ -43,7 +43,7 @@ def train(directory: Path, sizes: list[int], pulses: bool) -> dict[str, int]:
 
 
 def peak(pid: int) -> int:
-    """Peak resident memory of a process so far, 0 once it has ended."""
+    """Peak resident memory of a process so far, 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -52,7 +52,7 @@ def peak(pid: int) -> int:
 
 
 def pulse(pid: int) -> None:
-    """Stop a process for a moment, shorter than anybody's patience."""
+    """Stop a process for a moment, shorter than any patience."""
     os.kill(pid, signal.SIGSTOP)
     time.sleep(0.3)
     os.kill(pid, signal.SIGCONT)
@@ -71,6 +71,6 @@ def test_slow_members_and_slow_servers_take_no_memory_and_lose_nothing(tmp_path:
     assert_equal(found, expected([list(range(MEMBERS))], dict.fromkeys(range(MEMBERS), 3), optimizer=True, sizes=sizes))
     for name, used in peaks.items():
         assert base[name] > 0
-        # A slice that holds others up overtakes its member's window.
+        # A slice that blocks others overtakes its member's window.
         bound = base[name] + 3 * model + MEMBERS * (WINDOW + SLICE)
         assert used < bound, f"{name}: {(used - base[name]) / model:.2f} models"

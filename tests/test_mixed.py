@@ -1,4 +1,4 @@
-"""MixedSync and its flat form: nobody waits for the slow, or no longer than `--max-staleness` says; whole slices."""
+"""MixedSync and its flat form: no member waits for slow ones beyond `--max-staleness`; slices are read whole."""
 
 import json
 import random
@@ -40,7 +40,7 @@ def gradient(rank: int, number: int) -> Array:
 
 
 def test_each_party_is_applied_alone_as_it_comes_and_answered_alone() -> None:
-    """Against momentum in numpy, with the parties' sums in an order by chance."""
+    """Against momentum in numpy, with the parties' sums in random order."""
     job = tree([2, 1]).use("sgd", learning_rate=RATE, momentum=0.5)
     weight, momentum, rounds = np.ones(8, np.float32), np.zeros(8, np.float32), [0, 0]
     job.init(weight)
@@ -74,7 +74,7 @@ def test_a_straggling_party_delays_nobody() -> None:
 @pytest.mark.parametrize("bound", [0, 1, 3])
 @pytest.mark.parametrize("seed", range(3))
 def test_nobody_is_further_ahead_than_the_bound(bound: int, seed: int) -> None:
-    """Parties of very different pace, who push as soon as they may; in the end all have made all their rounds."""
+    """Parties of very different speeds, which push as soon as they may; in the end all have completed all rounds."""
     job, chance, rounds = tree([1, 2, 1], bound), random.Random(seed), 12
     job.init(full(0))
     workers: list[Who] = [(0, 0), (1, 0), (1, 1), (2, 0)]
@@ -93,7 +93,7 @@ def test_nobody_is_further_ahead_than_the_bound(bound: int, seed: int) -> None:
 
 
 def test_a_bound_of_0_is_lock_step() -> None:
-    """All have got the same weights in each round, with all updates of that round in them."""
+    """All have received the same weights in each round, with all updates of that round."""
     job = tree([1, 1], 0)
     job.init(full(0))
     for number in range(1, 5):
@@ -128,7 +128,8 @@ def test_who_waits_is_told_as_soon_as_the_slow_one_comes_or_leaves() -> None:
 
 
 def test_a_result_that_was_held_back_is_what_its_party_has_seen() -> None:
-    """DC-ASGD compensates for changes since the weights that a party was given, which may have come after its own."""
+    """DC-ASGD compensates for changes since the weights last sent to the party, which may be newer than its own update.
+    """
     lamda = np.float32(0.5)
     job = tree([1, 1], 0).use("dcasgd", learning_rate=RATE, lamda=float(lamda))
     weight = np.ones(8, np.float32)
@@ -157,7 +158,7 @@ def test_central_workers_are_one_member_together() -> None:
 
 
 def test_what_comes_before_the_job_is_made_asynchronous_counts_alone_too() -> None:
-    """A script's master says so by its store's type, while others may be faster and have pushed."""
+    """The master's script requests it by its store's type, after faster workers have pushed."""
     job = Tree([1, 1, 1], lambda *_: FsaServer()).use("sgd", learning_rate=RATE)
     job.push((2, 0), 1, full(4))
     job.push((1, 0), 1, full(2))
@@ -177,7 +178,7 @@ def test_what_comes_before_the_job_is_made_asynchronous_counts_alone_too() -> No
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "dcasgd"])
 def test_each_slice_is_read_at_one_version_wherever_a_writer_comes(optimizer: str) -> None:
-    """A read of four slices with an update of all of them at every point of it; answers are read at the very end."""
+    """A read of four slices with an update of all of them at every point of it; answers are read at the end."""
     count = 4
     for point in range(count + 1):
         bench = Bench(optimizer, algorithm=FsaServer(asynchronous=True))
@@ -207,7 +208,7 @@ def test_each_slice_is_read_at_one_version_wherever_a_writer_comes(optimizer: st
 
 @pytest.mark.parametrize("bound", [-1, 1])
 def test_state_with_parties_in_different_rounds_goes_on_bit_for_bit(bound: int) -> None:
-    """Also where a result is held back, whose contribution is in the value and must not count again."""
+    """Also while a result is held back, whose contribution is in the value and must not count again."""
 
     def play(job: Tree, turns: list[tuple[int, int]]) -> None:
         for party, number in turns:
@@ -271,7 +272,7 @@ def saved(folder: Path) -> dict[int, dict[str, Array]]:
 
 
 def test_a_cluster_whose_second_party_comes_late(cluster: Cluster, tmp_path: Path) -> None:
-    """It begins when the first one is in its fifth round; the central workers go by themselves, together."""
+    """It begins when the first one is in its fifth round; the central workers form a separate cohort."""
     gate = str(tmp_path / "gate")
     cluster.environment = {
         "OUT": str(tmp_path / "w{rank}.npz"), "GEOMX_ALGO": "mixed", "OPTIMIZER": SGD, "PUSH": "ranks", "ROUNDS": "5",
@@ -308,7 +309,7 @@ def test_a_cluster_whose_second_party_comes_late(cluster: Cluster, tmp_path: Pat
 
 
 def test_a_flat_cluster_with_a_bound(cluster: Cluster, tmp_path: Path) -> None:
-    """The second worker begins when the first one's third round is under way, makes two and leaves."""
+    """The second worker begins when the first one's third round is in flight, completes two and leaves."""
     gate = str(tmp_path / "gate")
     cluster.environment = {
         "OUT": str(tmp_path / "w{rank}.npz"), "GEOMX_ALGO": "async", "GEOMX_MAX_STALENESS": "2", "OPTIMIZER": SGD,

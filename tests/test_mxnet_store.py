@@ -1,4 +1,4 @@
-"""MXNet scripts, unmodified, on real clusters: the KVStore's rules, training, failures, and the import hook alone."""
+"""Unmodified MXNet scripts on real clusters: the KVStore's rules, training, failures, and the import hook alone."""
 
 import json
 import os
@@ -24,7 +24,7 @@ PARTIES = {name: {"GEOMX_PARTY": name[0]} for name in WORKERS}
 
 
 def hooked(script: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    """How launch starts a script: by itself, with the hook on PYTHONPATH."""
+    """A script's argv and environment as launch starts it: the plain script, with the hook on PYTHONPATH."""
     return [sys.executable, str(SCRIPTS / script), *arguments], {"PYTHONPATH": f"{HOOK}{os.pathsep}{ROOT}"}
 
 
@@ -36,7 +36,7 @@ def test_conformance(cluster: Cluster, kind: str) -> None:
 
 
 def check_parameters(directory: Path, ranks: int, reference: list[str]) -> None:
-    """All ranks have the same parameters, and they are those of the reference, which runs alone."""
+    """All ranks have the same parameters, equal to those of the reference, which runs alone."""
     code = f"import runpy, sys; {LOAD}; sys.argv.pop(0);"
     argv = [sys.executable, "-W", "ignore", "-c", code + "runpy.run_path(sys.argv[0], run_name='__main__')"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -85,7 +85,7 @@ def events(directory: Path, name: str) -> list[dict[str, object]]:
 
 
 def launch_ends(cluster: Cluster, how: str, by_hook: bool) -> dict[str, int]:
-    """Run ends.py on two workers with event logs; exit statuses."""
+    """Run ends.py on two workers with event logs; returns exit statuses."""
     argv, env = hooked("ends.py", how)
     if not by_hook:
         argv, env = [*RUNTIME, *argv[1:]], {}

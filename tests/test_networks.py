@@ -1,4 +1,4 @@
-"""The bundled networks: their tensors, their initial weights, and what the MXNet blocks make of them."""
+"""The bundled networks: their tensors, their initial weights, and the equivalence with MXNet's blocks."""
 
 import hashlib
 import subprocess
@@ -33,9 +33,9 @@ def digest(seed: int) -> str:
 
 
 def in_another_process(call: str) -> str:
-    """What `call`, a call of a function of this module, returns there."""
+    """The result of `call`, a call of a function of this module, in another process."""
     code = f"import os, sys; sys.path[:] = {sys.path!r}; import {__name__} as here; print(here.{call}, flush=True)"
-    code += "; os._exit(0)"  # what MXNet does at the end of a process may hang
+    code += "; os._exit(0)"  # MXNet's shutdown may hang
     argv = [sys.executable, "-W", "ignore", "-c", code]
     return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=90).stdout.strip()
 
@@ -60,7 +60,7 @@ def test_initial_weights_fill_their_range() -> None:
 
 
 def logits(weights: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
-    """The network in float64, straight from its definition."""
+    """The network in float64, computed from its definition."""
     values = images.astype(np.float64)
     for layer in ("conv1", "conv2"):
         kernel, bias = weights[f"{layer}.weight"], weights[f"{layer}.bias"]
@@ -83,7 +83,7 @@ def mean_loss(weights: dict[str, np.ndarray], images: np.ndarray, labels: np.nda
 
 
 def compare_with_numpy() -> str:
-    """The model's loss, gradients, predictions and digest against numpy, in a process of its own."""
+    """The model's loss, gradients, predictions and digest against numpy, in its own process."""
     random, model = np.random.default_rng(2), networks.find("cnn").build()
     weights = {name: value.astype(np.float64) for name, value in networks.find("cnn").initial_weights(3).items()}
     for name, value in weights.items():
@@ -95,7 +95,7 @@ def compare_with_numpy() -> str:
     model.wait_for_gradients()
     np.testing.assert_allclose(float(loss), mean_loss(weights, images, labels), rtol=1e-5)
     for index, name in enumerate(model.names):
-        # The derivative along the gradient itself, by a central difference.
+        # The derivative along the gradient, by a central difference.
         gradient = np.empty(model.sizes[index], np.float32)
         model.read_gradient(index, gradient)
         direction = gradient.astype(np.float64).reshape(weights[name].shape)
@@ -155,7 +155,7 @@ def test_linear_is_refused_a_gpu() -> None:
 
 
 def place_elsewhere() -> str:
-    """Where everything of a model lies that is made with another device as the current one, and trains there."""
+    """The devices of all parts of a model created with another device as the current one, after training there."""
     mx = load_mxnet()
     batch = np.zeros((2, 1, 28, 28), np.float32), np.arange(2, dtype=np.float32)
     with mx.cpu(1):
@@ -172,7 +172,7 @@ def test_everything_lies_on_the_device_of_the_worker() -> None:
 
 
 def refuse_gpu() -> str:
-    """The context of the processor, and what is said about a GPU that is not there."""
+    """The CPU's context, and the message for a missing GPU."""
     mx = load_mxnet()
     from geomx_cli.runtime.frontends.mxnet.device import device_context
 
@@ -200,7 +200,7 @@ ZOO = {
 
 
 def describe(name: str) -> str:
-    """Trained elements, statistics, the size, and whether a step with our initial weights makes a finite loss."""
+    """Trained elements, statistics, the size, and whether a step with our initial weights has a finite loss."""
     network = networks.find(name)
     model = network.build()
     weights = network.initial_weights(1)
@@ -247,7 +247,7 @@ def same(classes):
 
 
 def try_own() -> str:
-    """A person's network, and those that are none."""
+    """A user's network, and invalid ones."""
     load_mxnet()
     import os
     import tempfile

@@ -1,4 +1,4 @@
-"""Which optimizer a root runs in which round: what is asked of it, by whom, and what it refuses."""
+"""Which optimizer a root runs in which round: requests by its members, and refusals."""
 
 from itertools import pairwise
 from typing import Any
@@ -27,7 +27,7 @@ def sgd(rate: float, **more: float) -> optimizers.Optimizer:
 
 
 class Slice:
-    """A slice whose gradients are ones: each update takes the rate from its weight."""
+    """A slice whose gradients are ones: each update subtracts the rate from its weight."""
 
     def __init__(self, history: OptimizerHistory) -> None:
         self.history, self.hyper, self.weight = history, dict[str, float](), np.zeros(1)
@@ -83,7 +83,7 @@ class Member(KeptLink):
 
 
 class Root(Bench):
-    """A root below which are a party of one worker, of rank 0, and a master that does not train."""
+    """A root with a party of one worker, of rank 0, and a master that does not train."""
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         plane = PlaneSettings("localhost", 1, servers=1, workers=1)
@@ -100,14 +100,14 @@ class Root(Bench):
         try:
             return self.service.serve({"name": "sgd", "params": {}, "by": by, **body}, rank)
         finally:
-            self.rounds.members_changed()  # as whoever answers does
+            self.rounds.members_changed()  # as the server does after answering
 
     def push_ones(self, **hyper: float) -> None:
         self.number += 1
         self.push(0, self.number, np.ones(SIZE, np.float32), hyper=hyper)
 
     def changes(self) -> list[float]:
-        """What the rounds that are answered now have taken from the value."""
+        """The changes of the value in the rounds answered now."""
         values = [self.value, *(float(value[0]) for _, _, value in self.results())]
         self.value = values[-1]
         return [pytest.approx(before - after) for before, after in pairwise(values)]

@@ -1,4 +1,4 @@
-"""The server's optimizers against MXNet's own, against plain formulas, and against ways to misuse them."""
+"""The server's optimizers against MXNet's own, against plain formulas, and against misuse."""
 
 import warnings
 from itertools import pairwise
@@ -44,7 +44,7 @@ def walk(optimizer: Optimizer, weight: Array, grads: list[Array], slot: tuple[in
 
 @pytest.fixture(scope="module")
 def mx() -> Any:
-    """MXNet 1.9.1, which still asks numpy for names that numpy has dropped."""
+    """MXNet 1.9.1, which uses names that numpy has removed."""
     for kind in (bool, int, float, complex, object):
         if kind.__name__ not in vars(np):
             setattr(np, kind.__name__, kind)
@@ -78,7 +78,7 @@ def test_follows_mxnet_step_by_step(mx: Any, name: str, own: dict[str, Any], com
     weight, *grads = arrays(count=13, size=4097)
     mine = other = weight
     for step, grad in enumerate(grads):
-        if step == 6:  # whether momentum has the learning rate in it shows only when that changes
+        if step == 6:  # only a change of the learning rate shows whether it is part of the momentum
             ours.set(learning_rate=0.02)
             theirs.optimizer.set_learning_rate(0.02)
         ours.tune({"lr_mult": 0.5, "wd_mult": 3.0})
@@ -261,7 +261,7 @@ def test_importing_replaces_everything() -> None:
 def test_fp16_goes_on_from_an_fp32_master_until_forgotten() -> None:
     optimizer = create("sgd", {"learning_rate": 1e-4})
     weight, grad = np.ones(4, np.float16), np.ones(4, np.float32)
-    for _ in range(100):  # each step alone is far below the distance between fp16 numbers near 1
+    for _ in range(100):  # each step alone is far below fp16's resolution near 1
         weight = optimizer.update(SLOT, weight, grad)
     assert weight.tolist() == [float(np.float16(0.99))] * 4
     optimizer.forget(SLOT)
@@ -424,7 +424,7 @@ SPARSE_CASES = [
 
 
 def row_gradients(dtype: str = "float32") -> list[Rows]:
-    """Some rows; once none at all, once all of them."""
+    """Some rows; once none, once all of them."""
     rng = np.random.default_rng(5)
     counts = [3, 1, 0, ROWS, 7, 12, 2, 5]
     numbers = [np.sort(rng.choice(ROWS, count, replace=False)) for count in counts]
@@ -442,7 +442,7 @@ def test_row_sparse_gradients_follow_mxnet_bit_for_bit(
     if "wd" in common and name == "adagrad":
         common = {**common, "wd": 0.0}  # MXNet's refuses weight decay
     if "wd" in common and (name, own) == ("nag", SGD_M):
-        stype = "default"  # MXNet's has another rule for a row-sparse weight, by mistake: what it reads is a copy
+        stype = "default"  # MXNet has another rule for a row-sparse weight, by mistake: it reads a copy
     params = {"learning_rate": 0.05, **own, **common}
     ours, theirs = create(name, params), mx.optimizer.get_updater(mx.optimizer.create(name, **params))
     weight = np.random.default_rng(1).standard_normal(ROWS * WIDTH, dtype=np.float32)

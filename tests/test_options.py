@@ -121,7 +121,7 @@ def test_bounds_are_told_in_plain_numbers(name: str, value: float, hint: str) ->
 
 
 def run(arguments: Sequence[str], env: dict[str, str] | None = None) -> dict[str, Value]:
-    """What a command with the examples as its options is given."""
+    """The options parsed by a command from the examples."""
     seen: dict[str, Value] = {}
 
     @add_options(EXAMPLES)

@@ -1,4 +1,4 @@
-"""An algorithm of one's own: one file of a package outside geomx, from launch to the figures."""
+"""A custom algorithm: one file of a package outside geomx, from launch to the figures."""
 
 import json
 import os
@@ -39,7 +39,8 @@ class DampedWorker(FsaWorker):
 
 
 def offer(folder: Path, algorithm: str = ALGORITHM, name: str = "damping") -> Path:
-    """What an installation of the distribution `name` with this algorithm leaves in a folder of Python's path."""
+    """Create the files that installing the distribution `name` with this algorithm puts in a folder of Python's path.
+    """
     package, info = folder / name, folder / f"{name}-1.0.dist-info"
     package.mkdir(parents=True)
     info.mkdir()
@@ -52,21 +53,21 @@ def offer(folder: Path, algorithm: str = ALGORITHM, name: str = "damping") -> Pa
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
-    """Puts a folder on the path; another test knows nothing of its plug-ins."""
+    """Puts a folder on the path; other tests do not see its plug-ins."""
     plugins._all.cache_clear()
     yield monkeypatch.syspath_prepend
     plugins._all.cache_clear()
 
 
 def shown(url: str) -> dict[str, object]:
-    """What the page of a dashboard is told."""
+    """The state served to a dashboard's page."""
     with urllib.request.urlopen(url.replace("/?", "/data?"), timeout=10) as answer:
         found: dict[str, object] = json.loads(answer.read())
     return found
 
 
 def until_read(dashboard: "subprocess.Popen[str]") -> dict[str, object]:
-    """The state of a page when all events of its job are read, which is over."""
+    """The state of a page once all events of its finished job are read."""
     assert dashboard.stdout is not None
     url = dashboard.stdout.readline().strip()
     while (found := shown(url))["curves"]["accuracy"] == {}:  # type: ignore[index]
@@ -125,7 +126,7 @@ def test_its_options_join_the_table(tmp_path: Path, install: Callable[[Path], No
 def test_one_that_cannot_be_loaded_is_named(
     tmp_path: Path, install: Callable[[Path], None], algorithm: str, why: str
 ) -> None:
-    install(offer(tmp_path / "site", algorithm, tmp_path.name))  # no test imports that of another
+    install(offer(tmp_path / "site", algorithm, tmp_path.name))  # no test imports another's module
     with pytest.raises(InvalidSettings, match=f"the algorithm {tmp_path.name}.damped of {tmp_path.name} ") as caught:
         plugins.algorithms()
     assert why in caught.value.message

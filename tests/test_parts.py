@@ -20,7 +20,7 @@ from geomx_cli.ps.net.wire import BadMessage
 
 
 def ignore() -> None:
-    """What is called when credit is due, where nobody minds."""
+    """Ignored credit callback."""
 
 
 def given(
@@ -31,7 +31,7 @@ def given(
 
 # Sums.
 
-# Added in rank order this is 0: the 1 is lost beside 1e8. In most other orders it is 1 or 2.
+# Added in rank order this is 0, since the 1 is lost beside 1e8. In most other orders it is 1 or 2.
 AWKWARD = [np.array([value], np.float32) for value in (1, 1e8, 1, -1e8)]
 
 
@@ -177,7 +177,7 @@ def test_declaring_again_changes_nothing_and_another_shape_is_refused() -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """`clock.now` is what time.monotonic() says in window.py and shaping.py."""
+    """`clock.now` is the result of time.monotonic() in window.py and shaping.py."""
     made = SimpleNamespace(now=100.0)
     made.monotonic = lambda: made.now
     for module in (window, shaping):
@@ -209,7 +209,7 @@ def test_one_message_may_always_be_under_way() -> None:
 
 
 def use(win: window.Window, clock: SimpleNamespace, rate: float, round_trip: float, seconds: float) -> int:
-    """Send slices over a path of so many bytes a second; returns how many bytes it carried."""
+    """Send slices over a path of `rate` bytes per second; returns how many bytes it carried."""
     size, end, free, returns, carried = 2**20, clock.now + seconds, clock.now, [], 0
     while clock.now < end:
         while win.admits(size):
@@ -306,7 +306,7 @@ def test_an_observer_that_comes_late_does_not_wait_for_the_next_barrier() -> Non
 
 
 class Wire:
-    """A link that notes what it is to send."""
+    """A link that records the messages to be sent."""
 
     name = "the peer"
 

@@ -1,4 +1,4 @@
-"""A worker that lives and is stuck is the one that is named, by whoever knows it first, before the others give up."""
+"""A live but stuck worker is named, by whichever process detects it first, before the others' patience ends."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 
 
 def launch(cluster: Cluster, tmp_path: Path, stuck: str = "", *, flat: bool = False, **shape: object) -> None:
-    """All have names; `stuck` goes to sleep before its first push."""
+    """Start named processes; `stuck` sleeps before its first push."""
     cluster.environment |= {"OUT": str(tmp_path / "w{rank}.npz"), "GEOMX_PATIENCE": "3s", "SERVER_OPTIMIZER": "1"}
     names = ("gs", "root0", "cs", "master", "s", "srv0", "w0", "w1", "As", "Asrv0", "Aw0", "Aw1", "Bs", "Bsrv0", "Bw0")
     for name in names:
@@ -21,7 +21,7 @@ def launch(cluster: Cluster, tmp_path: Path, stuck: str = "", *, flat: bool = Fa
 
 
 def assert_all_name(cluster: Cluster, stuck: str, message: str) -> None:
-    """Everybody but the stuck process ends, and says why."""
+    """Every process but the stuck one ends and prints the reason."""
     others = {name: process for name, process in cluster.processes.items() if name != stuck}
     until(lambda: all(process.poll() is not None for process in others.values()))
     for name, process in others.items():

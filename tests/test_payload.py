@@ -1,4 +1,4 @@
-"""What hosts behind SSH get of the person's files, and the script's command there."""
+"""The user's files sent to hosts behind SSH, and the script's command there."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""Plans: for each host and role the exact environment, and what must hold for every topology."""
+"""Plans: for each host and role the exact environment, and the invariants of every topology."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ def make(spec: JobSpec = SPEC, *, one_host: bool = False, **given: options.Value
 
 
 def environment(name: str, host: str, **variables: Any) -> dict[str, str]:
-    """What every process of the job has, and `variables`."""
+    """The environment of every process of the job, plus `variables`."""
     party, _, rest = name.partition("/")
     common = {
         "GEOMX_JOB": "j1",
@@ -237,7 +237,7 @@ def test_each_worker_has_its_own_argument(given: dict[str, Any], worker: str, ar
     ],
 )
 def test_with_global_ranks_global_rank_0_is_the_master(given: dict[str, Any], processes: int) -> None:
-    """There is no worker that does not train; roots without central workers have no plane of the central party."""
+    """All workers train; roots without central workers have no plane of the central party."""
     found = make(rank_scope="global", **given)
     assert len(found.processes) == processes
     (master,) = [process for process in found.processes if "DMLC_ROLE_MASTER_WORKER" in process.env]
@@ -352,7 +352,7 @@ class TestEveryCluster:
 
 
 def wide_area() -> Inventory:
-    """Four machines; the central one is known by another address outside, and party B speaks IPv6."""
+    """Four machines; the central one has another external address, and party B uses IPv6."""
     return Inventory(
         central=Party(name="hub", workers=0),
         parties=(Party(name="A", workers=3), Party(name="B", workers=1)),
@@ -531,7 +531,7 @@ class TestPorts:
         return {host.name: host.ports for host in inventory.hosts}
 
     def of(self, *hosts: dict[str, Any], **fields: Any) -> Inventory:
-        """Each host is a party of its own; the first is the central one."""
+        """Each host is a separate party; the first is the central one."""
         made = [
             {"access": {"kind": "ssh", "address": f"m{index}"}, "devices": ("cpu",) if index else (), **host}
             | {"name": f"h{index}", "parties": (f"p{index}",)}

@@ -1,4 +1,4 @@
-"""Plug-ins are found by scanning, and what is wrong with one is said."""
+"""Discovery of plug-ins, and the messages for invalid ones."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def worker():
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
-    """An empty package that can be imported under its folder's name."""
+    """An empty package, importable under its folder's name."""
     folder = tmp_path / f"plugins_{abs(hash(request.node.name))}"
     folder.mkdir()
     (folder / "__init__.py").write_text("")

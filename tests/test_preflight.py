@@ -1,4 +1,4 @@
-"""Checks of hosts and links: real checkers on this machine, in network namespaces, and behind sshd."""
+"""Checks of hosts and links: real probes on this machine, in network namespaces, and behind sshd."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def wrong(report: preflight.Report) -> list[Check]:
 
 
 def only(report: preflight.Report) -> Check:
-    """The one thing that is wrong."""
+    """The only failed check."""
     [found] = wrong(report)
     return found
 
@@ -187,7 +187,7 @@ def test_an_interface_that_is_not_there(check: Callable[..., preflight.Report]) 
 
 
 def test_another_program_that_answers(network: Network, check: Callable[..., preflight.Report]) -> None:
-    """A gateway that sends a port to another machine, where something else listens."""
+    """A gateway that forwards a port to another machine, where another program listens."""
     elsewhere = network.spaces.command("control", [sys.executable, "-u", "-m", "http.server", "9001"])
     with subprocess.Popen(elsewhere, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as server:
         try:
@@ -236,7 +236,7 @@ def test_a_host_without_python() -> None:
 
 
 def test_a_host_whose_shell_greets(tmp_path: Path) -> None:
-    """A start-up file that prints is no news: what it says is no answer."""
+    """A start-up file may print text: it is not taken for an answer."""
     shell = tmp_path / "shell"
     shell.write_text('#!/bin/sh\necho "Welcome!"\necho "{}"\nexec "$@"\n')
     shell.chmod(0o755)
@@ -308,7 +308,7 @@ def _table(machine: Sshd, folder: Path) -> str:
 
 
 def geomx(network: Network, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command, as a person types it on the machine "control"."""
+    """Run geomx on the machine "control"."""
     code = "import sys; from geomx_cli.cli import main; sys.exit(main())"
     return subprocess.run(
         network.spaces.command("control", [sys.executable, "-c", code, *arguments]),

@@ -1,4 +1,4 @@
-"""What the facts of hosts mean for a job: pure functions."""
+"""Checks derived from the facts of hosts: pure functions."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +61,7 @@ def wrong(found: list[Check]) -> list[Check]:
     ("sent", "clock", "received", "what"),
     [
         (100.0, 100.5, 101.0, ""),
-        (100.0, 102.6, 101.0, ""),  # 2.1 s ahead, but for half a second nobody knows
+        (100.0, 102.6, 101.0, ""),  # 2.1 s ahead, with an uncertainty of half a second
         (100.0, 103.1, 101.0, "its clock is 2.6 s ahead of that of this machine"),
         (100.0, 40.0, 100.0, "its clock is 1 min 00 s behind that of this machine"),
     ],
@@ -120,7 +120,7 @@ def test_hosts_of_one_machine_share_its_memory_and_cores() -> None:
     [check] = wrong(list(hosts.check_memory(both, required)))
     assert (check.subject, check.level) == ("alpha, beta", "problem")
     assert check.what == "6 processes need at least 9.66 GB of memory of 8.59 GB"
-    assert wrong(list(hosts.check_memory({name: changed(memory=0) for name in both}, required))) == []  # nobody knows
+    assert wrong(list(hosts.check_memory({name: changed(memory=0) for name in both}, required))) == []  # unknown
     planned = [HOST, HOST.model_copy(update={"name": "beta", "threads": 2})]
     assert wrong(list(hosts.check_hardware(planned, alone, required))) == []
     [check] = wrong(list(hosts.check_hardware(planned, both, required)))

@@ -1,4 +1,4 @@
-"""The checker that runs on a host, as a process of its own."""
+"""The probe that runs on a host, as a process."""
 
 import json
 import os
@@ -33,7 +33,7 @@ FACTS = {
 
 
 class Probe:
-    """A checker under way."""
+    """A running probe."""
 
     def __init__(self, python: str = sys.executable, **env: str) -> None:
         source = str(Path(geomx_cli.__file__).parents[1])
@@ -60,7 +60,7 @@ class Probe:
         self.process.stdin.flush()
 
     def end(self) -> int:
-        """Close its standard input; the exit status."""
+        """Close its standard input; returns the exit status."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         status = self.process.wait(60)
@@ -202,7 +202,7 @@ def test_a_caller_that_talks_nonsense_harms_nobody(start: Callable[..., Probe], 
     probe.ask("listen", token="mine", binds=[["127.0.0.1", port]])
     with socket.create_connection(("127.0.0.1", port)) as caller:
         caller.settimeout(10)
-        with suppress(OSError):  # it may be cut off while it still speaks
+        with suppress(OSError):  # the probe may cut it off while it sends
             caller.sendall(greeting)
             caller.shutdown(socket.SHUT_WR)
             assert caller.recv(100) == b""

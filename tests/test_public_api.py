@@ -1,4 +1,4 @@
-"""What users import: all that is public, in a real job; and that templates need nothing else."""
+"""The users' imports: the whole public API in a real job; and that templates need nothing else."""
 
 import ast
 import json
@@ -60,7 +60,9 @@ def test_workers_share_the_data(cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_mxnet_stays_mxnet_where_our_folder_is_on_the_path() -> None:
-    """With the hook a script finds it, although geomx_cli/mxnet.py comes first; without, it is told what is wrong."""
+    """With the hook a script imports MXNet, although geomx_cli/mxnet.py comes first; without it, the error explains
+    why.
+    """
     code = "import sys, mxnet as mx; print(mx.nd.ones(1).asscalar(), mx.__file__)"
     path = os.pathsep.join(map(str, (PACKAGE, HOOK, ROOT)))
     env = {**os.environ, "PYTHONPATH": path, "DMLC_PS_ROOT_URI": "127.0.0.1"}

@@ -21,7 +21,8 @@ STOCK = SCRIPTS / "stock.py"
 
 
 def expected(workers: int) -> np.ndarray:
-    """The weights of stock.py in MXNet's own dist_sync with so many workers: SGD with momentum on the mean gradient."""
+    """The weights of stock.py in MXNet's own dist_sync with `workers` workers: SGD with momentum on the mean gradient.
+    """
     data = np.random.RandomState(3).normal(size=(96, 5)).astype(np.float32)
     label = data @ np.arange(5, dtype=np.float32).reshape(-1, 1)
     weight, momentum = np.ones((1, 5)), np.zeros((1, 5))
@@ -35,7 +36,7 @@ def expected(workers: int) -> np.ndarray:
 
 
 def check(folder: Path, workers: int) -> None:
-    """All samples are somebody's, none is two workers', and one worker has written the weights."""
+    """Each sample belongs to exactly one worker, and one worker has written the weights."""
     taken = [int(number) for path in folder.glob("*.txt") for number in path.read_text().split()]
     assert sorted(taken) == list(range(96))
     assert sorted(path.stem for path in folder.glob("*.txt")) == [str(rank) for rank in range(workers)]
@@ -65,7 +66,7 @@ def test_an_unmodified_script_trains_as_one_cluster(tmp_path: Path, options: str
 
 @pytest.mark.parametrize("central_workers", [0, 1])
 def test_by_hand_global_rank_0_is_the_master(cluster: Cluster, central_workers: int) -> None:
-    """Roots without the variables of a central plane have none; a central party that trains comes last."""
+    """Roots without the variables of a central plane have none; a central party that trains is last."""
     argv, env = hooked("stock.py", str(cluster.directory), "kv")
     env["GEOMX_RANK_SCOPE"] = "global"
     cluster.launch(argv, env=env, parties=(2, 1), roots=2, central=central_workers > 0, central_workers=central_workers)
@@ -74,7 +75,7 @@ def test_by_hand_global_rank_0_is_the_master(cluster: Cluster, central_workers: 
 
 
 def test_module_divides_by_all_workers(cluster: Cluster) -> None:
-    """As with three workers of a flat cluster; they have another order of summation."""
+    """Equal to three workers of a flat cluster, up to the order of summation."""
     argv, env = hooked("module.py")
     cluster.launch(argv, env={**env, "GEOMX_RANK_SCOPE": "global"}, parties=(2, 1), central=False)
     cluster.finish()
@@ -107,11 +108,11 @@ def test_by_hand_ranks_are_those_of_the_party(cluster: Cluster) -> None:
     ],
 )
 def test_what_cannot_work_by_hand_is_refused(cluster: Cluster, each: dict[str, str], message: str) -> None:
-    """A master that does not train, workers that count differently, HFA, which means the workers of a party."""
+    """A master that does not train, workers with different scopes, and HFA, which counts the workers of a party."""
     argv = [*RUNTIME, str(STOCK), str(cluster.directory), "kv"]
     first = {"Aw0": {"GEOMX_RANK_SCOPE": "global"}}
     cluster.launch(argv, env=each, worker_env={} if each else first, parties=(1, 1), central=len(each) != 2)
-    while message not in cluster.outputs():  # whoever is up later waits long for those that have ended
+    while message not in cluster.outputs():  # a late process waits long for processes that have ended
         assert any(process.poll() is None for process in cluster.processes.values()), cluster.outputs()
         time.sleep(0.1)
 

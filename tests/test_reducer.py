@@ -1,4 +1,4 @@
-"""From events to the state of a process: in any order, and alike for all that read it."""
+"""From events to the state of a process: in any order, and identical for all readers."""
 
 import random
 
@@ -23,7 +23,7 @@ PEERS = {"B/server:0": (50, 60)}
 
 
 def story() -> list[Event]:
-    """A worker's events, each at another time."""
+    """A worker's events, each at a different time."""
     return [
         StateChanged(time=10.0, state="waiting"),
         StateChanged(time=11.0, state="training"),

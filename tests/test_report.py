@@ -1,4 +1,4 @@
-"""Summaries of trials: ESync's own JSON to the letter, what it lacks, and records that are damaged."""
+"""Summaries of trials: ESync's own JSON exactly, our additions, and damaged records."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ DEVICES = [(host, device) for host in ("cloud1", "cloud3") for device in ("cpu",
 
 @pytest.fixture
 def esync(tmp_path: Path) -> Path:
-    """Six workers, six rounds: one step of the processors, three of the others; cloud3's gpu0 evaluates."""
+    """Six workers, six rounds: one step on CPUs, three on the others; cloud3's gpu0 evaluates."""
     for host, device in DEVICES:
         for number in range(1, 7):
             record = esync_record(number, 1 if device == "cpu" else 3, evaluator=(host, device) == ("cloud3", "gpu0"))

@@ -1,4 +1,4 @@
-"""What members of a round are answered: its own result however late they ask, also those who only abstain."""
+"""Answers to the members of a round: always of their own round, however late they ask, even if they abstain."""
 
 from typing import Any
 
@@ -148,7 +148,7 @@ def test_a_mean_is_of_those_who_contribute() -> None:
 
 @pytest.mark.parametrize("by_samples", [False, True])
 def test_hfa_means_are_of_those_who_contribute(by_samples: bool) -> None:
-    """Two parties, K2 = 2. One worker abstains in one round, a party in all: it does not damp the other."""
+    """Two parties, K2 = 2. One worker abstains in one round, a party in all: it does not dampen the other."""
     job = Tree([2, 2], lambda workers, is_root: HfaServer(2, workers, by_samples))
     job.init(full(0))
     for number in (1, 2):
@@ -176,7 +176,7 @@ def test_a_contribution_of_weight_0_has_no_payload() -> None:
         decode_header(encode_header(Header(weight=-1.0)), 0)
 
 
-# What is merged, and how wide it travels.
+# Merged contributions, and the width of sums.
 
 
 @pytest.mark.parametrize("parties", [[3, 3], [6]])
@@ -214,7 +214,7 @@ def test_hyper_parameters_of_all_ranks_are_merged_and_conflicts_reported() -> No
 
 
 def test_dcasgd_compensates_from_what_the_party_has_pulled() -> None:
-    """Party 1 pulls first when party 0 has made two updates."""
+    """Party 1 pulls for the first time after two updates of party 0."""
     for pulls, drift in ((True, 0), (False, 2)):
         job = Tree([1, 1], lambda workers, is_root: FsaServer(asynchronous=True))
         job.use("dcasgd", **COMPENSATED)
@@ -241,7 +241,7 @@ def test_a_pull_of_one_who_trains_gets_the_newest_value_of_the_global_server() -
     assert job.last((0, 0))[0] == 2.5, "nothing is compensated for: this party has seen it"
 
 
-# The lower side.
+# The sending side.
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_contribution_acknowledges_what_has_come_without_gaps() -> None:
 
 
 def test_hyper_parameters_of_rounds_that_stay_in_the_party_go_up_with_the_next() -> None:
-    """HFA with K2 = 2 and an optimizer on the global server: what round 1 changes holds from round 2 on."""
+    """HFA with K2 = 2 and an optimizer on the global server: changes in round 1 take effect from round 2 on."""
     job = Tree([1, 1], lambda workers, is_root: HfaServer(2, workers, False)).use("sgd", learning_rate=1.0)
     job.init(full(0))
     for number in (1, 2):
@@ -296,7 +296,7 @@ def test_what_is_meant_for_an_older_optimizer_does_not_change_a_newer_one() -> N
 
 
 def test_a_party_that_abstains_is_given_what_it_gets() -> None:
-    """Party 0 abstains and gets the weights that party 1 has made: its next gradient is computed there."""
+    """Party 0 abstains and receives the weights updated by party 1: its next gradient is computed there."""
     job = Tree([1, 1], lambda workers, is_root: FsaServer(asynchronous=True)).use("dcasgd", **COMPENSATED)
     job.init(full(0))
     job.push((0, 0), 1, full(-1))

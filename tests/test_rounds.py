@@ -1,4 +1,4 @@
-"""The rounds of a server and the uplink below it, with links that only keep what they are given."""
+"""The rounds of a server and the upstream client below it, with links that only record messages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ SIZE = 1000
 
 
 class KeptLink:
-    """Counts the credit that is returned, and keeps which slices are asked for."""
+    """Counts the returned credit, and records the requested slices."""
 
     def __init__(self) -> None:
         self.credit = 0
@@ -45,7 +45,7 @@ class KeptLink:
 
 
 class KeptDelivery:
-    """Keeps what is sent, in place of sending it."""
+    """Records messages instead of sending them."""
 
     def __init__(self) -> None:
         self.downs: list[tuple[Any, Header, memoryview | None]] = []
@@ -214,17 +214,17 @@ def test_a_server_does_not_look_for_what_is_stuck_while_nothing_changes(monkeypa
     assert len(bench.links[1].asked) >= 8, "now each holds up the other"
 
 
-# The uplink.
+# The upstream client.
 
 
 def test_a_repeat_is_answered_from_the_last_result_and_counts_once() -> None:
-    """A worker's uplink and a root: what is lost, contributions or results, is got again, and nothing else travels."""
+    """A worker's upstream client and a root: lost contributions or results are retransmitted, and nothing else."""
     bench, server, upstream = Bench("sgd"), KeptLink(), UpstreamClient()
     bench.init(np.zeros(SIZE, np.float32))
     seen: list[float] = []
 
     def carry_up() -> list[bool]:
-        """Whether each message had a payload."""
+        """Deliver the messages to the root; returns whether each had a payload."""
         carried, server.sent = server.sent, []
         for header, payload in carried:
             bench.rounds.on_exchange(bench.links[0], header, payload, 0)

@@ -1,4 +1,4 @@
-"""Some rows of a slice, from a worker to the roots and back: added, checked, kept, and what goes between parties."""
+"""Rows of a slice, from a worker to the roots and back: sums, checks, storage, and traffic between parties."""
 
 from typing import Any
 
@@ -111,7 +111,7 @@ def test_slices_have_whole_rows_unless_a_row_is_too_long() -> None:
             partition.declare(Tensor(f"r{row}", 350, "float32", row))
 
 
-# What comes from the network.
+# Input from the network.
 
 
 def test_rows_are_read_as_they_were_written() -> None:
@@ -178,7 +178,7 @@ def test_members_that_disagree_about_rows_are_refused() -> None:
 
 
 class Reference:
-    """What one process would do: sums, or SGD with momentum that changes only the rows of a round without arrays."""
+    """The same in one process: sums, or SGD with momentum that changes only the rows of a round without arrays."""
 
     def __init__(self, value: Array, optimizer: bool, lazy: bool) -> None:
         self.value, self.momentum = value.reshape(COUNT, ROW).copy(), np.zeros((COUNT, ROW), np.float32)
@@ -205,7 +205,8 @@ def _dense(item: Any) -> Array:
 @pytest.mark.parametrize("mixed", [False, True], ids=["rows", "mixed"])
 @pytest.mark.parametrize("rule", ["sums", "lazy", "standard"])
 def test_two_levels_are_as_one_process(rule: str, mixed: bool, roots: int) -> None:
-    """Every worker sees the same rows; local servers have the whole value, though only rows cross."""
+    """Every worker sees the same rows; local servers have the whole value, though only rows are sent between parties.
+    """
     job = tree(roots=roots)
     if rule != "sums":
         job.use("sgd", **SGD, lazy_update=rule == "lazy")
@@ -249,7 +250,7 @@ def test_between_parties_only_rows_travel(rule: str) -> None:
         for who in WHO:
             job.push(who, number, Rows(np.array([number]), np.ones((1, ROW), np.float32)))
             job.pull(who, rows=np.array([0, number]))
-        # Two parties, there and back; without an optimizer the row before becomes zero again.
+        # Two parties, both directions; without an optimizer the previous row becomes zero again.
         assert len(job.crossed) == 4
         assert max(job.crossed) <= (ROW * 4 + 4) * (2 if rule == "sums" else 1)
 
@@ -268,7 +269,7 @@ def test_a_value_that_was_given_out_never_changes() -> None:
 
 @pytest.mark.parametrize("rule", ["", "sgd"])
 def test_a_repeat_gets_what_its_round_has_changed_and_counts_once(rule: str) -> None:
-    """Two workers, of which one has not heard of any of its rounds, and a third that wants all of the value."""
+    """Two workers, one of which received no result of its rounds, and a third that wants the whole value."""
     job = Tree([3], lambda workers, is_root: FsaServer(), size=SIZE, row=ROW)
     if rule:
         job.use(rule, learning_rate=1.0)
@@ -340,7 +341,7 @@ def test_parties_that_train_alone_get_the_rows_that_the_root_has_now(name: str) 
             made = [number, number if party else number - 1, 0]
             assert job.last((party, 0)).values[:, 0].tolist() == made
     job.push((0, 0), 3, np.full(SIZE, -1.0, np.float32))
-    # Party 0 has pulled row 1 when party 1 had made one update of it; dcasgd compensates for the other one.
+    # Party 0 pulled row 1 after one update of it by party 1; dcasgd compensates for the other one.
     second = 3.0 if name == "sgd" else np.float32(3 - 0.04)
     assert job.last((0, 0)).reshape(COUNT, ROW)[:, 0].tolist() == [3.0, second] + [1.0] * (COUNT - 2)
     job.pull((1, 0))

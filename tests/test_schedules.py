@@ -33,7 +33,7 @@ CASES = [
 
 
 def travelled(scheduler: Any) -> schedules.Schedule:
-    """What a server makes of a scheduler of MXNet's: only what JSON can hold crosses."""
+    """The server's schedule for an MXNet scheduler, sent as JSON."""
     found = schedule_of(scheduler)
     assert found is not None
     name, params = json.loads(json.dumps(found))
@@ -51,7 +51,7 @@ def test_every_rate_is_that_of_mxnet(mx: Any, kind: str, params: dict[str, Any])
 
 @pytest.mark.parametrize(("kind", "params"), CASES)
 def test_a_scheduler_travels_as_it_is_by_now(mx: Any, kind: str, params: dict[str, Any]) -> None:
-    """Reading the optimizer's rate moves a scheduler of MXNet's, and setting that rate changes it."""
+    """Reading the optimizer's rate advances a scheduler of MXNet's, and setting that rate changes it."""
     theirs = getattr(mx.lr_scheduler, kind)(**params)
     optimizer = mx.optimizer.SGD(learning_rate=0.4, lr_scheduler=theirs)
     theirs(60)
@@ -73,7 +73,7 @@ def test_a_server_trains_as_mxnet_with_its_scheduler(mx: Any) -> None:
 
 
 def test_what_is_told_of_a_slice_goes_before_what_was_set() -> None:
-    """Rate and multipliers hold for the next update alone; a rate that was told ends the schedule."""
+    """Rate and multipliers apply to the next update only; a given rate ends the schedule."""
     schedule = schedules.create("poly", {**GOOD["poly"], "base_lr_orig": 1.0, "max_update": 10.0})
     optimizer, grad = optimizers.create("sgd", {"wd": 0.5}, schedule), np.ones(1)
     rates = []
@@ -125,6 +125,6 @@ def test_a_schedule_of_ones_own_cannot_travel(mx: Any) -> None:
 
 
 def test_a_rate_costs_little_after_any_number_of_updates() -> None:
-    """A state that says it is at update 2^60 does not keep a server busy."""
+    """A state that claims update 2^60 does not keep a server busy."""
     schedule = schedules.create("factor", {**GOOD["factor"], "factor": 1 - 1e-12, "stop_factor_lr": 0.0})
     assert 0 < schedule.rate(2**60) < 0.01

@@ -1,4 +1,4 @@
-"""Optimizers as scripts set them: by a master that does not train, late, anew, and such as cannot travel."""
+"""Optimizers set by scripts: by a master that does not train, late, repeatedly, and ones that cannot be sent."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ assert value.asnumpy().tolist() == [1.5] * 4, value
 
 
 def test_what_cannot_travel_is_refused_where_it_is_set(cluster: Cluster) -> None:
-    """Also that a learning rate may be negative, as MXNet has it."""
+    """Also a negative learning rate is allowed, as in MXNet."""
     script = cluster.directory / "wrong.py"
     script.write_text(WRONG)
     argv, env = hooked(str(script))
@@ -119,7 +119,7 @@ assert value.asnumpy().tolist() == [1 - 0.5 - 0.75] * 4, value
 
 
 def test_of_two_optimizers_the_later_one_holds_whoever_sets_it_first(cluster: Cluster) -> None:
-    """One worker sets the first one first, and the other one sets both before it sets the second."""
+    """One worker sets the first one first, and the other sets both before it sets the second."""
     script = cluster.directory / "twice.py"
     script.write_text(TWICE)
     argv, env = hooked(str(script))
@@ -138,7 +138,7 @@ def pushed(mx: Any, updates: WorkerUpdates, steps: range) -> list[Any]:
 
 
 def filled(mx: Any, optimizer: Any) -> WorkerUpdates:
-    """Updates of an fp32 and an fp16 key, beginning at ones."""
+    """Updates of an fp32 and an fp16 key, starting at ones."""
     updates = WorkerUpdates(mx, optimizer)
     for index, (name, shape, dtype) in enumerate((("a", (3, 5), "float32"), ("b", (4,), "float16"))):
         updates.add(name, index, shape, dtype)[:] = 1

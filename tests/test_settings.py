@@ -1,4 +1,4 @@
-"""What a process reads from its environment; an error names the variable. Durations, sizes and rates as text."""
+"""A process's settings from its environment; errors name the variable. Durations, sizes and rates as text."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Files in the folder where a job is started that are called as modules of Python's, or of others, are never run."""
+"""Files in a job's working directory that are named like modules of Python or others are never executed."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ MODULES = (
 
 
 def plant(folder: Path) -> Path:
-    """Such files; the file in which they say that they were run."""
+    """Create such files; returns the file in which they record their execution."""
     said = folder / "said.txt"
     for name in MODULES:
         (folder / f"{name}.py").write_text(f"open({str(said)!r}, 'a').write(__name__ + ' ')\n")

@@ -1,4 +1,4 @@
-"""Payloads in shared memory arrive as they were, and blocks are free once nobody needs them."""
+"""Payloads in shared memory arrive unchanged, and blocks are freed once unused."""
 
 import os
 import random
@@ -183,7 +183,7 @@ def test_any_thread_may_drop_the_last_reference(arena: Arena) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("room", ["", "none", "little", "foreign"])
 def test_a_job_on_one_host_has_the_same_results_with_and_without_it(cluster: Cluster, room: str, sockets: str) -> None:
-    """Without room, and where the memory cannot be mapped, everything travels through the sockets."""
+    """If there is no room, or the memory cannot be mapped, all payloads are sent through the sockets."""
     values = {**defaults(plugins.table()), "parties": 2, "workers": 2}
     inventory = this_machine(values, free_ports(ports_needed(values)), one_host=True, python=sys.executable)
     hook = cluster.directory / "sitecustomize.py"

@@ -1,4 +1,4 @@
-"""Three sites and the machine that a job is launched from, each in a network namespace behind real sshd. Needs root."""
+"""Three sites and the machine that launches a job, each in a network namespace behind real sshd. Needs root."""
 
 import json
 import os
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.processes
 
 
 class World:
-    """The four machines. `desk` is the folder in which a person at "control" types commands."""
+    """The four machines. `desk` is the working directory at "control"."""
 
     def __init__(self, folder: Path, network: Network) -> None:
         self.network = network
         self.desk = folder / "desk"
         self.desk.mkdir()
         self.person = Person(folder / "home")
-        self.mark = uuid.uuid4().hex  # two tests at once may have folders of one name
+        self.mark = uuid.uuid4().hex  # concurrent tests may have folders of the same name
         self.machines = {
             name: Sshd(folder / name, name, self.person, network.address(name), network.spaces.name(name), port=22)
             for name in NAMES
@@ -57,7 +57,7 @@ class World:
         (self.desk / "hosts.toml").write_text("\n".join(lines))
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        """`geomx` as a person types it at the control machine."""
+        """Start `geomx` at the control machine."""
         return subprocess.Popen(
             self.network.spaces.command(CONTROL, [sys.executable, "-m", "geomx_cli", *arguments]),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.desk,
@@ -66,7 +66,7 @@ class World:
         )  # fmt: skip
 
     def geomx(self, *arguments: str, limit: float = 90) -> subprocess.CompletedProcess[str]:
-        """The same, to its end."""
+        """Run `geomx` to its end."""
         process = self.start(*arguments)
         out, err = process.communicate(timeout=limit)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
@@ -77,7 +77,7 @@ class World:
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        """The control machine's network is gone: nothing comes in, nothing goes out."""
+        """Disconnect the control machine's network in both directions."""
         nft = self.network.spaces.command(CONTROL, ["nft", "-f", "-"])
         hooks = [f"add chain inet cut {hook} {{ type filter hook {hook} priority 0; policy drop; }}" for hook in HOOKS]
         call(nft, lines=["add table inet cut", *hooks, ""])
@@ -87,7 +87,7 @@ class World:
             call(nft, lines=["flush ruleset", ""])
 
     def close(self) -> None:
-        """End everything."""
+        """Kill everything."""
         for who in processes.marked({MARK: self.mark}):
             processes.tell([who], signal.SIGKILL)
         for machine in self.machines.values():
@@ -99,7 +99,7 @@ HOOKS = ("input", "output")
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """Three sites that run, known to the person at the control machine."""
+    """Three running sites, known to the user at the control machine."""
     network = Network([CONTROL, *NAMES])
     made = World(tmp_path, network)
     try:
@@ -114,7 +114,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def wait_for(condition: Callable[[], object], limit: float = 60) -> None:
-    """Until `condition` holds."""
+    """Wait until `condition` is true."""
     end = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < end, f"not within {limit} s"
@@ -122,13 +122,13 @@ def wait_for(condition: Callable[[], object], limit: float = 60) -> None:
 
 
 def rounds(world: World, count: int, slow: float = 0) -> list[str]:
-    """The command of a job of so many rounds, with three tensors and a pause of `slow` seconds before each."""
+    """The command of a job of `count` rounds, with three tensors and a pause of `slow` seconds before each."""
     world.describe(ROUNDS=str(count), OUT="w{rank}.npz", SERVER_OPTIMIZER="1", SLOW=str(slow))
     return ["--", "python", str(SCRIPT)]
 
 
 def results(world: World) -> dict[int, list[np.ndarray]]:  # type: ignore[type-arg]
-    """What the workers have saved beside the script that was put on their machines."""
+    """The workers' results, saved beside the script on their machines."""
     paths = [path for machine in world.machines.values() for path in Path(machine.state_dir).rglob("files/w*.npz")]
     return {int(path.stem[1:]): list(np.load(path).values()) for path in paths}
 
@@ -179,7 +179,7 @@ def test_a_followed_job_ends_when_the_control_machine_is_gone(world: World) -> N
 
 
 def complete(world: World) -> int:
-    """How many schedulers have seen all their members join."""
+    """How many schedulers report that all their members have joined."""
     paths = [path for machine in world.machines.values() for path in machine.home.rglob("*scheduler-0.jsonl")]
     return sum('"roster"' in path.read_text() for path in paths)
 
@@ -225,7 +225,7 @@ def test_hosts_with_an_unknown_and_a_changed_key_are_refused(world: World) -> No
 
 
 def test_two_jobs_that_are_launched_at_one_moment_on_the_same_machines(world: World) -> None:
-    """They look for ports one after another, and then run beside each other."""
+    """They allocate ports one after another, and then run concurrently."""
     command = rounds(world, 100, slow=0.03)
     launches = [world.start("launch", *command) for _ in range(2)]
     wait_for(lambda: len(world.running()) >= 20)  # the masters may have ended

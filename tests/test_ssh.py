@@ -1,4 +1,4 @@
-"""Hosts behind SSH, by real sshd processes: what runs there, who is let in, and what is said when it goes wrong."""
+"""Hosts behind SSH, with real sshd processes: commands, authentication, and error messages."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ BINARY = bytes(range(256)) * 20_000
 
 
 def _error(host: SshConnector) -> str:
-    """What is said when the host is used."""
+    """The error message when the host is used."""
     with pytest.raises(HostUnreachable) as caught:
         host.run(["true"], limit=60)
     host.close()
@@ -39,7 +39,7 @@ def _error(host: SshConnector) -> str:
 
 @pytest.fixture
 def host(machines: Machines, person: Person) -> Iterator[SshConnector]:
-    """A host behind an sshd of its own."""
+    """A host behind its own sshd."""
     machine = machines()
     person.knows(machine)
     made = machine.host()
@@ -267,7 +267,7 @@ def test_key_of_the_ssh_agent(
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", socket_path], stdout=subprocess.DEVNULL)
     try:
         monkeypatch.setenv("SSH_AUTH_SOCK", socket_path)
-        # The socket's file appears before the agent listens; ssh-add exits with 1 once an agent without keys answers.
+        # The socket file exists before the agent listens; ssh-add exits with 1 once an agent without keys answers.
         while subprocess.run(["ssh-add", "-l"], check=False, capture_output=True).returncode != 1:
             assert agent.poll() is None
         monkeypatch.setenv("HOME", str(tmp_path / "empty"))

@@ -1,4 +1,4 @@
-"""Who is asked for what, where the windows of members are full of contributions that wait."""
+"""Which members are asked for which slices if windows are full of waiting contributions."""
 
 from typing import Any
 
@@ -19,12 +19,14 @@ ONES = np.ones(SIZE, np.float32)
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is open counts as stalled at once."""
+    """Open rounds count as stalled immediately."""
     monkeypatch.setattr("geomx_cli.ps.aggregation.stalls.STALL", 0.0)
 
 
 def test_the_round_before_those_that_are_here_is_asked_for() -> None:
-    """After a cut later rounds of a slice may be here, and an earlier one behind them in the queues of all."""
+    """After a cut, later rounds of a slice may have arrived while an earlier one is queued behind others at all
+    members.
+    """
     bench = Bench()
     for rank in (0, 1):
         bench.push(rank, 2, ONES, key=1)
@@ -76,7 +78,7 @@ class Party:
 def test_a_party_that_waits_for_its_roots_says_so_and_gives_what_one_of_them_wants() -> None:
     party = Party()
     for rank in (0, 1):
-        for number in (1, 2):  # the first goes up, the second waits for its result
+        for number in (1, 2):  # the first is forwarded, the second waits for its result
             party.push(rank, number, key=1)
     for _ in range(3):
         party.stalls.look()

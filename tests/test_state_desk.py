@@ -1,4 +1,4 @@
-"""What a root tells of its optimizer's state, and what it takes up or refuses."""
+"""Reading and writing a root's optimizer state, and refusals."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ MOMENTUM = {"0/0/step": np.array([5]), "0/0/momentum": np.arange(SIZE, dtype=np.
 
 
 class Root(Bench):
-    """A root with momentum, whose desk forgets a silent writer after `silence` seconds."""
+    """A root with momentum, which drops a silent writer after `silence` seconds."""
 
     def __init__(self, silence: float = 60.0) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""`geomx stop`: whatever was killed before, in whatever state a job is, nothing of it is left and nothing else is hit.
-
-Plan, launch, agents and commands are the real ones; the roles are the small programs of stand_in.py.
+"""`geomx stop`: in any state of a job, whatever was killed before, it leaves nothing behind and affects nothing else.
 """
 
 import json
@@ -37,7 +35,7 @@ def assert_clean(launch: Launch) -> None:
 
 
 def fates(report: dict[str, Any]) -> dict[str, str]:
-    """What became of each process and agent."""
+    """The outcome for each process and agent."""
     found = {f"agent {host['host']}": host["agent"] for host in report["hosts"]}
     for host in report["hosts"]:
         found |= host["processes"]
@@ -45,7 +43,7 @@ def fates(report: dict[str, Any]) -> dict[str, str]:
 
 
 def trial(folder: Path, seed: int) -> str:
-    """Start a job, kill one part of it at a random moment, stop the job; what was wrong then, or ""."""
+    """Start a job, kill one part of it at a random moment, stop the job; returns the resulting problem, or ""."""
     chance = random.Random(seed)
     desk = Desk(folder)
     launch = desk.launch(story=FAMILIES)
@@ -56,7 +54,8 @@ def trial(folder: Path, seed: int) -> str:
             launch.process.wait(moment)
         os.kill(launch.pid(victim), signal.SIGKILL)
         done = desk.geomx("stop", "--json")
-        if not (launch.directory / "plan.json").exists() and victim == "launch":  # before it had begun anything
+        # launch was killed before it had started anything
+        if not (launch.directory / "plan.json").exists() and victim == "launch":
             assert (done.returncode, json.loads(done.stdout)["error"]["exit_code"]) == (3, 3), done.stderr
         else:
             assert done.returncode == 0, done.stderr
@@ -113,7 +112,7 @@ def test_launch_that_has_only_begun_is_stopped_as_well(desk: Desk) -> None:
 
 @pytest.fixture
 def silent_site(desk: Desk) -> Iterator[Path]:
-    """An inventory with a machine that takes connections and never says anything."""
+    """An inventory with a machine that accepts connections and never answers."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -183,8 +182,8 @@ def test_one_party(desk: Desk) -> None:
     assert set(fates(report).values()) == {"stopped"}
     status = {process["name"]: process["state"] for process in desk.json("status")["processes"]}
     assert (status["A/worker:0"], status["central/worker:0"]) == ("stopped", "training")
-    assert len(launch.pids()) == 1 + 2 + 4 + 4  # launch, agent and its relay, processes, what they have started
-    os.kill(launch.pid("central/worker:0"), signal.SIGKILL)  # as one that misses the party might end
+    assert len(launch.pids()) == 1 + 2 + 4 + 4  # launch, agents and their relays, processes and their children
+    os.kill(launch.pid("central/worker:0"), signal.SIGKILL)  # like a process that misses the party
     assert launch.finish() == 1
     assert "central/worker:0 (worker 0 of party central, on host central) failed first" in launch.errors
     assert_clean(launch)

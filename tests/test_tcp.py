@@ -1,4 +1,4 @@
-"""Connections as the kernel knows them."""
+"""The kernel's state of TCP connections."""
 
 import os
 import socket
@@ -21,14 +21,14 @@ def connected() -> Pair:
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """Closed at the end."""
+    """A connection, closed at the end."""
     near, far = connected()
     with near, far:
         yield near, far
 
 
 def test_what_is_acknowledged_or_not_sent_is_not_unanswered(pair: Pair) -> None:
-    """The kernel of a peer that does not read acknowledges too, until its buffer is full."""
+    """The kernel acknowledges for a peer that does not read, until its buffer is full."""
     near, _ = pair
     connection = Connection(near.fileno())
     assert connection.peer == near.getpeername()

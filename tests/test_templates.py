@@ -1,4 +1,4 @@
-"""`geomx init --template`: each script is written, and the command that is printed with it trains."""
+"""`geomx init --template`: each script is written, and the command printed with it trains."""
 
 import json
 import shlex

@@ -32,7 +32,7 @@ SHAPES: dict[str, dict[str, Value]] = {
 
 @pytest.fixture
 def socket_dir() -> Iterator[str]:
-    """A short directory: the path of a unix socket has 107 bytes."""
+    """A short directory: the path of a unix socket is limited to 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="gx-") as path:
         yield path
 
@@ -43,7 +43,7 @@ def socket_dir() -> Iterator[str]:
 def test_a_planned_cluster_gives_the_same_bits(
     cluster: Cluster, tmp_path: Path, socket_dir: str, shape: str, one_host: bool
 ) -> None:
-    """Through unix sockets on one host, and by TCP with keys between many."""
+    """Through unix sockets on one host, and by TCP with keys between several."""
     options = {**defaults(), **SHAPES[shape], "slice_elements": 20_000}
     inventory = this_machine(options, free_ports(ports_needed(options)), one_host=one_host, python=sys.executable)
     spec = JobSpec(
@@ -66,7 +66,7 @@ def test_a_planned_cluster_gives_the_same_bits(
 
 
 def members(options: dict[str, Value]) -> list[list[int]]:
-    """Global ranks in the order of the sums: party by party, then central workers, alone or as a party."""
+    """Global ranks in the order of the sums: party by party, then central workers, separately or as a party."""
     count, each, central = (int(options[name]) for name in ("parties", "workers", "central_workers"))
     if options["topology"] == "flat":
         return [list(range(count * each))]
@@ -79,7 +79,7 @@ def members(options: dict[str, Value]) -> list[list[int]]:
 def start(
     cluster: Cluster, planned: Plan, directory: Path, argv: Mapping[str, Sequence[str]] | None = None
 ) -> None:
-    """Start what the plan says, with keys where it has several hosts; `argv` in its place, by the processes' files."""
+    """Start the plan's processes, with keys if it has several hosts; `argv` replaces commands, by process file name."""
     if planned.spec.key_dir:
         callers = {process.name: planned.callers.get(process.name) for process in planned.processes}
         for process in planned.processes:

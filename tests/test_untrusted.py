@@ -1,6 +1,4 @@
-"""What hosts say is not believed: text for a terminal, lines, messages and statuses that make no sense; and jobs whose
-hosts have nothing to say.
-"""
+"""Input from hosts is validated: terminal text, lines, messages and statuses; and jobs whose hosts do not answer."""
 
 import io
 import json
@@ -47,7 +45,7 @@ NASTY = "\x1b]0;title\x07red \x1b[31;1mtext\x1b[0m\x9b2J\x08\r\u202eend"
 
 @pytest.fixture
 def known(tmp_path: Path) -> KnownJob:
-    """A job that was planned and written down, and that nobody has started."""
+    """A job that was planned and stored, but not started."""
     options = defaults()
     spec = JobSpec(options=options, job_dir=str(tmp_path / "job"), socket_dir="/tmp/none", python="python")
     job = Job.of(spec)
@@ -61,7 +59,7 @@ def known(tmp_path: Path) -> KnownJob:
 
 
 def follower_is_gone(known: KnownJob) -> KnownJob:
-    """As after SIGKILL to launch."""
+    """The state after SIGKILL to launch."""
     state = JobState.read(known.directory)
     assert state is not None
     replace(state, pid_started=1, started=time.time() - 100).write(known.directory)
@@ -71,7 +69,7 @@ def follower_is_gone(known: KnownJob) -> KnownJob:
 
 
 def write_status(known: KnownJob, host: str, **changes: Any) -> None:
-    """What its agent would leave at the end."""
+    """Write the final status file of a host's agent."""
     content = {
         "time": time.time(), "uptime": processes.uptime(), "boot": processes.boot_id(), "stage": "over", "why": "",
         "asked": "", "ordered": False, "left": [], "processes": {}, "failures": [], **changes,
@@ -147,7 +145,7 @@ def test_no_host_can_speak_for_the_control_machine(known: KnownJob, kind: str) -
 
 
 def watched(known: KnownJob, messages: Sequence[tuple[str, dict[str, Any] | LocalEvent]]) -> Outcome:
-    """What comes of it when agents say this."""
+    """The outcome when agents send these messages."""
     hosts = {name: LocalConnector(name) for name in known.plan.hosts}
     host_specs = known.job().host_specs(known.plan, dict.fromkeys(hosts, ""), 6)
     fleet = AgentPool(known.job(), hosts, host_specs)
@@ -271,7 +269,7 @@ def test_files_with_secrets_are_private_and_links_stay(known: KnownJob) -> None:
         assert stat.S_IMODE((known.directory / name).stat().st_mode) == 0o600
     link = jobs_folder() / known.plan.job
     assert link.is_symlink()
-    known.directory.rename(known.directory.with_name("away"))  # as when its disk is not mounted
+    known.directory.rename(known.directory.with_name("away"))  # like an unmounted disk
     assert known.plan.job not in [job.id for job in all_jobs()]
     known.directory.with_name("away").rename(known.directory)
     assert known.plan.job in [job.id for job in all_jobs()]

@@ -1,4 +1,4 @@
-"""Variables that have no effect are told, wherever they are set."""
+"""Variables without effect are reported, wherever they are set."""
 
 import sys
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_every_process_started_by_hand_tells(cluster: Cluster, tmp_path: Path) -
 
 @pytest.mark.processes
 def test_launch_tells_once(tmp_path: Path) -> None:
-    """What is set here, and what the inventory gives to its hosts; processes that have it too are not repeated."""
+    """Those set here and those in the inventory; processes that inherit them do not repeat the report."""
     argv, _ = hooked("unaware.py", "0")
     (tmp_path / "hosts.toml").write_text(
         f"""central = "hub"

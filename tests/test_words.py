@@ -1,4 +1,4 @@
-"""What a person sees of a job: the table at several sizes of a terminal, and the words at its end."""
+"""The displayed state of a job: the table at several terminal sizes, and the final messages."""
 
 import io
 import time
@@ -37,7 +37,7 @@ def job(planned: Plan) -> Job:
 
 @pytest.fixture
 def progress(planned: Plan) -> Progress:
-    """In the midst of a training with large numbers; one worker has failed."""
+    """During a training with large numbers; one worker has failed."""
     progress = Progress.of(planned, time.monotonic())
     for row in progress.rows.values():
         row.traffic = Traffic(lan=(715_000, 1_234_567_890), wan=(715_000, 1_234_567_890))
@@ -137,7 +137,7 @@ def test_logs_on_other_hosts_have_no_folder_here(planned: Plan, job: Job, progre
 
 
 def test_the_accuracy_at_the_end_is_the_last_word(planned: Plan) -> None:
-    """Telemetry that was being written then may come behind it, and so may the newest round and evaluation."""
+    """Telemetry, and even the latest round and evaluation, may be written after it."""
     progress = Progress.of(planned, time.monotonic())
     for event in (
         {"event": "telemetry", "accuracy": 0.25}, {"event": "finished", "accuracy": 0.5, "samples": 1},

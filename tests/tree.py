@@ -1,6 +1,6 @@
-"""The servers of a job in one process: the rounds of local servers and roots with what lies between, but no sockets.
+"""The servers of a job in one process: the rounds of local servers and roots and the messages between, without sockets.
 
-Messages arrive in the order in which they were sent, contributions in the order in which a test gives them.
+Messages arrive in the order of sending, contributions in the order given by a test.
 """
 
 from collections import deque
@@ -29,7 +29,7 @@ Take = Callable[[Header, memoryview | None], None]
 
 @dataclass
 class Delivery:
-    """A node's: keeps what is sent until all of it is carried to the other ends."""
+    """A node's delivery: queues messages until all are carried to the other ends."""
 
     sent: deque[Callable[[], None]]
     upstream: UpstreamClient | None
@@ -48,7 +48,7 @@ def _nowhere(header: Header, payload: memoryview | None) -> None:
 
 @dataclass(eq=False)
 class Wire:
-    """A link: what is done with a message at its upper, and at its lower end, which dials."""
+    """A link: handlers for messages at its upper and its lower (dialling) end."""
 
     up: Take = _nowhere
     down: Take = _nowhere
@@ -59,14 +59,12 @@ class Wire:
         self.sent.append(partial(self.up, header, payload))
 
     def consumed(self, size: int) -> None:
-        """Windows are not what is tested."""
+        """Windows are not tested here."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a member has got: the value, or some rows of it, with the round, the version at the root and the weight that
-    came with it.
-    """
+    """A member's result: the value, or some rows of it, with the round, the version at the root and the weight."""
 
     value: Any
     round: int
@@ -77,7 +75,7 @@ class Result:
 
 @dataclass
 class Node:
-    """A server, the ranks of its members that have not left, and the links of all."""
+    """A server, the ranks of its remaining members, and all links."""
 
     rounds: Aggregator
     members: list[int]
@@ -112,7 +110,7 @@ class Tree:
         return self
 
     def init(self, value: Array, where: Slice = (0, 0)) -> None:
-        """The initial value of a slice, at its root."""
+        """Set the initial value of a slice, at its root."""
         self._root(where).rounds.on_push(Wire(), self._header(Kind.PUSH, where), _bytes(value))  # type: ignore[arg-type]
         self._run()
 
@@ -120,7 +118,8 @@ class Tree:
         self, who: Who, number: int, value: Content | None, where: Slice = (0, 0), weight: float = 1.0,
         reply: Reply | None = None, acked: int = -1, hyper: dict[str, float] | None = None,
     ) -> None:  # fmt: skip
-        """A worker's contribution to a round; without a value it abstains. Who gives rows wants nothing back."""
+        """Send a worker's contribution to a round; without a value it abstains. A contribution of rows wants no result.
+        """
         node, rank = self._above(who, where)
         given = {} if value is None else form_of(value)
         if reply is None:
@@ -134,7 +133,7 @@ class Tree:
         self._run()
 
     def pull(self, who: Who, where: Slice = (0, 0), number: int = 0, rows: Array | None = None) -> None:
-        """A worker asks for the value, or some rows of it, after it has begun round `number`."""
+        """Pull the value, or some rows of it, for a worker that has begun round `number`."""
         node, rank = self._above(who, where)
         fields = {} if rows is None else {"form": Form.ROWS, "rows": len(rows)}
         header, payload = self._header(Kind.PULL, where, round=number, **fields), None
@@ -144,7 +143,7 @@ class Tree:
         self._run()
 
     def leave(self, who: Who) -> None:
-        """A worker owes nothing more; nor does its party, when nobody of it is left."""
+        """Let a worker leave; its party leaves with its last worker."""
         party, rank = who
         if party < 0:
             left = [(root, CENTRAL + rank) for root in self.roots]
@@ -157,11 +156,11 @@ class Tree:
         self._run()
 
     def got(self, who: Who, where: Slice = (0, 0)) -> list[Result]:
-        """All that a worker has got of a slice, in order."""
+        """All results of a slice that a worker has received, in order."""
         return self._got.get((who, where), [])
 
     def last(self, who: Who, where: Slice = (0, 0)) -> Any:
-        """The newest value that a worker has of a slice."""
+        """The newest value of a slice that a worker has."""
         return self.got(who, where)[-1].value
 
     def _run(self) -> None:
@@ -172,7 +171,7 @@ class Tree:
         return self.roots[where[1] % len(self.roots)]
 
     def _above(self, who: Who, where: Slice) -> tuple[Node, int]:
-        """A worker's server for a slice, and the rank under which the worker contributes there."""
+        """A worker's server for a slice, and the worker's contributing rank there."""
         party, rank = who
         return (self._root(where), CENTRAL + rank) if party < 0 else (self.servers[party], rank)
 

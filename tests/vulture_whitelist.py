@@ -1,4 +1,4 @@
-"""What vulture takes for unused: others call or read it by its name."""
+"""Names that vulture reports as unused, but that are called or read by name."""
 # ruff: noqa: B018, F821
 
 # click

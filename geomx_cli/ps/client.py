@@ -1,8 +1,8 @@
-"""What a worker uses: declare, init, exchange, pull, barrier. Buffers in, futures out.
+"""A worker's interface to the parameter server: declare, init, exchange, pull, barrier. Buffers in, futures out.
 
-The client has one thread, which runs the worker's loop; every public method may be called from any thread. Nothing
-waits for ever: a round or barrier has the option `patience` as its limit, everything else `timeout`, and the failure of
-any process of the job ends all waits with PeerLost, which every later call raises again.
+The client has one thread, which runs the worker's loop; public methods may be called from any thread. Every wait has a
+limit: the option `patience` for rounds and barriers, `timeout` for everything else. The failure of any process of the
+job ends all waits with PeerLost, which every later call raises again.
 """
 
 import math
@@ -37,12 +37,12 @@ MAX_OPEN = 4096
 
 
 class Client:
-    """A worker's end of the parameter server; connected when the constructor returns.
+    """A worker's connection to the parameter server; connected when the constructor returns.
 
     rank, num_workers: within the party's plane. party_index: -1 for the central party. global_rank: over all training
     workers, -1 for a master worker that does not train. num_all_workers: training workers of the job. flat: whether
     there is only one plane. trains: whether this worker may contribute. is_master: whether it configures the servers
-    and gives the initial values; in a flat cluster that is rank 0, and with the option rank_scope "global" it is
+    and provides the initial values; in a flat cluster that is rank 0, and with the option rank_scope "global" it is
     global rank 0.
     """
 
@@ -54,7 +54,7 @@ class Client:
         self.process = self._worker.node.process
         self._placements: dict[str, Placement] = {}
         self._rounds: dict[str, int] = {}
-        self._open: dict[str, deque[PendingExchange]] = {}  # the last one, and those before it without a result
+        self._open: dict[str, deque[PendingExchange]] = {}  # the latest one, and earlier ones without a result
         self._newest: dict[str, PendingExchange] = {}
         self._thread = threading.Thread(target=self._worker.run, name="geomx-client", daemon=True)
         self._thread.start()
@@ -74,7 +74,9 @@ class Client:
     # Tensors.
 
     def declare(self, tensors: Sequence[Tensor]) -> None:
-        """Tell the servers of `tensors`; blocks. The same again is free. Raises InvalidSettings if they disagree."""
+        """Declare `tensors` to the servers; blocks. Repeating a declaration is free. Raises InvalidSettings for a
+        conflict.
+        """
         new = [tensor for tensor in tensors if self._known(tensor) is None]
         if not new:
             return
@@ -84,17 +86,17 @@ class Client:
 
     @property
     def placements(self) -> Mapping[str, Placement]:
-        """Where the tensors lie that this worker has declared, by name."""
+        """The placements of the tensors declared by this worker, by name."""
         return self._placements
 
     def init(
         self, values: Mapping[str, Array], hyper: Mapping[str, Mapping[str, float]] | None = None, *, late: bool = False
     ) -> None:
-        """Give the initial values of declared tensors; blocks. For everybody but the master this does nothing.
+        """Set the initial values of declared tensors; blocks. No effect for workers other than the master.
 
-        values: 1-D, contiguous, of the declared size and dtype. They travel together: that takes as long as the links
-        need for them, and fails after the option `patience`. hyper: hyper-parameters of single tensors. `late`:
-        training has begun, and a master that does not train has ended; the worker of global rank 0 gives them instead.
+        values: 1-D, contiguous, of the declared size and dtype. They are sent together, which takes as long as the
+        links need, and fails after the option `patience`. hyper: hyper-parameters of single tensors. late: training has
+        begun and a master that does not train has ended, so the worker of global rank 0 sets them instead.
         """
         in_place = late and self.global_rank == 0 and not self._info.master_trains
         if not (self.is_master or in_place):
@@ -118,15 +120,15 @@ class Client:
         weight: float = 1.0,
         hyper: Mapping[str, float] | None = None,
     ) -> PendingExchange:
-        """Contribute `src` to this key's next round; its result goes to `out`, or is kept for `pull`. Returns at once.
+        """Contribute `src` to this key's next round; the result goes to `out`, or is kept for `pull`. Returns at once.
 
         src, out: 1-D, of the declared size and dtype. `src` must not change before `.sent`; it is copied if it is not
-        contiguous. Instead of an array it may be rows, numbered as those of the tensor: only they travel, no others
-        change where the optimizer is lazy, and there is no `out`; what is needed of the result has to be pulled.
-        Without `src` this worker abstains: it takes the round's result and counts for nothing in it, which costs next
-        to nothing to send. A higher priority goes first. `weight`, above 0, travels with the contribution; `hyper`
-        holds hyper-parameters for the optimizer. Raises InvalidSettings for a worker that does not train, or has left,
-        for rows that the key does not have, and when MAX_OPEN rounds of the key have no result yet.
+        contiguous. `src` may be Rows, numbered within the tensor: only they are sent, only they change if the optimizer
+        is lazy, and `out` is not allowed; needed parts of the result have to be pulled. Without `src` this worker
+        abstains: it receives the round's result without counting in it, at almost no cost. Higher `priority` is sent
+        first. `weight`, above 0, is sent with the contribution; `hyper` holds hyper-parameters for the optimizer.
+        Raises InvalidSettings for a worker that does not train or has left, for rows that the key does not have, and if
+        MAX_OPEN rounds of the key have no result yet.
         """
         self._check()
         if isinstance(src, Rows):
@@ -160,11 +162,11 @@ class Client:
         operation = Operation(Kind.EXCHANGE, placement, src, number, weight, priority, dict(hyper or {}), reply)
         exchange = self._newest[name] = self._start(out, operation)
         begun.append(exchange)
-        _forget_done(begun)  # the memory of the last result is free before that of the next is needed
+        _forget_done(begun)  # free the previous result's memory before the next one is allocated
         return exchange
 
     def _checked_rows(self, name: str, rows: Rows) -> Content:
-        """The rows of a contribution, or a dense array where the key's slices have no whole rows."""
+        """The rows of a contribution; a dense array if the key's slices are not made of whole rows."""
         placement = self._placement(name)
         tensor, numbers = placement.tensor, rows.numbers
         if (rows.row, str(rows.values.dtype), len(rows.values)) != (tensor.row, tensor.dtype, len(numbers)):
@@ -176,10 +178,11 @@ class Client:
         return rows if placement.row else rows.dense(tensor.size)
 
     def pull(self, name: str, out: Array, *, priority: int = 0) -> "Future[None]":
-        """Copy to `out` the result of this worker's latest exchange of the key, or without one the servers' value.
+        """Copy the result of this worker's latest exchange of the key, or without one the servers' value, to `out`.
 
-        In an asynchronous job others go on meanwhile: once that result has come, the global servers' newest value. The
-        result of a round of rows is fetched from the servers; a round that is begun later waits until it is here.
+        In an asynchronous job the value changes meanwhile: once that result has arrived, this gets the global servers'
+        newest value. The result of a round of rows is fetched from the servers; a later round of the key waits until it
+        is here.
         """
         self._check()
         placement = self._placement(name, out)
@@ -204,9 +207,9 @@ class Client:
         return done
 
     def pull_rows(self, name: str, numbers: Array, out: Array, *, priority: int = 0) -> "Future[None]":
-        """As `pull`, but only the rows `numbers` (1-D integers, strictly increasing), to `out`: 1-D, of so many rows.
+        """Like `pull`, but only the rows `numbers` (1-D integers, strictly increasing), to `out`: 1-D, of as many rows.
 
-        A round of the key that is begun later waits until they are here, so that they are not of that round.
+        A later round of the key waits until they are here, so that they are not of that round.
         """
         self._check()
         placement = self._placement(name)
@@ -228,7 +231,7 @@ class Client:
         return pulled.done
 
     def _pick_rows(self, name: str, numbers: Array, out: Array, priority: int) -> "Future[None]":
-        """Pull all of a key that travels only as a whole, and take the rows of it."""
+        """Pull all of a key that is sent only as a whole, and select its rows."""
         tensor = self._placement(name).tensor
         whole, done = np.empty(tensor.size, tensor.dtype), Future[None]()
 
@@ -244,8 +247,8 @@ class Client:
         return done
 
     def versions(self, name: str) -> tuple[int, int]:
-        """Lowest and highest version at the roots of the slices that this worker's latest exchange or pull of the key
-        has got; (-1, -1) before any. They differ only where parties train asynchronously.
+        """Lowest and highest version at the roots among the slices of this worker's latest exchange or pull of the key;
+        (-1, -1) before any. They differ only if parties train asynchronously.
         """
         found = self._newest.get(name)
         return (-1, -1) if found is None else (found.lowest, found.highest)
@@ -261,13 +264,13 @@ class Client:
         multipliers: Mapping[str, Mapping[str, float]] | None = None,
         serial: int = 0,
     ) -> None:
-        """Have the roots update the model with this optimizer (see optimizers.py); blocks. The same again is free.
+        """Have the roots update the model with this optimizer (see optimizers.py); blocks. Repeating it is free.
 
-        schedule: name and numbers (see schedules.py), for a master that does not train; whoever trains sends the rate
-        with its contributions. multipliers: `lr_mult` and `wd_mult` of single tensors that are declared. serial: 0 for
-        the first one, which counts at once; one of a higher number takes over in each tensor with the first
-        contribution that names it among its hyper-parameters, or, where this worker does not train, in the round after
-        the last one that any root has closed.
+        schedule: name and numbers (see schedules.py), for a master that does not train; training workers send the rate
+        with their contributions. multipliers: `lr_mult` and `wd_mult` of single declared tensors. serial: 0 for the
+        first optimizer, which takes effect at once. A later one takes over per tensor, with the first contribution that
+        names its serial number among its hyper-parameters, or, if this worker does not train, in the round after the
+        last one closed by any root.
         """
         by_key = [[self._placements[tensor].key, dict(own)] for tensor, own in (multipliers or {}).items()]
         body: Body = {
@@ -279,10 +282,10 @@ class Client:
         self.tell("optimizer", body, "take the optimizer")
 
     def set_compression(self, spec: str) -> None:
-        """Have every exchange with the global servers use the codec SPEC (see `--compress`); blocks until all servers
-        do. The same again is free. A round that is under way may be encoded or not, so call it before training.
+        """Encode every exchange with the global servers by the codec SPEC (see `--compress`); blocks until all servers
+        do so. Repeating it is free. Rounds in flight may or may not be encoded, so call this before training.
 
-        Raises InvalidSettings for a codec that does not exist, and where another one is in use.
+        Raises InvalidSettings for an unknown codec, and if another one is in use.
         """
         parse_codec(spec)
         self.tell("compression", {"spec": spec}, "take the codec")
@@ -298,14 +301,14 @@ class Client:
 
     def leave_optimizer_to_workers(self, kind: str, serial: int = 0) -> None:
         """Tell the roots that every worker runs an optimizer of this class itself; blocks. They refuse the next round
-        if not all workers that train have said so. serial: see `set_optimizer`.
+        unless all training workers have said so. serial: see `set_optimizer`.
         """
         serial = serial if self.trains else 0
         body = {"name": "", "params": {}, "by": self.process, "kind": kind, "serial": serial}
         self.tell("optimizer", body, "leave the optimizer to the workers")
 
     def _hold_rounds(self, serial: int) -> Body:
-        """Have the roots close no more rounds until they have the optimizer; from which rounds on it is to run."""
+        """Stop the roots from closing rounds until they have the optimizer; returns its first round of each key."""
         closed: dict[int, int] = {}
         for answer in self.tell("optimizer", {"hold": True, "by": self.process}, "hold the rounds"):
             for key, round_ in answer["closed"]:
@@ -314,7 +317,7 @@ class Client:
         return {"serial": max(serial, 1) if closed else 0, "by_round": by_round}
 
     def tell(self, topic: str, body: Body, what: str) -> list[Body]:
-        """Tell all roots something; blocks. `what` says what they are to do, for the message of a failure.
+        """Send a request to all roots; blocks. `what` describes it in the message of a failure.
 
         Returns their answers; behind a local server that is a single empty one.
         """
@@ -323,15 +326,15 @@ class Client:
         return [self._wait(future, self.answer_limit, f"the servers to {what}") for future in futures]
 
     def barrier(self, scope: Literal["party", "all"] = "party") -> None:
-        """Wait until all workers of the party, or of the job, have come here; who has left is not waited for."""
+        """Wait until all workers of the party, or of the job, have called this; workers that have left do not count."""
         limit = self.settings.number("patience")
         future = self._ask("barrier", {"scope": scope}, 0, limit)
         self._wait(future, limit, f"the other workers at a barrier over {scope}")
 
     def control(self, topic: str, body: Body, root: int | None = None) -> Body:
-        """Ask the rank-0 server, which relays to the rank-0 root what it does not answer itself; blocks.
+        """Send a request to the rank-0 server, which relays unknown topics to the rank-0 root; blocks.
 
-        With `root` it is that root which answers one of the topics that name theirs.
+        With `root`, that root answers, for topics that name one.
         """
         limit, server = self.answer_limit, 0
         if root is not None:
@@ -340,12 +343,12 @@ class Client:
         return answer
 
     def ask(self, topic: str, body: Body) -> "Future[Body]":
-        """As `control`, but returns at once; a failure of the job is set on the future."""
+        """Like `control`, but returns at once; a failure of the job is set on the future."""
         return self._ask(topic, body, 0)
 
     @property
     def asynchronous(self) -> bool:
-        """Whether parties go through rounds by themselves, as far as results have told."""
+        """Whether parties complete rounds separately, according to the results so far."""
         return self._worker.asynchronous
 
     # Telemetry.
@@ -364,17 +367,15 @@ class Client:
         """Bytes of messages so far."""
         return self._worker.node.transport.traffic()
 
-    # The end.
+    # Shutdown.
 
     def settle(self) -> None:
-        """Wait for the results of all rounds that this worker has begun."""
+        """Wait for the results of all rounds that this worker has started."""
         for begun in list(self._open.values()):
             self._wait(begun[-1].done, self.settings.number("patience"), "the last rounds")
 
     def leave(self) -> None:
-        """This worker owes no more contributions. Waits for the results of those that it has begun, and until the
-        servers know.
-        """
+        """Declare that this worker contributes no more. Waits for its pending results, and until the servers know."""
         self.settle()
         self._left = True
         self._worker.node.loop.submit(self._worker.leave)
@@ -382,9 +383,9 @@ class Client:
             self._wait(future, self.answer_limit, "the servers to know that this worker leaves")
 
     def close(self, error: GeomxError | None = None) -> None:
-        """Say goodbye and end the client's thread; with `error`, tell everybody that this worker has failed.
+        """Say goodbye and end the client's thread; with `error`, report to all processes that this worker failed.
 
-        Where other workers' contributions pass through this one it waits until they are done too.
+        If other workers' contributions pass through this one, it first waits for them to finish.
         """
         worker = self._worker
         if not self._thread.is_alive():
@@ -397,7 +398,7 @@ class Client:
             worker.ends.result()
         self._thread.join(self.settings.number("silence") + 5)
 
-    # Inside.
+    # Internals.
 
     def _known(self, tensor: Tensor) -> Placement | None:
         placement = self._placements.get(tensor.name)
@@ -427,8 +428,8 @@ class Client:
 
     @property
     def answer_limit(self) -> float:
-        """Seconds that an answer may take, as long as the link works: the option timeout. A local server that relays a
-        request gives the same to its own link, which may be silent meanwhile, and answers when that is lost.
+        """Seconds that an answer may take while the link works: the option timeout. A local server that relays a
+        request allows its own link the same time, not counting its silence, and answers if that link is lost.
         """
         relayed = 0.0 if self._info.at_root else self.settings.number("silence")
         return self.settings.number("timeout") + relayed
@@ -441,7 +442,7 @@ class Client:
         return future
 
     def _wait(self, future: "Future[Any]", limit: float, what: str) -> Any:
-        """The result; the limit counts from when something has last moved on the links, or one was back from a cut."""
+        """Wait for the result; the limit restarts with any progress on the links or a restored connection."""
         while True:
             try:
                 return future.result(limit + 5)
@@ -455,7 +456,7 @@ class Client:
 
 
 def _forget_done(begun: deque[PendingExchange]) -> None:
-    """Drop what has its result, but not the last one."""
+    """Drop the finished exchanges, except the latest."""
     while len(begun) > 1 and begun[0].done.done():
         begun.popleft()
 

@@ -1,4 +1,4 @@
-"""What workers and the master ask of a root about the optimizer: which one, on whose word, from which round on."""
+"""Requests about a root's optimizer: which one, set by whom, from which round on."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ _MAX_KIND = 64
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """Which optimizer a process asks for. name: "" for one that runs on the workers, whose class is `kind`."""
+    """The optimizer that a process requests. name: "" for one that runs on the workers, of class `kind`."""
 
     by: str
     trains: bool
@@ -32,7 +32,7 @@ class _Wish:
 
     @classmethod
     def read(cls, body: Body, *, trains: bool) -> "_Wish":
-        """What a request asks for. Raises KeyError and the like for a malformed one."""
+        """Parse a request. Raises KeyError and the like if it is malformed."""
         schedule = None
         if body.get("schedule") is not None:
             name, params = body["schedule"]
@@ -41,12 +41,12 @@ class _Wish:
         return cls(str(body["by"]), trains, str(body["name"]), kind, given, schedule)
 
     def make(self) -> Optimizer:
-        """The optimizer. Raises InvalidSettings for what it cannot be."""
+        """Create the optimizer. Raises InvalidSettings for invalid parameters."""
         schedule = None if self.schedule is None else schedules.create(*self.schedule)
         return optimizers.create(self.name, self.given, schedule)
 
     def like(self, other: "_Wish") -> bool:
-        """Whether both ask for the same."""
+        """Whether both request the same."""
         if not (self.name and other.name):
             return (self.name, self.kind) == (other.name, other.kind)
         same = (self.name, self.schedule) == (other.name, other.schedule)
@@ -61,12 +61,12 @@ class _Wish:
 class OptimizerService:
     """Answers the topic "optimizer" at a root. Used by the loop's thread only.
 
-    A process that asks before it has contributed sets the first optimizer, which counts at once. The same again changes
-    nothing; another one is only taken from who set the first, or, until the first round, from a worker that trains
-    instead of a master that does not: scripts make the numbers from the number of workers, and the master is alone in
-    its party. One who has contributed registers the next one under a serial number, which its contributions then name.
-    A master that does not train asks twice: to hold all rounds and hear which ones are closed, and then for its
-    optimizer from the next rounds on.
+    A process that has not contributed yet sets the first optimizer, which takes effect at once. Repeating that is
+    idempotent; a different one is accepted only from the process that set the first, or, until the first round, from a
+    training worker in place of a master that does not train: scripts derive its numbers from the number of workers, and
+    the master is alone in its party. A process that has contributed registers the next optimizer under a serial number,
+    which its contributions then name. A master that does not train sends two requests: one to hold all rounds and learn
+    which are closed, then one for its optimizer from the next rounds on.
     """
 
     def __init__(self, rounds: Aggregator, members: Members) -> None:
@@ -75,9 +75,7 @@ class OptimizerService:
         self._wishes: dict[int, _Wish] = {}
 
     def serve(self, body: Body, rank: int) -> Body:
-        """The answer to a request of the member `rank`. Raises InvalidSettings, and KeyError and the like for a
-        malformed one.
-        """
+        """Answer a request of the member `rank`. Raises InvalidSettings, and KeyError and the like if malformed."""
         trains = self._members.trains(rank)
         if body.get("hold"):
             if trains:
@@ -113,7 +111,7 @@ class OptimizerService:
             self._rounds.history.add(serial, Successor(new, by_key, None if trains else by_round))
 
     def _is_first(self, wish: _Wish) -> bool:
-        """Whether `wish` is the first optimizer, or takes its place. Raises InvalidSettings for a contradiction."""
+        """Whether `wish` is the first optimizer or replaces it. Raises InvalidSettings for a conflict."""
         first = self._wishes.get(0)
         if first is not None and first.by == wish.by and first.like(wish):
             return False

@@ -1,4 +1,4 @@
-"""What a root tells of its optimizer's state, and takes up: in pieces, so that no message is long."""
+"""Reads and writes a root's optimizer state in pieces, so that no message is long."""
 
 import time
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ MAX_ARRAYS = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
-    """A copy of the state as it was after so many updates of an optimizer, and after what was loaded last."""
+    """A copy of the state, with the number of updates and the last loaded state that it reflects."""
 
     packed: TensorArchive
     optimizer: Optimizer
@@ -32,8 +32,8 @@ class _Snapshot:
 
 @dataclass(slots=True)
 class _Upload:
-    """State that somebody is sending. `whole` tells this root's part and the other roots' from others' states.
-    `touched`: when its last piece came, in time.monotonic seconds.
+    """A state being uploaded. `whole` extracts this root's part from the states of all roots. `touched`: when the last
+    piece arrived, in time.monotonic seconds.
     """
 
     by: str
@@ -47,11 +47,10 @@ class _Upload:
 class OptimizerStateService:
     """Answers the topics of TOPICS at a root. Used by the loop's thread only.
 
-    A reader opens a snapshot, reads its pieces and closes it; readers between two updates share one. It is told which
-    state was taken up last, so that it sees when some roots have taken up another one and some not yet. One worker at a
-    time may write; the others wait, for they mostly bring the same: state that was taken up just now is not taken
-    again. A writer that has been silent for `silence` seconds is forgotten. Before the whole state has come and fits,
-    nothing changes.
+    A reader opens a snapshot, reads its pieces and closes it; readers between two updates share one. The snapshot names
+    the last loaded state, so a reader detects that only some roots have loaded another one. One worker at a time may
+    write; the others wait, as they usually bring the same state: one that was just loaded is not loaded again. A writer
+    that has been silent for `silence` seconds is dropped. Nothing changes before the whole state has arrived and fits.
     """
 
     TOPICS: ClassVar = ("state_open", "state_read", "state_close", "state_begin", "state_write")
@@ -65,7 +64,7 @@ class OptimizerStateService:
         self._loads, self._loaded = 0, ""
 
     def serve(self, topic: str, body: Body) -> Body:
-        """The answer to a request. Raises InvalidSettings, and KeyError and the like for a malformed one."""
+        """Answer a request. Raises InvalidSettings, and KeyError and the like if malformed."""
         by = str(body["by"])
         match topic:
             case "state_open":

@@ -1,4 +1,4 @@
-"""A worker's links with other workers of its plane, where its delivery asks for some."""
+"""A worker's links to other workers of its plane, if its delivery requires them."""
 
 from collections.abc import Callable, Collection
 
@@ -14,9 +14,10 @@ __all__ = ["Peers"]
 
 
 class Peers:
-    """`pairs`: which worker dials which, by rank. `links`: this worker's, by the other's rank.
+    """`pairs`: which worker dials which, by rank. `links`: this worker's links, by the peer's rank.
 
-    A worker that others dial ends after them, for what they send may pass through it. Used by the loop's thread only.
+    A worker ends only after the workers that dial it, since their messages may pass through it. Used by the loop's
+    thread only.
     """
 
     def __init__(self, plane: PlaneSettings, pairs: Collection[tuple[int, int]]) -> None:
@@ -24,21 +25,21 @@ class Peers:
         self._plane = plane
         self._pairs = frozenset(pairs)
         self._rank = -1
-        self._early: list[Link] = []  # those that have dialled before this worker knew its rank
+        self._early: list[Link] = []  # peers that dialled before this worker knew its rank
         self._gone: set[Link] = set()
         self._when_here: Callable[[], None] | None = None
         self._when_gone: Callable[[], None] | None = None
 
     def listen(self, node: Node) -> list[str]:
-        """Listen if anybody dials this worker; returns what they dial. One that is started by hand does not know its
-        rank yet, and listens if any worker does. Raises InvalidSettings as Node.listen does.
+        """Listen if another worker dials this one; returns the endpoints. A worker started by hand does not know its
+        rank yet, and listens if any worker has to. Raises InvalidSettings as Node.listen does.
         """
         wanted = any(node.settings.rank in (None, listener) for _, listener in self._pairs)
         return list(node.listen(self._plane)) if wanted else []
 
     def join(self, node: Node, membership: Membership) -> None:
-        """The roster is here: dial, and take those that have dialled. The node fails when the others have not within
-        its timeout. Raises InvalidSettings for one that is another than it says.
+        """The roster has arrived: dial, and check the peers that have dialled. The node fails if others have not
+        dialled within its timeout. Raises InvalidSettings for a wrong identity.
         """
         self._rank = membership.rank
         settings, members = node.settings, {item.rank: item for item in membership.members if item.role == "worker"}
@@ -59,7 +60,7 @@ class Peers:
             node.loop.call_later(node.timeout, lambda: self._expire(node))
 
     def arrive(self, node: Node, link: Link) -> None:
-        """A worker has dialled this one. Raises BadMessage for one that should not."""
+        """A worker has dialled this one. Raises BadMessage if it should not."""
         rank, roster = link.hello.get("rank"), node.memberships[0]
         node.check_identity(link, "worker", roster)
         if self._rank < 0:
@@ -72,11 +73,11 @@ class Peers:
         self._look()
 
     def dialled(self) -> list[Link]:
-        """Those that this worker dials."""
+        """The links that this worker dials."""
         return [link for link in self.links.values() if link.dialled]
 
     def on_bye(self, node: Node, request: Request) -> None:
-        """A worker that dials this one is done. Raises BadMessage for one that does not."""
+        """A worker that dials this one is done. Raises BadMessage if it does not dial this one."""
         if request.link not in self.links.values() or request.link.dialled:
             raise BadMessage("a goodbye of a process that does not dial this one")
         node.answer_bye(request)
@@ -84,12 +85,12 @@ class Peers:
         self._look()
 
     def when_here(self, call: Callable[[], None]) -> None:
-        """Call this when all workers that dial this one have, perhaps now."""
+        """Call this once all workers that dial this one have connected, possibly now."""
         self._when_here = call
         self._look()
 
     def when_gone(self, call: Callable[[], None]) -> None:
-        """Call this when all workers that dial this one are done, perhaps now."""
+        """Call this once all workers that dial this one are done, possibly now."""
         self._when_gone = call
         self._look()
 

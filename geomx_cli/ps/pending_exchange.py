@@ -1,4 +1,4 @@
-"""One worker's exchange of one tensor: its slices go up, their results come down into one array."""
+"""One worker's exchange of one tensor: slices are sent up, and their results are gathered in one array."""
 
 import time
 from concurrent.futures import Future
@@ -13,12 +13,11 @@ __all__ = ["PendingExchange"]
 
 @dataclass(slots=True, eq=False)
 class PendingExchange:
-    """`sent`: the source may be reused. `done`: the result is complete, in `out` if there was one.
+    """`sent`: the source may be reused. `done`: the result is complete, in `out` if given.
 
-    Both are futures of any thread; a failure of the job is set on both. Without `out` the result's slices are kept as
-    they came, and `copy_to` copies them later. `lowest` and `highest`: versions at the roots that the slices are
-    of; they differ where parties train asynchronously. holds: whether the result is here, or will be; that of a round
-    of rows is not.
+    Both futures may be used in any thread; a failure of the job is set on both. Without `out` the result's slices are
+    kept as received, for `copy_to`. `lowest` and `highest`: versions of the slices at the roots; they differ if parties
+    train asynchronously. holds: whether the result is or will be stored here; that of a round of rows is not.
     """
 
     out: Array | None
@@ -38,7 +37,7 @@ class PendingExchange:
         return time.monotonic() - self.started
 
     def take(self, offset: int, array: Array, version: int) -> None:
-        """A slice's result has come; `array` stays valid as long as it is held."""
+        """Take a slice's result; `array` stays valid as long as it is held."""
         self.lowest = version if self.lowest < 0 else min(self.lowest, version)
         self.highest = max(self.highest, version)
         if self.out is not None:
@@ -58,12 +57,12 @@ class PendingExchange:
             np.copyto(out[offset : offset + len(array)], array)
 
     def release(self) -> None:
-        """The result is needed here no more, and takes no memory: who pulls it again gets it from the servers."""
+        """Free the result's memory; a later pull gets it from the servers."""
         self.holds = False
         self._kept.clear()
 
     def fail(self, error: Exception) -> None:
-        """The result will not come."""
+        """Fail the pending futures."""
         for future in (self.sent, self.done):
             if not future.done():
                 future.set_exception(error)

@@ -1,4 +1,4 @@
-"""What members may ask of a server beside tensors: who takes part, where a tensor goes, which optimizer, a barrier."""
+"""The members' requests to a server other than tensors: cluster layout, placement, optimizer, barriers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,10 +23,10 @@ Body = dict[str, Any]
 
 
 class Requests:
-    """Answers requests; until all members have come, and the roots are dialled, they wait.
+    """Answers requests. They are queued until all members have arrived and the roots are dialled.
 
-    A local server asks the rank-0 root for what concerns the whole job, and relays what it does not know.
-    `own_party` is the index of a local server's party. Used by the loop's thread only.
+    A local server asks the rank-0 root about anything that concerns the whole job, and relays unknown topics.
+    `own_party`: the index of a local server's party. Used by the loop's thread only.
     """
 
     def __init__(
@@ -57,25 +57,25 @@ class Requests:
         self._state_desk = OptimizerStateService(rounds, node.settings.number("timeout"))
 
     def take(self, request: Request) -> None:
-        """Answer `request`, now or later; one that is malformed is counted and refused."""
+        """Answer `request`, now or later; a malformed one is counted and refused."""
         self._waiting.append(request)
         self.serve()
 
     def serve(self) -> None:
-        """Answer those that wait, if the cluster is complete."""
+        """Answer the queued requests if the cluster is complete."""
         while self._waiting and self._members.complete and (self._upstream is None or self._upstream.links):
             self._answer(self._waiting.pop(0))
 
     def has_declared(self, header: Header) -> bool:
-        """Whether a message is about a slice that has been declared, as it was. Only the first server of a plane is
-        asked to declare tensors, so the others believe what they are told.
+        """Whether the slice in a header matches a declaration. Only the first server of a plane receives declarations,
+        so the others accept any slice.
         """
         if self._node.memberships[0].rank != 0:
             return True
         return self._shapes.get((header.key, header.slice)) == (header.length, header.dtype, header.row)
 
     def release_barriers(self) -> None:
-        """Answer at the barriers where nobody is missing now."""
+        """Release the barriers that are complete now."""
         for scope, barrier in self._barriers.items():
             while released := barrier.release():
                 if scope == "party" or self._upstream is None:
@@ -85,7 +85,7 @@ class Requests:
                     self._barrier_above(released)
 
     def at_barriers(self) -> Iterator[tuple[float, frozenset[int]]]:
-        """Of each barrier where members wait for others: since when (time.monotonic seconds), and for which ranks."""
+        """For each barrier with waiting members: since when (time.monotonic seconds), and the missing ranks."""
         for barrier in self._barriers.values():
             if (waiting := barrier.waiting()) is not None and waiting[1]:
                 yield waiting
@@ -102,7 +102,7 @@ class Requests:
             request.refuse(InvalidSettings(text))
 
     def _relay(self, request: Request) -> None:
-        """A topic of the algorithm's, or one that only the roots know."""
+        """Relay a topic that only the algorithm or the roots handle."""
         answer = self._rounds.table.algorithm.on_request(request.topic, request.body, self._upstream is None)
         if answer is not None:
             request.answer(answer)
@@ -112,7 +112,7 @@ class Requests:
         self._node.talk.ask(self._upstream.links[0], request.topic, request.body, request.answer, request.refuse)
 
     def _on_cluster(self, request: Request) -> None:
-        """Who takes part in the job: answered by the rank-0 root, completed by the local server."""
+        """Describe the job's members: answered by the rank-0 root, completed by the local server."""
         if self._upstream is not None:
 
             def complete(body: Body) -> None:
@@ -133,7 +133,9 @@ class Requests:
         )
 
     def _check_rank_scope(self, scope: str) -> None:
-        """All workers must count ranks alike: otherwise there are two masters, or none, and no common barrier."""
+        """Check that all workers use the same rank scope: otherwise there are two masters, or none, and no common
+        barrier.
+        """
         scope = "global" if scope == "global" else "party"
         self._rank_scope = self._rank_scope or scope
         if scope != self._rank_scope and self._node.settings.upper is not None:
@@ -157,7 +159,7 @@ class Requests:
         )  # fmt: skip
 
     def _assign_to_party(self, request: Request, tensors: list[Tensor], body: Body) -> None:
-        """Spread the slices over the local servers of this party, and remember how."""
+        """Assign the slices to the local servers of this party, and remember the placement."""
         partition = self._own_partition()
         for tensor, (key, slices) in zip(tensors, body["placements"], strict=True):
             if tensor.name not in self._placements:
@@ -168,7 +170,7 @@ class Requests:
         request.answer({"placements": [self._placements[tensor.name] for tensor in tensors]})
 
     def _own_partition(self) -> Partition:
-        """Over the roots at a root, over the party's servers at a local server."""
+        """The partition over the roots (at a root) or over the party's servers (at a local server)."""
         if self._partition is None:
             settings = self._node.settings
             plane = settings.local if self._upstream is not None else settings.upper or settings.local
@@ -179,7 +181,7 @@ class Requests:
         return self._partition
 
     def _on_optimizer(self, request: Request) -> None:
-        """See OptimizerService. All roots hear of it."""
+        """See OptimizerService. Forwarded to all roots."""
         if self._upstream is not None:
             self._relay_to_all(request, self._upstream.links)
         else:
@@ -187,14 +189,14 @@ class Requests:
             request.answer(self._optimizer_service.serve(request.body, self._members.rank_of(request.link)))
 
     def _go_on(self) -> None:
-        """Close the rounds that have waited. What goes wrong there is the job's failure, not that of who has asked."""
+        """Close the rounds that were held. An error there fails the job, not the request."""
         try:
             self._rounds.members_changed()
         except GeomxError as error:
             self._node.fail(error)
 
     def _on_mode(self, request: Request) -> None:
-        """Whether the roots take each party's contributions by themselves: a script says so by its store's type."""
+        """Make the roots handle each party's contributions separately, as a script requests by its store's type."""
         if self._upstream is not None:
             self._relay_to_all(request, self._upstream.links)
             return
@@ -203,7 +205,7 @@ class Requests:
         request.answer()
 
     def _on_compression(self, request: Request) -> None:
-        """All global servers, and then all local servers, use this codec before anybody who has asked is answered."""
+        """Set the codec at all global servers, then at all local servers, before answering any requester."""
         if self._upstream is not None:
             self._relay_to_all(request, self._upstream.links)
         else:
@@ -211,7 +213,8 @@ class Requests:
             self._relay_to_all(request, self._members.local_servers())
 
     def _on_state(self, request: Request) -> None:
-        """The optimizer's state at the root that the request names. What can be read again is not kept as an answer."""
+        """Access the optimizer's state at the root named in the request. Answers that can be read again are not stored.
+        """
         keep = request.topic != "state_read"
         if self._upstream is None:
             request.answer(self._state_desk.serve(request.topic, request.body), keep=keep)
@@ -223,7 +226,7 @@ class Requests:
         self._node.talk.ask(links[root], request.topic, request.body, answer, request.refuse)
 
     def _relay_to_all(self, request: Request, links: Sequence[Link]) -> None:
-        """Answer when all of these have answered the same."""
+        """Relay to all these links, and answer when all have given the same answer."""
         if not links:
             request.answer()
             return
@@ -247,7 +250,7 @@ class Requests:
         self.release_barriers()
 
     def _barrier_above(self, released: list[Request]) -> None:
-        """The party has met; now the parties meet."""
+        """All members of the party have arrived: enter the barrier of the parties."""
         assert self._upstream is not None
 
         def answer(body: Body) -> None:

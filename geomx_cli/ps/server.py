@@ -1,9 +1,9 @@
 """A server: members below and, optionally, roots above. Without an upstream it is a root itself.
 
-    flat      root:          members are the workers
-    central   local server:  members are its party's workers, upstream are the roots
-              root:          members are the local servers, the master worker and the central party's workers
-    spread    as central, with a root in each party
+flat      root:          members are the workers
+central   local server:  members are its party's workers, upstream are the roots
+          root:          members are the local servers, the master worker and the central party's workers
+spread    as central, with a root in each party
 
 One loop handles one message at a time. A server ends when all members have said goodbye.
 """
@@ -35,7 +35,7 @@ __all__ = ["Server"]
 
 
 class Server:
-    """One server process; `run` returns when the job has ended well and raises GeomxError when it has not."""
+    """One server process; `run` returns when the job has succeeded and raises GeomxError otherwise."""
 
     def __init__(
         self, settings: NodeSettings, events: EventLog, algorithm: ServerAlgorithm, delivery: ServerDelivery
@@ -70,7 +70,7 @@ class Server:
         self._requests = Requests(self.node, self._members, self._upstream, self.rounds, lambda: self._party_index)
         self._patience = StragglerMonitor(self.node, self._members, self._waits)
         self._endpoints = self.node.listen(settings.local or settings.upper)
-        self._rosters: dict[str, Membership] = {}  # of those below, by the plane that they dial in
+        self._rosters: dict[str, Membership] = {}  # of the members, by the plane in which they dial
         self._join()
 
     def run(self) -> None:
@@ -160,7 +160,7 @@ class Server:
         self.node.check_identity(link, "party" if plane == "global" else "worker", self._rosters.get(plane))
 
     def _check_identities(self) -> None:
-        """Of those that have come before the roster."""
+        """Check the members that arrived before the roster."""
         for link in self._members.arrived():
             try:
                 self._check_identity(link)
@@ -183,7 +183,7 @@ class Server:
             self._stalls.want(header.key, header.slice, header.round)
 
     def _tell_roots(self) -> None:
-        """Those that wait for this party learn that it cannot go on by itself."""
+        """Report to the roots, which wait for this party, that its members are stuck."""
         if self._upstream is not None and self._upstream.waiting:
             for root in self._upstream.links:
                 root.control("stuck")
@@ -231,13 +231,13 @@ class Server:
             self.rounds.on_push(link, header, payload)
 
     def _may_bring(self, link: Link, rank: int, ranks: tuple[int, ...]) -> bool:
-        """Whether the member of this rank may bring contributions of all these, in ascending order: of members of its
-        plane, as the delivery has it.
+        """Whether this member may contribute for all these ranks, in ascending order: members of its plane that the
+        delivery allows.
         """
         return bool(ranks) and list(ranks) == sorted({*ranks}.intersection(self._brought_by(link, rank)))
 
     def _brought_by(self, link: Link, rank: int) -> set[int]:
-        """Whose contributions this member may bring; not all of those may have arrived yet."""
+        """The ranks for which this member may contribute; some may not have arrived yet."""
         plane, own = str(link.hello["plane"]), int(link.hello["rank"])
         settings = self._settings.local if plane == "local" else self._settings.upper
         count = settings.workers if settings is not None else 0
@@ -247,7 +247,7 @@ class Server:
 
     def _on_request(self, request: Request) -> None:
         if self._upstream is not None and request.link in self._upstream.links and request.topic == "behind":
-            # Where contributions are on their way to the roots, nobody of this party is.
+            # Contributions in flight to the roots mean that no member of this party is behind.
             request.answer({"processes": [] if self._upstream.waiting else self._patience.behind()})
             return
         if self._upstream is not None and request.link in self._upstream.links and request.topic == "compression":
@@ -266,12 +266,12 @@ class Server:
             self._requests.take(request)
 
     def _serve(self) -> None:
-        """Somebody has come, or the roots are dialled: go on with what has waited for it."""
+        """A member has arrived, or the roots are dialled: process everything that waited for that."""
         self._requests.serve()
         self.rounds.members_changed()
 
     def _waits(self) -> Iterator[StalledWait]:
-        """Whom the members wait for here, and whether that is a round or a barrier."""
+        """The current waits for members: in a round, for a master, or at a barrier."""
         missing = self._table.oldest()
         masters = frozenset(self._members.setting_up()) if self._members.complete else frozenset()
         if missing is not None and masters:

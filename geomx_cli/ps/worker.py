@@ -1,4 +1,4 @@
-"""A worker in the cluster: its node, its servers and what is under way. The loop's thread only; see client.py."""
+"""A worker in the cluster: its node, its servers and pending operations. Loop's thread only; see client.py."""
 
 import time
 from collections import deque
@@ -34,10 +34,10 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Where a worker stands in the job. `contributor` is the rank under which its servers know it.
+    """A worker's position in the job. `contributor` is the rank under which its servers know it.
 
     `at_root`: its servers are the roots. `flat`: there is no other plane. `master_trains`: whether the job's master
-    does.
+    trains.
     """
 
     rank: int
@@ -53,11 +53,11 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What the servers are to do with a tensor: a PUSH, PULL or EXCHANGE of `src` (1-D, contiguous, or rows).
+    """An operation on a tensor: a PUSH, PULL or EXCHANGE of `src` (1-D, contiguous, or rows).
 
-    round: of an EXCHANGE; of a PULL the last one that this worker has begun. reply: see wire.Reply. numbers: of a PULL
-    those of the rows that it is for, None for all elements. in_turn: a PULL goes when the result of its round is there,
-    and before the next round.
+    round: of an EXCHANGE; of a PULL the last one that this worker has begun. reply: see wire.Reply. numbers: the rows
+    requested by a PULL, None for all elements. in_turn: a PULL is sent after the result of its round has arrived and
+    before the next round.
     """
 
     kind: Kind
@@ -72,7 +72,7 @@ class Operation:
     in_turn: bool = False
 
     def pieces(self) -> list[tuple[int, Slice, Rows | None]]:
-        """The slices that it is for, by index, with the rows of each that it sends or asks for."""
+        """The slices concerned, by index, each with its rows to send or request."""
         placement, rows = self.placement, self.src if isinstance(self.src, Rows) else None
         if self.numbers is not None:
             rows = Rows(self.numbers, np.empty((len(self.numbers), 0)))
@@ -84,12 +84,12 @@ class Operation:
 
 
 class Worker:
-    """`ready` gets the worker's standing once it is connected; `ends` when it has said goodbye, which it does after all
-    workers that dial it, or when all is over. `error` is why nothing more can be done, if anything.
-    `asynchronous` says whether parties train by themselves, as far as results have told.
+    """`ready` gets the WorkerInfo once connected; `ends` is set when the worker has said goodbye, after all workers
+    that dial it, or has failed. `error`: why no further operation is possible, if so. `asynchronous`: whether parties
+    complete rounds separately, according to the results so far.
 
-    `run` is the thread's body; the other methods are called in its loop. When it ends, whatever is under way fails
-    with `error`, and so does whatever is asked afterwards.
+    `run` is the thread's body; call the other methods in its loop. When it ends, pending and later operations fail with
+    `error`.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: WorkerDelivery) -> None:
@@ -113,13 +113,14 @@ class Worker:
         self._plane = settings.local
         self._rank = -1
         self._voice: tuple[int, ...] = ()
-        self._done: dict[int, int] = {}  # the last round of each key whose result is here
-        self._missing: dict[int, list[int]] = {}  # of each key the rounds under way, ascending
-        self._later: dict[int, deque[tuple[PendingExchange, Operation]]] = {}  # of each key what waits, in order
-        self._pulls: dict[int, int] = {}  # how many pulls of each key the next round waits for
+        self._done: dict[int, int] = {}  # the last round of each key whose result has arrived
+        self._missing: dict[int, list[int]] = {}  # per key: the rounds in flight, ascending
+        # per key: the operations that wait, in order
+        self._later: dict[int, deque[tuple[PendingExchange, Operation]]] = {}
+        self._pulls: dict[int, int] = {}  # per key: how many pulls the next round waits for
 
     def run(self) -> None:
-        """Be a worker until stopped, or until the job fails."""
+        """Run the worker until it is stopped or the job fails."""
         error: GeomxError = InvalidSettings("this worker has left the job", "close it last")
         try:
             endpoints = self.peers.listen(self.node)
@@ -138,7 +139,7 @@ class Worker:
             self.node.close()
 
     def start(self, exchange: PendingExchange, operation: Operation) -> None:
-        """Queue all slices of a tensor; those of a round that is far ahead of the results wait for these."""
+        """Queue all slices of a tensor; a round too far ahead of the received results waits for them."""
         if self.error is not None:
             exchange.fail(self.error)
             return
@@ -150,7 +151,7 @@ class Worker:
             self._send(exchange, operation)
 
     def _go_on(self, key: int) -> None:
-        """Send what has waited for results of this key and need not wait any more."""
+        """Send the operations of this key that need not wait any more."""
         later, done = self._later[key], self._done.get(key, 0)
         while later:
             exchange, operation = later[0]
@@ -159,7 +160,7 @@ class Worker:
                     return
                 self._pulls[key] = self._pulls.get(key, 0) + 1
             else:
-                # As servers count: from the oldest result that is missing, for cut connections bring later ones first.
+                # Count from the oldest missing result, as servers do: after a cut, later results may arrive first.
                 missing = self._missing.setdefault(key, [])
                 if self._pulls.get(key) or operation.round >= (missing or [operation.round])[0] + MAX_ROUNDS_AHEAD:
                     return
@@ -171,7 +172,7 @@ class Worker:
         placement, place = operation.placement, 0
         dtype = dtype_code(np.dtype(placement.tensor.dtype))
         voice = self._voice if operation.kind == Kind.EXCHANGE else ()
-        # A local server has what rounds have led to; where it does not have all of it, the roots have to be asked.
+        # A local server has the results of all rounds; in asynchronous jobs it has only its own, so ask the roots.
         round_ = 0 if operation.in_turn and not self.asynchronous else operation.round
         codec = self.compression.spec if operation.kind == Kind.PULL and round_ else ""
         for index, piece, rows in operation.pieces():
@@ -193,7 +194,7 @@ class Worker:
                 self.upstream.send(self.upstream.links[piece.server], header, payload, on_result)
 
     def _payload(self, header: Header, src: Content | None, piece: Slice, rows: Rows | None) -> memoryview | None:
-        """What a slice sends of `src`; `rows` are its own."""
+        """The payload of a slice of `src`; `rows` are the slice's own."""
         if rows is not None:
             return as_payload(rows, header.dtype)
         if src is None or isinstance(src, Rows):
@@ -207,7 +208,9 @@ class Worker:
         return as_payload(array, header.dtype)
 
     def ask(self, future: "Future[Body]", topic: str, body: Body, server: int, limit: float) -> None:
-        """Make a request of one server; the answer goes to `future`. Whoever is at a barrier waits for others."""
+        """Send a request to one server; the answer goes to `future`. At a barrier the limit counts from the last
+        progress.
+        """
         if self.error is not None:
             future.set_exception(self.error)
         else:
@@ -223,9 +226,7 @@ class Worker:
             self._delivery.leave()
 
     def goodbye(self) -> None:
-        """Say that this worker is done, and all is well, once those that dial it have; `run` returns when everybody
-        knows.
-        """
+        """Say goodbye once all workers that dial this one have; `run` returns when every peer knows."""
         if self.error is None:
             self.peers.when_gone(self._say_goodbye)
 
@@ -316,7 +317,7 @@ class Worker:
         self.ready.set_result(info)
 
     def _check_patience(self) -> None:
-        """Fail when nothing has moved for longer than anybody should wait for a round."""
+        """Fail if a round is pending and nothing has moved for longer than the option `patience`."""
         moved = newest([*self.upstream.links, *self.peers.links.values()])
         limit, idle = self._settings.number("patience"), time.monotonic() - moved
         if any(min(item.age(), idle) > limit + NEWS for item in self.open):

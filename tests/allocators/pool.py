@@ -1,5 +1,5 @@
-"""An allocator for tests. Its machines are files in $POOL/free, and in $POOL/JOB as long as they belong to a job; each
-has the fields of Host that it decides. It waits while there is $POOL/closed.
+"""An allocator for tests. Its machines are files in $POOL/free, moved to $POOL/JOB while a job has them; each file
+holds the fields of Host that it determines. `allocate` waits while $POOL/closed exists.
 """
 
 import json

@@ -1,11 +1,11 @@
-"""A delivery of one's own: worker 1 of each plane sends its contributions to worker 0, which adds them to its own and
-takes one merged contribution to the server; the result goes to worker 0, and from there to worker 1.
+"""A delivery outside geomx: worker 1 of each plane sends its contributions to worker 0, which adds them to its own and
+sends one merged contribution to the server; the result goes to worker 0, and from there to worker 1.
 
-Worker 0 is to worker 1 what a local server is: it gathers in rank order, keeps results until they are acknowledged, and
-asks for what it lacks. So it is made of the same parts. Further workers deliver directly. The sums have the same bits
+Worker 0 is for worker 1 what a local server is: it gathers in rank order, keeps results until they are acknowledged,
+and requests what it lacks, so it uses the same classes. Further workers deliver directly. The sums have the same bits
 as with direct delivery, as ranks 0 and 1 are added first there too.
 
-Servers write a byte to $GEOMX_JOB_DIR/contributions-PROCESS for each message with a contribution that arrives.
+Servers write a byte to $GEOMX_JOB_DIR/contributions-PROCESS for each received message with a contribution.
 """
 
 import itertools
@@ -30,7 +30,7 @@ options: tuple[Option, ...] = ()
 
 
 def refuses(spec: object) -> str | None:
-    """Works with everything."""
+    """Supports every job."""
     return None
 
 
@@ -40,7 +40,7 @@ def peers(workers: int) -> Collection[tuple[int, int]]:
 
 
 class Relay(Direct):
-    """The part in a worker. Only worker 0 of a plane with others gathers, from the first contribution on."""
+    """The delivery of a worker. Only worker 0 of a plane with others gathers, from the first contribution on."""
 
     def begin(self, node: "Node", upstream: "UpstreamClient", peers: "Mapping[int, Link]") -> None:
         super().begin(node, upstream)
@@ -106,7 +106,7 @@ class Relay(Direct):
 
 
 class Gathering:
-    """What worker 0 gathers and takes up. `first`: its own rank among the contributors; worker 1's is the next."""
+    """Worker 0's gathering and forwarding. `first`: its own rank among the contributors; worker 1's is the next."""
 
     def __init__(
         self, node: "Node", upstream: "UpstreamClient", below: "Link", first: int, left: Collection[int]
@@ -130,18 +130,18 @@ class Gathering:
         node.loop.every(STALL, self.stalls.look)
 
     def take_own(self, header: "Header", payload: memoryview | None, on_result: "OnResult") -> None:
-        """A contribution of this worker. What it is answered is not lost, so it has all results before."""
+        """Take a contribution of this worker. Its answers cannot be lost, so it has all earlier results."""
         header.request, header.acked = next(self._numbers), header.round - 1
         self._own[header.request] = on_result
         self.take(self, header, payload)
 
     def take(self, link: Any, header: "Header", payload: memoryview | None) -> None:
-        """A contribution, for the server that its header names."""
+        """Take a contribution for the server named in its header."""
         self._servers[header.key, header.slice] = header.server
         self.rounds.on_exchange(link, header, payload, header.contributors[0])
 
     def connected_anew(self, link: "Link") -> None:
-        """What was asked of worker 1, or told to servers, may be lost."""
+        """Requests to worker 1 and messages to servers may be lost."""
         if link is self._below:
             self.stalls.connected_anew(self.first + 1)
         else:
@@ -154,13 +154,14 @@ class Gathering:
     # The aggregator's delivery.
 
     def up(self, server: int, header: "Header", payload: memoryview | None, on_result: "OnResult") -> None:
-        """The merged contribution; the aggregator counts servers as a local server does, by the roots."""
+        """Send the merged contribution; the aggregator counts servers as a local server does, by the roots."""
         self._upstream.send(
             self._upstream.links[self._servers[header.key, header.slice]], header, payload, on_result
         )
 
     def down(self, link: Any, header: "Header", payload: memoryview | None) -> None:
-        """To worker 1; or to this worker, which may begin its next round then, in a turn of its own."""
+        """Send a result to worker 1, or to this worker in a new turn of the loop, as it may begin its next round then.
+        """
         from geomx_cli.ps.aggregation.compression import received
 
         if link is self:
@@ -169,17 +170,17 @@ class Gathering:
         else:
             link.send(header, payload)
 
-    # This worker, in the place of a link to it.
+    # Stands in for a link to this worker.
 
     def consumed(self, size: int) -> None:
-        """It has no window."""
+        """No window."""
 
     def ask_again(self, request: int) -> None:
         """Nothing is lost."""
 
 
 class RelayServer(Direct):
-    """The part in a server: worker 0 brings worker 1's contributions."""
+    """The delivery of a server: worker 0 may bring worker 1's contributions."""
 
     def begin(self, node: "Node", upstream: "UpstreamClient | None", peers: object = None) -> None:
         super().begin(node, upstream)
@@ -198,10 +199,10 @@ class RelayServer(Direct):
 
 
 def worker() -> Relay:
-    """The part in a worker."""
+    """The delivery of a worker."""
     return Relay()
 
 
 def server() -> RelayServer:
-    """The part in a server."""
+    """The delivery of a server."""
     return RelayServer()

@@ -1,4 +1,4 @@
-"""One of two workers of a flat cluster that gives its client arrays and rows of all kinds, and abstains."""
+"""One of two workers of a flat cluster: exchanges arrays and rows of all kinds through its client, and abstains."""
 
 from functools import partial
 
@@ -41,7 +41,7 @@ assert (result == 1).all(), "one abstains"
 client.exchange("t", None, result).done.result(30)
 assert not result.any(), "nobody contributes"
 
-# Rows; those of "long" are longer than a slice, of 1024 elements.
+# Rows; those of "long" exceed a slice of 1024 elements.
 tables = {"table": (50, 50), "long": (2, 1500), "flat": (9, 1)}
 client.declare([Tensor(name, count * row, "float32", row) for name, (count, row) in tables.items()])
 assert [client.placements[name].row for name in tables] == [50, 0, 1]

@@ -1,9 +1,9 @@
-"""A worker without MXNet that takes steps of its own and exchanges what they have come to, and saves every result.
+"""A worker without MXNet that takes its own steps, exchanges weights or differences, and saves every result.
 
 Environment: OUT (a .npz file; {rank} is the global rank): for each tensor its results by round, and `versions`, the
 lowest and highest of each round; ROUNDS ("3,5": by rank in the party); STEPS (between two rounds); PUSH ("weights",
 divided by kv.num_workers as a script for HFA does, "differences", or "ranks": 1 + its global rank); WEIGHTS ("1,3": by
-global rank, what a contribution counts); OPTIMIZER (JSON: what the roots run); SIZES, DTYPE; OPENS ("3=GATE": make the
+global rank, the contributions' weights); OPTIMIZER (JSON: for the roots); SIZES, DTYPE; OPENS ("3=GATE": create the
 file GATE when its third round has begun), WAITS (for this file, before its first round), MEET (all, before the rounds);
 GATES and SEGMENT (as in rounds.py).
 """
@@ -23,7 +23,7 @@ from geomx_cli.runtime.settings import Settings
 
 
 def own_steps(weight, rank, number, index):
-    """Towards a point of this worker's and round's own."""
+    """Steps towards a target that depends on the worker and round."""
     goal = np.random.default_rng([rank, number, index]).standard_normal(weight.size).astype(weight.dtype)
     for _ in range(int(os.environ.get("STEPS", "2"))):
         weight = weight - weight.dtype.type(0.25) * (weight - goal)

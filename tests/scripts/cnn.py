@@ -1,7 +1,7 @@
-"""The customary skeleton of a training script, on made-up data, with the optimizer on the servers or on the workers.
+"""A typical training script on synthetic data, with the optimizer on the servers or on the workers.
 
-Argument 1: "server" or "worker". Writes its parameters at the end to params-RANK.npz. With RANKS in argument 2 it is
-the reference instead: one process without a cluster, which makes the same steps from the gradients of all RANKS.
+Argument 1: "server" or "worker". Writes its final parameters to params-RANK.npz. With RANKS in argument 2 it is the
+reference instead: one process without a cluster, which takes the same steps from the gradients of all RANKS.
 """
 
 import random

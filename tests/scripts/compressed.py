@@ -1,5 +1,5 @@
-"""One of four workers that ask for gradient compression; argument: "workers" or "master", who asks. Sums and updates
-are compared with numpy, where what crosses between parties and global servers has 11 significant bits.
+"""One of four workers that request gradient compression; argument: "workers" or "master", who requests it. Sums and
+updates are compared with numpy, with 11 significant bits between parties and global servers.
 """
 
 import sys

@@ -1,7 +1,4 @@
-"""A worker of two parties of two (and the master, which does not train) that checks the KVStore by itself.
-
-Parties A and B initialise with 100 and 101, the master with 99. Argument: "int" or "str", the kind of keys.
-"""
+"""A worker of two parties of two (and the master, which does not train) that checks the KVStore."""
 
 import os
 import random
@@ -54,7 +51,7 @@ def check_refusals(kv):
 
 
 def check_sums(kv, rank):
-    """1, 2, 3, 4 from the four workers; the pushed array keeps its value, and results come in order."""
+    """1, 2, 3, 4 from the four workers; the pushed array keeps its value, and results arrive in order."""
     pushed, out = mx.nd.full((2, 2), rank + 1), mx.nd.zeros((2, 2))
     outs = [mx.nd.zeros((2, 2)) for _ in range(5)]
     for step in range(5):
@@ -82,7 +79,7 @@ def check_sums(kv, rank):
 
 
 def check_abstaining(kv, rank):
-    """One of a party, a whole party, and all but the pushes around them; results come in order."""
+    """Abstain: one worker, a whole party, and all but the pushes around them; results arrive in order."""
     outs = [mx.nd.ones((2, 2)) * -1 for _ in range(4)]
     for out, there in zip(outs, ((0, 1, 2, 3), (0, 2, 3), (0, 1), (0, 1, 2, 3)), strict=True):
         if rank in there:
@@ -109,7 +106,7 @@ def check_dtypes(kv, rank):
 
 
 def check_many(kv, rank):
-    """Pulls and pushes of all keys in an order of this worker's own, more than the engine has threads."""
+    """Pull and push all keys in a worker-specific order, more than the engine has threads."""
     order = random.Random(rank)
     outs = [mx.nd.zeros((2, 2)) for _ in range(KEYS)]
     for step in range(3):
@@ -135,7 +132,7 @@ def check_fork(kv):
 
 
 def check_layouts(kv, rank):
-    """Gradients of wide convolutions, which oneDNN keeps in layouts of its own, arrive as asnumpy() shows them."""
+    """Gradients of wide convolutions, which oneDNN keeps in its own layouts, arrive as asnumpy() shows them."""
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Conv2D(32, 3), gluon.nn.Conv2D(64, 3), gluon.nn.Dense(4))
     net.initialize(mx.init.Xavier())
@@ -156,7 +153,7 @@ def check_layouts(kv, rank):
         if rank == 0:
             assert all(np.array_equal(total.asnumpy(), grad.asnumpy()) for total, grad in zip(sums, grads, strict=True))
         weights = [parameter.data() for parameter in net.collect_params().values()]
-        net(images)  # not recorded: then oneDNN lays the weights out anew, at some later time
+        net(images)  # not recorded: oneDNN changes the layout of the weights at some later time
         for index, weight in enumerate(weights):
             kv.pull(KIND(200 + index), out=weight)
         assert all(np.array_equal(one.asnumpy(), total.asnumpy()) for one, total in zip(weights, sums, strict=True))
@@ -164,7 +161,7 @@ def check_layouts(kv, rank):
 
 
 def check_memory(kv, rank):
-    """A value that is changed after its push was sent as it was; views are written where they are, and so in place."""
+    """A value changed after its push was sent unchanged; pulls into views write in place."""
     value, out = mx.nd.full((2, 2), rank + 1), mx.nd.zeros((5, 2))
     kv.push(KIND(1), value)
     value[:] = 50
@@ -178,7 +175,7 @@ def check_memory(kv, rank):
     slow, kept = mx.nd.ones((400, 400)), mx.nd.zeros((2, 2))
     for _ in range(20):
         slow = mx.nd.dot(slow, slow) * 1e-3
-    kept[:] = slow[:2, :2]  # takes a while, so that the pull has to wait for it
+    kept[:] = slow[:2, :2]  # slow, so that the pull has to wait for it
     kv.abstain(KIND(2)) if rank else kv.push(KIND(2), value)
     kv.pull(KIND(2), out=kept)
     kv.push(KIND(2), [mx.nd.full((2, 2), 7) for _ in range(2)])

@@ -1,5 +1,5 @@
-"""Two workers of a party that would wait for each other, were it not for the servers' asking: rank 0 pushes `a`, waits
-for its result and pushes `b`; rank 1 pushes `b`, which fills its window, and then `a`.
+"""Two workers of a party that would deadlock without the servers' requests: rank 0 pushes `a`, waits for its result and
+pushes `b`; rank 1 pushes `b`, which fills its window, and then `a`.
 """
 
 import numpy as np

@@ -1,7 +1,4 @@
-"""mx.mod.Module or FeedForward (argument 1) with weight decay, of which MXNet leaves biases out, on made-up data.
-
-With RANKS in argument 2 it is the reference: one process without a cluster, with MXNet's own optimizer.
-"""
+"""mx.mod.Module or FeedForward (argument 1) with weight decay, which MXNet does not apply to biases; synthetic data."""
 
 import sys
 

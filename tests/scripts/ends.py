@@ -1,4 +1,4 @@
-"""A worker of a flat cluster of two, of which rank 0 ends as the argument says, and rank 1 goes on until it is told."""
+"""A worker of a flat cluster of two: rank 0 ends as the argument says, rank 1 continues until it is notified."""
 
 import sys
 
@@ -7,7 +7,7 @@ import mxnet as mx
 kv = mx.kv.create("dist_sync")
 weight = mx.nd.ones((64, 64))
 kv.init(0, weight)
-if sys.argv[1] == "pending":  # much is still under way when the script is over, even to be sent
+if sys.argv[1] == "pending":  # at the script's end many exchanges are pending, some of them unsent
     many = [mx.nd.ones((700, 300)) for _ in range(24)]
     kv.init(list(range(1, 25)), many)
     for _ in range(2):

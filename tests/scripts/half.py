@@ -1,6 +1,6 @@
-"""gluon.Trainer with a weight of fp16 and multi_precision, against numpy in fp32. Argument: where to update.
+"""gluon.Trainer with an fp16 weight and multi_precision, against numpy in fp32. Argument: where to update.
 
-Each step is smaller than what fp16 can tell from the weight, so that only fp32 weights get anywhere.
+Each step is below the resolution of fp16 at the weight, so only fp32 weights change.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""A worker with a key of the job that first does what it should not, and then the same as rounds.py.
+"""A worker with a key of the job that first sends invalid messages, and then does the same as rounds.py.
 
-Environment: TARGET (where its server listens), OTHER (a process that it pretends to be), and what rounds.py reads.
+Environment: TARGET (its server's endpoint), OTHER (a process to impersonate), and the variables of rounds.py.
 """
 
 import os
@@ -26,7 +26,7 @@ settings = Settings.from_environment(plugins.table())
 
 
 def pretend() -> None:
-    """Say hello as what it is not, and ask to leave."""
+    """Say hello with a false identity, and request to leave."""
     loop, other = Loop(), os.environ["OTHER"]
     own = {"process": settings.process, "party": settings.party, "role": "worker", "host": settings.host}
     local = {"plane": "local", "rank": settings.rank}
@@ -58,7 +58,7 @@ def pretend() -> None:
 
 
 def misuse(worker: "client.Worker", rank: int) -> None:
-    """Messages that make no sense, as the member that it is; in the loop."""
+    """Send invalid messages as a regular member; in the loop."""
     node, link = worker.node, worker.upstream.links[0]
     payload = memoryview(np.ones(10, np.float32)).cast("B")
     good = {"kind": Kind.EXCHANGE, "key": 70_000, "length": 10, "round": 1, "contributors": (rank,), "weight": 1.0}
@@ -81,12 +81,12 @@ def misuse(worker: "client.Worker", rank: int) -> None:
     for topic, body in asked:
         node.talk.ask(link, topic, body, lambda _: None, lambda _: None)
     link.control("join", {"role": "server"}, 10**6)
-    link.control("memory", {"pid": 1, "file": 0, "token": b""})  # of another host
+    link.control("memory", {"pid": 1, "file": 0, "token": b""})  # an arena of another host
     link.control("mapped")
     link.control("freed", {"blocks": [65_536]})
     there = Header(**good, place=Place.SHARED_MEMORY, request=9)
     node.transport.fill(there)
-    link.write("tensors", [encode_header(there), PLACE.pack(65_536, 40)])  # which nobody here has
+    link.write("tensors", [encode_header(there), PLACE.pack(65_536, 40)])  # no arena was mapped here
     link.control("x" * 100, b"\xc1\xc1", 10**6 + 1)
 
 
@@ -99,6 +99,6 @@ def declare_and_misuse(self, tensors):
 
 
 pretend()
-events.EventLog = partial(EventLog, talk=sys.stdout)  # it prints what it is told
+events.EventLog = partial(EventLog, talk=sys.stdout)  # prints its events
 client.Client.declare = declare_and_misuse
 runpy.run_path(str(Path(__file__).with_name("rounds.py")), run_name="__main__")

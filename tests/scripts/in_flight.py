@@ -1,9 +1,9 @@
-"""A worker with several rounds of each key under way, which saves the result of every round.
+"""A worker with several rounds of each key in flight, which saves the result of every round.
 
-Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS, AHEAD (rounds of a key under way at most), SIZES,
-SERVER_OPTIMIZER (1: the master sets one), PAUSE (seconds, at most, before each round: random), ROW (elements in a row:
-push only every third row, beginning with that of the rank and round, and pull what has come of it), BY_KEY (1: begin
-all rounds of one key before the next key's, each worker with another key first).
+Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS, AHEAD (maximum of rounds of a key in flight), SIZES,
+SERVER_OPTIMIZER (1: the master sets one), PAUSE (seconds, maximum before each round: random), ROW (elements in a row:
+push only every third row, starting with that of the rank and round, and pull the result), BY_KEY (1: begin all rounds
+of one key before the next key's, each worker with a different first key).
 """
 
 import os

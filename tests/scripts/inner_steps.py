@@ -1,7 +1,7 @@
-"""A worker of DiLoCo on three small tensors: the bundled job's own part, on gradients made here.
+"""A worker of DiLoCo on three small tensors: the bundled job's worker part, on synthetic gradients.
 
-Environment: OUT (a .npz file; {rank}): the tensors' weights after each step and at the very end; STEPS ("11,9": by
-rank), and the options of the algorithm.
+Environment: OUT (a .npz file; {rank}): the tensors' weights after each step and at the end; STEPS ("11,9": by rank),
+and the options of the algorithm.
 """
 
 import os
@@ -24,7 +24,7 @@ SIZES = (6, 3, 4)
 
 
 class Vectors(ModelAdapter):
-    """A model of no data: the gradient leads to a point of this worker's and step's own."""
+    """A model without data: the gradient points to a target that depends on the worker and step."""
 
     def __init__(self):
         parameters = tuple(Parameter(f"t{index}", (size,)) for index, size in enumerate(SIZES))

@@ -1,7 +1,7 @@
 """One of two workers of a job whose master has a store of the type in argument 1; argument 2: "hand" or "trainer".
 
-Asynchronous: the first worker makes all its rounds before the second one begins. Synchronous: they go together. By
-hand the types of all but the master do not matter.
+Asynchronous: the first worker completes its rounds before the second one begins. Synchronous: they run together. By
+hand, only the master's store type matters.
 """
 
 import os
@@ -31,7 +31,7 @@ def check_standing(kv, mine):
 
 
 def by_hand(kv):
-    """All keys in one call; each round adds up what workers push, times the rate."""
+    """All keys in one call; each round adds the pushed values times the rate."""
     if kv.is_master_worker:
         kv.set_optimizer(mx.optimizer.SGD(learning_rate=RATE))
     names = [f"key {index}" for index in range(KEYS)]
@@ -54,7 +54,7 @@ def by_hand(kv):
     if ALONE and kv.global_rank == 0:
         kv.barrier("all")
     kv.barrier("all")
-    kv.pull(names, out=weights)  # nothing of this worker's has changed since, but the other's has
+    kv.pull(names, out=weights)  # this worker has changed nothing since, but the other has
     for index, weight in enumerate(weights):
         assert (weight.asnumpy() == 100 + index - RATE * 3 * ROUNDS).all(), (index, weight)
 

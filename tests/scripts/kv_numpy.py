@@ -1,4 +1,4 @@
-"""A worker of a flat cluster of four that checks a Store by itself: sums, dtypes, keys, optimizer. No MXNet."""
+"""A worker of a flat cluster of four that checks a Store: sums, dtypes, keys, optimizer. No MXNet."""
 
 import numpy as np
 
@@ -34,7 +34,7 @@ def check_keys(store, value):
 
 
 def check_sums(store, rank):
-    """Worker r pushes 2048 if it is the first, else 1; in fp16 alone these would add up to 2048."""
+    """The first worker pushes 2048, the others 1; in fp16 alone these would add up to 2048."""
     for dtype, wanted in (("float16", np.float16(2051)), ("float64", 2051.0 + 4e-13), ("float32", 2051.0)):
         key = f"sum {dtype}"
         store.init(key, np.zeros((3, 5), dtype))
@@ -68,7 +68,7 @@ def check_optimizer(store, weight, rank):
 
 
 def check_many_rounds(store, client):
-    """More rounds than may be open, of which one worker begins the first when all others have begun the last."""
+    """More rounds than may be open; one worker begins the first when all others have begun the last."""
     store.init("many", np.zeros(3, np.float64))
     last = store.num_all_workers - 1
     if store.rank == last:

@@ -1,4 +1,5 @@
-"""A master that does not train sets a smaller rate while two parties train; workers check in which round it holds."""
+"""A master that does not train lowers the rate while two parties train; workers check in which round it takes effect.
+"""
 
 import time
 from pathlib import Path

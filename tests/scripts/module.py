@@ -1,6 +1,6 @@
-"""mx.mod.Module over the store, on made-up data, as old scripts have it; all workers set the optimizer.
+"""mx.mod.Module over the store, on synthetic data, as in old scripts; all workers set the optimizer.
 
-Writes its parameters at the end to params-RANK.npz.
+Writes its final parameters to params-RANK.npz.
 """
 
 import mxnet as mx

@@ -1,7 +1,7 @@
-"""The bundled job with one worker, once for each way to train it, beside MXNet's own SGD on the same batches.
+"""The bundled job with one worker, once for each way to train it, and MXNet's own SGD on the same batches.
 
-Arguments: the data's folder, a folder for the results, and ways as "NAME:VARIABLE=VALUE,VARIABLE=VALUE...". Writes the
-final weights to NAME.npz, those of MXNet to mxnet.npz.
+Arguments: the data folder, the result folder, and ways as "NAME:VARIABLE=VALUE,VARIABLE=VALUE...". Writes the final
+weights to NAME.npz, those of MXNet to mxnet.npz.
 """
 
 import os
@@ -23,7 +23,7 @@ BATCH, EPOCHS, RATE, MOMENTUM = 24, 2, 0.05, 0.9
 
 
 def by_mxnet(mx, folder):
-    """Its optimizer, and no kvstore."""
+    """Train with MXNet's optimizer and no kvstore."""
     update = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=RATE, momentum=MOMENTUM))
     model, samples = networks.find("cnn").build(), data.load("fashion-mnist", "train", folder)
     for index, value in enumerate(model.network.initial_weights(1).values()):

@@ -1,8 +1,8 @@
 """A worker whose script sets optimizers in turn, checked against MXNet's own on the sums of all workers' gradients.
 
-Arguments: who sets them: "all" (also such that cannot travel), "first" (global rank 0 alone), "master" (which does not
-train, once, with a schedule and multipliers) or "custom" (as "master", but one that cannot travel); and the topology.
-Keys come before and after the optimizer, and some after the first push.
+Arguments: which worker sets them: "all" (also ones that cannot be sent), "first" (global rank 0 alone), "master" (which
+does not train, once, with a schedule and multipliers) or "custom" (as "master", but one that cannot be sent); and the
+topology. Keys are initialised before and after the optimizer, and some after the first push.
 """
 
 import sys
@@ -37,7 +37,7 @@ def gradient(name, rank, step):
 
 
 class Oracle:
-    """What one process computes from all gradients, each key by itself."""
+    """The same computation in one process from all gradients, each key separately."""
 
     def __init__(self, ranks):
         self.ranks, self.weights, self.updaters = ranks, {}, {}
@@ -55,7 +55,7 @@ class Oracle:
 
 
 def initial(name, rank):
-    """The master's count, and of late keys those of global rank 0."""
+    """The master's value, and for late keys that of global rank 0."""
     in_place = name.startswith("late") and rank == 0 and TOPOLOGY == "central"
     mine = kv.is_master_worker or in_place
     return mx.nd.full(SHAPES[name], list(SHAPES).index(name) + 1.0 if mine else 77.0)
@@ -68,7 +68,7 @@ def init(names):
 
 
 def train(names, steps):
-    """Pushes of all steps go out before the first result is looked at."""
+    """Push all steps before waiting for the first result."""
     outs = {}
     for step in steps:
         for name in names:

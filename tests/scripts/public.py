@@ -1,4 +1,4 @@
-"""A worker that knows geomx by its public API alone; it writes down what that says of it. Arguments: data, results."""
+"""A worker that uses only geomx's public API and writes down its results. Arguments: data, results."""
 
 import json
 import sys

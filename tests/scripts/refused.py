@@ -1,7 +1,4 @@
-"""A worker of ESync that begins its second round when the third has begun already, and goes on; prints what is raised.
-
-Rank 0 begins three rounds before.
-"""
+"""A worker of ESync that begins its second round after the third, and continues; prints the errors."""
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings

@@ -1,10 +1,10 @@
-"""A worker that exchanges seeded gradients for some rounds and saves what it ends with.
+"""A worker that exchanges seeded gradients for some rounds and saves its final weights.
 
 Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS ("10" or "10,13": by rank in the party),
-SERVER_OPTIMIZER (1: the master sets one), SHUFFLE (a seed: random delays before each push),
-SLOW (seconds before each push of this worker), SIZES, DTYPE, FILL (push this number in place of seeded gradients),
-GATES (a directory: wait at each gate until it has a file of that name), SEGMENT (a gate "part0", "part1" ... before
-every so many rounds), FAIL (1: fail in place of saying goodbye), FAULT (what B/worker:0 executes after 21 rounds).
+SERVER_OPTIMIZER (1: the master sets one), SHUFFLE (a seed: random delays before each push), SLOW (seconds before each
+push of this worker), SIZES, DTYPE, FILL (push this number instead of seeded gradients), GATES (a directory: wait at
+each gate until it has a file of that name), SEGMENT (a gate "part0", "part1" ... before every SEGMENT rounds), FAIL (1:
+fail instead of saying goodbye), FAULT (executed by B/worker:0 after 21 rounds).
 """
 
 import os
@@ -24,7 +24,7 @@ from geomx_cli.runtime.settings import Settings
 
 
 def gate(name: str) -> None:
-    """Say where this worker is, and wait there until the test lets it go on."""
+    """Report this gate, and wait until the test opens it."""
     if "GATES" in os.environ:
         print("at", name, flush=True)
         while not Path(os.environ["GATES"], name).exists():

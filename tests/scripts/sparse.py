@@ -39,7 +39,7 @@ def numbers(*rows):
 
 
 def gradient(rank, step):
-    """A few rows of it are not zero."""
+    """A gradient with a few nonzero rows."""
     source = np.random.RandomState(10 * step + rank)
     found = np.zeros((ROWS, WIDTH), np.float32)
     found[source.randint(0, ROWS, 3)] = source.randn(3, WIDTH)
@@ -53,7 +53,7 @@ def only(weight, rows):
 
 
 def check_pulls(kv, key, weight):
-    """Numbers that are repeated, unsorted, none, float; one array or several; a part or all of the rows."""
+    """Pull repeated, unsorted, no and float row numbers; one array or several; some or all of the rows."""
     one, two = empty(), empty()
     kv.row_sparse_pull(key, out=one, row_ids=numbers(7, 1, 7))
     assert np.array_equal(one.asnumpy(), only(weight, [1, 7])) and one.stype == "row_sparse"
@@ -116,7 +116,7 @@ def rules():
 
 
 def count_bytes(kind):
-    """Ten pushes and pulls of one row take next to nothing of what the key takes; the rows are those that SGD makes."""
+    """Ten pushes and pulls of one row send almost none of the key's bytes; the rows are those of SGD."""
     rows, width = 100_000, 64
     kv = mx.kv.create(kind)
     if kv.is_master_worker:
@@ -137,7 +137,7 @@ def count_bytes(kind):
         if row == 99_990:
             momentum = 0.5 * momentum - 0.5 * kv.num_all_workers
             weight += momentum
-        # One party alone: its rounds are those of the job, whether parties wait for each other or not.
+        # A single party: its rounds are the job's, synchronous or not.
         assert out.indices.asnumpy().tolist() == [row] and (out.data.asnumpy() == weight).all(), (step, out.data)
     spent = sum(traffic().lan) + sum(traffic().wan) - before
     assert spent < rows * width * 4 / 200, spent
@@ -195,7 +195,7 @@ def train(kind):
     trainer = gluon.Trainer(net.collect_params(), "sgd", params, kvstore=kv)
     for step in range(STEPS):
         backward(net, kv.global_rank, step)
-        trainer.step(1)  # with sparse weights the store knows the optimizer before the first step
+        trainer.step(1)  # with sparse weights the store needs the optimizer before the first step
     np.savez(f"params-{kv.global_rank}.npz", *values(net))
 
 
@@ -213,7 +213,7 @@ def alone(ranks):
 
 
 def module(ranks, kv=None):
-    """With a store the batches of this worker, without one those of all workers."""
+    """With a store this worker's batches, without one those of all workers."""
     table = mx.sym.var("table", stype="row_sparse", shape=(ROWS, WIDTH))
     words = mx.sym.Embedding(mx.sym.var("data"), table, input_dim=ROWS, output_dim=WIDTH, sparse_grad=True)
     output = mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(words, num_hidden=1, name="dense"), name="out")

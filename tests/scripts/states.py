@@ -1,7 +1,8 @@
-"""A worker of two parties that trains, saves the optimizer's state and goes on, or in another job loads it and goes on.
+"""A worker of two parties that trains, saves the optimizer's state and continues, or in another job loads it and
+continues.
 
 Arguments: "save", "load" (global rank 0 alone does) or "loads" (every worker); the optimizer; "hand" or "trainer".
-Writes the weights at the end to PHASE-RANK.npz, and those that were saved to saved-RANK.npz.
+Writes the final weights to PHASE-RANK.npz, and those at the save to saved-RANK.npz.
 """
 
 import sys

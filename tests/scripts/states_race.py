@@ -1,4 +1,4 @@
-"""One of two workers saves the optimizer's states again and again while the other loads one of two files."""
+"""One of two workers saves the optimizer's states repeatedly while the other loads one of two files."""
 
 from pathlib import Path
 

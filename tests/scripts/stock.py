@@ -1,7 +1,7 @@
-"""A script for MXNet's own dist_sync, from before there were parties: it knows rank and num_workers only.
+"""A script for MXNet's own dist_sync without knowledge of parties: it uses only rank and num_workers.
 
-Arguments: a folder for what it writes, and "kv" or "trainer". It writes the numbers of its samples to RANK.txt, and
-rank 0 alone the weights to weights.npy, which must not be there yet.
+Arguments: an output folder, and "kv" or "trainer". Every worker writes the numbers of its samples to RANK.txt; rank 0
+alone writes the weights to weights.npy, which must not exist yet.
 """
 
 import sys
@@ -24,7 +24,7 @@ def main():
     mine = np.arange(SAMPLES)[kv.rank :: kv.num_workers]
     (FOLDER / f"{kv.rank}.txt").write_text(" ".join(map(str, mine)))
     net = gluon.nn.Dense(1, in_units=FEATURES, use_bias=False)
-    # The values of rank 0 count, but a Trainer gets them after the first gradient only.
+    # The values of rank 0 are used, but a Trainer gets them only after the first gradient.
     net.initialize(mx.init.Constant(kv.rank + 1 if WAY == "kv" else 1))
     (by_kvstore if WAY == "kv" else by_trainer)(kv, net, mx.nd.array(data[mine]), mx.nd.array(label[mine]))
     if kv.rank == 0:

@@ -1,6 +1,6 @@
-"""A tiny data set of one's own: images of 2 x 2 pixels of three classes.
+"""A tiny custom data set: images of 2 x 2 pixels of three classes.
 
-Environment: SAMPLES: how many to train on.
+Environment: SAMPLES: number of training samples.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""gluon.Trainer over the store, on made-up data. Arguments: whether to update on the store, and which optimizer.
+"""gluon.Trainer over the store, on synthetic data. Arguments: whether to update on the store, and which optimizer.
 
-The learning rate changes half way. With RANKS in argument 3 it is the reference: one process without a cluster.
+The learning rate changes halfway. With RANKS in argument 3 it is the reference: one process without a cluster.
 """
 
 import sys

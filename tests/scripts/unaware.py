@@ -1,7 +1,7 @@
-"""A script that knows nothing of masters that do not train: all run it from end to end, and the optimizer is set late.
+"""A script that does not handle masters that do not train: all workers run all of it, and the optimizer is set late.
 
-Argument: seconds that the master takes before it sets the optimizer. The weight begins at 100, and each of three rounds
-takes 0.5 * (1 + 2 + ... + workers) from it.
+Argument: seconds until the master sets the optimizer. The weight begins at 100, and each of three rounds subtracts 0.5
+* (1 + 2 + ... + workers).
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""A worker that trains without ever waiting; it checks the weights at the end, and that its memory grew by a few times
-the model's size only, which does not depend on the number of rounds.
+"""A worker that trains without ever waiting; at the end it checks the weights, and that its memory grew by a small
+multiple of the model's size, independent of the number of rounds.
 
-The training thread has queued all rounds long before the first ones are over.
+The training thread has queued all rounds long before the first ones complete.
 """
 
 import math

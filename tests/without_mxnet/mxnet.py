@@ -1,3 +1,3 @@
-"""First on a process's path: there is no MXNet."""
+"""Shadows MXNet on a process's path, as if it were not installed."""
 
 raise ModuleNotFoundError("No module named 'mxnet'", name="mxnet")

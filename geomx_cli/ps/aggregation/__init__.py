@@ -1,1 +1,1 @@
-"""What a server does with contributions to a slice: sum, decide, answer."""
+"""Server-side aggregation of contributions to a slice: summing, deciding, answering."""

@@ -1,8 +1,9 @@
-"""One slice in one round at a server: contributions come in any order and are added in rank order.
+"""Accumulates the contributions to one slice in one round.
 
-Adding in rank order makes the sum the same, bit for bit, whatever the order of arrival. A contribution that comes
-before that of a lower rank is parked. Senders get their credit back when none is missing: so no member is ahead of
-another by more than its window, and the results of a shared link go out as evenly as contributions come in.
+Contributions may arrive in any order but are added in rank order, so the sum is bit-for-bit reproducible. A
+contribution that arrives before one of a lower rank is parked. Credit is returned only when the round is complete: so
+no member gets ahead of another by more than its window, and results leave a shared link as evenly as contributions
+arrive.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,8 +22,8 @@ SERIAL = "optimizer"
 
 
 def merge_hyper(known: dict[str, float], news: Mapping[str, float]) -> dict[str, float]:
-    """Add later hyper-parameters to those that are known, and return these. Those of an older optimizer count for
-    nothing; those of a newer one take the place of all.
+    """Merge the hyper-parameters `news` into `known` and return `known`. Those of an older optimizer (lower SERIAL) are
+    ignored; those of a newer one replace all.
     """
     before, now = known.get(SERIAL, 0.0), news.get(SERIAL, 0.0)
     if now > before:
@@ -34,9 +35,10 @@ def merge_hyper(known: dict[str, float], news: Mapping[str, float]) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one member brings: the ranks merged in, an array or rows that nobody writes to, what to call at the end.
+    """A member's message for one slice and round: the merged ranks, a read-only array or rows, their weight, and the
+    callback that returns the credit.
 
-    Without an array it abstains: it counts as having come, and adds nothing.
+    Without an array it abstains: it counts as received and adds nothing.
     """
 
     ranks: tuple[int, ...]
@@ -50,11 +52,11 @@ class Contribution:
 class Accumulator:
     """The contributions to one slice and round.
 
-    `total` is fp32 (fp64 for fp64 contributions); with a single contribution it may be that contribution's own,
-    read-only array; rows as long as only rows have come; None if all have abstained. `ranks` are those added so far,
-    `weight` the sum of their weights, `hyper` the hyper-parameters that any of them sent. Where two sent different
-    values, that of the lower rank holds, and `conflicts` has the name with the other value; those for an older
-    optimizer count for nothing.
+    `total` is fp32 (fp64 for fp64 contributions). With a single contribution it may be that contribution's own,
+    read-only array; it stays Rows as long as only rows were received, and is None if all members abstained. `ranks`:
+    those added so far; `weight`: the sum of their weights; `hyper`: the hyper-parameters that any of them sent. If two
+    ranks sent different values, the lower rank's wins and `conflicts` holds the name with the other value; values for
+    an older optimizer are ignored.
     """
 
     total: Content | None = None
@@ -68,10 +70,10 @@ class Accumulator:
     _owned: bool = False
 
     def offer(self, contribution: Contribution) -> bool:
-        """Take a contribution, to be added by `merge`. False if those of all of its ranks are here already.
+        """Park a contribution for `merge`. Returns False for a duplicate, that is if all of its ranks are present.
 
-        One that merges parked ones with others takes their place. Raises BadMessage for any other overlap, where some
-        rank would count twice.
+        A merged contribution replaces the parked ones that it includes. Raises BadMessage for any other overlap,
+        because some rank would count twice.
         """
         if self.has(contribution.ranks):
             return False
@@ -85,11 +87,14 @@ class Accumulator:
         return True
 
     def has(self, ranks: Iterable[int]) -> bool:
-        """Whether the contributions of all of these are here, added or parked."""
+        """Whether the contributions of all these ranks are present, added or parked."""
         return self.ranks.union(*(item.ranks for item in self._parked.values())).issuperset(ranks)
 
     def merge(self, owing: Iterable[int]) -> bool:
-        """Add what can be added in rank order; `owing` are the ranks that have not left. True when none is missing."""
+        """Add parked contributions in rank order, up to the first missing rank. Returns True if none is missing.
+
+        owing: the ranks that have not left. They and the parked ranks make up the order of the sum.
+        """
         for rank in sorted({*owing, *self._parked} - self.ranks):
             if rank in self.ranks:
                 continue
@@ -97,24 +102,25 @@ class Accumulator:
             if contribution is None:
                 return False
             self._add(contribution)
+        # Credit is returned only when the round is complete (see the module's docstring).
         while self._added:
             self._added.pop()[1]()
         return True
 
     def hyper_names(self) -> set[str]:
-        """The names of the hyper-parameters that have come."""
+        """The names of all hyper-parameters received."""
         return set(self.hyper).union(*(item.hyper for item in self._parked.values()))
 
     def parked(self) -> list[Contribution]:
-        """The contributions that are here and not added yet."""
+        """The contributions received and not yet added."""
         return list(self._parked.values())
 
     def missing(self, owing: Iterable[int]) -> set[int]:
-        """The ranks that have not come yet."""
+        """The ranks of `owing` whose contributions were not received."""
         return set(owing).difference(self.ranks, self.without_credit())
 
     def without_credit(self) -> set[int]:
-        """The ranks whose contributions are here and wait for others: they fill their senders' windows."""
+        """The ranks whose contributions are held until others arrive; these occupy their senders' windows."""
         parked = {rank for item in self._parked.values() for rank in item.ranks}
         return parked.union(*(ranks for ranks, _ in self._added))
 
@@ -134,6 +140,7 @@ class Accumulator:
     def _add_content(self, given: Content) -> None:
         if (given.values if isinstance(given, Rows) else given).dtype == np.float16:
             given = given.astype(np.float32)
+        # The first contribution becomes `total` without a copy, so it is written to only if `_owned`.
         if self.total is None:
             self.total = given
         elif isinstance(self.total, Rows) and isinstance(given, Rows):

@@ -1,7 +1,7 @@
-"""The rounds of all slices at one server: gather, decide, answer.
+"""The rounds of all slices at one server: collect contributions, decide, answer.
 
-One slice's rounds complete strictly in order, each after the result of the one before. In a synchronous job all members
-go through them together; a root of an asynchronous one takes each member's by itself.
+The rounds of a slice complete strictly in order, each after the result of the previous one. In a synchronous job all
+members complete a round together; the root of an asynchronous job completes each member's rounds separately.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,12 +39,12 @@ __all__ = ["Aggregator"]
 
 
 class Aggregator:
-    """`upstream` is None at a root, `table` has all slices; `compression` has the codec of what crosses between roots
-    and those below; `warn` gets what the user should know of. `asynchronous`: whether the roots take each party's
-    contributions by themselves; a local server knows by their results. own_rank: what goes up is a contribution of this
-    rank; None: of the ranks that are in it.
+    """Runs the rounds of all slices in `table`. Used by the loop's thread only.
 
-    Used by the loop's thread only.
+    upstream: None at a root. own_rank: returns the rank under which sums are sent upstream; None sends them under the
+    ranks that they contain. compression: the codec between roots and the level below. warn: receives warnings for the
+    user. `asynchronous`: whether the roots handle each party's contributions separately; a local server learns this
+    from their results.
     """
 
     def __init__(
@@ -72,20 +72,20 @@ class Aggregator:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The one that was set last."""
+        """The optimizer that was set last."""
         return self.history.newest
 
     def closed(self) -> dict[int, int]:
-        """The last round of each key that is decided in any of its slices."""
+        """The highest round of each key that is decided in any of its slices."""
         found: dict[int, int] = {}
         for (key, _), entry in self.table.entries.items():
             found[key] = max(found.get(key, 0), *(cohort.closed for cohort in entry.cohorts.values()), 0)
         return {key: round_ for key, round_ in found.items() if round_}
 
-    # What comes from below.
+    # Messages from members.
 
     def on_push(self, link: Link, header: Header, payload: memoryview | None) -> None:
-        """An initial value. The first one counts; at a local server it goes on to the root."""
+        """Handle an initial value: the first one wins. A local server forwards it to the root."""
         entry, array = self.table.entry(header), view(header, payload)
         waiter = Waiter(link, -1, header.request, header.priority)
         if self._upstream is not None:
@@ -105,9 +105,10 @@ class Aggregator:
         link.consumed(array.nbytes)
 
     def on_pull(self, link: Link, header: Header, rank: int, payload: memoryview | None = None) -> None:
-        """Answer with the current value, or some rows of it; wait for it, or fetch it from the root, if there is none.
+        """Answer with the current value or the requested rows of it. Without a value, queue the pull, and fetch the
+        value from the root at a local server.
 
-        Who pulls after it has begun to push asks, in an asynchronous job, for the newest value: that of the root.
+        In an asynchronous job a member that has started to push wants the newest value, so its pull goes to the root.
         """
         entry, numbers = self.table.entry(header), row_numbers(header, payload)
         newest = self.asynchronous and header.round > 0
@@ -125,10 +126,12 @@ class Aggregator:
                 self._fetch(entry, header.priority)
 
     def on_exchange(self, link: Link, header: Header, payload: memoryview | None, rank: int) -> None:
-        """A contribution that the member of this rank brings; it has been checked that it may bring those of its
-        contributors. One that is there already is answered as before. One of weight 0 has no payload: its sender only
-        takes the round's result. Any other one without a payload asks whether that contribution is here, and is told if
-        not.
+        """Handle a contribution from the member of this rank, which the caller has checked may send for its
+        contributors.
+
+        A duplicate gets the same answer as before. Weight 0 means abstaining: there is no payload, and the sender only
+        takes the round's result. Any other contribution without a payload is a query, after a lost connection, whether
+        that contribution was received; if not, the sender is asked to send it again.
         """
         entry, ranks = self.table.entry(header), header.contributors
         asks = header.weight > 0 and payload is None
@@ -141,7 +144,7 @@ class Aggregator:
             raise BadMessage(f"contributions of ranks {ranks}, which go through rounds by themselves, in one")
         if not 0 < header.round <= cohort.finished + MAX_ROUNDS_AHEAD:
             raise BadMessage(f"round {header.round} while round {cohort.finished + 1} is open")
-        # So a server never keeps the results of more rounds than may be under way.
+        # This bounds the stored results to the number of rounds that may be in flight.
         if not header.round - 1 - MAX_ROUNDS_AHEAD <= header.acked < header.round:
             raise BadMessage(f"a contribution to round {header.round} from one that has {header.acked} results")
         cohort.acknowledge(rank, header.acked)
@@ -150,7 +153,7 @@ class Aggregator:
         )
         if header.round <= cohort.finished:
             result = cohort.results.get(header.round)
-            if result is not None:  # else this repeat came late: the sender has acknowledged the result since
+            if result is not None:  # else a late duplicate: the sender has acknowledged the result meanwhile
                 self._answer(entry, waiter, header.round, result)
             link.consumed(size)
             return
@@ -172,7 +175,7 @@ class Aggregator:
         self._advance(entry)
 
     def use(self, optimizer: Optimizer, by_key: Mapping[int, Hyper] | None = None) -> None:
-        """Update values with this optimizer from now on; what was tuned of another one is forgotten.
+        """Update values with this optimizer from now on, and discard the hyper-parameters set for a previous one.
 
         by_key: hyper-parameters of single keys.
         """
@@ -189,14 +192,14 @@ class Aggregator:
         return True
 
     def left(self, rank: int) -> None:
-        """This rank owes nothing more, and has all results that it was owed."""
+        """Handle the departure of this rank: it owes no contribution and has received all its results."""
         for entry in self.table.entries.values():
             cohort = entry.cohort(self.table.member(rank))
             cohort.acknowledge(rank, cohort.finished)
         self.members_changed()
 
     def members_changed(self) -> None:
-        """Somebody has come or left: close what is now complete."""
+        """Membership has changed: close the rounds that are complete now."""
         self.table.changed()
         for entry in self.table.entries.values():
             self._advance(entry)
@@ -212,10 +215,11 @@ class Aggregator:
         import_state(state, self.table.entries, self.optimizer)
         self.compression.import_state(state)
 
-    # Inside.
+    # Internals.
 
     def _advance(self, entry: SliceState) -> None:
-        """Close the rounds of this slice that are complete, in order, and answer those that have waited for others."""
+        """Close this slice's complete rounds in order, and answer those that were held back by the bound on staleness.
+        """
         while self.table.owing() is not None and any(self._go_on(entry, item) for item in list(entry.cohorts.values())):
             pass
 
@@ -223,6 +227,7 @@ class Aggregator:
         if cohort.held is None:
             return self._close_next(entry, cohort)
         if self.table.too_far_behind(entry, cohort):
+            # The round is in the value already; only its answer waits, for the cohorts that are too far behind.
             return False
         accumulator, cohort.held = cohort.held, None
         self._finish(entry, cohort, accumulator)
@@ -237,7 +242,7 @@ class Aggregator:
             return False
         cohort.closed += 1
         total, accumulator.total = accumulator.total, None
-        if total is None:  # all abstain
+        if total is None:  # all members abstained
             total = Rows.none(entry.row, np.promote_types(DTYPES[entry.dtype], np.float32))
         if isinstance(total, Rows) and not (self._takes_rows and (self._upstream or entry.slot.value is not None)):
             total = total.dense(entry.length)
@@ -245,7 +250,7 @@ class Aggregator:
         return True
 
     def _lacks_value(self, entry: SliceState) -> bool:
-        """Whether the initial value is needed and not there; at a local server that is when it is fetched."""
+        """Whether the initial value is required and missing; a local server then fetches it."""
         if entry.slot.value is not None:
             return False
         if self._upstream is None:
@@ -261,8 +266,9 @@ class Aggregator:
             if not before and entry.slot.value is not None:
                 self.compression.starts_from(entry.slot.id, cohort.member, entry.slot.value, entry.dtype)
             self._update(entry, cohort, accumulator, total)
-            if entry.slot.version != before:  # where all abstain, others' rounds may have made it newer than this one's
+            if entry.slot.version != before:  # if all abstained, other cohorts' rounds may have made the value newer
                 cohort.version = entry.slot.version
+            # A root answers in _go_on: the answer may have to wait for cohorts that are too far behind.
             cohort.held = accumulator
         elif isinstance(total, Rows):
             self._forward(entry, cohort, accumulator, total, accumulator.weight)
@@ -277,17 +283,17 @@ class Aggregator:
                 self._finish(entry, cohort, accumulator)
 
     def _gives_sums(self, entry: SliceState) -> bool:
-        """Whether results are sums of contributions, each of its own round, not a value that rounds change."""
+        """Whether each result is the sum of its own round, and not a value that rounds update."""
         return self.history.present(entry.hyper) is None and not self.table.algorithm.starts_from_value
 
     def _update(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content) -> None:
-        """A root makes the new value, or the rows of it that change."""
+        """At a root: compute the new value, or its changed rows."""
         slot, algorithm, new = entry.slot, self.table.algorithm, None
         optimizer = self.history.choose(slot.id, entry.hyper, cohort.closed, accumulator.hyper)
         if isinstance(total, Rows):
             assert isinstance(algorithm, RowAlgorithm)
             new = algorithm.rows_at_root(slot, total, accumulator.weight, cohort.member, optimizer)
-            # Where parties go through rounds by themselves, others have changed other rows meanwhile.
+            # In an asynchronous job other parties have changed other rows meanwhile, so these are not the whole change.
             if new is None or (isinstance(new, Rows) and algorithm.asynchronous):
                 cohort.changed = Rows.none(entry.row, DTYPES[entry.dtype])
         else:
@@ -304,11 +310,11 @@ class Aggregator:
     def _forward(
         self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content, weight: float
     ) -> None:
-        """A local server exchanges its party's sum with the root."""
+        """At a local server: exchange the party's sum with the root."""
         assert self._upstream is not None
         self.table.waits_no_more(entry, cohort)
         entry.forwarded += 1
-        hyper = merge_hyper(entry.hyper, accumulator.hyper)  # with what rounds that did not go up have changed
+        hyper = merge_hyper(entry.hyper, accumulator.hyper)  # includes the changes of rounds that were not forwarded
         entry.hyper = {}
         payload, about = self.compression.sum(entry.slot.id, total, entry.dtype) if weight else (None, {})
         header = Header(
@@ -331,7 +337,7 @@ class Aggregator:
         self._delivery.up(entry.root, header, payload, on_result)
 
     def _reply(self, entry: SliceState, cohort: Cohort) -> Reply:
-        """What is needed of a round's result to keep the value complete, and to answer the round's members."""
+        """The part of the round's result needed to keep the value complete and to answer the round's members."""
         replies = {waiter.reply for waiter in cohort.rounds[cohort.closed].waiters.values()}
         if not self._takes_rows or (Reply.FULL in replies and (self.asynchronous or not self.last_round)):
             return Reply.FULL
@@ -340,18 +346,18 @@ class Aggregator:
         return Reply.FULL if entry.slot.value is None else Reply.CHANGED
 
     def _take(self, entry: SliceState, cohort: Cohort, found: Content) -> None:
-        """The root's result of a round: the value, or what has changed in it."""
+        """Apply the root's result of a round: the value, or the rows changed in it."""
         if not isinstance(found, Rows):
             entry.slot.value = cast(self.table.algorithm.on_global(entry.slot, found), entry.dtype)
             return
         cohort.changed = found
         if self.asynchronous:
-            entry.slot.value = None  # only the root has the rows that others have changed
+            entry.slot.value = None  # only the root has the rows that other parties changed
         elif entry.slot.value is not None:
             entry.write(found)
 
     def _report_conflicts(self, entry: SliceState, accumulator: Accumulator) -> None:
-        """Workers that set a hyper-parameter to different values in one round: say so, once for each name."""
+        """Warn, once per name, if workers set a hyper-parameter to different values in one round."""
         for name in accumulator.conflicts.keys() - self._warned:
             self._warned.add(name)
             self._warn(
@@ -360,7 +366,7 @@ class Aggregator:
             )
 
     def _finish(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator) -> None:
-        """The value is the result of a round, or newer: answer all who wait for it."""
+        """Answer all members that wait for the closed round; the value is its result or newer."""
         cohort.finished = cohort.closed
         self.table.waits_no_more(entry, cohort)
         self.table.changed()
@@ -371,7 +377,7 @@ class Aggregator:
         changed, cohort.changed = cohort.changed, None
         enough = (Reply.NONE,) if changed is None else (Reply.NONE, Reply.CHANGED)
         array = None if all(waiter.reply in enough for waiter in waiters.values()) else entry.give()
-        if array is not None and cohort.version != entry.slot.version:  # others' rounds are in the value as well
+        if array is not None and cohort.version != entry.slot.version:  # the value includes other cohorts' rounds
             self._given(entry, cohort.member)
             cohort.version = entry.slot.version
         encoded = None
@@ -392,8 +398,8 @@ class Aggregator:
             self._answer_pulls(entry)
 
     def _given(self, entry: SliceState, member: int, numbers: Array | None = None) -> None:
-        """A member is about to get the root's newest value, from which its next gradient will be computed, or these
-        rows of it.
+        """Tell the optimizer that a member is about to receive the root's newest value, or these rows of it, and will
+        compute its next gradient from it. Optimizers that compensate for delay need that.
         """
         optimizer = self.history.present(entry.hyper)
         if self._upstream is None and self.table.algorithm.asynchronous and optimizer is not None:
@@ -402,7 +408,7 @@ class Aggregator:
             optimizer.given(entry.slot.id, member, entry.slot.value, rows)
 
     def _fetch(self, entry: SliceState, priority: int) -> None:
-        """Get the value from the root, which has it or will have it."""
+        """Request the value from the root, which answers as soon as it has one."""
         entry.fetching = True
         self._pull_above(entry, Header(priority=priority), partial(self._fetched, entry))
 
@@ -445,7 +451,7 @@ class Aggregator:
         self._answer(entry, waiter, 0, result)
 
     def _answer_newest(self, entry: SliceState, waiter: Waiter, above: Header, found: Content) -> None:
-        """The root's value for one who asks; what this server has stays as its rounds left it."""
+        """Pass on the root's value; this server's own value is unchanged."""
         self._send_content(entry, waiter, 0, Result(None, above.value), found)
 
     def _answer(self, entry: SliceState, waiter: Waiter, round_: int, result: Result) -> None:

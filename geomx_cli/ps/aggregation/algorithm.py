@@ -1,4 +1,4 @@
-"""What a synchronisation algorithm does at a server, as the server sees it."""
+"""The server's interface to a synchronisation algorithm."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -14,10 +14,10 @@ Body = dict[str, Any]
 
 @dataclass(slots=True)
 class SliceView:
-    """One slice as an algorithm sees it: its key and index, the current value (None before init) and its version.
+    """One slice as seen by an algorithm: its key, index, current value (None before init) and version.
 
-    version: how often the roots have made a new value of it, as far as this server knows. `kept` is the algorithm's own
-    place for arrays that belong to this slice, by name.
+    version: the number of updates by the roots, as far as this server knows. `kept`: the algorithm's own arrays for
+    this slice, by name; saved with it.
     """
 
     key: int
@@ -28,16 +28,16 @@ class SliceView:
 
     @property
     def id(self) -> tuple[int, int]:
-        """(key, index): names the slice in an optimizer's state."""
+        """(key, index), which identifies the slice in an optimizer's state."""
         return (self.key, self.index)
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """The sum of what members gave to a slice in one round: fp32, or fp64 for fp64 slices; not to be written to.
+    """The sum of the contributions to a slice in one round: fp32, or fp64 for fp64 slices; read-only.
 
-    weight: the sum of their weights; 0 where all abstain, and then the array is zeros. member: whose it is, where each
-    member's contribution counts alone, else 0.
+    weight: the sum of their weights; 0 if all members abstained, and then the array is zeros. member: the contributing
+    member if contributions are handled separately, else 0.
     """
 
     array: Array
@@ -47,8 +47,8 @@ class Aggregate:
 
 @dataclass(frozen=True, slots=True)
 class PushUp:
-    """Exchange `array` with the root, with this weight; its result becomes the value. With weight 0 the array does not
-    count, and is not sent.
+    """Exchange `array` with the root under this weight; the result becomes the value. With weight 0 the array is
+    neither counted nor sent.
     """
 
     array: Array
@@ -63,10 +63,10 @@ class ReplyNow:
 
 
 class ServerAlgorithm(Protocol):
-    """An algorithm's part in a server. Called by the server's loop only.
+    """The server side of an algorithm. Called in the server's loop only.
 
-    asynchronous: whether a root takes each member's contribution (a party's; in a flat cluster a worker's) by itself,
-    as it comes. max_staleness: by how many rounds one may then be ahead of the slowest; -1 for any number.
+    asynchronous: whether a root handles each member's contribution (a party's; in a flat cluster a worker's)
+    separately, on arrival. max_staleness: how many rounds a member may then be ahead of the slowest; -1 for no limit.
     starts_from_value: whether a local server needs the initial value before it closes its first round.
     """
 
@@ -75,24 +75,24 @@ class ServerAlgorithm(Protocol):
     starts_from_value: bool
 
     def aggregate_local(self, slot: SliceView, total: Aggregate) -> PushUp | ReplyNow:
-        """A local server has its party's sum of one round."""
+        """At a local server: decide on the party's sum of one round."""
 
     def on_global(self, slot: SliceView, result: Array) -> Array:
-        """A local server has the root's result: the value to answer with."""
+        """At a local server: convert the root's result to the value for the members."""
 
     def aggregate_global(self, slot: SliceView, total: Aggregate, optimizer: Optimizer | None) -> Array:
-        """A root has the sum of one round: the new value. Raises InvalidSettings where it cannot make one."""
+        """At a root: compute the new value from a round's sum. Raises InvalidSettings if that is impossible."""
 
     def on_request(self, topic: str, body: Body, is_root: bool) -> Body | None:
-        """Answer a worker's request of a topic of this algorithm's; None passes it on to the rank-0 root."""
+        """Answer a worker's request with a topic of this algorithm; None forwards it to the rank-0 root."""
 
 
 @runtime_checkable
 class RowAlgorithm(ServerAlgorithm, Protocol):
-    """One that can do with the rows of a round that has only rows in it, if it `takes_rows`.
+    """An algorithm that, if `takes_rows` is set, accepts the sum of a round as rows when only rows were contributed.
 
-    A local server then forwards its party's sum, and takes the root's result, without asking the algorithm. All others
-    get the sum as a dense array.
+    A local server then forwards its party's sum and applies the root's result without calling the algorithm. All other
+    algorithms get the dense sum.
     """
 
     takes_rows: bool
@@ -100,8 +100,8 @@ class RowAlgorithm(ServerAlgorithm, Protocol):
     def rows_at_root(
         self, slot: SliceView, total: Rows, weight: float, member: int, optimizer: Optimizer | None
     ) -> Content | None:
-        """A root that has a value has the sum of one round's rows; weight and member are those of a Total.
+        """At a root that has a value: handle the sum of one round's rows; weight and member as in Aggregate.
 
-        Returns the rows of the value that change, or all of the new value, or None if there is no update. Raises as
-        `aggregate_global` does.
+        Returns the changed rows of the value, or a whole new value, or None for no update. Raises as `aggregate_global`
+        does.
         """

@@ -1,4 +1,4 @@
-"""Which codec the exchanges with the global servers use, and what each end keeps of a slice for it."""
+"""Encoding of exchanges with the global servers, and the per-slice state that each end keeps for it."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -22,11 +22,11 @@ _FP32 = np.dtype(np.float32)
 
 
 class Codec(Protocol):
-    """How the elements of a slice become fewer bytes. Has no state; used by the thread of one loop only.
+    """Encodes the elements of a slice in fewer bytes. Stateless; used in the thread of one loop only.
 
-    decay: what a contribution loses is kept, times this, and added to the next one; 0 keeps nothing.
-    momentum: of momentum correction with factor masking, see codecs/bsc.py; 0 for none.
-    results: whether results of rounds travel as encoded values, as encoded changes of the values, or exact.
+    decay: factor for the residual (the part of a contribution lost in encoding) that is added to the next contribution;
+    0 keeps no residual. momentum: coefficient of momentum correction with factor masking, see codecs/bsc.py; 0 for
+    none. results: whether results of rounds are sent as encoded values, as encoded changes of the values, or exact.
     """
 
     decay: float
@@ -34,19 +34,20 @@ class Codec(Protocol):
     results: Literal["values", "changes", "exact"]
 
     def encode(self, array: Array) -> memoryview:
-        """The payload for a 1-D array of float32 or float64, which does not change. Its elements are finite where
-        `decay` is not 0.
+        """Encode a 1-D array of float32 or float64, which is not modified. Its elements are finite if `decay` is not 0.
         """
 
     def decode(self, payload: memoryview, length: int) -> Array:
-        """`length` elements, a new 1-D array of float32. Raises BadMessage for a payload that `encode` cannot make."""
+        """Decode to a new 1-D array of `length` float32 elements. Raises BadMessage for a payload that `encode` cannot
+        produce.
+        """
 
 
 @lru_cache(64)
 def parse_codec(spec: str) -> Codec | None:
-    """The codec that `--compress SPEC` means, NAME or NAME:ARGUMENT; None for "" and "none".
+    """The codec for `--compress SPEC`, NAME or NAME:ARGUMENT; None for "" and "none".
 
-    Raises InvalidSettings for one that does not exist, and for a wrong argument.
+    Raises InvalidSettings for an unknown codec or a bad argument.
     """
     if spec in ("", "none"):
         return None
@@ -58,7 +59,7 @@ def parse_codec(spec: str) -> Codec | None:
 
 
 def received(header: Header, payload: memoryview | None) -> Content:
-    """What a payload holds, decoded; of `form` CHANGE the change. Raises BadMessage."""
+    """Decode the content of a payload; for `form` CHANGE that is the change. Raises BadMessage."""
     if header.form not in (Form.ENCODED, Form.CHANGE):
         return content(header, payload)
     try:
@@ -71,17 +72,18 @@ def received(header: Header, payload: memoryview | None) -> Content:
 
 
 class Compression:
-    """One process's end of encoded exchanges: a global server's, a local server's, in a flat cluster a worker's.
+    """One process's end of encoded exchanges: a global server's, a local server's, or in a flat cluster a worker's.
 
-    Contributions are encoded once, and what is sent again are the same bytes. A global server encodes the result of a
-    round once, for all; those that it sends the elements themselves (workers beside it) get them as the others decode
-    them, so that all have the same. Its own value stays exact. Initial values and rows are not encoded.
+    A contribution is encoded once; a retransmission sends the same bytes. A global server encodes a round's result once
+    for all receivers. Workers beside it, which receive plain elements, get the decoded ones, so all workers have the
+    same weights. The server's own value stays exact, so errors do not accumulate. Initial values and rows are not
+    encoded.
 
-    Changes are those since the last result that everybody has (the *reference*, kept at both ends), so what a codec
-    loses of one is in the next one. Sums have no such reference: what is lost of one is added to the next. What is
-    not finite travels as it is.
+    A change is relative to the last result that all receivers have (the *reference*, kept at both ends), so what the
+    codec loses in one change is part of the next. Sums have no reference: their loss is kept as a residual and added to
+    the next sum. Arrays with non-finite elements are sent unencoded.
 
-    bytes: of what has been encoded so far, before and after.
+    bytes: the total encoded so far, (before, after) encoding.
     """
 
     def __init__(self, spec: str = "") -> None:
@@ -91,7 +93,7 @@ class Compression:
         self._kept: dict[Where, dict[str, Array]] = {}
 
     def set(self, spec: str) -> None:
-        """Use this codec from now on. Raises InvalidSettings where another one is in use."""
+        """Use this codec from now on. Raises InvalidSettings if another one is in use."""
         codec = parse_codec(spec)
         if self.spec and (not codec or spec != self.spec):
             what = f"gradient compression {spec or 'none'} where {self.spec} is in use"
@@ -100,20 +102,20 @@ class Compression:
 
     @property
     def changes(self) -> bool:
-        """Whether results travel as changes to those before, and so have to be taken in order."""
+        """Whether results are sent as changes of previous ones, and so must be applied in order."""
         return self._codec is not None and self._codec.results == "changes"
 
-    # Contributions, at the end that gives them.
+    # Contributions, sending end.
 
     def sum(self, where: Where, found: Content, dtype: int) -> tuple[memoryview, dict[str, Any]]:
-        """The payload of a party's sum, and the fields of its header about it."""
+        """The payload of a party's sum and the header fields that describe it."""
         if not isinstance(found, Rows) and (encoded := self.contribution(where, found, dtype)):
             return encoded, {"form": Form.ENCODED}
         payload, wide = sum_payload(found, dtype)
         return payload, {"wide": wide, **form_of(found)}
 
     def contribution(self, where: Where, array: Array, dtype: int) -> memoryview | None:
-        """The encoded payload; None for what travels as it is."""
+        """The encoded payload; None if the array is sent unencoded."""
         codec = self._codec
         if codec is None:
             return None
@@ -122,6 +124,7 @@ class Compression:
             return self._encode(codec, given, dtype)
         if not np.isfinite(given).all():
             return None
+        # Error feedback: whatever the codec drops is kept in `residual` and sent with later contributions.
         kept = self._kept.setdefault(where, {})
         residual = kept.setdefault("residual", np.zeros_like(given))
         if codec.momentum:
@@ -142,14 +145,16 @@ class Compression:
     # Results, at a global server.
 
     def starts_from(self, where: Where, member: int, value: Array, dtype: int) -> None:
-        """All who take part in the first round of a cohort may have this value."""
+        """Set the reference of a cohort's first round: every participant may have this value."""
         if self.changes:
             self._kept.setdefault(where, {}).setdefault(f"reference/{member}", value.astype(_exact(dtype), copy=False))
 
     def result(
         self, where: Where, member: int, array: Array, dtype: int, *, is_sum: bool
     ) -> tuple[Array, Encoded | None]:
-        """The result of a cohort's round as all get it, in the slice's dtype, and encoded if it is."""
+        """The result of a cohort's round as every receiver sees it, in the slice's dtype, and its encoding if there is
+        one.
+        """
         codec = self._codec
         if codec is None or codec.results == "exact":
             return array, None
@@ -173,30 +178,34 @@ class Compression:
             kept[name] = exact
             return array, None
         payload = self._encode(codec, change, dtype)
+        # The server decodes its own encoding and keeps that as the reference, exactly as the receivers do.
         new = cast(reference + codec.decode(payload, len(array)), dtype)
         kept[name] = new.astype(_exact(dtype), copy=False)
         return new, (payload, Form.CHANGE)
 
     def forget(self, where: Where, member: int) -> None:
-        """The last round of a cohort has changed only rows, and not all have the value: the next result is exact."""
+        """Drop a cohort's reference after a round that changed only rows, since not every member has the value. The
+        next result is sent exact.
+        """
         self._kept.get(where, {}).pop(f"reference/{member}", None)
 
     def newest(self, array: Array, dtype: int) -> tuple[Array, Encoded | None]:
-        """A value that is pulled between rounds; changes to it are not known, so it is encoded only as itself."""
+        """Encode a value pulled between rounds. The puller's reference is unknown, so only codecs of values encode it.
+        """
         codec = self._codec
         if codec is None or codec.results != "values":
             return array, None
         payload = self._encode(codec, array.astype(_exact(dtype), copy=False), dtype)
         return cast(codec.decode(payload, len(array)), dtype), (payload, Form.ENCODED)
 
-    # Results, at the end that takes them.
+    # Results, receiving end.
 
     def has_reference(self, where: Where) -> bool:
-        """Whether the last result is here to which the next one's changes are made."""
+        """Whether the previous result, the reference of the next change, is present."""
         return "reference" in self._kept.get(where, {})
 
     def take(self, where: Where, found: Content, dtype: int, form: Form) -> Content:
-        """A result, or the initial value: `found` is what has been received. To be called in the order of rounds."""
+        """Apply a received result or initial value and return the new value. Must be called in the order of rounds."""
         if not self.changes or isinstance(found, Rows):
             return found
         kept = self._kept.setdefault(where, {})
@@ -207,12 +216,12 @@ class Compression:
     # State.
 
     def export_state(self) -> dict[str, Array]:
-        """Copies of all that is kept, by "codec/KEY/SLICE/NAME"."""
+        """Copies of all residuals and references, by "codec/KEY/SLICE/NAME"."""
         kept = self._kept.items()
         return {f"codec/{key}/{index}/{name}": item.copy() for (key, index), own in kept for name, item in own.items()}
 
     def import_state(self, state: Mapping[str, Array]) -> None:
-        """Take up what another process has exported."""
+        """Restore what `export_state` of another process returned."""
         for name, array in state.items():
             kind, _, rest = name.partition("/")
             if kind == "codec":
@@ -227,5 +236,5 @@ class Compression:
 
 
 def _exact(dtype: int) -> "np.dtype[Any]":
-    """In what sums and changes of such slices are computed."""
+    """The dtype in which sums and changes of such slices are computed."""
     return np.promote_types(DTYPES[dtype], _FP32)

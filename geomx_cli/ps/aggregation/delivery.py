@@ -1,4 +1,4 @@
-"""How contributions and results travel between processes, as each of these sees it: the seam to `ps/delivery/`."""
+"""The interface between a process and a delivery (`ps/delivery/`), which transports contributions and results."""
 
 from collections.abc import Collection, Mapping
 from typing import Protocol
@@ -13,59 +13,60 @@ __all__ = ["Delivery", "ServerDelivery", "WorkerDelivery"]
 
 
 class Delivery(Protocol):
-    """A delivery's part in a process, called by its loop's thread only. It keeps no contribution itself: what it sends
-    through the UpstreamClient is sent again after a cut, and answered once.
+    """A delivery in one process; called in its loop's thread only. It stores no contributions: whatever it sends
+    through the UpstreamClient is retransmitted after a lost connection and answered once.
     """
 
     def up(self, server: int, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
-        """Take a contribution (an EXCHANGE) to the server of this rank. `payload` does not change until `on_result`,
-        which is to be called once, gets the round's RESULT.
+        """Send a contribution (an EXCHANGE) to the server of this rank. `payload` is not modified until `on_result` is
+        called, exactly once, with the round's RESULT.
         """
 
     def down(self, link: Link, header: Header, payload: memoryview | None) -> None:
-        """Send a RESULT to the member that has brought the contribution; called again when that one asks again."""
+        """Send a RESULT to the member that sent the contribution; called again if that member repeats its request."""
 
     def receive(self, link: Link, header: Header, payload: memoryview | None) -> bool:
-        """Take a message with a tensor before the process does, from any link; False leaves it to the process.
+        """Offer a tensor message from any link to the delivery before the process handles it; False leaves it to the
+        process.
 
-        Raises BadMessage for one that makes no sense: it is counted and dropped. Who takes one with a payload returns
-        its credit (Link.consumed) when it is not held any more.
+        Raises BadMessage for an invalid one, which is counted and dropped. A delivery that takes a payload must return
+        its credit (Link.consumed) when it no longer holds it.
         """
 
 
 class WorkerDelivery(Delivery, Protocol):
-    """A delivery's part in a worker."""
+    """A delivery in a worker."""
 
     def begin(self, node: Node, upstream: UpstreamClient, peers: Mapping[int, Link]) -> None:
-        """The worker starts. `upstream` sends to any link; `peers` has those to other workers, by their rank in the
-        plane: all of them before the first contribution of this one. A worker ends after all that dial it.
+        """Start. `upstream` sends over any link; `peers` maps ranks in the plane to links to other workers, all of them
+        connected before this worker's first contribution. A worker ends after all workers that dial it.
         """
 
     def peers(self, workers: int) -> Collection[tuple[int, int]]:
-        """Which workers of a plane of so many dial which, by rank, without cycles: (dialler, listener), as the
-        module's `peers` says to the plan.
+        """Which of `workers` workers dial which, by rank, as acyclic (dialler, listener) pairs. Must equal what the
+        module's `peers` tells the plan.
         """
 
     def on_request(self, request: Request) -> bool:
-        """Answer what a peer asks; False for what this delivery does not know."""
+        """Answer a peer's request; False if the topic is unknown to this delivery."""
 
     def on_asked(self, link: Link, header: Header) -> None:
-        """A server or peer cannot go on without a slice ("want": key, slice, round) that is not on the way there."""
+        """A server or peer is blocked on a slice ("want": key, slice, round) that is not in flight to it."""
 
     def on_reconnect(self, link: Link, lane: Lane) -> None:
-        """A lane has a new connection. Contributions without a result have been sent again; what else was under way may
-        be lost.
+        """A lane has a new connection. Contributions without a result were sent again; anything else in flight may be
+        lost.
         """
 
     def leave(self) -> None:
-        """This worker has the results of all its contributions, and makes no more. Others' may still pass."""
+        """This worker has received all its results and contributes no more. Contributions of others may still pass."""
 
 
 class ServerDelivery(Delivery, Protocol):
-    """A delivery's part in a server, local or global."""
+    """A delivery in a local or global server."""
 
     def begin(self, node: Node, upstream: UpstreamClient | None) -> None:
-        """The server starts; `upstream` is None at a root."""
+        """Start; `upstream` is None at a root."""
 
     def brings(self, plane: str, rank: int) -> Collection[int]:
-        """Whose contributions a member may bring, by rank in its plane, "local" or "global". Others are refused."""
+        """The ranks for which a member may contribute, in its plane, "local" or "global". Others are refused."""

@@ -1,8 +1,8 @@
-"""Which optimizer a root runs on a slice in a round: the first one, or one that was set after rounds had begun.
+"""Selects the optimizer that a root runs on a slice in a round: the first one, or one set after training started.
 
-Workers are not all in the same round when one of them sets another optimizer, and neither are the slices. So a later
-optimizer is only registered when it is set; in each slice it takes over with the first round in which a contribution
-names its serial number, or at a round that a master which does not train has found out. Both are the same at all roots.
+When a worker sets another optimizer, neither all workers nor all slices are in the same round. So a later optimizer is
+only registered when it is set. In each slice it takes over in the first round in which a contribution names its serial
+number, or in a round determined by a master that does not train. Both are the same round at all roots.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ _KEPT = MAX_ROUNDS_AHEAD + 1
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """An optimizer with hyper-parameters of single keys. With `by_round`, the first round of each key that it updates;
-    keys that are not in it are updated from their first one. Without, contributions say.
+    """A later optimizer with per-key hyper-parameters. `by_round`: the first round of each key that it updates; keys
+    not in it are updated from their first round. Without `by_round`, contributions name the optimizer.
     """
 
     optimizer: Optimizer | None
@@ -31,15 +31,16 @@ class Successor:
     by_round: Mapping[int, int] | None = None
 
     def begins(self, key: int, round_: int) -> bool:
-        """Whether it updates the key in this round, whatever contributions say."""
+        """Whether it updates the key in this round, regardless of contributions."""
         return self.by_round is not None and round_ >= self.by_round.get(key, 1)
 
 
 class OptimizerHistory:
-    """A slice's own hyper-parameters lie with the slice, the serial number of its optimizer among them.
+    """The optimizers set so far. A slice's own hyper-parameters, including its optimizer's serial number, are stored
+    with the slice.
 
-    on_workers: class of an optimizer that runs on the workers instead, from the serial number `since` on; then a root
-    runs none, and only sees to it that all of them do; else "". Used by the loop's thread only.
+    on_workers: class name of an optimizer that runs on the workers from serial number `since` on, else "". Then a root
+    runs none and only checks that all workers run one. Used by the loop's thread only.
     """
 
     def __init__(self) -> None:
@@ -55,18 +56,18 @@ class OptimizerHistory:
         return self._known[max(self._known)].optimizer
 
     def use(self, optimizer: Optimizer | None, by_key: Mapping[int, Hyper]) -> None:
-        """Run this one on all slices from now on; whatever was set before is forgotten."""
+        """Run this optimizer on all slices from now on, and discard all earlier ones."""
         self._known = {0: Successor(optimizer, by_key)}
 
     def add(self, serial: int, successor: Successor) -> None:
-        """Register one that takes over slice by slice. Those that no contribution under way can ask for are dropped."""
+        """Register an optimizer that takes over slice by slice. Drops those that no contribution in flight can name."""
         self._known[serial] = successor
         for old in sorted(self._known)[:-_KEPT]:
             del self._known[old]
 
     def leave_to_workers(self, kind: str, worker: str, of: int, serial: int) -> None:
-        """This worker runs an optimizer of this class itself, and all `of` training workers are to do so; "" for a
-        master that asks for it and does not train.
+        """Record that this worker runs an optimizer of this class itself, as all `of` training workers have to; "" for
+        a master that requests it and does not train.
         """
         if serial != self.since:
             self._workers.clear()
@@ -76,9 +77,10 @@ class OptimizerHistory:
             self._workers.add(worker)
 
     def choose(self, slot: Slot, hyper: Hyper, round_: int, news: Mapping[str, float]) -> Optimizer | None:
-        """The optimizer for this round of a slice, tuned to its hyper-parameters, which `news` has changed.
+        """The optimizer for this round of a slice, configured with the slice's hyper-parameters `hyper`, which are
+        updated from `news` in place.
 
-        hyper: those of the slice; changed. Raises InvalidSettings for what cannot be.
+        Raises InvalidSettings for an impossible combination.
         """
         now = int(hyper.get(SERIAL, 0))
         following = [serial for serial, item in self._known.items() if serial and item.begins(slot[0], round_)]
@@ -93,7 +95,7 @@ class OptimizerHistory:
                 former.forget(slot)
             hyper.clear()
             hyper[SERIAL] = asked
-        if int(news.get(SERIAL, 0)) >= now:  # else they are meant for an optimizer that is no more
+        if int(news.get(SERIAL, 0)) >= now:  # else they are meant for a replaced optimizer
             hyper.update({name: value for name, value in news.items() if name != SERIAL})
         chosen = self.present(hyper)
         if chosen is not None:
@@ -103,7 +105,7 @@ class OptimizerHistory:
         return chosen
 
     def present(self, hyper: Hyper) -> Optimizer | None:
-        """The one of a slice that has these hyper-parameters."""
+        """The current optimizer of a slice with these hyper-parameters."""
         return self._at(hyper).optimizer
 
     def _at(self, hyper: Hyper) -> Successor:

@@ -1,4 +1,4 @@
-"""What a server keeps of one slice: its value, the rounds that are open, and results that not all members have."""
+"""A server's state of one slice: its value, the open rounds, and results not acknowledged by all members."""
 
 import time
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ __all__ = ["Cohort", "Result", "RoundState", "SliceState", "Waiter"]
 
 @dataclass(slots=True)
 class Waiter:
-    """Who waits for a result, by its rank among the contributors and the number of its request.
+    """A member waiting for a result: its rank among the contributors and its request number.
 
-    reply: see wire.Reply. codec: in which the result may come, "" for none. follows: it has the result of the round
-    before. newest: of a pull: what rounds of others have led to, not an initial value. numbers: those of the rows that
-    a pull is for, None for all.
+    reply: see wire.Reply. codec: accepted encoding of the result, "" for none. follows: whether the member has the
+    previous round's result, to which a change could be applied. newest: for a pull, whether it wants the value after
+    other members' rounds and not an initial value. numbers: the pulled rows, None for all.
     """
 
     link: Link
@@ -36,7 +36,7 @@ class Waiter:
 
 @dataclass(slots=True)
 class RoundState:
-    """A round that is not over. `waiters` by the lowest rank in the contribution that they have brought."""
+    """An open round. `waiters`: by the lowest rank in their contribution."""
 
     accumulator: Accumulator = field(default_factory=Accumulator)
     waiters: dict[int, Waiter] = field(default_factory=dict)
@@ -45,12 +45,11 @@ class RoundState:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the members of a round were answered: the value, its version, the ranks and weight that are in it.
+    """The answer to a round's members: the value, its version, the contributing ranks and their weight.
 
-    `array` is None if nobody in the round wants it. `encoded` is the same by `codec`, if there is one. changed: the
-    rows that a round of rows has changed.
-    `owed` are the ranks of those who have brought contributions and not acknowledged it: one whose answer was lost asks
-    again.
+    `array` is None if no member of the round wants it. `encoded`: the same value encoded by `codec`, if any. changed:
+    the rows changed by a round of rows. `owed`: the contributors that have not acknowledged the result; any of them may
+    ask again if its answer was lost.
     """
 
     array: Array | None
@@ -63,7 +62,7 @@ class Result:
     codec: str = ""
 
     def content(self, reply: Reply, row: int) -> Content | None:
-        """What goes to one who wants this; None if that was not kept."""
+        """The part of the result for this kind of reply; None if it was not kept."""
         if reply == Reply.NONE:
             return Rows.none(row, DTYPES[0])
         return self.changed if reply == Reply.CHANGED and self.changed is not None else self.array
@@ -71,14 +70,15 @@ class Result:
 
 @dataclass(slots=True)
 class Cohort:
-    """The rounds of members who go through them together: all of a server's, or one party's where each goes alone.
+    """Members whose rounds complete together: all members of a server, or a single party at a root of an asynchronous
+    job. So synchronous and asynchronous jobs share the code for summing, repeats and departures.
 
-    closed: the last round that is decided. finished: the last one that is answered. results: of finished rounds, kept
-    until all have acknowledged them; members acknowledge with their next contributions, so in a job where each worker
-    has one round under way this is the value itself, and else as many as there are rounds under way.
-    held: who is in a root's round that is in the value and not yet answered, because others are too far behind.
-    version: that of the value which the last round has led to, or which its members were given since.
-    changed: the rows that a round has changed which is closed and not finished, if it was one of rows.
+    closed: the last decided round. finished: the last answered round. results: of finished rounds, kept until all
+    members have acknowledged them. Members acknowledge with their next contribution, so in a job with one round per
+    worker in flight this is only the value itself, otherwise one per round in flight. held: at a root, the round that
+    is in the value and not yet answered because other cohorts are too far behind. version: of the value that the last
+    round produced, or that the members have received since. changed: the rows changed by a round of rows that is closed
+    and not finished.
     """
 
     member: int
@@ -91,7 +91,7 @@ class Cohort:
     changed: Rows | None = None
 
     def acknowledge(self, rank: int, round_: int) -> None:
-        """This rank has the results of all rounds up to this one."""
+        """Record that this rank has received the results of all rounds up to `round_`."""
         for number in [number for number in self.results if number <= round_]:
             owed = self.results[number].owed
             owed.discard(rank)
@@ -101,8 +101,8 @@ class Cohort:
 
 @dataclass(slots=True)
 class SliceState:
-    """One slice. `row`: elements in a row. `forwarded`: rounds that have gone up to the root. `fetching`: the value is
-    on its way from there. `hyper`: what its optimizer was told.
+    """One slice. `row`: elements in a row. `forwarded`: rounds sent to the root. `fetching`: the value was requested
+    from the root. `hyper`: the hyper-parameters set for its optimizer.
     """
 
     slot: SliceView
@@ -116,10 +116,10 @@ class SliceState:
     cohorts: dict[int, Cohort] = field(default_factory=dict)
     pulls: list[Waiter] = field(default_factory=list)
     hyper: dict[str, float] = field(default_factory=dict)
-    _own: Array | None = None  # the value, as long as nobody else may read it
+    _own: Array | None = None  # the value, while no one else may read it: then it is written in place
 
     def write(self, rows: Rows) -> None:
-        """Put rows in the place of the value's. What was given out as the value does not change."""
+        """Write rows into the value. A value handed out by `give` is copied first, so readers never see the change."""
         assert self.slot.value is not None
         if not len(rows):
             return
@@ -128,13 +128,13 @@ class SliceState:
         rows.write_to(self._own)
 
     def give(self) -> Array:
-        """The value, which from now on others read at any time."""
+        """Hand out the value. Others may read it from now on, so it must not be modified in place."""
         assert self.slot.value is not None
         self._own = None
         return self.slot.value
 
     def cohort(self, member: int) -> Cohort:
-        """That of one member, or with 0 of all who go together."""
+        """The cohort of this member; 0 is the cohort of all members in a synchronous job."""
         cohort = self.cohorts.get(member)
         if cohort is None:
             cohort = self.cohorts[member] = Cohort(member)

@@ -1,4 +1,4 @@
-"""All slices at one server, and the rounds that are open: who goes through them together, and who is missing."""
+"""All slices of one server and their open rounds: which members take part, and which are missing."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -14,12 +14,12 @@ MAX_SLICES = 1_000_000
 
 
 class SliceTable:
-    """`roots` gives the number of roots above; None at a root. `owing` gives the ranks that owe contributions, None
-    while no round may close.
+    """All slices of one server. Used by the loop's thread only.
 
-    `declared` tells whether a message is about a slice that there is, as far as this server knows.
-    `alone` tells with which rank this one goes through rounds where not all go together. `moves` grows with all that
-    may change what is missing, `came` counts the contributions of each rank. Used by the loop's thread only.
+    roots: returns the number of roots above; None at a root. owing: returns the ranks that owe contributions, None
+    while no round may close. alone: maps a rank to the member under which its rounds run in an asynchronous job.
+    declared: whether the slice in a header was declared, as far as this server knows. `moves` increases with every
+    change that may affect which contributions are missing; `came` counts the contributions of each rank.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class SliceTable:
         self.came: Counter[int] = Counter()
 
     def entry(self, header: Header) -> SliceState:
-        """The slice that a message is about. Raises BadMessage where that is impossible or another one."""
+        """The slice that a message refers to. Raises BadMessage if it is impossible or differs from the known one."""
         entry, roots = self.entries.get((header.key, header.slice)), None if self._roots is None else self._roots()
         if roots is not None and header.root >= roots:
             raise BadMessage(f"a slice of global server {header.root} of {roots}")
@@ -60,13 +60,13 @@ class SliceTable:
         return entry
 
     def member(self, rank: int) -> int:
-        """The number of the cohort that this rank goes at: 0 where all go through rounds together."""
+        """The cohort number of this rank: 0 if all members complete rounds together."""
         return self._alone(rank) if self.algorithm.asynchronous and self._roots is None else 0
 
     def round(
         self, entry: SliceState, cohort: Cohort, number: int, priority: int, ranks: Iterable[int]
     ) -> RoundState:
-        """This round of a slice, which is open from now on, for a contribution of these ranks that has come."""
+        """The round for a received contribution of these ranks; opened if it is the first."""
         self.moves += 1
         self.came.update(ranks)
         round_ = cohort.rounds.get(number)
@@ -77,11 +77,11 @@ class SliceTable:
         return round_
 
     def members(self, cohort: Cohort) -> list[int]:
-        """The ranks that owe contributions to rounds of this cohort."""
+        """The ranks that owe contributions to this cohort's rounds."""
         return [rank for rank in self.owing() or () if self.member(rank) == cohort.member]
 
     def too_far_behind(self, entry: SliceState, cohort: Cohort) -> set[int]:
-        """The ranks that are more than the bound behind this cohort, whose next result waits for them."""
+        """The ranks that are behind this cohort by more than the bound on staleness; its next result waits for them."""
         bound = self.algorithm.max_staleness
         if not self.algorithm.asynchronous or bound < 0 or self._roots is not None:
             return set()
@@ -90,13 +90,13 @@ class SliceTable:
         }
 
     def waits_no_more(self, entry: SliceState, cohort: Cohort) -> None:
-        """The round that is decided waits for no member."""
+        """The cohort's closed round no longer waits for members."""
         self._open.pop((entry.slot.key, entry.slot.index, cohort.member, cohort.closed), None)
 
     def go_alone(self, *, late: bool) -> bool:
-        """Have a root take each member's contributions by themselves from now on, also those that wait for others'.
+        """Switch a root to handling each member's contributions separately, including those waiting for others.
 
-        False if it is too `late` for that, also because some have been added up, here or before they came.
+        Returns False if it is too `late`, or if contributions were already added up, here or before they were sent.
         """
         if self.algorithm.asynchronous:
             return True
@@ -117,20 +117,20 @@ class SliceTable:
         return True
 
     def lengths(self) -> dict[tuple[int, int], int]:
-        """How many elements each slice has, by key and index."""
+        """The number of elements of each slice, by key and index."""
         return {where: entry.length for where, entry in self.entries.items()}
 
     def changed(self) -> None:
-        """Members have come or left, or a round is over: other contributions may be missing now."""
+        """Membership has changed or a round has finished, so other contributions may be missing now."""
         self.moves += 1
 
     def open_rounds(self) -> Iterable[tuple[SliceState, Cohort, RoundState]]:
-        """All that are open, in the order in which they were opened."""
+        """All open rounds, in the order in which they were opened."""
         return self._open.values()
 
     def oldest(self) -> tuple[int, float, frozenset[int]] | None:
-        """Of the rounds that wait for members, the one that was opened first: its number, when (time.monotonic
-        seconds), and those members' ranks; none of them for a round that only waits to be decided.
+        """The first-opened round that waits for members: its number, when it was opened (time.monotonic seconds), and
+        the missing members' ranks. If none waits for members, the first-opened round, with no ranks.
         """
         first = None
         for (_, _, _, number), (entry, cohort, round_) in self._open.items():
@@ -141,5 +141,5 @@ class SliceTable:
         return first
 
     def missing(self, cohort: Cohort, round_: RoundState) -> set[int]:
-        """The ranks whose contributions to this round have not come."""
+        """The ranks whose contributions to this round were not received."""
         return round_.accumulator.missing(self.members(cohort))

@@ -1,8 +1,9 @@
-"""Members that cannot go on because what they have sent waits for others: they are asked for what the others lack.
+"""Breaks deadlocks between members whose windows are full of contributions that wait for each other.
 
-A contribution keeps its place in its sender's window until its round is complete. Members that send different slices
-first may so fill their windows with what waits for each other. And a round at one root may wait for a party whose
-workers' windows are full of what waits at another root.
+A contribution occupies its sender's window until its round is complete. If members send slices in different orders,
+each may fill its window with slices that wait for the other's. Also, a round at one root may wait for a party whose
+workers' windows are full of contributions that wait at another root. The cure is to ask the blocked members for the
+missing slices, which are then sent beyond the window.
 """
 
 import time
@@ -21,12 +22,14 @@ LONGEST_LOOK = 0.5
 MAX_ASKED = 16
 MAX_WANTED = 65_536
 
-_Where = tuple[int, int, int, int]  # key, slice, number of the cohort, round
+_Where = tuple[int, int, int, int]  # key, slice, cohort number, round
 
 
 class Stalls:
-    """`links_of` finds the links of a rank. `tell_roots` tells them that members of this party are stuck; None at a
-    root. Used by the loop's thread only.
+    """Finds stalled slices and requests them. Used by the loop's thread only.
+
+    links_of: returns the links of a rank. tell_roots: reports to the roots that members of this party are stuck; None
+    at a root.
     """
 
     def __init__(
@@ -35,20 +38,21 @@ class Stalls:
         self._table = table
         self._links_of = links_of
         self._tell_roots = tell_roots
-        self._elsewhere: dict[int, int] = {}  # members stuck by what waits at other roots, and what they had sent here
-        self._wanted: dict[tuple[int, int], int] = {}  # slices that a root lacks, and of which round
-        self._asked: dict[_Where, set[int]] = {}  # whom was asked out of turn for which contribution
+        # members blocked at other roots, and how many contributions they had sent here by then
+        self._elsewhere: dict[int, int] = {}
+        self._wanted: dict[tuple[int, int], int] = {}  # slices that a root lacks, and for which round
+        self._asked: dict[_Where, set[int]] = {}  # the members that were asked out of order for each contribution
         self._moves = self._told = 0
         self._looked, self._pending = 0.0, False
 
     def look(self) -> None:
-        """Ask members for missing slices that may be stuck behind others of theirs, so that no order of pushes blocks.
+        """Ask blocked members for missing slices, so that no order of pushes can deadlock.
 
-        Only slices that become complete by it are asked for; another would wait as well, and take memory while a slow
-        member keeps all waiting.
+        Only slices that this completes are requested. Any other would wait as well, and while a slow member keeps
+        everyone waiting its memory would be wasted.
 
-        To be called every STALL seconds. It costs nothing while contributions come, nor when nothing has changed since
-        it has found nothing to ask for, however many slices are open.
+        Call every STALL seconds. It is cheap while contributions arrive, and when nothing has changed since it last
+        found nothing to request, however many slices are open.
         """
         now, changed, self._moves = time.monotonic(), self._table.moves != self._moves, self._table.moves
         self._pending = self._pending or changed
@@ -58,39 +62,41 @@ class Stalls:
         self._pending = self._ask(now) or changed
 
     def want(self, key: int, index: int, round_: int) -> None:
-        """A root waits for this slice, and this party is stuck: complete it, also if no member has sent any of it."""
+        """A root waits for this slice and this party is stuck: complete it, even if no member has sent any of it."""
         if len(self._wanted) < MAX_WANTED:
             self._wanted[key, index] = round_
             self._pending = True
 
     def stuck_elsewhere(self, rank: int) -> None:
-        """This member is stuck by what waits at other roots; that holds until it sends something."""
+        """Mark this member as blocked at other roots, until it sends something here."""
         self._elsewhere[rank] = self._table.came[rank]
         self._pending = True
 
     def connected_anew(self, rank: int) -> None:
-        """What this member was asked for may have been lost with its connection; it may be asked again."""
+        """This member has a new connection: requests to it may have been lost and may be repeated."""
         self._pending = True
         for asked in self._asked.values():
             asked.discard(rank)
 
     def roots_anew(self) -> None:
-        """What a root was told may have been lost with the connection to it."""
+        """A root has a new connection: what it was told may have been lost, so tell it again."""
         self._pending, self._told = True, -1
 
     def _ask(self, now: float) -> bool:
-        """Ask for some slices; False where there are none, nor any that may become so."""
+        """Request missing slices; False if there are none and no open round is still too young to judge."""
         stuck = {rank for rank, came in self._elsewhere.items() if came == self._table.came[rank]}
         stuck.update(*(round_.accumulator.without_credit() for _, _, round_ in self._table.open_rounds()))
         known, self._asked = self._asked, {}
         count, young = 0, False
         for key, index, cohort in self._waiting() if stuck else ():
-            # A later round cannot be complete before this one.
+            # Rounds complete in order, so only the next one can be completed.
             number = cohort.closed + 1
             round_ = cohort.rounds.get(number)
             where = (key, index, cohort.member, number)
             asked = self._asked[where] = known.get(where, set())
             missing = set(self._table.members(cohort)) if round_ is None else self._table.missing(cohort, round_)
+            # Only if every missing member is itself blocked will asking them complete the round; a member that is
+            # merely slow is left alone.
             if not missing <= stuck or count >= MAX_ASKED:
                 continue
             if round_ is not None and now - round_.started < STALL:
@@ -103,11 +109,12 @@ class Stalls:
                     link.ask_for(key, index, number)
         if stuck and not count and not young and self._tell_roots is not None and self._told != self._table.moves:
             self._told = self._table.moves
+            # No slice here can be completed by asking: the members may be blocked at another root, so tell the roots.
             self._tell_roots()
         return count > 0 or young
 
     def _waiting(self) -> Iterator[tuple[int, int, Cohort]]:
-        """Slices whose next round waits for members: some have sent it or a later one, or a root wants it."""
+        """The slices whose next round waits for members: some member has sent it or a later one, or a root wants it."""
         found = {(entry.slot.id, cohort.member): (entry, cohort) for entry, cohort, _ in self._table.open_rounds()}
         entries: dict[tuple[int, int], SliceState] = self._table.entries
         for where, number in list(self._wanted.items()):

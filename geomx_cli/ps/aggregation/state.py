@@ -1,4 +1,4 @@
-"""All that a server knows, as named arrays: to be saved, and taken up by another server before its first round."""
+"""A server's state as named arrays, to save it and to restore it in another server before its first round."""
 
 from collections.abc import Mapping
 
@@ -16,15 +16,15 @@ SliceStates = dict[tuple[int, int], SliceState]
 
 
 def export_state(entries: SliceStates, optimizer: Optimizer | None) -> dict[str, Array]:
-    """Values and versions of all slices, what the algorithm keeps of them, and the optimizer's state.
+    """Copies of the values and versions of all slices, the algorithm's arrays for them, and the optimizer's state.
 
-    Names: "value/KEY/SLICE", "slice/KEY/SLICE" (int64: version, root, length, dtype, offset, rounds that the root has
-    answered, elements in a row), "cohorts/KEY/SLICE" (int64, a row for each: member, rounds answered, version),
+    Names: "value/KEY/SLICE", "slice/KEY/SLICE" (int64: version, root, length, dtype, offset, rounds answered by the
+    root, elements in a row), "cohorts/KEY/SLICE" (int64, one row each: member, rounds answered, version),
     "held/KEY/SLICE/MEMBER" (its round that is in the value but not answered: weight, ranks), "kept/KEY/SLICE/NAME",
-    "hyper/KEY/SLICE/NAME" (what workers have changed of the optimizer), "optimizer/..."; of a round that not all have
-    acknowledged "about/KEY/SLICE/MEMBER/ROUND" (version, weight, how many and which ranks have not, the ranks in it),
-    "result/..." (the value, if anybody may ask for it), and of one of rows "rows/..." and "changed/..." (numbers and
-    values of those that it has changed). All are copies.
+    "hyper/KEY/SLICE/NAME" (hyper-parameters set by workers), "optimizer/...". For each round not acknowledged by all:
+    "about/KEY/SLICE/MEMBER/ROUND" (version, weight, how many and which ranks have not acknowledged, contributing
+    ranks), "result/..." (the value, if a member may ask for it), and for a round of rows "rows/..." and "changed/..."
+    (numbers and values of the changed rows).
     """
     state: dict[str, Array] = {}
     for (key, index), entry in entries.items():
@@ -33,7 +33,7 @@ def export_state(entries: SliceStates, optimizer: Optimizer | None) -> dict[str,
         cohorts = entry.cohorts.values()
         answered = entry.forwarded - sum(cohort.closed > cohort.finished and not cohort.held for cohort in cohorts)
         place = [entry.slot.version, entry.root, entry.length, entry.dtype, entry.offset, answered, entry.row]
-        if entry.slot.value is not None:  # a local server has none where only the root has all rows
+        if entry.slot.value is not None:  # a local server has none if only the root has all rows
             state[f"value/{key}/{index}"] = entry.slot.value.copy()
         state[f"slice/{key}/{index}"] = np.array(place, np.int64)
         rows = [[cohort.member, cohort.finished, cohort.version] for cohort in cohorts]
@@ -59,7 +59,7 @@ def export_state(entries: SliceStates, optimizer: Optimizer | None) -> dict[str,
 
 
 def import_state(state: Mapping[str, Array], entries: SliceStates, optimizer: Optimizer | None) -> None:
-    """Fill `entries`, which are empty, and the optimizer, which has been set already."""
+    """Fill the empty `entries` and the optimizer, which must be set already."""
     for name, array in state.items():
         kind, _, rest = name.partition("/")
         if kind == "slice":

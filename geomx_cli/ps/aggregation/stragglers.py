@@ -1,7 +1,7 @@
-"""A server's patience: it names who keeps the others waiting, before the others' own patience ends.
+"""Detects stragglers and names them before the patience of the waiting processes ends.
 
-Workers only see that a result does not come. The server above them knows whose contribution is missing; a root knows
-of which party nothing has come, and asks that party's server who it is.
+Workers only see that a result is missing. The server above them knows whose contribution is missing; a root knows which
+party has not contributed, and asks that party's server which worker it is.
 """
 
 import time
@@ -28,7 +28,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class StalledWait:
-    """Since `began` (time.monotonic seconds) others wait for members of these ranks, which have not done `what`."""
+    """Since `began` (time.monotonic seconds) members wait for these ranks, which have not done `what`."""
 
     what: str
     began: float
@@ -37,13 +37,13 @@ class StalledWait:
 
 
 class StragglerMonitor:
-    """At half of the patience it warns, near its end it fails the job with PeerLost. Used by the loop's thread only.
+    """Warns at half of the patience, and fails the job with PeerLost near its end. Used by the loop's thread only.
 
-    It begins anew with whatever moves on a link to those waited for, or behind it: a slow link ends no job. While one
-    of those is silent it does not pass: for that there is the option `silence`.
+    The clock restarts with any traffic on a link to the awaited members or behind it, so a slow link ends no job. It
+    stops while one of those links is silent; the option `silence` covers that case.
 
-    `waits` gives what is waited for now, with members that live: the death of one is noticed elsewhere. A server of
-    which all members have contributed waits for the roots, and blames nobody.
+    waits: returns the current waits for live members; deaths are detected elsewhere. A server whose members have all
+    contributed waits for the roots and blames no one.
     """
 
     def __init__(self, node: Node, members: Members, waits: Callable[[], Iterable[StalledWait]]) -> None:
@@ -54,11 +54,11 @@ class StragglerMonitor:
         self._warned: set[StalledWait] = set()
 
     def begin(self) -> None:
-        """Look regularly from now on."""
+        """Start the periodic check."""
         self._node.loop.every(min(1.0, self._limit / 40), self._look)
 
     def behind(self) -> list[str]:
-        """The processes that others wait for here; all that train where nobody has come to wait."""
+        """The processes that members wait for here; all training processes if no one is waiting yet."""
         for wait in self._waits():
             return self._members.names(wait.ranks)
         return self._members.names(self._members.training())
@@ -77,9 +77,9 @@ class StragglerMonitor:
                 self._find(wait, self._warn)
 
     def _find(self, wait: StalledWait, say: Callable[[Sequence[str], str], None]) -> None:
-        """Call `say` with the names of those waited for and what is the matter, once the parties' servers answer.
+        """Call `say` with the names of the awaited processes and the reason, after the parties' servers have answered.
 
-        One that does not, or says that it is none of its workers, is named itself.
+        A server that does not answer, or reports that none of its workers is the cause, is named itself.
         """
         found: dict[Link, list[str]] = {}
         links = [(rank, self._members.links(rank)[0]) for rank in sorted(wait.ranks)]
@@ -107,5 +107,4 @@ class StragglerMonitor:
 
 
 def _have(names: Sequence[str]) -> str:
-    """As in "A/worker:0 has" and "A/worker:0, A/worker:1 and B/worker:0 have"."""
     return f"{', '.join(names[:-1])} and {names[-1]} have" if len(names) > 1 else f"{names[0]} has"

@@ -1,8 +1,8 @@
-"""The lower side of an exchange: contributions go up to the servers that own the slices, results come down.
+"""The sending side of an exchange: contributions go up to the servers that own the slices, results come back.
 
-A contribution is kept until its result has come, so that it can be sent again. Where a connection was cut, the server
-is asked first: it may have the contribution, or even its result, and then only that travels. Servers use it towards the
-roots, workers towards their servers.
+A contribution is kept until its result arrives, so that it can be retransmitted. After a lost connection the server is
+queried first: if it has the contribution, or even its result, the contribution is not sent again. Servers use this
+towards the roots, workers towards their servers.
 """
 
 import itertools
@@ -24,8 +24,8 @@ OnResult = Callable[[Header, Content], None]
 
 @dataclass(slots=True)
 class _Pending:
-    """`asked`: the server has been asked whether it has this contribution, and has not said. `result` has come, and
-    waits for those of rounds before.
+    """A request without a delivered result. `asked`: the server was asked whether it has the contribution and has not
+    answered. `result`: received, but held until the results of earlier rounds arrive.
     """
 
     link: Link
@@ -37,8 +37,8 @@ class _Pending:
 
 
 class UpstreamClient:
-    """Links to the servers above, by rank, and what they, or others to which contributions go, still owe; `compression`
-    is this end's of encoded exchanges. Used by the loop's thread only.
+    """Links to the servers above, by rank, and the requests pending there or at other receivers of contributions.
+    `compression` is this end of encoded exchanges. Used by the loop's thread only.
     """
 
     def __init__(self, compression: Compression | None = None) -> None:
@@ -46,11 +46,11 @@ class UpstreamClient:
         self.compression = compression or Compression()
         self._serial = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
-        self._rounds: dict[tuple[int, int], dict[int, _Pending]] = {}  # of each slice, ascending
+        self._rounds: dict[tuple[int, int], dict[int, _Pending]] = {}  # by slice; rounds ascending
 
     def send(self, link: Link, header: Header, payload: memoryview | None, on_result: OnResult) -> None:
-        """Send an EXCHANGE, PUSH or PULL, whose payload must not change until `on_result` gets the RESULT with its
-        content, valid as long as it is held.
+        """Send an EXCHANGE, PUSH or PULL. The payload must not change until `on_result` is called with the RESULT and
+        its content, which is valid as long as it is held.
         """
         header.request = next(self._serial)
         pending = self._pending[header.request] = _Pending(link, header, payload, on_result)
@@ -63,7 +63,7 @@ class UpstreamClient:
         self._send(pending)
 
     def on_result(self, link: Link, header: Header, payload: memoryview | None) -> None:
-        """Handle a RESULT. One that was answered before is dropped; one of another slice or round is refused."""
+        """Handle a RESULT. A duplicate is dropped; a result of another slice or round raises BadMessage."""
         pending = self._pending.get(header.request)
         if not link.dialled or (pending is not None and pending.link is not link):
             raise BadMessage("a result from a process that was not asked for it")
@@ -76,6 +76,7 @@ class UpstreamClient:
         if pending is None or pending.result is not None:
             return
         pending.result = header, found
+        # Changes are relative to the previous result, so results are delivered in the order of rounds.
         if pending.header.kind == Kind.EXCHANGE and self.compression.changes:
             rounds = self._rounds[header.key, header.slice]
             while rounds and (first := next(iter(rounds.values()))).result is not None:
@@ -84,7 +85,7 @@ class UpstreamClient:
             self._finish(pending)
 
     def _finish(self, pending: _Pending) -> None:
-        """Hand a result over."""
+        """Remove a pending request and deliver its result."""
         assert pending.result is not None
         (header, found), asked = pending.result, pending.header
         where = (asked.key, asked.slice)
@@ -96,11 +97,11 @@ class UpstreamClient:
         pending.on_result(header, found)
 
     def repeat(self, link: Link, lane: Lane) -> None:
-        """Get again what has no result yet from this peer, and may have been lost on this lane.
+        """Request again every result that is pending at this peer and may have been lost on this lane.
 
-        A contribution with a payload and its result are both tensors, unless the sender wants no value. So where the
-        talk lane is replaced alone, as happens on a path that is slow and full, only the questions for them are asked
-        anew.
+        A contribution with a payload and its result both use the tensors lane, unless the sender wants no value. So if
+        only the talk lane was replaced, as happens on slow and congested paths, only queries about contributions are
+        repeated.
         """
         for pending in list(self._pending.values()):
             if pending.link is not link or link.queues(pending.header):
@@ -113,7 +114,7 @@ class UpstreamClient:
                 self._send(pending)
 
     def again(self, link: Link, request: int) -> None:
-        """The peer has not got this contribution."""
+        """The peer lacks this contribution: send it with its payload."""
         pending = self._pending.get(request)
         if pending is not None and pending.asked and pending.link is link:
             pending.asked = False
@@ -127,12 +128,12 @@ class UpstreamClient:
 
     @property
     def waiting(self) -> int:
-        """How many results are outstanding."""
+        """The number of outstanding results."""
         return len(self._pending)
 
 
 def _check(asked: Header, result: Header) -> None:
-    """Raise BadMessage for a result that is not what was asked for."""
+    """Raise BadMessage if a result does not match its request."""
     round_ = asked.round if asked.kind == Kind.EXCHANGE else 0
     length = 0 if asked.kind == Kind.PUSH else asked.length
     wanted = (asked.key, asked.slice, round_, length)
@@ -149,7 +150,7 @@ def _check(asked: Header, result: Header) -> None:
 
 
 def _check_numbers(asked: _Pending, found: Rows) -> None:
-    """Raise BadMessage for other rows than those that were pulled."""
+    """Raise BadMessage if the rows differ from those requested."""
     wanted = row_numbers(asked.header, asked.payload)
     if wanted is None or not np.array_equal(found.numbers, wanted):
         raise BadMessage(f"{len(found)} rows where others were asked for")

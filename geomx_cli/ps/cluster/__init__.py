@@ -1,1 +1,1 @@
-"""Who belongs to the job: members, their health, and who holds which slice."""
+"""Cluster membership: members, their liveness, and the placement of slices."""

@@ -1,4 +1,4 @@
-"""A barrier: whoever asks is answered when all live members have asked."""
+"""A barrier, which answers its requests when all live members have sent one."""
 
 import time
 from collections import defaultdict, deque
@@ -10,11 +10,11 @@ __all__ = ["Barrier"]
 
 
 class Barrier:
-    """One barrier, over the ranks that `members` returns. A rank that asks again before the others have asked waits for
-    the next one.
+    """A barrier over the ranks that `members` returns. A rank that asks again before the others have asked is counted
+    for the next barrier.
 
-    A rank that is no member (a master worker that does not train) is not waited for, but answered with the others, or
-    at once when they have passed before it came.
+    A rank that is not a member (a master worker that does not train) is not waited for. It is answered with the others,
+    or at once if they have passed already.
     """
 
     def __init__(self, members: Callable[[], Collection[int]]) -> None:
@@ -24,11 +24,13 @@ class Barrier:
         self._met = 0
 
     def ask(self, rank: int, request: Request) -> None:
-        """Note that `rank` has reached the barrier."""
+        """Record that `rank` has reached the barrier."""
         self._asked[rank].append((time.monotonic(), request))
 
     def release(self) -> list[Request]:
-        """The requests to answer now: those of all, or while a live member is missing of who is behind the others."""
+        """The requests to answer now: all if complete, else only those of non-members that the members have
+        passed.
+        """
         members = self._members()
         ranks = [rank for rank, waiting in self._asked.items() if waiting]
         if ranks and all(self._asked[rank] for rank in members):
@@ -40,7 +42,7 @@ class Barrier:
         return [self._asked[rank].popleft()[1] for rank in ranks]
 
     def waiting(self) -> tuple[float, frozenset[int]] | None:
-        """Since when (time.monotonic seconds) somebody waits here, and for whom; None when nobody does."""
+        """Since when (time.monotonic seconds) members wait here, and the missing ranks; None if no member waits."""
         begun = [waiting[0][0] for waiting in self._asked.values() if waiting]
         missing = frozenset(rank for rank in self._members() if not self._asked[rank])
         return (min(begun), missing) if begun else None

@@ -1,4 +1,4 @@
-"""What a process of the parameter server is told about itself and its planes."""
+"""Settings of a parameter server process and its planes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ Role = Literal["global_scheduler", "global_server", "scheduler", "server", "work
 
 @dataclass(frozen=True)
 class PlaneSettings:
-    """One plane that a process belongs to: where its scheduler is, and how many members it has.
+    """A plane that a process belongs to: the address of its scheduler, and the numbers of its members.
 
-    `uri` is the scheduler's address, or a name that every process of the plane can look up.
+    `uri` is the scheduler's address, or a name that every process of the plane can resolve.
     """
 
     uri: str
@@ -27,30 +27,30 @@ class PlaneSettings:
 
     @property
     def endpoint(self) -> str:
-        """Where the scheduler is, as the process was told."""
+        """The scheduler's address as configured."""
         return self.scheduler or addresses.tcp(self.uri, self.port)
 
     def to_dial(self) -> str:
-        """Where to dial. Raises InvalidSettings for a name that cannot be looked up."""
+        """The address to dial. Raises InvalidSettings for a name that cannot be resolved."""
         return self.scheduler or addresses.tcp(addresses.resolve(self.uri)[0], self.port)
 
     def to_listen(self) -> tuple[str, ...]:
-        """Where the scheduler listens: a name may stand for several addresses, and others may dial any of them.
+        """The scheduler's own addresses to listen on: a name may have several, and peers may dial any of them.
 
-        Raises InvalidSettings if none of them is of this machine.
+        Raises InvalidSettings if none of them belongs to this machine.
         """
         return tuple(addresses.tcp(address, self.port) for address in addresses.own(self.uri))
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """Everything that a process is told. `local` is the plane of its party, `upper` the global plane.
+    """All settings of a process. `local` is the plane of its party, `upper` the global plane.
 
     A server with both planes is a local server, or a root (`global_server`); a root without `local` has no members in
     the central party's plane; a server without `upper` is the root of a flat cluster. `party_index`, `rank` and
-    `global_rank` are None where the scheduler is to choose.
-    `wan_share` is this process's part of its party's emulated link. `device` is what a worker of the bundled job trains
-    on: "" for the processor, or "gpuN". `options` holds the table of options by name.
+    `global_rank` are None if the scheduler is to choose. `wan_share` is this process's fraction of its party's emulated
+    link. `device` is what a worker of the bundled job trains on: "" for the CPU, or "gpuN". `options` holds the table
+    of options by name.
     """
 
     role: Role = "worker"

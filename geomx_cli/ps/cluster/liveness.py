@@ -1,8 +1,8 @@
-"""Which peers are heard, on each link of one process: a beat each second from both ends, a warning, and a limit.
+"""Detects dead peers: both ends of a link send a heartbeat per second; silence causes a warning, then an error.
 
-A beat has the sender's clock, and echoes the newest that came from the other end: so each knows until when the link has
-surely worked both ways, however long a message was under way. And it says when something has last moved behind the
-sender: a tensor, or credit for one. So whoever waits for a round knows that it is under way on a slow link elsewhere.
+A heartbeat carries the sender's clock and echoes the newest one received, so each end knows until when the link worked
+in both directions, however long a message was in flight. It also carries the time of the last progress behind the
+sender (a tensor, or credit for one), so a process waiting for a round knows that it is moving on a slow link elsewhere.
 """
 
 import time
@@ -33,10 +33,10 @@ LATE = 2.0
 
 
 class Liveness:
-    """Watches links from `watch` to `forget`. Used by the loop's thread only.
+    """Monitors links from `watch` to `forget`. Used by the loop's thread only.
 
-    `on_lost` is called once for a link on which nothing was heard for `silence` seconds, or whose peer closed it and
-    has not come back; the link is forgotten then. `interval`: seconds between beats, BEAT at most.
+    `on_lost` is called once for a link that was silent for `silence` seconds, or whose peer closed it and did not
+    reconnect; the link is then forgotten. `interval`: seconds between heartbeats, at most BEAT.
     """
 
     def __init__(
@@ -55,36 +55,39 @@ class Liveness:
         self._silence = silence
         self._interval = min(BEAT, interval)
         self._on_lost = on_lost
-        self._links: dict[Link, float] = {}  # since when it is silent (monotonic), where that was told; else 0
+        self._links: dict[Link, float] = {}  # when its silence began (monotonic), if reported; else 0
         self._leaving: set[Link] = set()
         self._last = 0.0
 
     def begin(self) -> None:
-        """Send beats, and look, from now on."""
+        """Start sending heartbeats and checking links."""
         self._last = time.monotonic()
         self._loop.every(self._interval, self._tick)
 
     def watch(self, link: Link) -> None:
-        """Expect to hear this peer, from now on."""
+        """Start monitoring this peer."""
         link.expect()
         self._links[link] = 0.0
 
     def closed(self, link: Link) -> None:
-        """The connection that carries this link's beats has ended."""
+        """The connection that carries this link's heartbeats has ended."""
+        # A peer that died closes its connection on a healthy link. On a link that was unsteady, the connection was
+        # probably cut instead; then only `silence` decides.
         now = time.monotonic()
         if now - link.was_heard < WAS_HEARD and now - link.unsteady > CALM:
             link.closed = link.closed or now
 
     def release(self, link: Link) -> None:
-        """This peer may end: where it closes its connection it is lost soon."""
+        """This peer may end: count a closed connection as lost soon."""
         self._leaving.add(link)
 
     def forget(self, link: Link) -> None:
-        """This peer has said its last word."""
+        """This peer has sent its final message: stop monitoring it."""
         self._links.pop(link, None)
         self._leaving.discard(link)
 
     def _tick(self) -> None:
+        # A late tick means that this process was stopped or starved, so no peer is to blame for that time.
         now = time.monotonic()
         pause, self._last = now - self._last - self._interval, now
         if pause > LATE:
@@ -95,7 +98,7 @@ class Liveness:
             self._look(link, now)
 
     def _send_beats(self, now: float) -> None:
-        """Tell those below what has moved anywhere here or above, and those above what has moved below."""
+        """Report progress: to members below, anything that moved on any link; to peers above, what moved below."""
         below = newest(link for link in self._links if not link.dialled)
         anywhere = newest(self._links)
         for link in self._links:
@@ -125,14 +128,14 @@ class Liveness:
             self._on_lost(link, error)
 
     def _verdict(self, link: Link, now: float) -> PeerLost | None:
-        """Why this peer counts as lost, if it does."""
+        """Why this peer is considered lost, or None."""
         name, silent = link.name, now - link.heard
         where = f"on link {self._process} - {name}"
         if silent > self._silence:
             hint = "see its log, whether its machine runs, and the link; a link that is cut for longer needs a longer"
             return PeerLost(f"{name} has been silent for {silent:.0f} s {where}", f"{hint} --silence", peer=name)
         if link.heard > link.closed + REST:
-            # The end of an older connection: the system gives its descriptor to the next one, perhaps before it tells.
+            # It was an older connection: the system may reuse its descriptor before the close is reported.
             link.closed = 0.0
         if link.closed and now - link.closed > (LEAVE if link in self._leaving else RETURN):
             what = f"{name} has been gone for {now - link.closed:.0f} s {where}: it closed the connection"
@@ -144,5 +147,5 @@ class Liveness:
 
 
 def newest(links: Iterable[Link]) -> float:
-    """When something has last moved on any of these links, or behind one (time.monotonic seconds); 0 for never."""
+    """The latest progress on or behind any of these links (time.monotonic seconds); 0 for never."""
     return max((link.progress() for link in links), default=0.0)

@@ -1,4 +1,4 @@
-"""Who stands below a server: workers, or the local servers of the parties; who has come, who has left, who is done."""
+"""The members below a server, workers or local servers of the parties: arrived, training, left, done."""
 
 from collections.abc import Iterable, Mapping
 
@@ -15,8 +15,8 @@ CENTRAL = 32_768
 class Members:
     """The members of one server, by the rank under which they contribute.
 
-    At a local server and in a flat cluster that is the worker's rank; at a root the party's index (all local servers
-    of a party share it), and CENTRAL + rank for workers of the central party.
+    At a local server and in a flat cluster that is the worker's rank; at a root the party's index (all local servers of
+    a party share it), and CENTRAL + rank for workers of the central party.
     """
 
     def __init__(self, settings: NodeSettings, is_root: bool) -> None:
@@ -32,7 +32,7 @@ class Members:
         self._farewells: set[Link] = set()
 
     def arrive(self, link: Link) -> None:
-        """A member has dialled. Raises BadMessage for a second one of the same rank."""
+        """Register a member that has dialled. Raises BadMessage for a second one of the same rank."""
         rank, plane, workers = link.hello.get("rank"), link.hello.get("plane"), link.hello.get("workers", 1)
         if type(rank) is not int or not 0 <= rank < CENTRAL or plane not in ("local", "global"):
             raise BadMessage("an arrival without rank and plane")
@@ -47,7 +47,7 @@ class Members:
         self._arrived.add(link)
 
     def arrived(self) -> list[Link]:
-        """All that have come."""
+        """All members that have arrived."""
         return list(self._arrived)
 
     def knows(self, link: Link) -> bool:
@@ -55,23 +55,23 @@ class Members:
         return link in self._arrived
 
     def rank_of(self, link: Link) -> int:
-        """The rank under which this peer contributes. Raises BadMessage for one that has not arrived."""
+        """The rank under which this peer contributes. Raises BadMessage if it has not arrived."""
         if not self.knows(link):
             raise BadMessage("a message from a process that has not arrived")
         return int(link.hello["contributor"])
 
     def leave(self, link: Link) -> None:
-        """This member owes nothing more."""
+        """This member owes no more contributions."""
         self._left.add(self.rank_of(link))
 
     def settle(self, rank: int) -> bool:
-        """This member is past setting the job up; True if rounds have waited for that."""
+        """This member has finished setting up the job; True if rounds were waiting for that."""
         waited = rank in self.setting_up()
         self._settled.add(rank)
         return waited
 
     def set_up_again(self, rank: int) -> None:
-        """A master that does not train changes the job: no round closes until it is settled again."""
+        """A master that does not train changes the job: no round closes until it has settled again."""
         self._settled.discard(rank)
 
     def goodbye(self, link: Link) -> bool:
@@ -81,34 +81,34 @@ class Members:
 
     @property
     def complete(self) -> bool:
-        """Whether all members have come."""
+        """Whether all members have arrived."""
         return len(self._arrived) >= self._expected
 
     def links(self, rank: int) -> list[Link]:
-        """The links of one rank: several where a party has several local servers."""
+        """The links of one rank: several if a party has several local servers."""
         return self._links.get(rank, [])
 
     def local_servers(self) -> list[Link]:
-        """The parties' local servers; none in a flat cluster."""
+        """The links to the parties' local servers; none in a flat cluster."""
         return [link for rank, links in self._links.items() if self.is_party(rank) for link in links]
 
     def trains(self, rank: int) -> bool:
-        """Whether this rank contributes: it is no master worker that does not train."""
+        """Whether this rank contributes, that is, is not a master worker that does not train."""
         return rank < CENTRAL or self._central_train
 
     def is_party(self, rank: int) -> bool:
-        """Whether a party's local servers stand behind this rank, not a worker."""
+        """Whether this rank is a party with local servers, not a worker."""
         return self._two_planes and rank < CENTRAL
 
     def alone(self, rank: int) -> int:
-        """With which rank this one goes through rounds where parties go by themselves: central workers go together.
+        """The cohort of this rank if parties complete rounds separately; central workers share one.
 
-        Ranks from 1 on, as 0 stands for all together.
+        Starts at 1, as 0 is the cohort of all members together.
         """
         return (CENTRAL if self._two_planes and rank >= CENTRAL else rank) + 1
 
     def by_party(self, rounds: Mapping[int, int]) -> dict[str, int]:
-        """What is told for each number of `alone`, by the name of the party, or of the worker of a flat cluster."""
+        """Map values by number of `alone` to the names of parties, or of workers in a flat cluster."""
         names = {
             self.alone(rank): str(links[0].hello.get("party")) if self._two_planes else links[0].name
             for rank, links in self._links.items()
@@ -117,38 +117,39 @@ class Members:
         return {name: rounds.get(number, 0) for number, name in names.items()}
 
     def setting_up(self) -> list[int]:
-        """Master workers that do not train and are not yet past setting the job up.
+        """The master workers that do not train and have not finished setting up the job.
 
-        That is when one has set an optimizer, pulled, or left. No round closes before: the others may be faster, and a
-        first round without the optimizer would put sums of gradients in the place of the weights.
+        One has finished when it has set an optimizer, pulled, or left. No round closes before: the others may be
+        faster, and a first round without the optimizer would replace the weights with sums of gradients.
         """
         return [rank for rank in self._links if not self.trains(rank) and rank not in self._settled | self._left]
 
     def owing(self) -> list[int] | None:
-        """All ranks that owe contributions; None while no round may close: not all have come, or one is setting up."""
+        """All ranks that owe contributions; None while no round may close: members are missing, or one is setting up.
+        """
         return self.training() if self.complete and not self.setting_up() else None
 
     def training(self) -> list[int]:
-        """Members that train and have not left."""
+        """The members that train and have not left."""
         return [rank for rank in self._links if rank not in self._left and self.trains(rank)]
 
     def names(self, ranks: Iterable[int]) -> list[str]:
-        """The processes behind these ranks."""
+        """The names of the processes of these ranks."""
         return [link.name for rank in sorted(ranks) for link in self.links(rank)]
 
     def of_own_plane(self) -> list[int]:
-        """Who meets at a barrier of the party: at a root with a global plane, the central party's processes."""
+        """The members of a party's barrier: at a root with a global plane, the central party's processes."""
         return [rank for rank in self._links if rank not in self._left and (rank >= CENTRAL) == self._two_planes]
 
     def all_on(self, host: str) -> bool:
-        """Whether all members stand on this planned host."""
+        """Whether all members run on this planned host."""
         return all(link.hello.get("host") == host for link in self._arrived)
 
     def workers_by_party(self) -> list[int]:
-        """Numbers of workers, by party; in a flat cluster each worker counts as one."""
+        """The number of workers of each party; in a flat cluster each worker counts as one."""
         parties = [links[0].hello for rank, links in sorted(self._links.items()) if rank < CENTRAL]
         return [int(hello.get("workers", 1)) for hello in parties]
 
     def central_workers(self) -> int:
-        """Training workers of the central party."""
+        """The number of training workers of the central party."""
         return sum(rank >= CENTRAL for rank in self._links) if self._central_train else 0

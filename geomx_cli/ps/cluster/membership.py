@@ -1,4 +1,4 @@
-"""One node's membership of one plane: join, roster, failure, goodbye. Its scheduler is the other side."""
+"""A node's membership of one plane: join, roster, failure, goodbye. The other end is the plane's scheduler."""
 
 import time
 from collections.abc import Callable
@@ -24,8 +24,8 @@ before that one misses the node, for the node knows which link it is."""
 
 @dataclass(frozen=True)
 class Member:
-    """One process of a plane, as the roster has it. `endpoints` are what others dial (empty for workers): of those of
-    TCP the first is for its own party, and the last for the other parties.
+    """A process of a plane, as listed in the roster. `endpoints`: where others dial it (empty for workers); the first
+    TCP endpoint is for its own party, the last for other parties.
     """
 
     process: str
@@ -36,14 +36,14 @@ class Member:
     endpoints: tuple[str, ...] = ()
 
     def endpoint_for(self, host: str, party: str) -> str:
-        """Where a process of `party` on planned host `host` dials: a unix socket on the same planned host, else TCP."""
+        """The endpoint for a process of `party` on `host`: a unix socket on the same planned host, else TCP."""
         near = host != "" and host == self.host
         fitting = [item for item in self.endpoints if item.startswith("ipc:") == near] or list(self.endpoints)
         return fitting[0 if party == self.party else -1]
 
 
 class MemberNode(Protocol):
-    """What a membership needs of its node."""
+    """What a membership requires of its node."""
 
     process: str
     settings: NodeSettings
@@ -60,9 +60,9 @@ class MemberNode(Protocol):
 
 
 class Membership:
-    """Created by Node.join. `rank` and `members` are there once the roster has come.
+    """Created by Node.join. `rank` and `members` are set once the roster has arrived.
 
-    `over`: nothing more is to be said, for the scheduler is gone, or ends itself.
+    `over`: no further message is expected, because the scheduler is gone or ending.
     """
 
     def __init__(
@@ -104,19 +104,19 @@ class Membership:
         return sorted((item for item in self.members if item.role == "server"), key=lambda item: item.rank)
 
     def has(self, process: str, role: str, rank: int) -> bool:
-        """Whether the roster has this process as the "worker" of this rank, or as a local server of the "party" of this
-        index.
+        """Whether this process is in the roster as the "worker" of this rank, or as a local server of the "party" with
+        this index.
         """
         workers = [member for member in self.members if member.role == "worker"]
         ranks = [member.rank for member in workers if member.process == process]
         if role == "worker":
             return rank in ranks
-        # Each party has as many local servers, but nobody tells a root how many.
+        # Every party has the same number of local servers, which a root does not know: try all divisors.
         sizes = [size for size in range(1, len(workers) + 1) if len(workers) % size == 0]
         return any(own // size == rank for own in ranks for size in sizes)
 
     def on_request(self, request: Request) -> None:
-        """Handle what the scheduler says beside answers."""
+        """Handle the scheduler's notifications."""
         topic, body = request.topic, request.body
         self._hear()
         if topic == "pending":

@@ -1,11 +1,11 @@
-"""A process of the parameter server: its loop, its transport, its membership of one or two planes, its requests.
+"""A process of the parameter server: its loop, transport, memberships of one or two planes, and requests.
 
-A node that fails tells its schedulers why, and so everybody; a node that hears of a failure, or no longer hears a peer,
-raises PeerLost in `run`. Nothing here waits without a limit.
+A node that fails reports the reason to its schedulers, which report it to all. A node that hears of a failure, or loses
+a peer, raises PeerLost in `run`. Every wait has a limit.
 
-The end takes two requests: who is done says "bye", is answered, and says "gone". An answer may be lost with its
-connection, so whoever has answered stays until it hears "gone"; who has said that stays until it is answered, or some
-seconds, for if only that answer is lost the peer has ended.
+Shutdown takes two requests: a process that is done sends "bye", gets an answer, and sends "gone". An answer may be lost
+with its connection, so the answering process stays until it receives "gone". The sender of "gone" stays until it is
+answered, but only some seconds: if just that answer was lost, the peer has ended.
 """
 
 import os
@@ -43,12 +43,12 @@ one that is interrupted, as the others probably are. Agents give all that fail t
 
 
 class Node:
-    """Everything that scheduler, server and client have in common. Used by the loop's thread only.
+    """The common part of scheduler, server and client. Used by the loop's thread only.
 
-    `on_tensor` gets PUSH, PULL, EXCHANGE and RESULT messages; `on_request` gets control requests; `on_link` is told of
-    peers that dial; `on_reconnect` of lanes on which what was under way may be lost; `on_lost`, before the node fails,
-    of a peer that is no longer heard; `on_asked`: see Transport. `members`: a scheduler's, told when it fails.
-    `leaving` are peers that have said bye, whose last word is still to come. encoded: bytes before and after encoding.
+    on_tensor: gets PUSH, PULL, EXCHANGE and RESULT messages. on_request: gets control requests. on_link: called for
+    peers that dial. on_reconnect: called for lanes on which messages in flight may be lost. on_lost: called, before the
+    node fails, for a peer that is considered dead. on_asked: see Transport. `members`: a scheduler's members, told when
+    it fails. `leaving`: peers that have sent "bye" but not "gone". encoded: bytes before and after encoding.
     """
 
     def __init__(
@@ -77,11 +77,12 @@ class Node:
         self._on_request = on_request
         self._on_reconnect = on_reconnect
         if settings.interface and not settings.node_host:
-            addresses.of_interface(settings.interface)  # also where it is not needed: it is wrong in all roles
+            # checked even if unused: a wrong interface is an error in every role
+            addresses.of_interface(settings.interface)
         self._on_lost = on_lost
         self._members = members
         self._last_word = ""
-        self._answering: set[Link] = set()  # those that have not answered our last word
+        self._answering: set[Link] = set()  # peers that have not answered our last message
         self.leaving: set[Link] = set()
         self._done = False
         self.process = settings.process or f"{settings.role}@{socket.gethostname()}:{os.getpid()}"
@@ -112,9 +113,9 @@ class Node:
         )
 
     def listen(self, fallback: PlaneSettings | None) -> tuple[str, ...]:
-        """Bind the planned endpoints, or one on the own address of a process started by hand; returns what others dial.
+        """Bind the planned endpoints, or one on the own address of a process started by hand; returns those to dial.
 
-        Raises InvalidSettings when the address is not loopback and there are no keys, or when there is no address.
+        Raises InvalidSettings if the address is not loopback and there are no keys, or if there is no address.
         """
         planned = self.settings.bind
         endpoints = planned or (addresses.tcp(self.own_address(fallback), self.settings.port or "*"),)
@@ -123,7 +124,7 @@ class Node:
         return (self.settings.advertise or bound) if planned else bound
 
     def guard(self, endpoints: tuple[str, ...]) -> None:
-        """Refuse to listen beyond this machine without keys."""
+        """Raise InvalidSettings for endpoints that other machines can reach, if there are no keys."""
         for endpoint in endpoints:
             if self.keys is None and not self.settings.insecure and not addresses.is_private(endpoint):
                 raise InvalidSettings(
@@ -132,8 +133,8 @@ class Node:
                 )
 
     def check_identity(self, link: Link, role: str, roster: Membership | None) -> None:
-        """Raises BadMessage for a peer that dials, and whose hello says another rank in this role ("worker" or "party")
-        than its key has, or without keys the roster, once that is here.
+        """Raise BadMessage if a dialling peer's hello claims another rank in this role ("worker" or "party") than its
+        key, or without keys the roster, once that has arrived.
         """
         rank = link.hello.get("rank")
         if self.keys is not None:
@@ -145,7 +146,7 @@ class Node:
             raise BadMessage(f"{link.name} claims to be {role} {rank}, but is not")
 
     def own_address(self, plane: PlaneSettings | None) -> str:
-        """DMLC_NODE_HOST, the address of DMLC_INTERFACE, or the one that faces the scheduler; else InvalidSettings."""
+        """DMLC_NODE_HOST, the address of DMLC_INTERFACE, or the one facing the scheduler. Raises InvalidSettings."""
         if self.settings.node_host:
             return addresses.own(self.settings.node_host)[0]
         if self.settings.interface:
@@ -161,22 +162,22 @@ class Node:
         return membership
 
     def goodbye(self, servers: Iterable[Link] = ()) -> None:
-        """All is well and this process is done: tell `servers` and every scheduler, and end `run` when they know, and
-        all who said so to this process have gone.
+        """This process is done: tell `servers` and every scheduler, and end `run` when they have answered and all peers
+        that said goodbye to this process are gone.
         """
-        if self.error is not None:  # the last word is said
+        if self.error is not None:  # failing: the last message is already sent
             return
         links = [*servers, *(membership.link for membership in self.memberships)]
         self._end("bye", {}, links, self.settings.number("silence"))
 
     def answer_bye(self, request: Request) -> None:
-        """Let a peer go; this process stays until it has heard the answer."""
+        """Answer a peer's goodbye; this process stays until the peer has received the answer."""
         self.leaving.add(request.link)
         self.liveness.release(request.link)
         request.answer()
 
     def fail(self, error: GeomxError) -> None:
-        """Remember why this process fails, tell every scheduler, or a scheduler its members, and end `run`."""
+        """Record why this process fails, tell every scheduler (a scheduler: its members), and end `run`."""
         if self.error is not None:
             return
         self.error = error
@@ -187,9 +188,9 @@ class Node:
         self._end("fail", body, [link for link in links if link.name != origin], limit)
 
     def run(self) -> None:
-        """Run the loop until stopped. Raises what made the node fail.
+        """Run the loop until stopped. Raises the error that made the node fail.
 
-        A KeyboardInterrupt is raised again once the schedulers, or a scheduler's members, have been told.
+        A KeyboardInterrupt is raised again after the schedulers, or a scheduler's members, have been told.
         """
         self.loop.every(self.settings.number("heartbeat"), self._report)
         self.liveness.begin()
@@ -203,7 +204,7 @@ class Node:
             raise self.error
 
     def close(self) -> None:
-        """Say the last words, close the sockets, and write down what it came to."""
+        """Send pending messages, close the sockets, and log the final state."""
         self.transport.close()
         self.loop.close()
         self._report()
@@ -218,7 +219,7 @@ class Node:
         self.events.write(self.telemetry)
 
     def _end(self, topic: str, body: Body, links: Iterable[Link], limit: float) -> None:
-        """End `run` when all `links` have answered the last thing that is said to them, or after `limit` seconds."""
+        """End `run` when all `links` have answered this last message, or after `limit` seconds."""
         self._answering, self._last_word = set(links), topic
         for link in list(self._answering):
             answered = partial(self._answered, link, topic)
@@ -229,7 +230,7 @@ class Node:
         if topic != self._last_word:
             return
         if topic == "bye" and not isinstance(answer, GeomxError):
-            # Beats go on: they show the peer that a connection which ends then was closed, not cut.
+            # Heartbeats continue: they show the peer that the connection was then closed and not cut.
             over = partial(self._parted, link)
             self.talk.ask(link, "gone", {}, over, over, PARTING, "always")
         else:
@@ -240,7 +241,7 @@ class Node:
         self._stop_when_over()
 
     def _stop_when_over(self) -> None:
-        """Stop when nobody has to answer; without a failure, when nobody may have missed an answer of ours either."""
+        """Stop when no answer is pending and, unless failing, no peer can have missed an answer of ours."""
         if self._answering:
             return
         if self.error is not None or not self.leaving:
@@ -250,7 +251,7 @@ class Node:
             self.loop.call_later(self.settings.number("silence"), self.loop.stop)
 
     def _gone(self, link: Link) -> None:
-        """This peer needs nothing more of this process. It may say so twice, and one that has not said bye in vain."""
+        """This peer needs nothing more. It may repeat "gone", and one that has not sent "bye" is ignored."""
         if link not in self.leaving:
             return
         self.leaving.discard(link)
@@ -260,7 +261,7 @@ class Node:
             self._stop_when_over()
 
     def _lose(self, link: Link, error: PeerLost) -> None:
-        """This peer is no longer heard: the job ends, unless one of both has said its last word."""
+        """This peer is considered dead: the job ends, unless either end has said goodbye."""
         if link in self.leaving:
             self._gone(link)
         elif self._last_word:
@@ -272,7 +273,7 @@ class Node:
             self.fail(error)
 
     def _failing(self, handle: Callable[_Given, None]) -> Callable[_Given, None]:
-        """`handle`, whose errors make the node fail, in order: everybody hears why."""
+        """Wrap `handle` so that its errors make the node fail in the orderly way, which reports them to all."""
 
         def handled(*given: _Given.args, **named: _Given.kwargs) -> None:
             try:

@@ -1,7 +1,7 @@
-"""Tensors are cut into slices of near equal size, and the slices are spread over the servers by bytes.
+"""Cuts tensors into slices of near equal size, and distributes the slices over the servers by bytes.
 
-The rank-0 root decides for the roots, the rank-0 local server for its party; everybody else learns the placement when
-the tensor is declared. The key's name plays no part, so no pattern of names can overload one server.
+The rank-0 root places slices on the roots, the rank-0 local server on those of its party; all others learn the
+placement when the tensor is declared. Key names play no part, so no pattern of names can overload one server.
 """
 
 import itertools
@@ -36,7 +36,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Slice:
-    """Elements [offset, offset + length) of a tensor; `root` owns it, `server` of one's own plane handles it."""
+    """Elements [offset, offset + length) of a tensor; owned by `root`, handled by `server` of the own plane."""
 
     offset: int
     length: int
@@ -45,13 +45,13 @@ class Slice:
 
     @property
     def end(self) -> int:
-        """The element after its last one."""
+        """The offset after the last element."""
         return self.offset + self.length
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a declared tensor lies."""
+    """The placement of a declared tensor."""
 
     key: int
     tensor: Tensor
@@ -59,7 +59,7 @@ class Placement:
 
     @cached_property
     def row(self) -> int:
-        """Elements in a row, where every slice has whole rows; else 0, and all elements have to travel together."""
+        """Elements in a row if every slice has whole rows; else 0, and all elements have to be sent together."""
         row = self.tensor.row
         return 0 if any(item.offset % row or item.length % row for item in self.slices) else row
 
@@ -72,7 +72,7 @@ class Placement:
 class Partition:
     """Cuts and places each tensor when it is first declared. Declaring it again changes nothing.
 
-    slice_elements: those of a slice, at most; 0 chooses for servers that are far away.
+    slice_elements: maximum per slice; 0 chooses a size suited to servers across a wide-area link.
     """
 
     def __init__(self, slice_elements: int, servers: int) -> None:
@@ -83,7 +83,9 @@ class Partition:
         self._slices = 0
 
     def declare(self, tensor: Tensor) -> Placement:
-        """The placement of `tensor` over the roots. Raises InvalidSettings if its size or dtype was another before."""
+        """The placement of `tensor` over the roots. Raises InvalidSettings if it was declared with another size or
+        dtype.
+        """
         known = self._placed.get(tensor.name)
         if known is None:
             known = self._place(tensor)
@@ -98,7 +100,7 @@ class Partition:
         return known
 
     def assign(self, sizes: Sequence[int]) -> list[int]:
-        """The least loaded server for each size in turn (lowest rank among equals)."""
+        """Assign each size in turn to the least loaded server (lowest rank among equals)."""
         chosen = []
         for size in sizes:
             server = self._load.index(min(self._load))
@@ -114,7 +116,8 @@ class Partition:
                 f"key {tensor.name!r} has {tensor.size} elements in rows of {tensor.row}", "all rows are equally long"
             )
         share = -(-tensor.size // (SLICES_PER_ROOT * self._servers))
-        most = self._slice_elements or min(FAR, max(FAR_MIN, tensor.row, share))  # whole rows, or rows cannot travel
+        # at least a whole row, or rows cannot be sent separately
+        most = self._slice_elements or min(FAR, max(FAR_MIN, tensor.row, share))
         if not 0 < tensor.size <= MAX_SLICES * most or len(self._placed) >= MAX_KEYS:
             raise InvalidSettings(
                 f"key {tensor.name!r} has {tensor.size} elements",
@@ -132,7 +135,7 @@ class Partition:
 
 
 def _cut(tensor: Tensor, most: int) -> list[int]:
-    """Slices of whole rows, unless a row is longer than a slice may be."""
+    """Cut into slices of whole rows, unless a row is longer than a slice may be."""
     unit = tensor.row if tensor.row <= most else 1
     units = tensor.size // unit
     count = -(-units // (most // unit))

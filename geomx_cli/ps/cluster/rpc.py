@@ -1,8 +1,7 @@
-"""What two processes ask of each other. A request is done once and answered once, though connections may be cut.
+"""Requests between two processes, executed exactly once even if connections are cut.
 
-Whoever asks repeats what has no answer yet, under its number, when a connection is back. Whoever is asked knows the
-numbers that it has heard, and answers a repeat as it answered before; it keeps an answer until a later request says
-that it has come.
+The sender repeats unanswered requests, under the same number, on a new connection. The receiver remembers the numbers
+it has received and answers a repeat with the stored answer, which it keeps until a later request acknowledges it.
 """
 
 import time
@@ -31,7 +30,7 @@ MAX_OPEN = 4096
 
 
 class Request:
-    """What a peer asks, to be answered once, now or later. What it only says is a request whose answer goes nowhere."""
+    """A peer's request, to be answered once, now or later. A notification is a request whose answer is discarded."""
 
     __slots__ = ("_reply", "body", "link", "topic")
 
@@ -42,7 +41,8 @@ class Request:
         self._reply = reply
 
     def answer(self, body: Body | None = None, *, keep: bool = True) -> None:
-        """Send the answer. One that is long and may be made again is not kept: a repeat then asks for it anew."""
+        """Send the answer. With `keep` False (long, reproducible answers) it is not stored: a repeat executes it again.
+        """
         self._reply(body or {}, keep)
 
     def refuse(self, error: GeomxError) -> None:
@@ -52,7 +52,7 @@ class Request:
 
 @dataclass(slots=True)
 class _Asked:
-    """A request of ours that has no answer yet. `began`: in time.monotonic seconds."""
+    """A pending request of this process. `began`: in time.monotonic seconds."""
 
     link: Link
     topic: str
@@ -65,7 +65,8 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Heard:
-    """What one peer has asked, by number: what is being worked on, and answers, encoded. It has those up to `acked`."""
+    """One peer's requests, by number: those in progress, and encoded answers. The peer has the answers up to `acked`.
+    """
 
     acked: int = 0
     open: set[int] = field(default_factory=set)
@@ -73,14 +74,14 @@ class _Heard:
 
 
 class Rpc:
-    """The requests of one process, made and received. `timeout` is in seconds. Used by the loop's thread only."""
+    """The requests that a process sends and receives. `timeout` is in seconds. Used by the loop's thread only."""
 
     def __init__(self, loop: Loop, timeout: float) -> None:
         self._loop = loop
         self._timeout = timeout
         self._number = 0
         self._asked: dict[int, _Asked] = {}
-        self._open: dict[Link, dict[int, None]] = {}  # of each link the numbers without an answer, ascending
+        self._open: dict[Link, dict[int, None]] = {}  # per link: the numbers without an answer, ascending
         self._heard: dict[Link, _Heard] = {}
 
     def ask(
@@ -93,10 +94,10 @@ class Rpc:
         limit: float = 0.0,
         counts: Counts = "alive",
     ) -> None:
-        """Ask `link`; exactly one of `answer` and `failed` is called later. `limit` is in seconds; 0: the timeout.
+        """Send a request; exactly one of `answer` and `failed` is called later. `limit` is in seconds; 0: the timeout.
 
-        It `counts` while the peer is heard ("alive"): silence has a limit of its own; or, where others are waited for,
-        from when something has last moved, here or elsewhere ("idle"); or by the clock ("always").
+        counts: when time counts towards the limit: "alive", while the peer is heard (silence has its own limit);
+        "idle", since the last progress here or elsewhere, for requests that wait for others; "always", by the clock.
         """
         self._number += 1
         number, limit = self._number, limit or self._timeout
@@ -117,14 +118,14 @@ class Rpc:
         self._send(number)
 
     def repeat(self, link: Link) -> None:
-        """Ask again what `link` has not answered: its connection is a new one."""
+        """Repeat the pending requests of `link`, which has a new connection."""
         for number in self._open.get(link, ()):
             self._send(number)
 
     def receive(self, link: Link, number: int, acked: int, topic: str, body: Body) -> Request | None:
-        """The request to be worked on; None for a repeat. The peer has the answers to all its requests up to `acked`.
+        """The request to execute; None for a repeat. The peer has the answers to all its requests up to `acked`.
 
-        Raises BadMessage when it asks too much at once.
+        Raises BadMessage if too many of its requests are in progress.
         """
         if not number:
             if topic not in UNNUMBERED:
@@ -140,6 +141,7 @@ class Rpc:
             link.control("answer", heard.answers[number], number)
             return None
         if number in heard.open or number <= heard.acked:
+            # A repeat of a request in progress (it will be answered), or a late one whose answer was received.
             return None
         if len(heard.open) >= MAX_OPEN:
             raise BadMessage(f"more than {MAX_OPEN} requests at once")
@@ -147,7 +149,7 @@ class Rpc:
         return Request(link, topic, body, partial(self._reply, link, heard, number))
 
     def answered(self, link: Link, number: int, body: Body) -> None:
-        """Handle an answer; one to a repeat may come twice."""
+        """Handle an answer. An answer to a repeated request may arrive twice; the second is ignored."""
         asked = self._asked.get(number)
         if not 0 < number <= self._number or (asked is not None and asked.link is not link):
             raise BadMessage("an unsolicited answer")
@@ -161,7 +163,7 @@ class Rpc:
             asked.answer(body)
 
     def give_up(self, error: GeomxError) -> None:
-        """Tell whoever waits for an answer that none will come."""
+        """Fail all pending requests."""
         given_up, self._asked = self._asked, {}
         self._open.clear()
         for asked in given_up.values():
@@ -180,10 +182,11 @@ class Rpc:
         answer = encode_body(body)
         if keep:
             heard.answers[number] = answer
-        if len(heard.answers) > MAX_OPEN:  # a long wait keeps `acked` back; no more than that are under way at once
+        # a long-running request holds `acked` back; at most MAX_OPEN run at once, so older answers were received
+        if len(heard.answers) > MAX_OPEN:
             del heard.answers[next(iter(heard.answers))]
         link.control("answer", answer, number)
 
 
 def _nowhere(_body: Body, _keep: bool) -> None:
-    """Where answers go that nobody asked for."""
+    """Discard the answer of a notification."""

@@ -1,7 +1,7 @@
-"""The scheduler of one plane: who its members are, their ranks, and whether they live.
+"""The scheduler of one plane: assigns ranks, publishes the roster, and monitors the members.
 
-It hands out the roster once all members have joined, notices who is lost, tells everybody of a failure, and ends when
-all members have said goodbye. Training does not pass through it.
+It sends the roster once all members have joined, detects lost members, reports failures to all, and ends when all
+members have said goodbye. Training does not involve it.
 """
 
 import re
@@ -38,8 +38,9 @@ class _Entry:
 
 
 class Scheduler:
-    """`run` returns when all members have ended well; it raises PeerLost when one failed or fell silent, and TimedOut
-    when not all have joined in time."""
+    """`run` returns when all members have ended normally; it raises PeerLost if one failed or fell silent, and TimedOut
+    if not all have joined in time.
+    """
 
     def __init__(self, settings: NodeSettings, plane: PlaneSettings, events: EventLog) -> None:
         self._plane = plane
@@ -130,7 +131,7 @@ class Scheduler:
         return _Entry(member, request, str(body.get("group", "")), wanted)
 
     def _check_identity(self, link: Link, process: str, role: str, rank: int | None) -> None:
-        """Raises InvalidSettings for one that joins as another than it is by its key, or than it has said before."""
+        """Raise InvalidSettings for a process that joins with another identity than its key's or its earlier one."""
         keys, own = self.node.keys, Identity(process, role, -1 if rank is None else rank)
         if process != link.name:
             raise InvalidSettings(f"{link.name} joins as {process}", "start it anew")
@@ -147,7 +148,7 @@ class Scheduler:
         return " and ".join(parts)
 
     def _announce(self) -> None:
-        """Give ranks to those who have none (members of one group in a row), and everybody the roster."""
+        """Assign ranks to members that have none (those of a group are consecutive), and send the roster to all."""
         self._complete = True
         members = []
         for role in ("server", "worker"):

@@ -1,4 +1,4 @@
-"""Some elements of a slice: which are the largest, and how their indices become few bytes."""
+"""Sparse codecs: selecting the largest elements and encoding their indices."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ _SAMPLES = 16_384
 
 
 def largest(array: "Array", count: int) -> "Array":
-    """The indices of the `count` elements of the largest magnitude, of equal ones the first, ascending."""
+    """The indices of the `count` elements of largest magnitude, ascending; ties go to the first."""
     if count >= len(array):
         return np.arange(len(array))
     magnitude = np.abs(array)
@@ -40,9 +40,10 @@ def _largest(magnitude: "Array", count: int) -> "Array":
 
 
 def encode_indices(indices: "Array", length: int) -> "Array":
-    """Ascending indices as the gaps between them, in uint8, or uint16 where the mean gap is long.
+    """Encode ascending indices as the gaps between them, in uint8, or uint16 if the mean gap is long.
 
-    A gap of the largest number and more takes several: each of that number adds it, and the first other one ends it.
+    A gap of at least the maximum takes several numbers: each maximum adds itself, the first smaller number ends the
+    gap.
     """
     dtype = _dtype(len(indices), length)
     limit = int(np.iinfo(dtype).max)
@@ -55,7 +56,8 @@ def encode_indices(indices: "Array", length: int) -> "Array":
 
 
 def decode_indices(payload: memoryview, count: int, length: int) -> "tuple[Array, memoryview]":
-    """The first `count` indices in a payload, all below `length`, and what follows them. Raises BadMessage."""
+    """Decode the first `count` indices of a payload, all below `length`; returns them and the rest. Raises BadMessage.
+    """
     dtype = _dtype(count, length)
     limit = int(np.iinfo(dtype).max)
     encoded = np.frombuffer(payload[: len(payload) // dtype.itemsize * dtype.itemsize], dtype)

@@ -1,6 +1,6 @@
 """bf16: half the bytes of fp32, with its range and 8 significant bits.
 
-Every element is rounded to nearest even; there is no residual. For gradients fp16 is the more accurate of the two.
+Every element is rounded to nearest even; there is no residual. fp16 is more accurate for gradients.
 """
 
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ class Bf16:
         nan = np.isnan(single)
         bits += 0x7FFF + ((bits >> 16) & 1)
         halves = (bits >> 16).astype("<u2")
-        halves[nan] = 0x7FC0  # the sum above may have carried it into another number
+        halves[nan] = 0x7FC0  # rounding may have turned NaN into another value
         return memoryview(halves.data).cast("B")
 
     def decode(self, payload: memoryview, length: int) -> "Array":

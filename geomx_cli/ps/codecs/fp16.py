@@ -1,9 +1,9 @@
-"""fp16: half the bytes of fp32, and nothing overflows or vanishes.
+"""fp16: half the bytes of fp32, without overflow or underflow.
 
 A slice is multiplied by the power of two that brings its largest absolute value to between 2^14 and 2^15, and rounded
 to nearest even. So every element within a factor of 2^28 of the largest keeps 11 significant bits, whatever its
-magnitude; smaller ones lose bits, and below 2^-39 of the largest become 0. There is no residual: the rounding of one
-round does not depend on any other. Infinities and NaN stay what they are.
+magnitude; smaller ones lose bits, and below 2^-39 of the largest become 0. There is no residual: the rounding of a
+round is independent of all others. Infinities and NaN are preserved.
 """
 
 from typing import TYPE_CHECKING
@@ -43,7 +43,7 @@ class Fp16:
         exponent = _exponent(array)
         payload = np.empty(2 * len(array) + _EXPONENT.itemsize, np.uint8)
         halves = payload[: 2 * len(array)].view("<f2")
-        with np.errstate(over="ignore"):  # of float64 beyond the range of fp32
+        with np.errstate(over="ignore"):  # float64 values beyond the range of fp32
             np.multiply(array, array.dtype.type(2.0**exponent), out=halves, casting="same_kind")
         payload[2 * len(array) :].view(_EXPONENT)[0] = exponent
         return payload.data
@@ -61,7 +61,7 @@ class Fp16:
 
 
 def _exponent(array: "Array") -> int:
-    """Of the power of two to multiply by."""
+    """The exponent of the power of two to multiply by."""
     if not len(array):
         return 0
     peak = max(float(array.max()), -float(array.min()))

@@ -1,7 +1,7 @@
 """int8: a quarter of the bytes of fp32, with error feedback.
 
-In blocks of 256 elements the largest absolute value m becomes 127: an element x travels as round(127 x / m), to nearest
-even, and arrives as that number times m / 127, computed in fp32. What is lost is added to what is sent next.
+In blocks of 256 elements the largest absolute value m becomes 127: an element x is sent as round(127 x / m), to nearest
+even, and decoded as that number times m / 127, computed in fp32. The loss is added to the next contribution.
 """
 
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ class Int8:
         steps[steps == 0] = 1
         scaled = blocks / steps[:, None]
         np.rint(scaled, out=scaled)
-        np.clip(scaled, -127, 127, out=scaled)  # division may round a step of a subnormal number far off
+        np.clip(scaled, -127, 127, out=scaled)  # division by a subnormal step may be far off
         payload[4 * count :].view(np.int8)[:] = scaled.reshape(-1)[: len(array)]
         return payload.data
 
@@ -64,7 +64,7 @@ class Int8:
 
 
 def in_blocks(array: "Array", size: int) -> "Array":
-    """As fp32 in rows of `size` elements, the last one filled up with zeros; a view where that is possible."""
+    """As fp32 in rows of `size` elements, the last one padded with zeros; a view if possible."""
     array = array.astype(np.float32, copy=False)
     if rest := len(array) % size:
         array = np.concatenate([array, np.zeros(size - rest, np.float32)])

@@ -1,7 +1,7 @@
-"""1bit:T: one bit an element upwards, with error feedback; results travel as they are.
+"""1bit:T: one bit per element upwards, with error feedback; results are not encoded.
 
-r = r + g; an element arrives as 1 where r > T, else as -1, and is taken from r, which is kept (MXNet 2's formula; Seide
-et al., Interspeech 2014). T is 0 if there is none.
+r = r + g; an element is decoded as 1 if r > T, else as -1, and the decoded value is subtracted from r, which is kept
+(MXNet 2's formula; Seide et al., Interspeech 2014). T defaults to 0.
 """
 
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ name = "1bit"
 
 
 def codec(argument: str) -> "OneBit":
-    """The threshold, 0 if there is none."""
+    """The threshold, by default 0."""
     try:
         threshold = np.float32(argument or 0)
     except ValueError:
@@ -31,7 +31,7 @@ def codec(argument: str) -> "OneBit":
 
 
 class OneBit:
-    """The payload: eight elements a byte, the first one in its highest bit; 1 is 1, 0 is -1."""
+    """The payload: eight elements per byte, the first one in its highest bit; 1 is 1, 0 is -1."""
 
     decay = 1.0
     momentum = 0.0

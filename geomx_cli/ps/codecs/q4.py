@@ -1,8 +1,8 @@
 """q4: an eighth of the bytes of fp32, with error feedback.
 
-In blocks of 256 elements with the largest absolute value m an element is a sign and a level L: 0 where its absolute
-value is below 2^-6.5 m, else that of 1 to 7 for which 2^(L - 7) m is nearest to it in the logarithm. What is lost is
-added to what is sent next.
+In blocks of 256 elements with the largest absolute value m an element is a sign and a level L: 0 if its absolute value
+is below 2^-6.5 m, else the number from 1 to 7 for which 2^(L - 7) m is logarithmically nearest. The loss is added to
+the next contribution.
 """
 
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ def codec(argument: str) -> "Q4":
 
 
 class Q4:
-    """The payload: m of each block as little-endian fp32, then two codes a byte, the first one in its low bits."""
+    """The payload: m of each block as little-endian fp32, then two codes per byte, the first one in its low bits."""
 
     decay = 1.0
     momentum = 0.0
@@ -46,7 +46,7 @@ class Q4:
         peaks = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
         magnitude = np.abs(blocks)
         magnitude /= np.where(peaks == 0, 1, peaks)[:, None]
-        # The exponent of magnitude * sqrt(2) tells between which bounds it is: these are half a power of two apart.
+        # The bounds between levels are at half powers of two, so the exponent of magnitude * sqrt(2) gives the level.
         exponent = (magnitude * np.float32(2**0.5)).view(np.int32) >> 23
         codes = np.clip(exponent - 127 + 7, 0, 7).astype(np.uint8)
         codes |= (blocks < 0).view(np.uint8) * np.uint8(8)

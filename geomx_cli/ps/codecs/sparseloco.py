@@ -1,9 +1,9 @@
 """sparseloco: 200 times fewer bytes than fp32, for the rare exchanges of DiLoCo, ESync and HFA (arXiv:2508.15706).
 
-What is left from before counts 0.95 (e = 0.95 e + difference). In chunks of 4096 elements the 64 of the largest
-magnitude travel: a sign, and one bit for which of two levels the magnitude has. Magnitudes above the mean of the 64
-have as level their mean, the others theirs, both in fp16. Indices are gaps in Rice code with 5 low bits. The last chunk
-keeps as large a part of its elements. Slices of fewer than 4096 elements travel as fp16.
+The residual decays by 0.95 (e = 0.95 e + difference). In chunks of 4096 elements the 64 of largest magnitude are sent:
+a sign, and one bit for which of two levels the magnitude has. Magnitudes above the mean of the 64 have their mean as
+level, the others theirs, both in fp16. Indices are gaps in Rice code with 5 low bits. The last chunk sends the same
+fraction of its elements. Slices of fewer than 4096 elements are sent as fp16.
 """
 
 from typing import TYPE_CHECKING
@@ -34,8 +34,8 @@ def codec(argument: str) -> "SparseLoCo":
 
 class SparseLoCo:
     """The payload: two levels of each chunk in fp16, the power of two that they are multiplied by as int16, then bits,
-    each kind beginning with a byte of its own: the low bits of gaps, signs, levels, and the gaps' high parts, each so
-    many ones and a zero.
+    each kind starting at a byte boundary: the low bits of gaps, signs, levels, and the gaps' high parts in unary (ones
+    and a zero).
     """
 
     decay = 0.95
@@ -100,8 +100,8 @@ class SparseLoCo:
 
 
 class _Chunks:
-    """The chunks of a slice: how long each is, how many elements of it travel, and where the first of them is among all
-    that do; `starts` has the offset of its chunk for each of these.
+    """The chunks of a slice: their lengths, how many elements of each are sent, and the position of the first of these
+    among all sent elements; `starts` has the chunk's offset for each sent element.
     """
 
     def __init__(self, length: int) -> None:
@@ -112,7 +112,7 @@ class _Chunks:
         self.starts = np.repeat(np.arange(len(self.lengths)) * _CHUNK, self.counts)
 
     def largest(self, magnitude: "Array") -> "Array":
-        """The indices in its chunk of each element that travels, ascending; of equal ones the first."""
+        """The index within its chunk of each sent element, ascending; ties go to the first."""
         whole = len(magnitude) // _CHUNK
         rows = magnitude[: whole * _CHUNK].reshape(whole, _CHUNK)
         bounds = np.partition(rows, _CHUNK - _KEPT, axis=1)[:, _CHUNK - _KEPT]

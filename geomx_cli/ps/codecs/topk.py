@@ -1,8 +1,8 @@
-"""topk:RATIO[,VALUES]: the largest elements alone, with error feedback (Stich et al., arXiv:1809.07599).
+"""topk:RATIO[,VALUES]: only the largest elements, with error feedback (Stich et al., arXiv:1809.07599).
 
-Of n elements the ceil(RATIO n) of the largest magnitude travel, their indices as gaps of one or two bytes, their values
-by the codec VALUES (fp16, the default, bf16, int8, q4), or as they are (fp32). All others are added to what is sent
-next.
+Of n elements the ceil(RATIO n) of largest magnitude are sent, their indices as gaps of one or two bytes, their values
+by the codec VALUES (fp16, the default, bf16, int8, q4) or unencoded (fp32). All others are added to the next
+contribution.
 """
 
 import math
@@ -27,7 +27,7 @@ _VALUES = {"fp16": fp16, "bf16": bf16, "int8": int8, "q4": q4, "fp32": None}
 
 
 def codec(argument: str) -> "TopK":
-    """RATIO[,VALUES]; a plus may stand in place of the comma."""
+    """RATIO[,VALUES]; a plus may replace the comma."""
     return TopK(argument, "topk")
 
 

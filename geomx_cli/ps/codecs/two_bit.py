@@ -1,6 +1,7 @@
-"""2bit:T: two bits an element upwards, with error feedback, as MXNet 1.9.1 compresses; results travel as they are.
+"""2bit:T: two bits per element upwards, with error feedback, like MXNet 1.9.1; results are not encoded.
 
-r = r + g; an element arrives as T where r >= T, as -T where r <= -T, else as 0, and is taken from r, which is kept.
+r = r + g; an element is decoded as T if r >= T, as -T if r <= -T, else as 0, and the decoded value is subtracted from
+r, which is kept.
 """
 
 from typing import TYPE_CHECKING
@@ -19,12 +20,12 @@ name = "2bit"
 
 
 def codec(argument: str) -> "TwoBit":
-    """The threshold, 0.5 if there is none."""
+    """The threshold, by default 0.5."""
     return TwoBit(threshold_of(argument, name))
 
 
 def threshold_of(argument: str, what: str) -> "np.float32":
-    """The threshold that an argument means. Raises InvalidSettings."""
+    """Parse a threshold argument. Raises InvalidSettings."""
     try:
         threshold = np.float32(argument or 0.5)
     except ValueError:
@@ -35,7 +36,7 @@ def threshold_of(argument: str, what: str) -> "np.float32":
 
 
 class TwoBit:
-    """The payload: four elements a byte, the first one in its lowest bits; 1 is T, 2 is -T."""
+    """The payload: four elements per byte, the first one in its lowest bits; 1 is T, 2 is -T."""
 
     decay = 1.0
     momentum = 0.0

@@ -1,4 +1,4 @@
-"""Direct delivery: each slice goes straight to the server that owns it, in the order of the pushes."""
+"""Direct delivery: each slice is sent straight to the server that owns it, in the order of the pushes."""
 
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
@@ -17,59 +17,61 @@ options: tuple[Option, ...] = ()
 
 
 def refuses(spec: object) -> str | None:
-    """Works with everything."""
+    """Supports every job."""
     return None
 
 
 class Direct:
-    """The part in any process; others are made from it. The link's window and the slice's priority do the rest."""
+    """Direct delivery in any process; base class of other deliveries. The link's window and the slice's priority
+    control the order.
+    """
 
     def begin(
         self, node: "Node", upstream: "UpstreamClient | None", peers: "Mapping[int, Link] | None" = None
     ) -> None:
-        """Keep what contributions are sent with."""
+        """Keep the client that sends contributions."""
         self.upstream = upstream
 
     def up(self, server: int, header: "Header", payload: memoryview | None, on_result: "OnResult") -> None:
-        """Over the link to the server."""
+        """Send the contribution over the link to the server."""
         assert self.upstream is not None
         self.upstream.send(self.upstream.links[server], header, payload, on_result)
 
     def down(self, link: "Link", header: "Header", payload: memoryview | None) -> None:
-        """Over the link by which the contribution has come."""
+        """Send the result over the link that the contribution was received on."""
         link.send(header, payload)
 
     def receive(self, link: "Link", header: "Header", payload: memoryview | None) -> bool:
-        """All is for the process."""
+        """Leave every message to the process."""
         return False
 
     def peers(self, workers: int) -> Collection[tuple[int, int]]:
-        """Workers have no links with each other."""
+        """No links between workers."""
         return ()
 
     def brings(self, plane: str, rank: int) -> Collection[int]:
-        """Each its own."""
+        """A member contributes only for itself."""
         return (rank,)
 
     def on_request(self, request: "Request") -> bool:
-        """Nobody asks."""
+        """No requests are defined."""
         return False
 
     def on_asked(self, link: "Link", header: "Header") -> None:
-        """Contributions wait in the link's own queue, nowhere else."""
+        """Nothing to do: contributions wait only in the link's own queue."""
 
     def on_reconnect(self, link: "Link", lane: "Lane") -> None:
-        """Nothing else is under way."""
+        """Nothing to do: nothing else is in flight."""
 
     def leave(self) -> None:
-        """Nobody else is concerned."""
+        """Nothing to do: no other worker depends on this one."""
 
 
 def worker() -> Direct:
-    """The part in a worker."""
+    """The delivery of a worker."""
     return Direct()
 
 
 def server() -> Direct:
-    """The part in a server."""
+    """The delivery of a server."""
     return Direct()

@@ -1,1 +1,1 @@
-"""Messages and connections: what two processes send each other, and how it gets there."""
+"""Messages and connections between processes."""

@@ -1,4 +1,4 @@
-"""Addresses: what a name stands for, which address this machine has, and how one is written in an endpoint."""
+"""Addresses: resolving names, finding this machine's own addresses, formatting endpoints."""
 
 import ipaddress
 import socket
@@ -10,13 +10,13 @@ __all__ = ["facing", "is_loopback", "is_private", "of_interface", "own", "resolv
 
 
 def tcp(host: str, port: int | str) -> str:
-    """The endpoint of an address or name; port * for any."""
+    """The tcp:// endpoint of an address or name; port * for any port."""
     host = host.strip("[]")
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can be reached by an address; a name other than localhost counts as no."""
+    """Whether an address is reachable from this machine only. A name other than localhost is assumed not to be."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -24,13 +24,13 @@ def is_loopback(address: str) -> bool:
 
 
 def is_private(endpoint: str) -> bool:
-    """Whether only this machine can dial what is bound to `endpoint`; a name may stand for any address."""
+    """Whether an endpoint can be dialled from this machine only. A name may resolve to any address, so it is not."""
     host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     return endpoint.startswith("ipc:") or (host != "localhost" and is_loopback(host))
 
 
 def resolve(host: str) -> list[str]:
-    """The addresses of a host, the best first; those of an address are itself. Raises InvalidSettings without any."""
+    """The addresses of a host, preferred one first; an address resolves to itself. Raises InvalidSettings if none."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -43,7 +43,7 @@ def resolve(host: str) -> list[str]:
 
 
 def own(host: str) -> list[str]:
-    """The addresses of a host, which must be this machine: those that it has. Raises InvalidSettings without any."""
+    """The addresses of `host` that this machine has. Raises InvalidSettings if there are none."""
     addresses = resolve(host)
     found = [address for address in addresses if _is_own(address)]
     if not found:
@@ -56,11 +56,11 @@ def own(host: str) -> list[str]:
 
 
 def facing(host: str, port: int) -> str:
-    """The address of this machine from which it reaches `host`. Raises InvalidSettings if there is no way."""
+    """The local address used to reach `host`. Raises InvalidSettings if there is no route."""
     for address in resolve(host):
         with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:
             try:
-                probe.connect((address, port))  # sends nothing
+                probe.connect((address, port))  # connecting UDP sends nothing
             except OSError:
                 continue
             return _text(probe.getsockname())
@@ -70,7 +70,7 @@ def facing(host: str, port: int) -> str:
 
 
 def of_interface(name: str) -> str:
-    """The address of a network interface, IPv4 before IPv6. Raises InvalidSettings if there is none."""
+    """The address of a network interface, IPv4 preferred. Raises InvalidSettings if there is none."""
     import psutil
 
     interfaces = psutil.net_if_addrs()
@@ -79,7 +79,8 @@ def of_interface(name: str) -> str:
         raise InvalidSettings(f"DMLC_INTERFACE={name}: no such interface", f"this machine has {known}")
     for family in (socket.AF_INET, socket.AF_INET6):
         for entry in interfaces[name]:
-            if entry.family == family and "%" not in entry.address:  # others cannot dial what holds on one link only
+            # link-local addresses cannot be dialled from other links
+            if entry.family == family and "%" not in entry.address:
                 return entry.address
     raise InvalidSettings(f"DMLC_INTERFACE={name} has no IP address", "choose another, or set DMLC_NODE_HOST")
 

@@ -1,8 +1,8 @@
-"""A link: one peer, what waits for it, and how much is under way to it.
+"""A link to one peer: its send queue, its flow control, and the state of its connections.
 
-It has two lanes, each a connection of its own: tensors on the one, everything else on the other. So credit, requests
-and answers never stand behind tensors, neither here nor in the buffers of the system. Small tensors that are sent in
-one turn of the loop travel as one message: header, payload, header, payload, ...
+A link has two lanes, each a connection of its own: one for tensors, one for everything else (talk). So credit, requests
+and answers never queue behind tensors, neither here nor in the system's socket buffers. Small tensors sent in one turn
+of the loop are fused into one message (header, payload, header, payload, ...), which saves the fixed cost per message.
 """
 
 import heapq
@@ -34,42 +34,42 @@ QUIET = 5.0
 
 
 class Lend(Protocol):
-    """Puts a payload for the link's peer into shared memory: its place there, None where there is no room."""
+    """Copies a payload into shared memory for the link's peer and returns its place there; None if there is no room."""
 
     def __call__(self, link: "Link", payload: memoryview, *, lasting: bool) -> bytes | None: ...
 
 
 class LinkTransport(Protocol):
-    """What a link needs of the transport that it belongs to."""
+    """What a link requires of its transport."""
 
     slice_bytes: int
     window_bytes: int
     counters: Counter[str]
 
     def fill(self, header: Header) -> None:
-        """Complete the header with what is the same in all messages of this process."""
+        """Set the header fields that are the same in all messages of this process."""
 
     def owes(self, link: "Link") -> None:
-        """Remember to return this link's credit soon, if no message carries it before."""
+        """Schedule returning this link's credit, in case no message carries it first."""
 
     def owes_later(self, link: "Link") -> None:
-        """The same from any thread."""
+        """Like `owes`, callable from any thread."""
 
     def fuses(self, link: "Link") -> None:
-        """Flush this link when the turn of the loop is over."""
+        """Flush this link at the end of the turn of the loop."""
 
     def hand_over(self, link: "Link", lane: Lane, parts: list[Any], size: int) -> None:
-        """Write to the socket, now or when the emulated link lets it through."""
+        """Write to the socket, now or when the emulated link has passed the message."""
 
 
 class Link:
-    """One peer. `wide_area` says that it stands in another party, `dialled` that this process dials it, which it does
-    to those above: `sent` and `received` count bytes on the wire.
+    """A link to one peer. `wide_area`: the peer is in another party. `dialled`: this process dials the peer, as it does
+    those above it. `sent` and `received` count bytes on the wire.
 
-    In time.monotonic seconds: `heard`, when the last message came; `was_heard`, when the newest one was sent that the
-    peer is known to have heard; `told`, when something has moved behind it; `unsteady`, when no beat of ours had been
-    answered for a while; `closed`, when the peer closed the connection, 0 while all is well. `clock` is the newest that
-    came from the peer, by its own.
+    Times in time.monotonic seconds: `heard`, when the last message was received; `was_heard`, the send time of the
+    newest message that the peer is known to have received; `told`, the last reported traffic behind the peer;
+    `unsteady`, when our heartbeats last went unanswered for a while; `closed`, when the peer closed the connection, 0
+    if it has not. `clock` is the newest reading of the peer's own clock.
     """
 
     def __init__(self, transport: LinkTransport, name: str, wide_area: bool, *, dialled: bool) -> None:
@@ -96,7 +96,7 @@ class Link:
         self._wanted: dict[tuple[int, int, int], None] = {}
         self._consumed = self._told_consumed = self.returned = 0
         self._fused: list[Any] = []
-        self._lend: Lend | None = None  # where the peer has mapped our arena
+        self._lend: Lend | None = None  # set once the peer has mapped our arena
         self._peer_arena: PeerArena | None = None
 
     def attach(self, lane: Lane, socket: Socket, identity: bytes) -> None:
@@ -106,11 +106,12 @@ class Link:
     def send(self, header: Header, payload: memoryview | None = None) -> None:
         """Send `header` and `payload` (bytes that must not change until the receiver has them); returns at once.
 
-        A payload waits for the window, for what has a higher priority, and for earlier requests of the same priority:
-        so a slice's rounds go in order, also those that are repeated. Anything else leaves now. A repeat of what still
-        waits is dropped.
+        A payload waits for the window, for higher priorities, and for earlier requests of the same priority, so a
+        slice's rounds stay in order even if repeated. Everything else is sent immediately. A repeat of a message that
+        is still queued is dropped.
         """
-        if payload is None or header.kind == Kind.PULL:  # numbers of rows: behind others they might wait for each other
+        # a pull of rows is not queued: behind tensors that wait for others it could cause a deadlock
+        if payload is None or header.kind == Kind.PULL:
             self._emit(header, payload)
             return
         if (header.key, header.slice, header.round) in self._wanted:
@@ -124,18 +125,18 @@ class Link:
         self._pump()
 
     def queues(self, header: Header) -> bool:
-        """Whether this message waits here to be sent."""
+        """Whether this message is in the send queue."""
         return (header.kind, header.request) in self._queued
 
     def control(
         self, topic: str, body: dict[str, Any] | bytes | None = None, request: int = 0, acked: int = 0
     ) -> None:
-        """Send a CONTROL message, its body perhaps encoded already; it overtakes every tensor."""
+        """Send a CONTROL message, whose body may be encoded already. It does not wait for tensors."""
         payload = memoryview(body if isinstance(body, bytes) else encode_body(body)) if body else None
         self._emit(Header(topic=topic, request=request, acked=acked), payload)
 
     def consumed(self, size: int) -> None:
-        """`size` bytes of payload from this peer are no longer held here: return them to its window."""
+        """Return credit for `size` payload bytes from this peer that are no longer held here."""
         self._consumed += size
         if self._consumed - self._told_consumed >= CREDIT_STEP:
             self.flush_credit()
@@ -143,24 +144,24 @@ class Link:
             self._transport.owes(self)
 
     def flush_credit(self) -> None:
-        """Return what is owed, if no message has carried it, and blocks of shared memory that are free again."""
+        """Send the credit that no message has carried yet, and release shared memory blocks that are free again."""
         if self._peer_arena is not None and (blocks := self._peer_arena.freed()):
             self.control("freed", {"blocks": blocks})
         if self._consumed > self._told_consumed:
             self._emit(Header(topic="credit"), None)
 
     def ask_for(self, key: int, index: int, round_: int) -> None:
-        """Ask the peer to send this slice ahead of its window."""
+        """Ask the peer to send this slice beyond its window."""
         self._emit(Header(topic="want", key=key, slice=index, round=round_), None)
 
     def ask_again(self, request: int) -> None:
-        """Ask the peer to send a contribution that is not here, though it was sent."""
+        """Ask the peer to send a contribution again that was not received."""
         self._emit(Header(topic="again", request=request), None)
 
     def want(self, key: int, index: int, round_: int) -> bool:
-        """The receiver cannot go on without this slice: let it overtake the window, now or when it comes.
+        """The receiver is blocked on this slice: send it beyond the window, now or when it is queued.
 
-        True if it was here.
+        Returns True if it was queued.
         """
         wanted = (key, index, round_)
         for position, (*_, header, payload) in enumerate(self._queue):
@@ -170,15 +171,15 @@ class Link:
                 self._queued.discard((header.kind, header.request))
                 self._emit(header, payload)
                 return True
-        # A slice that was under way already never comes here again; the oldest of those make room.
+        # A slice in flight already is never queued here again, so its entry would stay: evict the oldest.
         self._wanted[wanted] = None
         if len(self._wanted) > MAX_WANTED:
             del self._wanted[next(iter(self._wanted))]
         return False
 
     def credit(self, total: int) -> None:
-        """The peer has returned `total` bytes since there is this link. Told so with each message, it is no harm if one
-        that says so is lost.
+        """Apply the peer's credit: `total` bytes returned since the link exists. Each message carries the total, so a
+        lost message loses no credit.
         """
         if total > self.returned:
             self.window.returned(total - self.returned)
@@ -186,9 +187,11 @@ class Link:
             self._pump()
 
     def greet(self, lane: Lane) -> None:
-        """This lane that we dial has a new connection: say whose it is, and nothing else before the peer welcomes it.
+        """Say hello on a new connection of a lane that this process dials. Nothing else is sent on it before the peer's
+        welcome.
 
-        What is sent on the other lane may be there first; its answer would be sent on the old connection, and be lost.
+        Otherwise a message on the other lane could arrive before the hello, and its answer would be sent on the old
+        connection and lost.
         """
         self._hellos += 1
         self._greeted[lane] = self._hellos
@@ -197,19 +200,20 @@ class Link:
         self._write(lane, [encode_header(header), encode_body({**self.greeting, "lane": lane})])
 
     def welcome(self, lane: Lane, number: int) -> None:
-        """Answer a hello: from now on, what is sent on this lane goes on its new connection."""
+        """Answer a hello: messages on this lane use its new connection from now on."""
         header = Header(topic="welcome", request=number, place=Place.NONE)
         self._transport.fill(header)
         self._write(lane, [encode_header(header)])
 
     def welcomed(self, number: int) -> Lane | None:
-        """The lane whose newest hello had this number, if there is one."""
+        """The lane whose latest hello had this number, if any."""
         return next((lane for lane, greeted in self._greeted.items() if greeted == number), None)
 
     def restart(self, lane: Lane) -> bool:
-        """Both ends know that this lane has a new connection: what was under way on the old one is lost.
+        """Reset a lane whose new connection both ends know. Messages in flight on the old one are lost; their owners
+        send them again.
 
-        Who keeps it sends it again. True if there was one before.
+        Returns True if the lane had a connection before.
         """
         again, self.closed = lane in self._connected, 0.0
         self._connected.add(lane)
@@ -222,23 +226,23 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        """Whether both lanes, which are dialled here, have been welcomed."""
+        """Whether both lanes, dialled by this process, have been welcomed."""
         return len(self._up) == len(LANES)
 
     def down(self, lane: Lane) -> None:
-        """The connection of this lane has ended."""
+        """This lane's connection has ended."""
         self._up.discard(lane)
         self._greeted.pop(lane, None)
 
     # Shared memory.
 
     def share(self, lend: Lend) -> None:
-        """The peer has mapped our arena: large payloads go there from now on."""
+        """The peer has mapped our arena: send large payloads through it from now on."""
         self._lend = lend
         self.window.stay_small()
 
     def map(self, offer: dict[str, Any]) -> bool:
-        """Map the peer's arena, if that is possible here. True if it was not mapped before, and now is."""
+        """Map the peer's arena if possible. Returns True if that was attempted for the first time and succeeded."""
         before = self._peer_arena
         if before is None:
             try:
@@ -256,7 +260,7 @@ class Link:
     # Liveness.
 
     def hear(self, *, moved: bool) -> None:
-        """A message has come; with `moved` it was a tensor, or brought credit for one."""
+        """Record a received message; `moved`: it was a tensor or carried credit for one."""
         now = time.monotonic()
         if not self._known or now - self.heard >= QUIET:
             self._whole_since = now
@@ -265,11 +269,11 @@ class Link:
             self._moved = now
 
     def expect(self) -> None:
-        """Count silence from now on."""
+        """Start measuring silence now."""
         self.heard = time.monotonic()
 
     def excuse(self, pause: float) -> None:
-        """This process itself has not run for `pause` seconds: that is no silence of the peer's."""
+        """This process did not run for `pause` seconds: do not count them as the peer's silence."""
         now = time.monotonic()
         self.heard = min(now, self.heard + pause)
         self._whole_since = now if self._known else 0.0
@@ -277,24 +281,25 @@ class Link:
             self.closed = min(now, self.closed + pause)
 
     def whole_since(self) -> float:
-        """Since when the peer is heard without a gap; now, while it is silent; 0 before it was heard at all."""
+        """The start of the current period without silence: now, if the peer is silent; 0 if it was never heard."""
         now = time.monotonic()
         return now if self._known and now - self.heard >= QUIET else self._whole_since
 
     def progress(self) -> float:
-        """When something has last moved here or behind the peer: a tensor, credit for one, the link back from a cut.
+        """The time of the last progress on this link or behind the peer: a tensor, credit for one, or a restored
+        connection.
 
-        That is now while the link is silent: what is lost then is sent again later.
+        It is now while the link is silent, because what is lost then is retransmitted later.
         """
         return max(self._moved, self.told, self.whole_since())
 
     def write(self, lane: Lane, parts: list[Any]) -> None:
-        """Give the parts to the socket; on a lane that is dialled they are lost until the peer has welcomed it."""
+        """Write to the socket. On a dialled lane the parts are dropped until the peer has welcomed it."""
         if not self.dialled or lane in self._up:
             self._write(lane, parts)
 
     def _write(self, lane: Lane, parts: list[Any]) -> None:
-        """A peer that is gone is only counted: others notice its silence."""
+        """Write to the socket. An unreachable peer is only counted; the heartbeat detects its silence."""
         socket, identity = self._wires.get(lane) or next(iter(self._wires.values()))
         try:
             socket.send_multipart([identity, *parts] if identity else parts, zmq.NOBLOCK, copy=False)
@@ -328,7 +333,7 @@ class Link:
             self.flush()
 
     def flush(self) -> None:
-        """Send the small tensors that have waited for each other, as one message."""
+        """Send the fused small tensors as one message."""
         parts, self._fused = self._fused, []
         if parts:
             self._hand_over("tensors", parts)
@@ -339,7 +344,7 @@ class Link:
         self._transport.hand_over(self, lane, parts, size)
 
     def receive_heartbeat(self, payload: memoryview | None) -> None:
-        """Note what it says. Raises BadMessage."""
+        """Read a heartbeat's clock, echo and progress. Raises BadMessage."""
         body: dict[str, Any] = decode_body(payload) if payload is not None else {}
         clock, echo, moved = body.get("clock", float("inf")), body.get("echo", 0.0), body.get("moved", -1.0)
         numbers = (clock, echo, moved)
@@ -360,9 +365,9 @@ class Link:
 
 
 def _as_received(payload: memoryview) -> memoryview | zmq.Frame:
-    """The very frame that `payload` is all of, if it came from a socket: libzmq passes that on without bookkeeping."""
+    """The received frame, if the payload is all of it: libzmq forwards a frame without copying it or calling back."""
     owner = payload.obj
-    base = getattr(owner, "base", None)  # of a numpy array
+    base = getattr(owner, "base", None)  # the payload of a numpy array
     if isinstance(base, memoryview):
         owner = base.obj
     return owner if isinstance(owner, zmq.Frame) and len(owner) == len(payload) else payload

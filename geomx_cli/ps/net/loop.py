@@ -1,4 +1,4 @@
-"""One thread, many sockets, some timers: the loop that every scheduler, server and client runs."""
+"""The event loop of every scheduler, server and client: one thread, many sockets, some timers."""
 
 import heapq
 import itertools
@@ -14,7 +14,7 @@ __all__ = ["Loop", "Timer"]
 
 
 class Timer:
-    """A call that is to happen once; `cancel` takes it back."""
+    """A scheduled call; `cancel` revokes it."""
 
     __slots__ = ("callback",)
 
@@ -22,15 +22,15 @@ class Timer:
         self.callback: Callable[[], None] | None = callback
 
     def cancel(self) -> None:
-        """The call will not happen."""
+        """Revoke the call."""
         self.callback = None
 
 
 class Loop:
-    """Calls handlers when sockets have something to say, and timers when their time has come.
+    """Calls handlers when sockets are readable, and timers when they are due.
 
-    Everything but `submit` is called by the loop's own thread. A handler that raises ends `run` with its exception:
-    what a peer sends must be refused where it is decoded, so an exception here is a failure of this process.
+    All methods except `submit` are for the loop's own thread. An exception in a handler ends `run` with that exception:
+    invalid input is refused where it is decoded, so an exception here is a bug in this process.
     """
 
     def __init__(self) -> None:
@@ -42,11 +42,11 @@ class Loop:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._idle: list[Callable[[], None]] = []
         self._stopping = self._closed = False
-        self._lock = threading.RLock()  # the garbage collector may call `submit` while this thread is in it
+        self._lock = threading.RLock()  # reentrant: the garbage collector may call `submit` while this thread holds it
         self.watch(self._wake, self._drain_inbox)
 
     def watch(self, source: zmq.Socket[bytes] | int, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever `source` (a ZeroMQ socket or file descriptor) can be read."""
+        """Call `handler` whenever `source` (a ZeroMQ socket or file descriptor) is readable."""
         self._poller.register(source, zmq.POLLIN)
         self._handlers[source] = handler
 
@@ -70,7 +70,7 @@ class Loop:
         return self.call_at(time.monotonic() + delay, callback)
 
     def every(self, interval: float, callback: Callable[[], None]) -> None:
-        """Call `callback` each `interval` seconds, as long as the loop runs."""
+        """Call `callback` every `interval` seconds while the loop runs."""
 
         def tick() -> None:
             self.call_later(interval, tick)
@@ -79,25 +79,25 @@ class Loop:
         self.call_later(interval, tick)
 
     def submit(self, callback: Callable[[], None]) -> None:
-        """Have the loop's thread call `callback` soon. The one method for other threads.
+        """Have the loop's thread call `callback` soon. The only method for other threads.
 
-        After `close` it is called at once: so whoever waits for what it does learns that nothing more is done.
+        After `close` the callback runs immediately in the caller, so that no one waits for it forever.
         """
         with self._lock:
             if not self._closed:
                 was_empty = not self._inbox
                 self._inbox.append(callback)
-                if was_empty or len(self._inbox) == 1:  # else the loop is awake, or about to be
+                if was_empty or len(self._inbox) == 1:  # else the loop is awake or being woken
                     os.eventfd_write(self._wake, 1)
                 return
         callback()
 
     def stop(self) -> None:
-        """Let `run` return after the turn in progress."""
+        """Let `run` return after the current turn."""
         self._stopping = True
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Run until `stop` is called, or `until()` holds."""
+        """Run until `stop` is called or `until()` is true."""
         while not self._stopping and not (until is not None and until()):
             for source, _ in self._poller.poll(self._sleep_ms()):
                 handler = self._handlers.get(source)
@@ -108,7 +108,7 @@ class Loop:
                 callback()
 
     def close(self) -> None:
-        """Release the wake-up descriptor and call what was submitted last; the loop cannot run again."""
+        """Release the wake-up descriptor and run the remaining submitted calls; the loop cannot run again."""
         self._stopping = True
         with self._lock:
             self._closed = True

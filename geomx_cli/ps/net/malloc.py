@@ -1,4 +1,4 @@
-"""How glibc's malloc treats slices. Elsewhere (musl, macOS) nothing is changed."""
+"""Tunes glibc's malloc for slices. No effect with other C libraries (musl, macOS)."""
 
 import ctypes
 
@@ -8,14 +8,14 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 
 
 def keep_freed_memory() -> None:
-    """Let malloc reuse slices instead of mapping and unmapping (and faulting in) each anew."""
+    """Let malloc reuse the memory of slices instead of mapping, faulting in and unmapping each one."""
     _set(M_MMAP_THRESHOLD, 32 * 2**20)
     _set(M_TRIM_THRESHOLD, 512 * 2**20)
 
 
 def share_one_heap() -> None:
-    """Let all threads share one heap; before there are any. Otherwise what libzmq's thread received and freed is no
-    room for the loop's sums, and a server takes up to a third more than it holds.
+    """Make all threads share one heap; call before starting threads. Otherwise memory freed by libzmq's thread cannot
+    be reused for the loop's sums, and a server takes up to a third more memory.
     """
     _set(M_ARENA_MAX, 1)
 

@@ -1,4 +1,4 @@
-"""What a message carries, in the slice's dtype: bytes of arrays and rows, and the fields of the header about them."""
+"""Converts arrays and rows to payloads in the slice's dtype and back, with the header fields that describe them."""
 
 from typing import Any
 
@@ -23,18 +23,18 @@ _WIDE = {np.dtype("float16"): np.dtype("float32")}
 
 
 def cast(array: Array, dtype: int) -> Array:
-    """`array` in the slice's dtype; what is too large for fp16 becomes infinite, and the training code's to handle."""
+    """`array` in the slice's dtype. Values too large for fp16 become infinite; the training code has to handle that."""
     with np.errstate(over="ignore"):
         return array.astype(DTYPES[dtype], copy=False)
 
 
 def form_of(content: Content) -> dict[str, Any]:
-    """The fields of a header that tell what its payload is."""
+    """The header fields that describe this content."""
     return {"form": Form.ROWS, "rows": len(content)} if isinstance(content, Rows) else {}
 
 
 def as_payload(content: Content, dtype: int) -> memoryview:
-    """The bytes in the slice's dtype; without a copy of an array that has that dtype already."""
+    """The bytes in the slice's dtype; no copy if the array has that dtype already."""
     if isinstance(content, Rows):
         return _packed(Rows(content.numbers, cast(content.values, dtype)))
     return memoryview(cast(content, dtype).data).cast("B")
@@ -48,8 +48,8 @@ def numbers_payload(numbers: Array) -> memoryview:
 def sum_payload(content: Content, dtype: int) -> tuple[memoryview, bool]:
     """The bytes of a party's sum, and whether they are wider than the slice's dtype.
 
-    A sum of fp16 crosses in fp32 unless fp16 holds it exactly: it may be too large where the sum over all parties is
-    not, and rounding it would make two levels differ from one.
+    A sum of fp16 arrays is sent in fp32 unless fp16 holds it exactly: it may overflow although the sum over all parties
+    does not, and rounding it would make two levels differ from one.
     """
     array = content.values if isinstance(content, Rows) else content
     narrow = cast(array, dtype)
@@ -76,7 +76,7 @@ def view(header: Header, payload: memoryview | None) -> Array:
 
 
 def content(header: Header, payload: memoryview | None) -> Content:
-    """The payload as `view` gives it, or as read-only rows. Raises BadMessage if sizes or row numbers are wrong."""
+    """The payload as by `view`, or as read-only rows. Raises BadMessage for wrong sizes or row numbers."""
     if header.form != Form.ROWS:
         return view(header, payload)
     dtype, count = _dtype(header), header.rows * header.row
@@ -90,7 +90,7 @@ def content(header: Header, payload: memoryview | None) -> Content:
 
 
 def row_numbers(header: Header, payload: memoryview | None) -> Array | None:
-    """The row numbers of a PULL of rows; None for one of all elements. Raises BadMessage if they are wrong."""
+    """The row numbers of a PULL of rows; None for one of all elements. Raises BadMessage if invalid."""
     size = 0 if payload is None else len(payload)
     if size != header.rows * _ROW_NUMBER.itemsize:
         raise BadMessage(f"{size} bytes of payload for a PULL of {header.rows} rows")

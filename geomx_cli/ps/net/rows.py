@@ -1,4 +1,4 @@
-"""Some rows of a slice or of a tensor: the form in which row-sparse arrays travel and are added."""
+"""A subset of the rows of a slice or tensor: how row-sparse arrays are sent and added."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +13,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """`values` (2-D, a row for each number) of the rows `numbers` (1-D integers, strictly increasing).
-
-    Nobody writes to either.
+    """`values` (2-D, one row per number) of the rows `numbers` (1-D integers, strictly increasing). Both are read-only.
     """
 
     numbers: Array
@@ -33,7 +31,7 @@ class Rows:
 
     @classmethod
     def ordered(cls, numbers: Array, values: Array) -> "Rows":
-        """Rows in any order; those of equal numbers are added in the order in which they come."""
+        """Sort rows; those with equal numbers are added in the given order."""
         if len(numbers) < 2 or bool((numbers[1:] > numbers[:-1]).all()):
             return cls(numbers, values)
         found, places = np.unique(numbers, return_inverse=True)
@@ -50,29 +48,29 @@ class Rows:
         return len(self.numbers)
 
     def astype(self, dtype: "np.dtype[Any] | type") -> "Rows":
-        """The same in another dtype; without a copy where it has that already."""
+        """The same rows in another dtype; without a copy if they have it already."""
         return self if self.values.dtype == dtype else Rows(self.numbers, self.values.astype(dtype))
 
     def cut(self, first: int, last: int) -> "Rows":
-        """Rows `first` to `last` - 1, numbered from `first`; views where that is possible."""
+        """The rows `first` to `last` - 1, renumbered from `first`; views if possible."""
         start, end = np.searchsorted(self.numbers, (first, last))
         return Rows(self.numbers[start:end] - first, self.values[start:end])
 
     def plus(self, other: "Rows") -> "Rows":
-        """The sum: rows that only one of them has are that one's."""
+        """The sum; a row that only one operand has is taken from it."""
         numbers = np.union1d(self.numbers, other.numbers)
         total = self.among(numbers)
         total[np.searchsorted(numbers, other.numbers)] += other.values
         return Rows(numbers, total)
 
     def among(self, numbers: Array) -> Array:
-        """A new array of the rows `numbers`, which have all of these; the others are zero."""
+        """A new array of the rows `numbers`, a superset of these; the others are zero."""
         found = np.zeros((len(numbers), self.row), self.values.dtype)
         found[np.searchsorted(numbers, self.numbers)] = self.values
         return found
 
     def with_zeros(self, numbers: Array) -> "Rows":
-        """With zeros for those of the rows `numbers`, in ascending order, that are not among these."""
+        """These rows and zeros for those of `numbers` (ascending) that are missing."""
         both = np.union1d(self.numbers, numbers)
         return Rows(both, self.among(both))
 
@@ -81,12 +79,12 @@ class Rows:
         return np.flatnonzero(array.reshape(-1, self.row).any(axis=1))
 
     def dense(self, length: int) -> Array:
-        """A new 1-D array of `length` elements; the other rows are zero."""
+        """A new 1-D array of `length` elements; missing rows are zero."""
         found = np.zeros(length, self.values.dtype)
         found.reshape(-1, self.row)[self.numbers] = self.values
         return found
 
     def write_to(self, array: Array) -> None:
-        """Put these rows in the place of those of a 1-D array; what is too large for its dtype becomes infinite."""
+        """Overwrite these rows of a 1-D array; values too large for its dtype become infinite."""
         with np.errstate(over="ignore"):
             array.reshape(-1, self.row)[self.numbers] = self.values

@@ -1,9 +1,8 @@
-"""Keys of a job: who may speak, and that nobody else can listen (CurveZMQ, RFC 26 and 27).
+"""Keys of a job, for authentication and encryption (CurveZMQ, RFC 26 and 27).
 
-`geomx launch` makes the keys, one file of mode 0600 for each process. All who listen share the job's server key;
-everybody has a client key of their own. Those who listen hold the client keys of the processes that dial them, each
-with what that process is: nothing else is believed of who comes with it.
-The job secret is what keys of datagrams are derived from.
+`geomx launch` generates them, one file of mode 0600 per process. All listening processes share the job's server key;
+every process has its own client key. A listening process holds the client keys of the processes that dial it, with each
+one's identity, and trusts nothing else about them. Keys for datagrams are derived from the job secret.
 """
 
 import json
@@ -23,7 +22,7 @@ __all__ = ["Identity", "KeyRing", "ZapAuthenticator", "generate", "load"]
 
 
 class Identity(NamedTuple):
-    """What a process is to another one that it dials: see plan/callers.py."""
+    """The identity of a process towards one that it dials: see plan/callers.py."""
 
     process: str
     role: str
@@ -32,8 +31,8 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True)
 class KeyRing:
-    """The keys of one process, as Z85 text. `server_secret` and `allowed` only where it listens; `allowed` has who
-    comes with each client key that is let in.
+    """The keys of one process, as Z85 text. `server_secret` and `allowed` are set only if it listens; `allowed` maps
+    accepted client keys to process names.
     """
 
     job: str
@@ -45,12 +44,14 @@ class KeyRing:
     allowed: Mapping[str, Identity] = field(default_factory=dict)
 
     def identity(self, process: str) -> Identity | None:
-        """What the process of this name is to the one that listens; None if it is not to dial that one."""
+        """The identity of this process towards the listening one; None if it may not dial it."""
         return next((known for known in self.allowed.values() if known.process == process), None)
 
 
 def generate(job: str, processes: Mapping[str, Mapping[str, Identity] | None]) -> dict[str, bytes]:
-    """The content of each process's key file. `processes`: by name, who dials it, or None where it does not listen."""
+    """The content of each process's key file. `processes`: by name, which processes dial it, None if it does not
+    listen.
+    """
     server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
     pairs = {name: tuple(key.decode() for key in zmq.curve_keypair()) for name in processes}
     secret = secrets.token_hex(32)
@@ -71,7 +72,7 @@ def generate(job: str, processes: Mapping[str, Mapping[str, Identity] | None]) -
 
 
 def load(path: str) -> KeyRing | None:
-    """The key ring in `path`; None for "". Raises InvalidSettings if it is no key file, or one that others can read."""
+    """The key ring in `path`; None for "". Raises InvalidSettings if it is not a key file or is readable by others."""
     if not path:
         return None
     try:
@@ -88,9 +89,9 @@ def load(path: str) -> KeyRing | None:
 
 
 class ZapAuthenticator:
-    """Answers libzmq's question "may this key come in?" (ZAP, RFC 27) in the loop's own thread. Counts the refused.
+    """Answers libzmq's authentication requests (ZAP, RFC 27) in the loop's own thread, and counts refusals.
 
-    Messages of those who may come in carry the name of the process that the key was made for, as "User-Id".
+    Messages on accepted connections carry the name of the process that the key was made for, as "User-Id".
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: KeyRing) -> None:
@@ -100,7 +101,7 @@ class ZapAuthenticator:
         self.refused = 0
 
     def answer(self) -> None:
-        """Handle one question; the loop calls this when the socket can be read."""
+        """Handle one request; called by the loop when the socket is readable."""
         version, request, _domain, _address, _identity, mechanism, *credentials = self.socket.recv_multipart()
         welcome = mechanism == b"CURVE" and bool(credentials) and credentials[0] in self._allowed
         self.refused += not welcome

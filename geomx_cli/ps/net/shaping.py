@@ -1,4 +1,4 @@
-"""A wide-area link inside one process: a rate and a delay, for trying a job on one machine without root."""
+"""Emulates a wide-area link, with a rate and a delay, inside a process, to try a job on one machine without root."""
 
 import time
 
@@ -8,10 +8,11 @@ __all__ = ["Shaper"]
 
 
 class Shaper:
-    """When a message may leave this process for another party, and when one from there has arrived.
+    """Computes when a message leaves for another party and when a received one has arrived.
 
-    `rate` is in bits a second each way (0: no limit), `round_trip` in seconds. Both ends delay by half the round trip.
-    `share` is this process's part of its party's link. Each lane has a queue of its own, so talk passes tensors.
+    `rate` is in bits per second in each direction (0: unlimited), `round_trip` in seconds. Each end delays by half the
+    round trip. `share` is this process's fraction of its party's link. Each lane has its own queue, so talk overtakes
+    tensors.
     """
 
     def __init__(self, text: str, share: float = 1.0) -> None:
@@ -24,13 +25,13 @@ class Shaper:
         return bool(self.rate or self.round_trip)
 
     def leaves(self, size: int, lane: str) -> float:
-        """Time (monotonic) at which `size` bytes, handed over now, are at the far end of the link."""
+        """When (monotonic) `size` bytes sent now reach the far end of the link."""
         start = max(time.monotonic(), self._egress_free[lane])
         self._egress_free[lane] = start + self._duration(size)
         return self._egress_free[lane] + self.round_trip / 2
 
     def arrives(self, size: int, lane: str) -> float:
-        """Time (monotonic) at which `size` bytes, read from the socket now, have passed the party's own link."""
+        """When (monotonic) `size` bytes read from the socket now have passed the party's own link."""
         self._ingress_free[lane] = max(time.monotonic(), self._ingress_free[lane] + self._duration(size))
         return self._ingress_free[lane]
 

@@ -1,11 +1,11 @@
-"""Large payloads between processes of one host lie in memory that both have mapped; only their place is sent.
+"""Shared memory for large payloads between processes of one host; messages carry only their places.
 
-Each process has one arena, which nobody else writes to: a file without a name, that can neither grow nor shrink. It
-offers the arena to each peer that it has a unix socket with, and who has mapped it is sent places. A block is free
-again when all who were sent its place have said so; they do when nothing of theirs refers to the payload any more.
-Where something is in the way (another account, another namespace, no room left) payloads travel through the socket.
+Each process has one arena that only it writes to: an unnamed file of fixed size (sealed memfd). It offers the arena to
+each peer connected by a unix socket, and sends places to those that have mapped it. A block is reused when all
+receivers of its place have freed it, which they do when nothing refers to the payload any more. If sharing is
+impossible (another account or namespace, no room left), payloads are sent through the socket.
 
-numpy is loaded with the first payload: schedulers, which get none, start sooner without it.
+numpy is imported with the first payload, so that schedulers, which receive none, start faster.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PLACE", "Arena", "PeerArena"]
 
-SIZE = 2**30  # of address space; memory is taken as blocks are used
+SIZE = 2**30  # of address space; pages are allocated when blocks are used
 TOKEN = 16
 STEP = 2**16  # the smallest block
-FIRST = STEP  # before it there is the token
+FIRST = STEP  # the first step holds the token
 PLACE = struct.Struct("<QQ")
 """Offset and size of a payload in its sender's arena."""
 MOST_FREED = 65_536
@@ -42,7 +42,9 @@ F_ADD_SEALS, F_GET_SEALS, SEALS = 1033, 1034, 0x0001 | 0x0002 | 0x0004  # of fcn
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """`source`: the id of what was copied there, if that never changes; so that others may be sent the same block."""
+    """`source`: the id of the array that was copied here, if that never changes, so that other peers can be lent the
+    same block.
+    """
 
     size: int
     source: int | None
@@ -50,9 +52,9 @@ class _Block:
 
 
 class Arena:
-    """This process's memory for payloads. For the loop's thread. Raises OSError where the system has none.
+    """This process's memory for payloads. Used by the loop's thread only. Raises OSError if unsupported.
 
-    `peer` stands for whoever is sent a place: any object.
+    `peer` identifies a receiver of places: any object.
     """
 
     def __init__(self) -> None:
@@ -72,16 +74,17 @@ class Arena:
         self._next = FIRST
         self._free: dict[int, list[int]] = {}
         self._blocks: dict[int, _Block] = {}
-        self._known: dict[int, tuple[int, weakref.ref[Any]]] = {}  # by id of a source, its block
+        # id of a source -> its block; the weak reference detects a reused id
+        self._known: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
     def offer(self) -> dict[str, Any]:
-        """What a peer needs to map it."""
+        """What a peer needs to map the arena."""
         return {"pid": os.getpid(), "file": self._file, "token": self._token}
 
     def put(self, peer: object, payload: memoryview, *, lasting: bool) -> bytes | None:
-        """Have a copy of the payload in a block, and lend it to the peer: its PLACE; None where there is no room.
+        """Copy the payload into a block and lend it to the peer: returns its PLACE, None if there is no room.
 
-        lasting: the array that the payload is a view of never changes, so it is copied only once.
+        lasting: the array behind the payload never changes, so it is copied only once for all receivers.
         """
         import numpy as np
 
@@ -97,7 +100,7 @@ class Arena:
         return PLACE.pack(offset, len(payload))
 
     def freed(self, peer: object, offsets: Any) -> None:
-        """The peer needs these blocks no more. Raises BadMessage for others than it was lent."""
+        """The peer has freed these blocks. Raises BadMessage for a block that it was not lent."""
         if not isinstance(offsets, list):
             raise BadMessage("freed blocks that are no list")
         for offset in offsets:
@@ -111,7 +114,7 @@ class Arena:
                 self._release(offset, block)
 
     def forget(self, peer: object) -> None:
-        """The peer is gone, with all that it was lent."""
+        """Release everything lent to a lost peer."""
         for offset, block in list(self._blocks.items()):
             if block.holders.pop(peer, 0) and not block.holders:
                 self._release(offset, block)
@@ -124,11 +127,12 @@ class Arena:
 
     @property
     def used(self) -> int:
-        """Bytes of blocks that somebody has."""
+        """Bytes of all lent blocks."""
         return sum(block.size for block in self._blocks.values())
 
     def _allocate(self, size: int, source: "Array | None") -> int | None:
-        size = max(STEP, 1 << (size - 1).bit_length())  # few sizes, so that free blocks fit; unused pages are none
+        # powers of two make free blocks fit; untouched pages cost no memory
+        size = max(STEP, 1 << (size - 1).bit_length())
         free = self._free.get(size)
         if free:
             offset = free.pop()
@@ -149,9 +153,9 @@ class Arena:
 
 
 class PeerArena:
-    """A peer's arena, mapped to be read. Raises OSError or BadMessage for an offer that this process cannot take.
+    """A peer's arena, mapped read-only. Raises OSError or BadMessage for an unusable offer.
 
-    `on_free` is called, in any thread, when there is something for `freed` again.
+    `on_free` is called, in any thread, when `freed` has blocks again.
     """
 
     def __init__(self, offer: dict[str, Any], on_free: Callable[[], None]) -> None:
@@ -161,12 +165,13 @@ class PeerArena:
         file = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             facts = os.fstat(file)
-            seals = fcntl.fcntl(file, F_GET_SEALS)  # fails for anything but such a file
+            seals = fcntl.fcntl(file, F_GET_SEALS)  # fails unless it is a memfd
             if facts.st_uid != os.geteuid() or facts.st_size != SIZE or seals & SEALS != SEALS:
                 raise BadMessage("an offer of memory that is no sealed arena of this account")
             self._memory = mmap.mmap(file, SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
         finally:
             os.close(file)
+        # In another namespace of processes the same pid and descriptor could name another process's arena.
         if self._memory[:TOKEN] != token:
             raise BadMessage("an offer of memory with another token: from another namespace of processes?")
         self._freed: deque[int] = deque()
@@ -174,7 +179,8 @@ class PeerArena:
         self._process = os.getpid()
 
     def view(self, place: memoryview | bytes) -> memoryview:
-        """The payload at a PLACE, read-only; `freed` has it once nobody refers to it. Raises BadMessage."""
+        """The payload at a PLACE, read-only; its block appears in `freed` once nothing refers to it. Raises BadMessage.
+        """
         if len(place) != PLACE.size:
             raise BadMessage(f"a place of {len(place)} bytes")
         offset, size = PLACE.unpack(place)
@@ -192,7 +198,7 @@ class PeerArena:
         return np.frombuffer(self._memory, np.uint8).ctypes.data
 
     def drop(self, offset: int) -> None:
-        """Nobody refers to a payload any more. Any thread; in a forked child it is not for us to say so."""
+        """A payload has no references left. Any thread. Ignored in a forked child, which does not own the loan."""
         if os.getpid() != self._process:
             return
         was_empty = not self._freed
@@ -201,7 +207,7 @@ class PeerArena:
             self._on_free()
 
     def freed(self) -> list[int]:
-        """Blocks that nobody here refers to any more, since the last call."""
+        """The blocks freed since the last call."""
         found: list[int] = []
         with contextlib.suppress(IndexError):
             while len(found) < MOST_FREED:
@@ -210,7 +216,9 @@ class PeerArena:
 
 
 class _Lent:
-    """What all views of one payload refer to."""
+    """Base object of all views of one payload: numpy keeps it alive until the last view is gone, and then the block is
+    freed.
+    """
 
     def __init__(self, arena: PeerArena, address: int, size: int, offset: int) -> None:
         self._arena, self._offset = arena, offset

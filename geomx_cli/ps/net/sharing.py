@@ -1,4 +1,4 @@
-"""Which links of a process use shared memory: offers to their peers, and what is lent to each."""
+"""Decides which links of a process use shared memory, and keeps track of offers and loans."""
 
 from typing import Any
 
@@ -11,7 +11,8 @@ __all__ = ["Sharing"]
 
 
 class Sharing:
-    """Who dials a unix socket offers its memory; who can map that is on the same host, and does the same.
+    """The dialling end of a unix socket offers its memory; a peer that can map it is on the same host and offers its
+    own.
 
     Used by the loop's thread only.
     """
@@ -24,7 +25,7 @@ class Sharing:
         self._offered: set[Link] = set()
 
     def allow(self, link: Link) -> None:
-        """This link goes over a unix socket, and no emulated one."""
+        """Mark a link over a unix socket that is not an emulated wide-area link."""
         self._allowed.add(link)
 
     def offer(self, link: Link) -> None:
@@ -41,7 +42,7 @@ class Sharing:
             link.control("memory", self._arena.offer())
 
     def receive(self, link: Link, topic: str, body: dict[str, Any]) -> None:
-        """Handle "memory" (an offer), "mapped" (ours was taken) or "freed" (blocks). Raises BadMessage."""
+        """Handle "memory" (an offer), "mapped" (ours was accepted) or "freed" (blocks). Raises BadMessage."""
         if link not in self._allowed:
             raise BadMessage("an offer of memory from another host")
         if topic == "memory":
@@ -55,7 +56,7 @@ class Sharing:
             self._arena.freed(link, body.get("blocks"))
 
     def lend(self, link: Link, payload: memoryview, *, lasting: bool) -> bytes | None:
-        """The place of a copy of the payload in shared memory; None where there is no room. See Arena.put."""
+        """The place of a copy of the payload in shared memory; None if there is no room. See Arena.put."""
         assert self._arena is not None
         place = self._arena.put(link, payload, lasting=lasting)
         if place is None and not self._was_full:
@@ -65,6 +66,6 @@ class Sharing:
         return place
 
     def forget(self, link: Link) -> None:
-        """The peer is gone."""
+        """Release everything lent to a lost peer."""
         if self._arena is not None:
             self._arena.forget(link)

@@ -1,12 +1,11 @@
-"""The sockets of one process: how they are made and secured, and what becomes of their connections.
+"""The sockets of one process: creation, security, and detection of dead connections.
 
-Those who listen have one ROUTER, those who dial a DEALER for each lane of a link (see link.py). No socket has a
-high-water mark, and none blocks in a send. What was handed to a connection may be lost with it, on either side.
+A listening process has one ROUTER, a dialling one has a DEALER for each lane of a link (see link.py). No socket has a
+high-water mark, and sends never block. Data handed to a connection may be lost with it, on either side.
 
-A TCP connection over which nothing arrives is closed and dialled anew: the kernel probes an idle one and gives it up
-after DEAD seconds, and on a busy one who dials looks what is acknowledged. That needs nothing of the process at the
-other end, which may be stopped (its kernel answers), and any acknowledgement counts, so however slowly a tensor
-trickles in.
+A dead TCP connection is closed and dialled again. The kernel probes an idle one and gives it up after DEAD seconds; on
+a busy one the dialling end checks for acknowledgements. This does not involve the remote process, which may be stopped
+(its kernel answers), and any acknowledgement counts, so a slow connection is not mistaken for a dead one.
 """
 
 import contextlib
@@ -34,16 +33,16 @@ RECONNECT_FIRST, RECONNECT_MOST = 50, 1000  # milliseconds
 DEAD = 4  # seconds
 UNANSWERED = 3.5
 """Seconds after which a connection is given up on which something waits to be acknowledged, and nothing is."""
-LOOK = 0.5  # seconds between looks at what is acknowledged
+LOOK = 0.5  # seconds between checks for acknowledgements
 PROBE = 1  # seconds between probes of an idle connection
-CONNECT_LIMIT = 8  # seconds; the kernel repeats a lost SYN within them, and a slow path may take some
+CONNECT_LIMIT = 8  # seconds; enough for the kernel to repeat a lost SYN, and for slow paths
 
 
 class Sockets:
-    """Makes sockets, with keys on TCP if there are any, has them watched, and closes them all.
+    """Creates sockets, with keys on TCP if there are any, watches them and closes them all.
 
-    `on_refused` gets a reason and a text for each connection that is turned away. `read` is called with a socket that
-    has messages. max_message: bytes of the largest message that is read from others. Used by the loop's thread only.
+    on_refused: called with a reason and a text for each refused connection. read: called with a socket that has
+    messages. max_message: size limit in bytes for messages received from others. Used by the loop's thread only.
     """
 
     def __init__(
@@ -66,10 +65,10 @@ class Sockets:
     def listen(
         self, endpoints: tuple[str, ...], read: Callable[[Socket], None], on_closed: Callable[[int], None]
     ) -> tuple[str, ...]:
-        """Bind one ROUTER to all `endpoints`; returns where each is bound.
+        """Bind one ROUTER to all `endpoints`; returns the bound endpoints.
 
-        `on_closed` gets the file descriptor of each connection that has ended, as its frames had it (SRCFD).
-        Raises InvalidSettings naming the endpoint if one cannot be bound.
+        `on_closed` gets the file descriptor of each ended connection, as given by its frames (SRCFD). Raises
+        InvalidSettings naming the endpoint if one cannot be bound.
         """
         router = self._make(zmq.ROUTER, read)
         router.set(zmq.ROUTER_MANDATORY, 1)
@@ -98,14 +97,14 @@ class Sockets:
         on_connected: Callable[[], None],
         on_closed: Callable[[bool], None],
     ) -> Socket:
-        """A DEALER that connects to `endpoint`, again and again; its peer may come up later.
+        """A DEALER that connects to `endpoint`, retrying forever, so the peer may start later.
 
-        `on_connected` is called for each new connection, `on_closed` when one has ended, with whether it was given up
-        here.
+        on_connected: called for each new connection. on_closed: called when one has ended, with whether this end gave
+        it up.
         """
         dealer = self._make(zmq.DEALER, read)
-        # Not IMMEDIATE: libzmq (4.3.5) then aborts when a connection ends between two frames that are read. So what is
-        # sent before the end of a connection is known goes first on the next one.
+        # IMMEDIATE is not set: libzmq (4.3.5) aborts if a connection then ends between two frames that are read. So
+        # messages sent before the end of a connection is noticed are the first on the next one.
         dealer.set(zmq.CONNECT_TIMEOUT, 1000 * CONNECT_LIMIT)
         dealer.set(zmq.ROUTING_ID, identity)
         if self._keys is not None and endpoint.startswith("tcp:"):
@@ -118,12 +117,12 @@ class Sockets:
         return dealer
 
     def known(self, descriptor: int) -> None:
-        """Who is at the other end of this accepted connection has said a hello that was accepted."""
-        self._report_accepted()  # that the connection has come, which may be reported later than its first message
+        """The peer on this accepted connection has sent a hello that was accepted."""
+        self._report_accepted()  # its acceptance may be reported after its first message
         self._unknown.known(descriptor)
 
     def close(self, linger: float) -> None:
-        """Close all; what was handed to them may leave within `linger` seconds."""
+        """Close all sockets; pending data may be sent within `linger` seconds."""
         for made in self._made:
             self._loop.unwatch(made)
             made.close(int(linger * 1e3))
@@ -142,7 +141,7 @@ class Sockets:
         made.set(zmq.TCP_KEEPALIVE_IDLE, PROBE)
         made.set(zmq.TCP_KEEPALIVE_INTVL, PROBE)
         made.set(zmq.TCP_KEEPALIVE_CNT, DEAD // PROBE)
-        made.set(zmq.TCP_MAXRT, 1000 * DEAD)  # TCP_USER_TIMEOUT: holds for unanswered probes and data
+        made.set(zmq.TCP_MAXRT, 1000 * DEAD)  # TCP_USER_TIMEOUT, for unanswered probes and data
         made.set(zmq.RECONNECT_IVL, RECONNECT_FIRST)
         made.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MOST)
         made.set(zmq.MAXMSGSIZE, self._max_message)
@@ -193,11 +192,11 @@ class Sockets:
         self._keep(monitor, changed)
 
     def _look(self) -> None:
-        """Give up the connections on which nothing is acknowledged."""
+        """Close connections on which nothing is acknowledged."""
         ages = {connection: connection.unanswered() for connection in self._dialled.values()}
         dead = {connection.peer for connection, age in ages.items() if age > UNANSWERED}
         for connection, age in ages.items():
-            # Others to the same place are probably dead too, but nothing shows it while they have nothing to send.
+            # Other connections to the same host are probably dead too, but idle ones do not show it.
             if age > UNANSWERED or (connection.peer in dead and connection.quiet() > UNANSWERED):
                 connection.end()
 
@@ -225,20 +224,20 @@ class Sockets:
 
 
 def _event(monitor: Socket) -> tuple[int, int]:
-    """The next event and its value: as by zmq.utils.monitor, which loads asyncio, a tenth of our start."""
+    """The next event and its value, like zmq.utils.monitor, whose import of asyncio takes a tenth of our start."""
     event, value = struct.unpack_from("=HI", monitor.recv_multipart()[0])
     return event, value
 
 
 def _widen(socket: Socket, endpoint: str) -> None:
-    """A unix socket's buffer is small, and a slice would take many turns; TCP sizes its own."""
+    """Enlarge a unix socket's buffer, which would take many turns for a slice; TCP sizes its own."""
     size = LOCAL_BUFFER if endpoint.startswith("ipc:") else -1
     socket.set(zmq.SNDBUF, size)
     socket.set(zmq.RCVBUF, size)
 
 
 def _raise_descriptor_limit() -> None:
-    """As many descriptors as this user may have: where there is none left, libzmq would try again without a pause."""
+    """Raise the limit on descriptors to this user's maximum: if none is left, libzmq retries in a busy loop."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

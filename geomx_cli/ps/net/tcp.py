@@ -1,7 +1,7 @@
-"""Whether what is sent over a TCP connection arrives, as the kernel knows.
+"""Detects dead TCP connections from the kernel's acknowledgement counters.
 
-The kernel itself gives up a connection only when it is about to repeat something, and it waits twice as long before
-each repeat: that may be seconds after its limit.
+The kernel itself gives up a connection only when a retransmission is due, and it doubles the interval each time: that
+may be seconds after its limit.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ have been received (u64).
 
 
 class Connection:
-    """A connected descriptor that something else owns, and may close at any time. Used by one thread.
+    """A connected descriptor owned by other code, which may close it at any time. Used by one thread.
 
-    `peer` is the other end's address, `ended` whether `end` was called.
+    `peer`: the remote address. `ended`: whether `end` was called.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -35,7 +35,7 @@ class Connection:
         self.peer = self._ends and self._ends[1]
 
     def unanswered(self) -> float:
-        """For how many seconds something has waited to be acknowledged, and nothing was; as far as calls have seen."""
+        """Seconds for which data has been pending without any acknowledgement, as far as calls have observed."""
         now, info = time.monotonic(), self._info()
         if len(info) < BYTES_ACKED + 8:
             return 0.0
@@ -47,23 +47,23 @@ class Connection:
         return now - self._since
 
     def received(self) -> int:
-        """Bytes that have come over it; 0 where the kernel does not tell."""
+        """Bytes received over it; 0 if the kernel does not tell."""
         info = self._info()
         return int(struct.unpack_from("Q", info, BYTES_RECEIVED)[0]) if len(info) >= BYTES_RECEIVED + 8 else 0
 
     def _info(self) -> bytes:
-        """What the kernel knows of it; empty once its owner has closed it."""
+        """The kernel's TCP_INFO; empty once the owner has closed the descriptor."""
         with contextlib.suppress(OSError), _borrowed(self._descriptor) as stream:
             if _ends(stream) == self._ends and hasattr(socket, "TCP_INFO"):
                 return stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         return b""
 
     def quiet(self) -> float:
-        """For how many seconds nothing was acknowledged; as far as calls of `unanswered` have seen."""
+        """Seconds without any acknowledgement, as far as calls of `unanswered` have observed."""
         return time.monotonic() - self._moved
 
     def end(self) -> None:
-        """Have it end now, for its owner too."""
+        """Shut the connection down, for its owner too."""
         self.ended = True
         with contextlib.suppress(OSError), _borrowed(self._descriptor) as stream:
             if _ends(stream) == self._ends:
@@ -72,7 +72,7 @@ class Connection:
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """The descriptor as a socket, which does not close it. Raises OSError if it is none."""
+    """The descriptor as a socket object that does not close it. Raises OSError if it is not a socket."""
     stream = socket.socket(fileno=descriptor)
     try:
         yield stream
@@ -81,5 +81,5 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
 
 
 def _ends(stream: socket.socket) -> tuple[object, object]:
-    """Both addresses: by them a descriptor is known that has been closed and is another connection's by now."""
+    """Both addresses: they reveal a descriptor that was closed and reused for another connection."""
     return stream.getsockname(), stream.getpeername()

@@ -1,7 +1,7 @@
-"""The links of one process: who is at the other end, what is read from the sockets, and what of it is refused.
+"""The links of one process: identifies peers, reads messages from the sockets, and refuses invalid ones.
 
-Sockets have no limits (see sockets.py): each link queues by priority (first in, first out among equals) and hands its
-socket only what its window admits.
+Sockets have no limits (see sockets.py): each link queues by priority (FIFO within a priority) and hands its socket only
+what its window admits.
 """
 
 import itertools
@@ -39,7 +39,7 @@ __all__ = ["Transport"]
 Handler = Callable[[Link, Header, memoryview | None], None]
 
 BATCH = 64
-IDENTITY = 12  # bytes, before that of the lane; a connection that has been replaced gets another identity, of 5 bytes
+IDENTITY = 12  # bytes, without the one for the lane; a replaced connection gets another identity, of 5 bytes
 MAX_LINKS = 4096
 MAX_HELLO = 4096
 CREDIT_DELAY = 0.004
@@ -50,15 +50,16 @@ IN_VAIN, LARGE = 3, 16 * 1024
 
 
 class Transport:
-    """`on_message` gets every message that is well formed, of this job, and not transport's own.
+    """Sends and receives messages over links. `on_message` gets every well-formed message of this job that is not
+    handled by the transport itself.
 
-    `on_link` is told of each peer that dials; it may refuse it with BadMessage. `on_reconnect` is told of a lane of a
-    link that has a new connection, the first one too, whoever dialled it: what was under way on it before may be lost.
-    `on_closed` is told of a link whose talk has ended, until it is connected anew. `on_asked` gets what a peer asks
-    for: with the topic "want" a slice (key, slice, round) that is not in the link's queue, with "again" what was sent
-    with this number.
+    on_link: called for each peer that dials; may refuse it with BadMessage. on_reconnect: called for each lane with a
+    new connection, including the first, whichever end dialled; messages in flight on the previous one may be lost.
+    on_closed: called when a link's talk lane has ended, until it reconnects. on_asked: gets the peer's requests for
+    retransmission: "want" for a slice (key, slice, round) that is not in the link's queue, "again" for a request
+    number.
 
-    `counters` counts what was refused, by reason; the first of each reason and peer is written to the event log.
+    `counters` counts refused messages by reason; the first of each reason and peer is written to the event log.
     """
 
     def __init__(
@@ -101,25 +102,26 @@ class Transport:
             loop, keys, partial(self.refuse, None), MAX_MESSAGE if keys is None else largest_message(slice_bytes)
         )
         self._accepted: dict[bytes, Link] = {}
-        self._talks: dict[int, Link] = {}  # by file descriptor, the talk lanes that were accepted
+        self._talks: dict[int, Link] = {}  # accepted talk lanes, by file descriptor
         self._descriptors: dict[Link, int] = {}
         self._told_back: dict[Link, float] = {}
         self._hellos = 0
-        self._in_vain: dict[Link, tuple[int, int]] = {}  # credit when tensors' connections were given up, and how often
+        self._in_vain: dict[Link, tuple[int, int]] = {}  # credit when tensor connections were given up, and how often
         self._by_peer: dict[bytes, Link] = {}
         self._delayed: dict[int, tuple[Link, Lane, list[Any]]] = {}
         self.sharing = Sharing(events)
         self._refusals: set[tuple[Link, str]] = set()
 
     def listen(self, endpoints: tuple[str, ...]) -> tuple[str, ...]:
-        """Bind one ROUTER to all `endpoints` ("tcp://host:port", port * for any, or "ipc://path"); returns those bound.
+        """Bind one ROUTER to all `endpoints` ("tcp://host:port", port * for any, or "ipc://path"); returns the bound
+        ones.
 
         Raises InvalidSettings naming the endpoint if one cannot be bound.
         """
         return self._sockets.listen(endpoints, self._read_router, self._accepted_closed)
 
     def dial(self, endpoint: str, name: str, *, wide_area: bool, **hello: Any) -> Link:
-        """A link to whoever listens at `endpoint`. It says hello first; the peer may come up later."""
+        """A link to the process listening at `endpoint`. It starts with a hello; the peer may start later."""
         link = Link(self, name, wide_area, dialled=True)
         link.greeting = {**self.who, **hello}
         self.links.append(link)
@@ -138,8 +140,8 @@ class Transport:
         return link
 
     def close(self, linger: float = 1.0) -> None:
-        """Close all sockets; what was handed to them may leave within `linger` seconds."""
-        for number in list(self._delayed):  # a goodbye among them must not be lost in the emulated link
+        """Close all sockets; pending data may be sent within `linger` seconds."""
+        for number in list(self._delayed):  # do not lose a goodbye in the emulated link
             self._release(number)
         self._sockets.close(linger)
 
@@ -157,14 +159,14 @@ class Transport:
         return Traffic(lan, wan, peers)
 
     def refuse(self, link: Link | None, reason: str, text: str) -> None:
-        """Count a message that is dropped; write the first of each reason and peer to the event log."""
+        """Count a dropped message; write the first of each reason and peer to the event log."""
         peer = link.name if link else "a stranger"
         self.counters[reason] += 1
         self.counters[f"{reason} from {peer}"] += 1
         if self.counters[f"{reason} from {peer}"] == 1 and len(self.counters) < 2 * MAX_LINKS:
             self._events.write(WarningRaised(message=f"refused a message from {peer}: {text}", reason=reason))
 
-    # What follows is for Link only: see LinkTransport.
+    # For Link only: see LinkTransport.
 
     def fill(self, header: Header) -> None:
         """See LinkTransport.fill."""
@@ -225,8 +227,8 @@ class Transport:
     def _receive(
         self, link: Link | None, frames: list[zmq.Frame], socket: Socket, identity: zmq.Frame | None
     ) -> None:
-        """Take a message apart: one header with at most one payload, or several of both. A message without a link has
-        come from a ROUTER, with the `identity` of its connection.
+        """Split a message into its header and payload, or several fused ones. A message without a link is from a
+        ROUTER, with its connection's `identity`.
         """
         try:
             if len(frames) > 2 * MAX_FUSED:
@@ -326,9 +328,9 @@ class Transport:
     # Connections.
 
     def _welcomed(self, link: Link, number: int) -> None:
-        """The peer knows the connection of a lane that we dial: begin anew on it, and tell who keeps what was lost."""
+        """The peer knows the connection of a lane that we dial: restart the lane, and report what may be lost."""
         lane = link.welcomed(number)
-        if lane is None:  # of a connection that has been replaced since
+        if lane is None:  # a hello of a connection replaced meanwhile
             return
         if link.restart(lane):
             self._tell_back(link)
@@ -344,7 +346,7 @@ class Transport:
             self._on_closed(link)
 
     def _note_in_vain(self, link: Link) -> None:
-        """Nothing on a connection for tensors was acknowledged: say so where it was the same with those before it."""
+        """A tensor connection was given up without any acknowledgement: warn after several in a row."""
         before, count = self._in_vain.get(link, (0, 0))
         count = 1 if link.returned - before > LARGE else count + 1
         self._in_vain[link] = (link.returned, count)
@@ -355,21 +357,21 @@ class Transport:
             self._events.write(WarningRaised(message=f"{what}: {why} {hint}"))
 
     def _note_refused(self, link: Link, body: dict[str, Any]) -> None:
-        """The peer does not take a tensor or a question of ours: whoever waits for the answer is to know why."""
+        """The peer refused a tensor or a query: log why, for whoever waits for the answer."""
         why = str(body.get("why"))[:LONGEST_WHY]
         if len(self._refusals) < MOST_REFUSALS and (link, why) not in self._refusals:
             self._refusals.add((link, why))
             self._events.write(WarningRaised(message=f"{link.name} refused a message of this process: {why}"))
 
     def _tell_back(self, link: Link) -> None:
-        """Once for both lanes, as they are mostly cut together."""
+        """Log once for both lanes, as they are usually cut together."""
         now = time.monotonic()
         if now - self._told_back.get(link, 0.0) > TOGETHER:
             self._events.write(WarningRaised(message=f"the connection to {link.name} was cut, and is back"))
         self._told_back[link] = now
 
     def _greeted(self, link: Link, number: int, payload: memoryview | None) -> None:
-        """The peer has dialled, perhaps anew."""
+        """The peer has dialled, for the first time or again."""
         lane = decode_body(payload).get("lane") if payload is not None else None
         if link.dialled or lane not in LANES:
             raise BadMessage("a hello of no lane, or from a peer that does not dial")
@@ -378,7 +380,7 @@ class Transport:
         self._on_reconnect(link, lane)
 
     def _note_talk(self, link: Link, descriptor: int) -> None:
-        """Messages of this link's talk lane come from this connection, not from an older one any more."""
+        """Record the connection of this link's talk lane; it replaces an older one."""
         before = self._descriptors.get(link)
         if before != descriptor:
             if before is not None:
@@ -393,7 +395,8 @@ class Transport:
 
 
 def _is_near(sender: zmq.Frame) -> bool:
-    """Whether it came over a unix socket: then libzmq names the peer's account and pid in the place of an address."""
+    """Whether the message came over a unix socket: then libzmq gives the peer's account and pid instead of an address.
+    """
     try:
         return str(sender.get("Peer-Address")).startswith("localhost:")
     except zmq.ZMQError:
@@ -401,7 +404,7 @@ def _is_near(sender: zmq.Frame) -> bool:
 
 
 def _owner(sender: zmq.Frame) -> str | None:
-    """The process that the sender's key was made for; None where there are no keys, as over a unix socket."""
+    """The process that the sender's key was made for; None without keys, as over a unix socket."""
     try:
         return str(sender.get("User-Id"))
     except zmq.ZMQError:

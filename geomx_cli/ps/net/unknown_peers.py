@@ -1,7 +1,7 @@
-"""Connections that have not said who is at the other end: what they may cost before that.
+"""Limits the cost of connections whose peer is not yet identified.
 
-libzmq reads whatever a connection sends, up to the largest message there is, before anybody is asked whether the key is
-one of the job's. So such connections are watched from here, and those that take too much or too long are closed.
+libzmq reads whatever a connection sends, up to the largest message size, before the key is checked. So unidentified
+connections are watched here, and those that send too much or take too long are closed.
 """
 
 import time
@@ -27,8 +27,8 @@ class _Unknown(NamedTuple):
 
 
 class UnknownPeers:
-    """The connections of one listening socket, by file descriptor, until each is known. `on_refused` gets a text for
-    each one that is closed here. Used by the loop's thread only.
+    """The unidentified connections of one listening socket, by file descriptor. `on_refused` gets a text for each one
+    closed here. Used by the loop's thread only.
     """
 
     def __init__(self, loop: Loop, on_refused: Callable[[str], None]) -> None:
@@ -37,7 +37,7 @@ class UnknownPeers:
         self._unknown: dict[int, _Unknown] = {}
 
     def accepted(self, descriptor: int) -> None:
-        """A connection has come. It is closed at once where too many are unknown already."""
+        """Register an accepted connection. It is closed at once if there are too many unidentified ones."""
         unknown = _Unknown(Connection(descriptor), time.monotonic())
         if len(self._unknown) >= MAX_CONNECTIONS:
             self._close(unknown, f"more than {MAX_CONNECTIONS} connections had not authenticated")
@@ -47,11 +47,11 @@ class UnknownPeers:
         self._unknown[descriptor] = unknown
 
     def known(self, descriptor: int) -> None:
-        """It has said a hello that was believed, or has ended."""
+        """The connection has sent an accepted hello, or has ended."""
         self._unknown.pop(descriptor, None)
 
     def _look(self) -> None:
-        """Close those that have sent or taken too much."""
+        """Close the connections that have exceeded the byte or time limit."""
         now = time.monotonic()
         for descriptor, unknown in list(self._unknown.items()):
             if now - unknown.since > MAX_SECONDS:

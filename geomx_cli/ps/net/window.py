@@ -1,4 +1,4 @@
-"""How many bytes one link keeps under way: enough to fill the path, little enough that an urgent slice overtakes."""
+"""How many bytes a link keeps in flight: enough to fill the path, few enough for an urgent slice to overtake."""
 
 import time
 from collections import deque
@@ -12,13 +12,13 @@ SPAN = 0.05
 
 
 class Window:
-    """Counts bytes under way and measures how many the path needs.
+    """Counts bytes in flight and measures how many the path needs.
 
-    That is 1.5 x rate x round trip, but at least 2 slices, and at least what `slack` seconds of the rate carry
-    up to 8 slices: members that share a wide-area link take turns to be ahead, and a congestion control that probes
-    for bandwidth slowly (BBR) loses more by each stop than by a longer queue.
-    The round trip is the shortest time from sending to credit; the rate is the highest over SPAN seconds, forgotten by
-    a tenth each time. A fixed size (`fixed` > 0, bytes) is kept as it is. One message may always be under way.
+    The size is 1.5 x rate x round trip, but at least 2 slices, and at least what the rate carries in `slack` seconds,
+    up to 8 slices: members that share a wide-area link take turns at being ahead, and a congestion control that probes
+    for bandwidth slowly (BBR) loses more by each stop than by a longer queue. The round trip is the shortest time from
+    sending to credit; the rate is the maximum over spans of SPAN seconds, decaying by a tenth each time. A fixed size
+    (`fixed` > 0, bytes) never changes. One message may always be in flight.
     """
 
     def __init__(self, slice_bytes: int, fixed: int = 0, slack: float = 0.0) -> None:
@@ -38,7 +38,7 @@ class Window:
         return self.under_way == 0 or self.under_way + size <= self.size
 
     def sent(self, size: int) -> None:
-        """`size` bytes have been handed to the socket."""
+        """`size` bytes were handed to the socket."""
         if self.under_way == 0:
             self._span_start, self._span_bytes = time.monotonic(), 0
         self.under_way += size
@@ -47,7 +47,7 @@ class Window:
             self._marks.append((self._sent, time.monotonic()))
 
     def returned(self, size: int) -> None:
-        """The receiver is done with `size` bytes. More than are under way counts as all of them."""
+        """Credit for `size` bytes was received. More than is in flight counts as all of it."""
         size = min(size, self.under_way)
         self.under_way -= size
         self._returned += size
@@ -55,13 +55,13 @@ class Window:
             self._measure(size)
 
     def stay_small(self) -> None:
-        """There is no path to fill, as in shared memory. A fixed size is kept."""
+        """Limit the window for shared memory, where there is no path to fill. A fixed size is kept."""
         if self._least:
             self._most = max(NEAR, self._least)
             self.size = min(self.size, self._most)
 
     def restart(self) -> None:
-        """The connection is a new one: nothing is under way on it."""
+        """A new connection: nothing is in flight on it."""
         self.under_way = 0
         self._returned = self._sent
         self._marks.clear()

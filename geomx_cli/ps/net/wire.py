@@ -1,8 +1,8 @@
-"""What two processes say to each other: one header, and at most one payload.
+"""The wire format: one header and at most one payload.
 
-The header is a msgpack array whose every field has bounds; whatever does not fit is refused as BadMessage before
-anything is done with it. Nothing on the wire is ever unpickled. What payloads hold is in payload.py, which processes
-without arrays (schedulers) never load.
+The header is a msgpack array whose fields are all bounded; anything out of bounds raises BadMessage before it is used.
+Nothing on the wire is ever unpickled. Payload contents are in payload.py, which processes without arrays (schedulers)
+never import.
 """
 
 import math
@@ -51,11 +51,11 @@ MAX_ROUNDS_AHEAD = 64
 
 
 class BadMessage(Exception):
-    """A message that is malformed, oversized or not for us. Counted and dropped; never ends a process."""
+    """A message that is malformed, oversized or not for this process. Counted and dropped; never ends a process."""
 
 
 class Kind(IntEnum):
-    """What a message is. An EXCHANGE is a contribution that expects the round's RESULT."""
+    """The kind of a message. An EXCHANGE is a contribution that expects the round's RESULT."""
 
     PUSH = 0
     PULL = 1
@@ -65,8 +65,8 @@ class Kind(IntEnum):
 
 
 class Form(IntEnum):
-    """How the payload is to be read: all elements, rows of a matrix, all elements as a codec has encoded them, or so
-    the changes since the result of the round before.
+    """How to read the payload: all elements, rows of a matrix, all elements encoded by a codec, or the encoded changes
+    since the previous round's result.
     """
 
     FULL = 0
@@ -76,8 +76,8 @@ class Form(IntEnum):
 
 
 class Reply(IntEnum):
-    """What the sender of an EXCHANGE wants of the round's result: all elements, those rows that it has changed if it
-    has not changed all, or only to know that the round is over.
+    """What the sender of an EXCHANGE wants of the round's result: all elements, only the changed rows if not all have
+    changed, or only the end of the round.
     """
 
     FULL = 0
@@ -86,7 +86,7 @@ class Reply(IntEnum):
 
 
 class Place(IntEnum):
-    """Where the payload lies."""
+    """Where the payload is."""
 
     NONE = 0
     FRAME = 1
@@ -105,29 +105,29 @@ _Hyper = Annotated[dict[Annotated[str, msgspec.Meta(max_length=32)], float], msg
 
 
 class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
-    """Every message begins with one.
+    """The header of every message.
 
-    version: of this format. job: `job_number` of the job's name; that of another job is refused.
-    kind, request (number that an answer repeats), topic (of a CONTROL).
+    version: of this format. job: `job_number` of the job's name; messages of another job are refused.
+    kind, request (number repeated in the answer), topic (of a CONTROL).
     key, slice, root (rank of the root that owns the slice), offset and length in elements, dtype (index in
     DTYPE_NAMES).
-    server: of an EXCHANGE of a worker: the rank of the server that it is for, whoever brings it there.
-    row: elements in a row of the slice; 1 where its rows do not count. rows: number of rows in the payload (`form`
+    server: of a worker's EXCHANGE: the rank of the server that it is for, whichever process delivers it.
+    row: elements in a row of the slice; 1 for dense slices. rows: number of rows in the payload (`form`
     ROWS): their elements, followed by their uint32 numbers in the slice, strictly increasing; a PULL has only these.
     round (of this key, from 1; of a PULL the last one that the sender has begun).
     sender (process name).
     acked: of an EXCHANGE: the sender has the results of all rounds of this slice up to this one; of a request: it has
     the answers to all its requests up to this one.
-    contributors: ranks merged into the payload, ascending. weight: their sum of weights; 0, and no payload, from those
-    who only take the round's result. An EXCHANGE with a weight and no payload asks whether the contribution has come.
+    contributors: ranks merged into the payload, ascending. weight: the sum of their weights; 0, and no payload, from
+    members that abstain. An EXCHANGE with a weight and no payload asks whether the contribution was received.
     wide: the payload of an fp16 slice is fp32.
-    codec: that of a payload of `form` ENCODED or CHANGE; of an EXCHANGE also the one in which its result may come.
-    follows: of an EXCHANGE: its sender has, or will have, the result of the round before.
-    reply: of an EXCHANGE, see Reply. A RESULT of fewer elements than all is of `form` ROWS.
-    asynchronous: of a RESULT: parties go through rounds by themselves, so the global servers may have a newer value.
+    codec: of a payload of `form` ENCODED or CHANGE; of an EXCHANGE also the accepted encoding of its result.
+    follows: of an EXCHANGE: its sender has, or will have, the previous round's result.
+    reply: of an EXCHANGE, see Reply. A RESULT with fewer than all elements is of `form` ROWS.
+    asynchronous: of a RESULT: parties complete rounds separately, so the global servers may have a newer value.
     value: version of a result. form and place of the payload. priority: higher goes first.
-    credit: bytes of window that have been returned to the receiver of this message since there is this link.
-    hyper: hyper-parameters of the optimizer that hold from this round on.
+    credit: bytes of window returned to the receiver of this message since the link exists.
+    hyper: hyper-parameters of the optimizer that apply from this round on.
     """
 
     version: _U8 = VERSION
@@ -173,7 +173,7 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(data: memoryview | bytes, job: int) -> Header:
-    """Read and check a header. Raises BadMessage."""
+    """Decode and check a header. Raises BadMessage."""
     try:
         header = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -209,12 +209,12 @@ def encode_body(body: dict[str, Any]) -> bytes:
 
 
 def largest_message(slice_bytes: int) -> int:
-    """Bytes of the largest part of a message in a job whose slices have at most so many in float32."""
+    """Upper bound in bytes for one message part, in a job whose slices have at most `slice_bytes` in float32."""
     return max(MAX_CONTROL, slice_bytes // 4 * (8 + ROW_NUMBER_SIZE)) + 65_536
 
 
 def decode_body(data: memoryview | bytes, limit: int = MAX_CONTROL) -> dict[str, Any]:
-    """Read the body of a CONTROL message, of at most `limit` bytes. Raises BadMessage."""
+    """Decode the body of a CONTROL message, of at most `limit` bytes. Raises BadMessage."""
     if len(data) > limit:
         raise BadMessage(f"a control message of {len(data)} bytes")
     if len(data) == 0:
@@ -226,5 +226,5 @@ def decode_body(data: memoryview | bytes, limit: int = MAX_CONTROL) -> dict[str,
 
 
 def job_number(job: str) -> int:
-    """The job's name as the number that its messages carry."""
+    """The job's name as the number carried in its messages."""
     return zlib.crc32(job.encode())

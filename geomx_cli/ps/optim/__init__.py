@@ -1,1 +1,1 @@
-"""The optimizers that global servers run on a slice."""
+"""The optimizers that global servers run on slices."""

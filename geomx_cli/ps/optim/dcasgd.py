@@ -1,8 +1,8 @@
-"""Optimizers for contributions that come late: DC-ASGD (Zheng et al., ICML 2017, arXiv:1609.08326).
+"""Optimizers that compensate for delayed gradients: DC-ASGD (Zheng et al., ICML 2017, arXiv:1609.08326).
 
-A gradient that was computed at older weights b is taken to the present ones, w, by the first term of its Taylor
-series, whose Hessian is approximated by the gradient's own square: g(w) ~ g(b) + lamda g(b)² (w - b), element by
-element. In the formulas g is already limited to ±`clip_gradient`; the other letters are those of `optimizers.py`.
+A gradient computed at older weights b is corrected for the present ones, w, by the first term of its Taylor series,
+whose Hessian is approximated by the gradient's own square: g(w) ~ g(b) + lamda g(b)² (w - b), element by element. In
+the formulas g is already limited to ±`clip_gradient`; the other letters are those of `optimizers.py`.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ _EPSILON = 1e-7
 
 
 class _Compensated(Optimizer):
-    """What the rules below share: m <- momentum m - lr (g + wd w + lamda g² d), and m is added to w.
+    """The rule shared below: m <- momentum m - lr (g + wd w + lamda g² d), and m is added to w.
 
-    As for `sgd`, the slot has one m, whoever contributes.
+    As for `sgd`, the slot has one m, whichever member contributes.
     """
 
     occasional = ("momentum",)
@@ -30,7 +30,7 @@ class _Compensated(Optimizer):
         return (*self.required, "momentum") if self._params["momentum"] else self.required
 
     def _change(self, call: Call, old: Array, g: Array, temp: Array, drift: Array, momentum: list[Array]) -> Array:
-        """What is to be added to the weight. `drift` is d, and scratch afterwards."""
+        """The change to be added to the weight. `drift` is d, and scratch afterwards."""
         np.multiply(g, self._params["lamda"], out=temp)
         np.multiply(temp, g, out=temp)
         np.multiply(temp, drift, out=temp)
@@ -46,12 +46,11 @@ class _Compensated(Optimizer):
 
 
 class Dcasgd(_Compensated):
-    """DC-ASGD with constant lamda ("-c"): d = w - b, where b is what the contributing member was given last.
+    """DC-ASGD with constant lamda ("-c"): d = w - b, where b is the weight last sent to the contributing member.
 
-    That is the weight after the member's update before this one, or a newer one that it has pulled since (see `given`),
-    and for a member that has pulled only before the slot's first update the weight before that. So a server keeps one
-    copy of the weights for each member and one more.
-    Where there is only one member, d is 0 and this is `sgd`.
+    That is the weight after the member's previous update, or a newer one that it has pulled since (see `given`), and
+    for a member that pulled only before the slot's first update the weight before that. So a server keeps one copy of
+    the weights per member plus one. With a single member, d is 0 and this is `sgd`.
     """
 
     name = "dcasgd"
@@ -76,8 +75,8 @@ class Dcasgd(_Compensated):
 class DcasgdAdaptive(Dcasgd):
     """DC-ASGD with adaptive lamda ("-a"): d = (w - b) / sqrt(s + 1e-7), where s <- decay s + (1 - decay) g² first.
 
-    Each member has its own s, as in the authors' code, and b is that of `dcasgd`. The defaults of lamda and decay
-    are theirs for CIFAR-10.
+    Each member has its own s, as in the authors' code, and b is that of `dcasgd`. The defaults of lamda and decay are
+    theirs for CIFAR-10.
     """
 
     name = "dcasgd-a"
@@ -98,10 +97,10 @@ class DcasgdAdaptive(Dcasgd):
 
 
 class DcasgdMxnet(_Compensated):
-    """MXNet's DCASGD: d is the change that the slot's last update made, whoever contributed; 0 at the first.
+    """MXNet's DCASGD: d is the change made by the slot's last update, whichever member contributed; 0 at the first.
 
-    It says little about how late a contribution is. MXNet's own raises an error for a momentum other than 0, for it
-    asks for the truth of an array; here momentum works.
+    It is a poor measure of a contribution's delay. MXNet's own raises an error for a momentum other than 0 (it takes
+    the truth value of an array); here momentum works.
     """
 
     name = "dcasgd-mxnet"

@@ -1,4 +1,4 @@
-"""What the rules of several optimizers do to a block: in place, in the block's dtype, `temp` being scratch."""
+"""In-place operations on a block, shared by optimizers; in the block's dtype, with `temp` as scratch."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ __all__ = ["add_decay", "average", "average_of_square", "average_square", "clip"
 
 
 def clip(values: Array, limit: float) -> None:
-    """Limit values to ±`limit`, if that is above 0."""
+    """Limit values to ±`limit` if that is above 0."""
     if limit > 0.0:
         np.minimum(values, limit, out=values)
         np.maximum(values, -limit, out=values)

@@ -1,6 +1,6 @@
-"""What all optimizers of a root server share: checked hyper-parameters, state by slot, the walk over a slice.
+"""The common part of a root's optimizers: checked hyper-parameters, state per slot, iteration over a slice's blocks.
 
-The rules themselves (SGD, Adam, ...) are in `optimizers.py` and `compensated.py`. This module knows no framework.
+The rules themselves (SGD, Adam, ...) are in `optimizers.py` and `dcasgd.py`. This module knows no framework.
 """
 
 import math
@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 Slot = tuple[int, int]
 Value = float | int | bool
 
-# A block of each operand and of the scratch stays in the level 2 cache: 1.5 times faster than whole slices.
+# A block of each operand and of the scratch fits in the level 2 cache: 1.5 times faster than whole slices.
 _BLOCK = 32768
 _WORK = {np.dtype(t): np.dtype(w) for t, w in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}
 _STATE_NAME = re.compile(r"([0-9]+)/([0-9]+)/([a-z]+(?:\.(?:0|[1-9][0-9]*))?)")
@@ -32,7 +32,7 @@ _STATE_NAME = re.compile(r"([0-9]+)/([0-9]+)/([a-z]+(?:\.(?:0|[1-9][0-9]*))?)")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One hyper-parameter: its default (which gives the type) and its range, low <= value < high."""
+    """One hyper-parameter: its default (which determines the type) and its range, low <= value < high."""
 
     default: float | bool
     low: float = -math.inf
@@ -40,7 +40,7 @@ class Field:
     optional: bool = False
 
     def check(self, name: str, value: Value | None) -> float | bool:
-        """The value as float or bool. Raises InvalidSettings, about `name`, for another type or range."""
+        """The value as float or bool. Raises InvalidSettings, naming `name`, for a wrong type or range."""
         if isinstance(self.default, bool):
             if isinstance(value, bool):
                 return value
@@ -61,7 +61,7 @@ class Field:
 
 
 def fields_of(learning_rate: float, wd: float = 0.0, **own: Field) -> Mapping[str, Field]:
-    """The hyper-parameters that every optimizer has, with these defaults, and an optimizer's own."""
+    """The hyper-parameters common to all optimizers, with these defaults, and an optimizer's own."""
     common = {
         "learning_rate": Field(learning_rate),
         "wd": Field(wd, low=0.0),
@@ -84,14 +84,14 @@ class Rates(Protocol):
     """A schedule of the learning rate."""
 
     def rate(self, update: int) -> float:
-        """The learning rate of a slot's update number `update`, from 1 on."""
+        """The learning rate of a slot's update number `update`, counted from 1."""
 
 
 @dataclass(slots=True)
 class _State:
-    """What one slot keeps: flat arrays of the working dtype, and for fp16 weights an fp32 master.
+    """The state of one slot: flat arrays of the working dtype, and for fp16 weights an fp32 master.
 
-    An array that is one member's own is called `what.member`, as in "backup.1".
+    An array of a single member is called `what.member`, as in "backup.1".
     """
 
     step: int = 0
@@ -104,7 +104,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What holds for all blocks of one update."""
+    """What is constant for all blocks of one update."""
 
     step: int
     lr: float
@@ -115,13 +115,13 @@ class Call:
 class Optimizer(ABC):
     """Updates slices. Keeps per slot the moments, the number of updates and, for fp16 weights, an fp32 copy.
 
-    Of the arrays, a slot always has the `required` ones, `occasional` ones while the hyper-parameters have a use
-    for them, and those in `by_member` once for each member that has contributed; `seen` are those of these that hold
-    the weight which the member was given last.
+    A slot has the `required` arrays always, the `occasional` ones while the hyper-parameters need them, and those in
+    `by_member` once for each member that has contributed; `seen` are those of the latter that hold the weight last sent
+    to the member.
 
-    Arithmetic is fp32 for fp16 and fp32 weights, fp64 for fp64, element by element: how a tensor is cut into
-    slices changes no bit. Infinite and not-a-number gradients go through silently. For one thread at a time.
-    A call that raises InvalidSettings has changed nothing.
+    Arithmetic is element by element, in fp32 for fp16 and fp32 weights, fp64 for fp64, so the way a tensor is cut into
+    slices changes no bit. Infinite and NaN gradients pass silently. Not thread-safe. A call that raises InvalidSettings
+    has changed nothing.
     """
 
     name: ClassVar[str]
@@ -142,26 +142,26 @@ class Optimizer(ABC):
 
     @property
     def params(self) -> dict[str, Value]:
-        """All hyper-parameters as the latest update had them, defaults too; `create(name, params)` makes an optimizer
-        that has them. Where a schedule gives the learning rate, that is the one that was set.
+        """All hyper-parameters of the latest update, including defaults; `create(name, params)` makes an optimizer with
+        them. If a schedule gives the learning rate, this has the one that was set.
         """
         return dict(self._params)
 
     def set(self, /, **params: Value | None) -> None:
-        """Change hyper-parameters from the next update on; all are checked before the first one changes.
+        """Change hyper-parameters from the next update on; all are checked before any is changed.
 
-        State stays, except arrays that the new hyper-parameters have no use for (`momentum=0`): a slot's next
-        update drops those, and starts newly needed ones at zero.
+        State is kept, except arrays that the new hyper-parameters do not need (`momentum=0`): a slot's next update
+        drops those, and starts newly needed ones at zero.
         """
         checked = self._checked(params, self.fields)
         self._set.update(checked)
         self._params = self._set
 
     def tune(self, hyper: Mapping[str, Value]) -> None:
-        """The next updates are with these hyper-parameters over those that were set, up to the next `tune` or `set`.
+        """Override the set hyper-parameters for the next updates, until the next `tune` or `set`.
 
-        Among them may be the tensor's own `lr_mult` and `wd_mult`, otherwise 1; a `learning_rate` goes before the
-        schedule. Raises InvalidSettings for what `set` would not take.
+        May include the tensor's own `lr_mult` and `wd_mult`, otherwise 1; a `learning_rate` overrides the schedule.
+        Raises InvalidSettings as `set` does.
         """
         checked = self._checked(hyper, {**self.fields, **MULTIPLIERS})
         self._multipliers = (float(checked.pop("lr_mult", 1.0)), float(checked.pop("wd_mult", 1.0)))
@@ -180,10 +180,9 @@ class Optimizer(ABC):
     def update(self, slot: Slot, weight: Array, grad: Array, *, member: int = 0) -> Array:
         """The new weight: a new array of the weight's shape and dtype (fp16, fp32 or fp64).
 
-        `grad` has the weight's shape and any of the three dtypes. Neither is written to. An fp16 slot goes on
-        from its fp32 copy, not from `weight`: after setting a weight by other means, `forget` the slot first.
-        `member` is the rank of the party (in a flat plane: worker) whose contribution alone `grad` is, and 0 where
-        it is the sum of all.
+        `grad` has the weight's shape and any of the three dtypes. Neither is written to. An fp16 slot continues from
+        its fp32 copy, not from `weight`: after setting a weight by other means, `forget` the slot first. `member` is
+        the rank of the party (in a flat plane: worker) that contributed `grad`, and 0 if it is the sum of all.
         """
         if grad.shape != weight.shape:
             what = f"a gradient of {grad.dtype}{grad.shape} and a weight of {weight.dtype}{weight.shape}"
@@ -194,10 +193,10 @@ class Optimizer(ABC):
         return result
 
     def update_rows(self, slot: Slot, weight: Array, grad: Rows, *, member: int = 0) -> "Rows | Array":
-        """As `update` with a gradient that is zero but for some rows. `weight` is 1-D, of whole rows.
+        """Like `update`, with a gradient that is zero except for some rows. `weight` is 1-D, of whole rows.
 
-        A lazy rule changes only those rows, in the weight and in the slot's arrays, and returns them as they are now;
-        every other rule changes all elements and returns the new weight.
+        A lazy rule changes only those rows, in the weight and in the slot's arrays, and returns their new values; every
+        other rule changes all elements and returns the new weight.
         """
         call, state, arrays = self._begin(slot, weight, grad.values, member)
         if not self._lazy:
@@ -207,7 +206,7 @@ class Optimizer(ABC):
         return self._run_rows(call, state.master, arrays, weight, grad)
 
     def _run_rows(self, call: Call, master: Array | None, arrays: list[Array], weight: Array, grad: Rows) -> Rows:
-        """As `_run`, for some rows of everything."""
+        """Like `_run`, for some rows of everything."""
         touched = [Rows.of(array, grad.row, grad.numbers) for array in arrays]
         exact = None if master is None else Rows.of(master, grad.row, grad.numbers)
         old = Rows.of(weight, grad.row, grad.numbers).values
@@ -223,7 +222,7 @@ class Optimizer(ABC):
     def _begin(
         self, slot: Slot, weight: Array, grad: Array, member: int
     ) -> "tuple[Call, _State, list[Array]]":
-        """Count an update of the slot, whose state is ready for it."""
+        """Count an update of the slot and prepare its state."""
         work = _WORK.get(weight.dtype)
         if work is None or grad.dtype not in _WORK:
             what = f"a gradient of {grad.dtype} and a weight of {weight.dtype}"
@@ -240,9 +239,9 @@ class Optimizer(ABC):
         return bool(self._params.get("lazy_update", False))
 
     def given(self, slot: Slot, member: int, weight: Array, rows: tuple[int, Array] | None = None) -> None:
-        """This member was given the slot's present weight, which is newer than the one after its own last update; or it
-        has pulled before its first update. rows: the elements in a row and the numbers of those that it was given, if
-        these are not all.
+        """Record that this member received the slot's present weight, which is newer than the one after its own last
+        update, or that it pulled before its first update. rows: the elements in a row and the received rows' numbers,
+        if these are not all.
         """
         state = self._states.get(slot)
         if state is None or not self.seen:  # before the slot's first update there is only one weight
@@ -287,19 +286,20 @@ class Optimizer(ABC):
         """Write a block of the new weight to `new`, which may be `old` itself; `g` and `temp` are scratch."""
 
     def _step_of_rows(self, call: Call, old: Array, g: Array, temp: Array, new: Array, *arrays: Array) -> None:
-        """As `_step` where the gradient is row-sparse, lazily or not: MXNet's operators for that round otherwise."""
+        """Like `_step` for a row-sparse gradient, lazy or not: MXNet's operators round differently there."""
         self._step(call, old, g, temp, new, *arrays)
 
     def _wanted(self) -> tuple[str, ...]:
-        """The slot's arrays that the present hyper-parameters need, as `_step` gets them before the member's own."""
+        """The arrays of the slot that the present hyper-parameters need, in `_step`'s order, before the member's own.
+        """
         return self.required
 
     def _fresh(self, what: str, weight: Array, arrays: Mapping[str, Array]) -> Array:
-        """How an array begins, in the dtype of `weight`, which is flat; `arrays` are those of the slot so far."""
+        """The initial array, in the dtype of `weight`, which is flat; `arrays` are the slot's arrays so far."""
         return np.zeros_like(weight)
 
     def _ready_state(self, slot: Slot, weight: Array, work: np.dtype[Any], member: int) -> tuple[_State, list[Array]]:
-        """The slot's state, and of its arrays those that this update needs."""
+        """The slot's state, and those of its arrays that this update needs."""
         state, halved = self._states.get(slot), weight.dtype != work
         if state is None:
             state = self._states[slot] = _State(master=weight.astype(work).reshape(-1) if halved else None)
@@ -319,7 +319,7 @@ class Optimizer(ABC):
 
     @property
     def updates(self) -> int:
-        """How many updates the slots have had, all together."""
+        """The total number of updates of all slots."""
         return sum(state.step for state in self._states.values())
 
     def forget(self, slot: Slot) -> None:
@@ -329,7 +329,7 @@ class Optimizer(ABC):
     def export_state(self) -> dict[str, Array]:
         """Copies of all state, named "key/slice/what": `step` (int64, shape (1,)), `master`, flat moments.
 
-        What is one member's own ends in its rank, as in "3/0/backup.1".
+        Arrays of a single member end in its rank, as in "3/0/backup.1".
         """
         named: dict[str, Array] = {}
         for (key, index), state in sorted(self._states.items()):
@@ -338,9 +338,9 @@ class Optimizer(ABC):
         return named
 
     def import_state(self, named: Mapping[str, Array]) -> None:
-        """Replace all state by a copy of what `export_state` gave.
+        """Replace all state with a copy of what `export_state` returned.
 
-        Raises InvalidSettings if this is not the whole state of such an optimizer; the old state then stays.
+        Raises InvalidSettings if this is not the whole state of such an optimizer; the old state is then kept.
         """
         slots: dict[Slot, dict[str, Array]] = {}
         for name, array in named.items():

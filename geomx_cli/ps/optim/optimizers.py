@@ -1,11 +1,11 @@
-"""Optimizers that a root server runs, one slice of a tensor at a time.
+"""Optimizers that a root server runs on slices.
 
-An optimizer travels as its name and a flat mapping of hyper-parameters. Names, defaults and formulas are
-those of `mxnet.optimizer` 1.9.1 on dense arrays, down to the order of operations, so that a script trains
-alike whether servers or workers update; `adamw` is that of `torch.optim`, and those that compensate for late
-contributions are in `compensated.py`. In the formulas w is the weight, g the gradient times `rescale_grad`,
-lr and wd the learning rate and weight decay times the multipliers, and t counts the updates of the slot.
-clip(x) limits x to ±`clip_gradient`; `None`, 0 or less means no limit.
+An optimizer is sent as its name and a flat mapping of hyper-parameters. Names, defaults and formulas are those of
+`mxnet.optimizer` 1.9.1 on dense arrays, down to the order of operations, so that a script trains identically whether
+servers or workers update; `adamw` is that of `torch.optim`, and those that compensate for delay are in `dcasgd.py`. In
+the formulas w is the weight, g the gradient times `rescale_grad`, lr and wd the learning rate and weight decay times
+the multipliers, and t counts the updates of the slot. clip(x) limits x to ±`clip_gradient`; `None`, 0 or less means no
+limit.
 """
 
 import math
@@ -26,8 +26,8 @@ _Average = Callable[[Array, float, float, Array, Array], None]
 class Sgd(Optimizer):
     """Stochastic gradient descent with momentum (Polyak, 1964).
 
-    m <- momentum m - lr (clip(g) + wd w); w <- w + m.
-    With `lazy_update` a row-sparse gradient changes only its own rows of w and m.
+    m <- momentum m - lr (clip(g) + wd w); w <- w + m. With `lazy_update` a row-sparse gradient changes only its own
+    rows of w and m.
     """
 
     name = "sgd"
@@ -261,7 +261,7 @@ class RmsProp(Optimizer):
         average(mean, gamma1, rest(gamma1, g), g, temp)
         np.multiply(mean, mean, out=temp)
         np.subtract(square, temp, out=temp)
-        # Under a constant gradient rounding can take this variance below -epsilon, and the weight to NaN.
+        # Under a constant gradient rounding can make this variance less than -epsilon, and the weight NaN.
         np.maximum(temp, 0.0, out=temp)
         np.add(temp, self._params["epsilon"], out=temp)
         np.sqrt(temp, out=temp)
@@ -278,11 +278,11 @@ SUPPORTED: tuple[str, ...] = tuple(_CLASSES)
 
 
 def create(name: str, params: Mapping[str, Value | None], schedule: Rates | None = None) -> Optimizer:
-    """The optimizer called `name`; hyper-parameters left out have MXNet's defaults (`adamw`: PyTorch's, `dcasgd-a`:
-    its authors'). A `schedule` goes before the learning rate that is set (see schedules.py).
+    """The optimizer called `name`; omitted hyper-parameters have MXNet's defaults (`adamw`: PyTorch's, `dcasgd-a`: its
+    authors'). A `schedule` overrides the learning rate that is set (see schedules.py).
 
-    Raises InvalidSettings for an unknown name and an unknown, badly typed, non-finite or out-of-range
-    hyper-parameter; the hint lists what there is.
+    Raises InvalidSettings for an unknown name and an unknown, badly typed, non-finite or out-of-range hyper-parameter;
+    the hint lists the valid ones.
     """
     if name not in _CLASSES:
         raise InvalidSettings(f"no server optimizer is called {name!r}", f"there are {', '.join(SUPPORTED)}")

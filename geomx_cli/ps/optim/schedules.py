@@ -1,9 +1,8 @@
 """Learning-rate schedules that a root follows by the number of updates: those of `mxnet.lr_scheduler` 1.9.1.
 
-A schedule travels as its name and numbers, never as code: MXNet's attributes under MXNet's names, with the values that
-they have when it is sent. MXNet's schedulers change their own state from call to call; here the rate is a function of
-the number of updates alone, since slices may be at different numbers. It has the same bits where updates are counted up
-from 1.
+A schedule is sent as its name and numbers, never as code: MXNet's attributes under MXNet's names, with their values at
+the time of sending. MXNet's schedulers are stateful; here the rate is a function of the number of updates alone, since
+slices may be at different numbers. The results are bit-identical if updates are counted from 1.
 """
 
 import math
@@ -35,7 +34,7 @@ def _fields(**own: Field) -> Mapping[str, Field]:
 
 
 class Schedule(ABC):
-    """The learning rate of each update; raises InvalidSettings for a number that is missing, wrong or out of range."""
+    """The learning rate of each update. Raises InvalidSettings for a missing, wrong or out-of-range number."""
 
     name: ClassVar[str]
     fields: ClassVar[Mapping[str, Field]]
@@ -48,7 +47,7 @@ class Schedule(ABC):
         self._params = {key: field.check(f"{key} of {what}", params[key]) for key, field in self.fields.items()}
 
     def rate(self, update: int) -> float:
-        """The learning rate of a slice's update number `update`, from 1 on."""
+        """The learning rate of a slot's update number `update`, counted from 1."""
         p = self._params
         if update >= p["warmup_steps"]:
             return self._after_warmup(update)
@@ -59,11 +58,11 @@ class Schedule(ABC):
 
     @abstractmethod
     def _after_warmup(self, update: int) -> float:
-        """The rate once the warm-up is over."""
+        """The rate after the warm-up."""
 
 
 class Factor(Schedule):
-    """After every `step` updates beyond `count` the rate is multiplied by `factor`, down to `stop_factor_lr`."""
+    """Multiplies the rate by `factor` after every `step` updates beyond `count`, down to `stop_factor_lr`."""
 
     name = "factor"
     fields = _fields(
@@ -80,7 +79,7 @@ class Factor(Schedule):
 
     def _after_warmup(self, update: int) -> float:
         while update > self._ends[-1] and len(self._rates) < _MAX_REDUCTIONS:
-            # Multiplied again and again, as MXNet does: a power would round differently.
+            # Multiply repeatedly, as MXNet does: a power would round differently.
             reduced = max(self._rates[-1] * self._params["factor"], self._params["stop_factor_lr"])
             if reduced == self._rates[-1]:
                 return reduced
@@ -90,7 +89,7 @@ class Factor(Schedule):
 
 
 class MultiFactor(Schedule):
-    """The rate is multiplied by `factor` after each of the numbers of updates in `steps`, which rise."""
+    """Multiplies the rate by `factor` after each of the update numbers in `steps`, which increase."""
 
     name = "multifactor"
     fields = _fields(factor=Factor.fields["factor"])
@@ -112,7 +111,7 @@ class MultiFactor(Schedule):
 
 
 class _Falling(Schedule):
-    """From `base_lr_orig` at the end of the warm-up to `final_lr` at `max_update`, and `final_lr` afterwards."""
+    """Falls from `base_lr_orig` at the end of the warm-up to `final_lr` at `max_update`, and stays there."""
 
     fields = _fields(max_update=Field(1.0, low=1.0), base_lr_orig=Field(0.01), final_lr=Field(0.0))
 
@@ -130,7 +129,7 @@ class _Falling(Schedule):
 
     @abstractmethod
     def _left(self, done: float, steps: float) -> float:
-        """What is left of the fall after `done` of `steps` updates: from 1 to 0."""
+        """The remaining fraction of the fall after `done` of `steps` updates: from 1 to 0."""
 
 
 class Poly(_Falling):
@@ -158,7 +157,7 @@ SCHEDULES: Mapping[str, type[Schedule]] = MappingProxyType(
 
 
 def create(name: str, params: Mapping[str, Any]) -> Schedule:
-    """The schedule called `name`. Raises InvalidSettings for an unknown one and for wrong numbers."""
+    """The schedule called `name`. Raises InvalidSettings for an unknown name or wrong numbers."""
     if name not in SCHEDULES:
         raise InvalidSettings(f"no learning-rate schedule is called {name!r}", f"there are {', '.join(SCHEDULES)}")
     return SCHEDULES[name](params)

@@ -1,7 +1,7 @@
-"""Named arrays as one run of bytes, which travels in pieces and is checked before anything is made of it.
+"""Serializes named arrays into bytes, sent in pieces and validated before use.
 
-The run is the length of an index (8 bytes, little endian), the index (msgpack: name, dtype and size of each array), and
-the arrays' memory, one behind the other.
+The format is the length of an index (8 bytes, little endian), the index (msgpack: name, dtype and size of each array),
+and the arrays' contents, concatenated.
 """
 
 import bisect
@@ -28,7 +28,7 @@ _decoder = msgspec.msgpack.Decoder(list[tuple[str, str, int]])
 
 
 class TensorArchive:
-    """1-D arrays of int64, float32 or float64, `size` bytes in all. The arrays must not change meanwhile."""
+    """1-D arrays of int64, float32 or float64, `size` bytes in all. The arrays must not change while in use."""
 
     def __init__(self, named: Mapping[str, Array]) -> None:
         arrays = [np.ascontiguousarray(array) for array in named.values()]
@@ -50,12 +50,12 @@ class TensorArchive:
         return bytes(found)
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """Where each piece starts, and the piece."""
+        """The offset and bytes of each piece."""
         for start in range(0, self.size, PIECE):
             yield start, self.piece(start)
 
     def digest(self) -> str:
-        """The run's SHA-256, as `digest` gives it."""
+        """The SHA-256 of the whole archive, as `digest` computes it."""
         found = hashlib.sha256()
         for part in self._parts:
             found.update(part)
@@ -63,12 +63,12 @@ class TensorArchive:
 
 
 def digest(run: bytes | bytearray) -> str:
-    """The SHA-256 of a whole run."""
+    """The SHA-256 of a whole archive."""
     return hashlib.sha256(run).hexdigest()
 
 
 def unpack(run: bytes | bytearray) -> dict[str, Array]:
-    """The arrays of a whole run, over its memory. Raises InvalidSettings for one that is malformed."""
+    """The arrays of a whole archive, sharing its memory. Raises InvalidSettings if it is malformed."""
     end = _PREFIX + int.from_bytes(run[:_PREFIX], "little")
     try:
         index = _decoder.decode(memoryview(run)[_PREFIX:end])

@@ -1,4 +1,4 @@
-"""dist_async, made deterministic: the workers push in turn, and read what all have pushed."""
+"""dist_async, made deterministic: the workers push in turn, and pull the sum of all pushes."""
 
 import mxnet as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""A sparse embedding in Gluon's loop, with momentum, which moves only the rows of a push."""
+"""A sparse embedding in Gluon's loop, with momentum, which changes only the rows of a push."""
 
 import mxnet as mx
 import numpy as np
@@ -33,7 +33,7 @@ for step in range(STEPS):
     with autograd.record():
         loss = (net(words) - mx.nd.array(source.randn(BATCH, 1))) ** 2
     loss.backward()
-    trainer.step(1)  # rows are pulled, and so the servers know the optimizer, before the first step
+    trainer.step(1)  # pulls rows, so the servers need the optimizer before the first step
 rows = net.embedding.weight.row_sparse_data(mx.nd.arange(WORDS, dtype="int64")).asnumpy()
 dense = {name: item.data().asnumpy() for name, item in net.dense.collect_params().items()}
 np.savez(f"weights-{kv.rank}.npz", embedding=rows, **dense)

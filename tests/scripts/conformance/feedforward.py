@@ -1,4 +1,4 @@
-"""FeedForward.fit with the store by its name, as old scripts have it."""
+"""FeedForward.fit with the store given by name, as in old scripts."""
 
 import mxnet as mx
 import numpy as np

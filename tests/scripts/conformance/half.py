@@ -1,4 +1,4 @@
-"""Weights of fp16 with a master copy of fp32, and a key of fp16 that is pulled into fp32."""
+"""fp16 weights with an fp32 master copy, and an fp16 key that is pulled into fp32."""
 
 import mxnet as mx
 import numpy as np

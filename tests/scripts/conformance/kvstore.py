@@ -1,4 +1,4 @@
-"""Sums of every kind without an optimizer. Argument: the store's type. Values are multiples of 1/8: exact sums."""
+"""Sums of all kinds without an optimizer. Argument: the store's type. Values are multiples of 1/8: exact sums."""
 
 import sys
 

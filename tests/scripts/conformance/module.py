@@ -1,4 +1,4 @@
-"""Module.fit as MXNet's examples have it: weight decay, momentum, a schedule, data by rank."""
+"""Module.fit as in MXNet's examples: weight decay, momentum, a schedule, data by rank."""
 
 import mxnet as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""Every optimizer of MXNet on keys of its own. Argument: where it runs, on the "server" or on the "worker"."""
+"""Every optimizer of MXNet on its own keys. Argument: where it runs, "server" or "worker"."""
 
 import sys
 
@@ -51,7 +51,7 @@ for key, (name, options) in enumerate(chosen.items()):
         else:
             total = mx.nd.zeros(SHAPE)
             kv.pull(key, out=total)
-            total.wait_to_read()  # or MXNet's own store pushes the next gradient before this pull
+            total.wait_to_read()  # otherwise MXNet's own store pushes the next gradient before this pull
             update(key, total, weight)
     saved[name] = weight.asnumpy()
 np.savez(f"weights-{kv.rank}.npz", **saved)

@@ -1,4 +1,4 @@
-"""An optimizer of MXNet's that no server of ours has. Argument: its name."""
+"""An optimizer of MXNet that our servers do not have. Argument: its name."""
 
 import sys
 
@@ -16,5 +16,5 @@ for number in range(4):
         source = np.random.RandomState(100 * number + 10 * key + kv.rank)
         kv.push(key, mx.nd.array(source.randn(7, 5)))
         kv.pull(key, out=weight)
-        weight.wait_to_read()  # or MXNet's own servers may add two gradients of one worker
+        weight.wait_to_read()  # otherwise MXNet's own servers may add two gradients of one worker
 np.savez(f"weights-{kv.rank}.npz", *[weight.asnumpy() for weight in weights])

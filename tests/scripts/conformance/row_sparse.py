@@ -1,6 +1,6 @@
-"""Row-sparse pushes and pulls of keys with names, and an optimizer on the servers; then keys that come late.
+"""Row-sparse pushes and pulls of named keys with an optimizer on the servers, then of keys initialised late.
 
-Without an optimizer MXNet's own servers answer with rows in the wrong places.
+Without an optimizer MXNet's own servers return rows in the wrong places.
 """
 
 import mxnet as mx
@@ -36,7 +36,7 @@ for number in range(ROUNDS):
     saved[f"all {number}"] = pulled("all", list(range(ROWS)))
     saved[f"then some {number}"] = pulled("some", list(range(ROWS)))
 
-# Each of these is initialised after rounds of those before.
+# Each of these is initialised after rounds of the previous ones.
 late = {}
 for key in ("one", "two", "three", "four"):
     weight = late[key] = mx.nd.full((3, 5), 10 * len(late) + kv.rank)
@@ -45,6 +45,6 @@ for key in ("one", "two", "three", "four"):
     for number, (other, weight) in enumerate(late.items()):
         kv.push(other, mx.nd.full((3, 5), 1 + kv.rank + number))
         kv.pull(other, out=weight)
-        weight.wait_to_read()  # or MXNet's own servers may add two gradients of one worker
+        weight.wait_to_read()  # otherwise MXNet's own servers may add two gradients of one worker
 saved |= {key: weight.asnumpy() for key, weight in late.items()}
 np.savez(f"weights-{kv.rank}.npz", **saved)

@@ -1,4 +1,4 @@
-"""Gluon's Trainer updating on the workers: states are saved, spoilt by more steps, and taken up by another trainer."""
+"""Gluon's Trainer updating on the workers: states are saved, changed by more steps, and loaded by another trainer."""
 
 import mxnet as mx
 import numpy as np
@@ -22,7 +22,7 @@ def steps(numbers):
 
 trainer._init_kvstore()
 trainer._init_params()
-mx.nd.waitall()  # or with MXNet's own store the first gradients may come to a worker in the place of its first weights
+mx.nd.waitall()  # otherwise a worker of MXNet's own store may get the first gradients instead of its first weights
 steps(range(3))
 trainer.save_states(f"states-{kv.rank}")
 net.save_parameters(f"net-{kv.rank}.params")

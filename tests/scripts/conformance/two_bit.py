@@ -1,4 +1,5 @@
-"""Gradient compression of 2 bits: sums of what arrives, and an optimizer on the servers; keys of several sizes."""
+"""Gradient compression of 2 bits: sums of the decoded values, and an optimizer on the servers; keys of several sizes.
+"""
 
 import mxnet as mx
 import numpy as np
