@@ -56,7 +56,8 @@ class Fp16:
         if abs(exponent) > _LIMIT:
             raise BadMessage(f"fp16 with the exponent {exponent}")
         array = np.frombuffer(payload, "<f2", length).astype(np.float32)
-        array *= np.float32(2.0**-exponent)
+        with np.errstate(invalid="ignore", over="ignore"):  # of NaN and infinities
+            array *= np.float32(2.0**-exponent)
         return array
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cluster import ROOT
 
 from geomx_cli import cli
 from geomx_cli.commands._json import print_json
@@ -16,8 +17,7 @@ from geomx_cli.core.plugins import table
 
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).parent.parent
-STAND_IN = Path(__file__).with_name("stand_in.py")
+STAND_IN = ROOT.joinpath("tests", "stand_in.py")
 
 
 def geomx(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -119,12 +119,12 @@ def test_hosts_of_one_machine_share_its_memory_and_cores() -> None:
     assert wrong(list(hosts.check_memory(alone, required))) == []
     [check] = wrong(list(hosts.check_memory(both, required)))
     assert (check.subject, check.level) == ("alpha, beta", "problem")
-    assert check.what == "6 processes need at least 9.66 GB of memory of 8.59 GB"
+    assert check.what == "6 processes need at least 9.66 GB of memory, and there are 8.59 GB"
     assert wrong(list(hosts.check_memory({name: changed(memory=0) for name in both}, required))) == []  # unknown
     planned = [HOST, HOST.model_copy(update={"name": "beta", "threads": 2})]
     assert wrong(list(hosts.check_hardware(planned, alone, required))) == []
     [check] = wrong(list(hosts.check_hardware(planned, both, required)))
-    assert (check.level, check.what) == ("warning", "the workers take 6 cores of 4")
+    assert (check.level, check.what) == ("warning", "the workers take 6 cores, and there are 4")
 
 
 def test_gpus() -> None:

@@ -1,11 +1,11 @@
 """The table of options: text and values, the command line made from it, and the reference page."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from cluster import ROOT
 
 from geomx_cli.commands._options import GroupedCommand, add_options, values
 from geomx_cli.commands.reference import page
@@ -155,5 +155,5 @@ def test_a_wrong_variable_is_refused_like_a_flag() -> None:
 
 
 def test_the_reference_page_is_up_to_date() -> None:
-    written = Path(__file__).parent.parent / "docs" / "options.md"
+    written = ROOT / "docs" / "options.md"
     assert written.read_text() == page(table()), "python -m geomx_cli.commands.reference > docs/options.md"

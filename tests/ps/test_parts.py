@@ -302,7 +302,7 @@ def test_an_observer_that_comes_late_does_not_wait_for_the_next_barrier() -> Non
     assert barrier.waiting() is None
 
 
-# Requests; tests/test_cuts.py has them over connections that are cut.
+# Requests; tests/ps/test_cuts.py has them over connections that are cut.
 
 
 class Wire:

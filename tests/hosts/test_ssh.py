@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import ROOT
 from sshd import Person, Sshd, make_key
 
 from geomx_cli.agent import processes
@@ -299,7 +300,7 @@ def test_passphrase_is_asked_for_once(machines: Machines, person: Person, tmp_pa
     locked = make_key(tmp_path / "locked", "a passphrase")
     machine = machines(settings=[f"AuthorizedKeysFile {locked}.pub"])
     person.knows(machine)
-    root = str(Path(__file__).parent.parent)
+    root = str(ROOT)
     argv = [sys.executable, "-c", PROMPT, str(person.known_hosts), str(machine.port), str(locked)]
     pid, terminal = os.forkpty()
     if pid == 0:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import ROOT
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.host_spec import AgentState, FileDigest, HostSpec, Task
@@ -27,7 +28,6 @@ from geomx_cli.hosts.local import LocalConnector
 
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).parent.parent
 MARK = {"GEOMX_JOB": f"agent-test-{os.getpid()}", "GEOMX_HOST": "here"}
 SLEEP = "import signal; signal.pause()"
 # Like a daemon: a grandchild in its own session whose parent ends at once.

@@ -16,7 +16,7 @@ from geomx_cli.ps.optim import optimizers
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
 from geomx_cli.runtime.frontends.mxnet.optimizer_params import from_mxnet, multipliers
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = (ROOT / "tests") / "scripts"
 HOOK = ROOT / "geomx_cli" / "runtime" / "hook"
 LOAD = "from geomx_cli.runtime.frontends.mxnet.load import load_mxnet; load_mxnet()"
 WORKERS = ("Aw0", "Aw1", "Bw0", "Bw1")

@@ -105,7 +105,7 @@ def test_a_silent_writer_makes_room() -> None:
     root = Root(silence=0.0)
     packed = TensorArchive(MOMENTUM)
     assert [root.begin(packed, by) for by in "ab"] == ["on", "on"]
-    with pytest.raises(InvalidSettings, match="nobody waits for"):
+    with pytest.raises(InvalidSettings, match="unexpected piece"):
         root.ask("state_write", "a", at=0, piece=packed.piece(0))
 
 
@@ -135,7 +135,7 @@ def test_what_does_not_fit_changes_nothing(named: Mapping[str, Array], changes: 
 def test_pieces_have_bounds(piece: bytes) -> None:
     root = Root()
     assert root.begin(TensorArchive(MOMENTUM)) == "on"
-    with pytest.raises(InvalidSettings, match="nobody waits for"):
+    with pytest.raises(InvalidSettings, match="unexpected piece"):
         root.ask("state_write", at=0, piece=piece)
     with pytest.raises(ValueError, match="is no size"):
         root.ask("state_write", at=-1, piece=b"x")

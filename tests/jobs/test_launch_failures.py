@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import ROOT
 
 from geomx_cli.core.root_cause import Failure, first_cause
 
 pytestmark = pytest.mark.processes
 
-ROOT = Path(__file__).parent.parent
-STAND_IN = Path(__file__).with_name("stand_in.py")
+STAND_IN = ROOT.joinpath("tests", "stand_in.py")
 FOREVER = {"*": "forever"}
 MARK = "LAUNCH_TEST"
 # Stand-ins find the tests' Python by PATH.

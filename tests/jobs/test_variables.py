@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import RUNTIME, Cluster
+from cluster import ROOT, RUNTIME, Cluster
 from test_inventory_file import geomx
 from test_mxnet_store import hooked
 
@@ -82,7 +82,7 @@ devices = ["cpu"]
 
 
 def test_an_interface_that_is_not_there_is_told_with_those_that_are(cluster: Cluster) -> None:
-    argv = [*RUNTIME, str(Path(__file__).parent / "scripts" / "unaware.py"), "0"]
+    argv = [*RUNTIME, str((ROOT / "tests") / "scripts" / "unaware.py"), "0"]
     cluster.launch(argv, env={"DMLC_INTERFACE": "eth77"}, parties=(1,))
     assert all(cluster.wait().values())
     for name in cluster.processes:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from cluster import ROOT, Cluster
 from idx import write_data
-from test_house import PACKAGE, imports
 from test_mxnet_store import HOOK, hooked, run_hooked
+from test_structure import PACKAGE, imports
 
 import geomx_cli.mxnet
 from geomx_cli.runtime.training import data

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cluster import ROOT
 from networks import Network
 from sshd import Person, Sshd
 from test_exact import assert_equal, expected
@@ -20,7 +21,6 @@ from test_exact import assert_equal, expected
 from benchmarks.netns import call
 from geomx_cli.agent import processes
 
-ROOT = Path(__file__).parent.parent
 CONTROL, NAMES = "control", ("hub", "alpha", "beta")
 SCRIPT = ROOT / "tests/scripts/rounds.py"
 MARK = "SITES_TEST"

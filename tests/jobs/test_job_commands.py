@@ -1,5 +1,5 @@
 """A job after its start: jobs, status, logs, attach. Launch, agents and commands are the real ones; the roles are the
-small programs of stand_in.py. tests/test_stop.py ends jobs, tests/test_collect.py collects logs.
+small programs of stand_in.py. tests/jobs/test_stop.py ends jobs, tests/jobs/test_collect.py collects logs.
 """
 
 import json

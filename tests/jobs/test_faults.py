@@ -1,6 +1,6 @@
 """`geomx launch` with the real roles and real scripts: every failure is named, and nothing is left behind.
 
-tests/test_launch_failures.py has more cases, with stand-ins for the roles.
+tests/jobs/test_launch_failures.py has more cases, with stand-ins for the roles.
 """
 
 import json

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import ROOT
 from desk import Desk, Launch
 from sshd import Sshd
 
@@ -22,7 +23,7 @@ from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Host, Inventory, Local, Party
 from geomx_cli.plan import JobSpec, plan
 
-OURS = Path(__file__).with_name("allocators")
+OURS = ROOT.joinpath("tests", "allocators")
 COMMAND = (
     "import sys; from geomx_cli.hosts import allocators; allocators.__path__.append(sys.argv.pop(1));"
     "from geomx_cli.cli import main; sys.exit(main())"

@@ -1,15 +1,14 @@
 """The Store on a real cluster without a framework, and its rules for keys and values."""
 
 import sys
-from pathlib import Path
 
 import pytest
-from cluster import Cluster
+from cluster import ROOT, Cluster
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.keys import pairs
 
-SCRIPT = Path(__file__).parent / "scripts" / "kv_numpy.py"
+SCRIPT = (ROOT / "tests") / "scripts" / "kv_numpy.py"
 
 
 def test_four_workers_agree_on_sums_dtypes_keys_and_optimizer(cluster: Cluster) -> None:
@@ -41,7 +40,7 @@ def test_pairs_refuses(keys: object, values: object) -> None:
 
 
 def test_a_client_takes_arrays_of_any_stride_abstains_and_bounds_what_is_open(cluster: Cluster) -> None:
-    script = Path(__file__).parent / "scripts" / "arrays.py"
+    script = (ROOT / "tests") / "scripts" / "arrays.py"
     cut = {"MXNET_KVSTORE_BIGARRAY_BOUND": "1024"}
     cluster.launch_flat([sys.executable, str(script)], workers=2, servers=2, env=cut)
     cluster.finish()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import ROOT
 
 from geomx_cli.commands._inventory import read_inventory
 from geomx_cli.commands.inventory_reference import page
@@ -18,7 +19,6 @@ from geomx_cli.inventory.keys import HOST_KEYS, TOP_KEYS
 from geomx_cli.inventory.lines import Lines
 from geomx_cli.inventory.lines import Path as KeyPath
 
-ROOT = Path(__file__).parent.parent
 TEMPLATE = ROOT / "templates" / "hosts.toml"
 
 HUB = '[[host]]\nname = "h"\nparty = "hub"\nssh = "192.0.2.1"\n'
@@ -508,7 +508,7 @@ def test_the_script_of_init_trains(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_the_inventory_of_the_guide_holds(tmp_path: Path) -> None:
-    guide = Path(__file__).parents[1].joinpath("docs", "sites.md").read_text()
+    guide = ROOT.joinpath("docs", "sites.md").read_text()
     found = read(tmp_path, guide.partition("```toml\n")[2].partition("```")[0]).inventory
     assert [host.name for host in found.hosts] == ["bj1", "sz1", "cd1"]
     assert {host.python for host in found.hosts} == {"~/geomx/bin/python"}
