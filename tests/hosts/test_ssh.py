@@ -457,7 +457,7 @@ def test_jump_that_leads_nowhere(sites: list[Sshd], person: Person) -> None:
     assert "cannot be reached: the jump host cannot connect to it" in said
     sites[0].stop()
     said = _error(SshConnector("A", Ssh(address="gamma", jump="alpha"), "python3", options=person.options()))
-    assert said.startswith("host A: on the way there, ") and "refuses the connection" in said
+    assert said.startswith("host A: jump host: ") and "refuses the connection" in said
 
 
 def test_inventory_wins_over_ssh_config(sites: list[Sshd], person: Person, tmp_path: Path) -> None:

@@ -206,8 +206,9 @@ def test_the_measured_rate_is_that_of_the_link(network: Network) -> None:
     reached = {name: network.host(name, sys.executable) for name in ("hub", "alpha")}
     [link] = examine(reached, inventory, full=True).wan
     assert (link.dialler, link.listener, link.error) == ("alpha", "hub", "")
-    assert 10e6 < link.there < 21e6
-    assert 30e6 < link.back < 62e6
+    # A loaded machine reads late what the link has carried meanwhile, and so measures somewhat more.
+    assert 10e6 < link.there < 25e6
+    assert 30e6 < link.back < 75e6
     assert 0 < link.round_trip < 1
 
 
