@@ -259,6 +259,30 @@ def test_a_worker_that_has_not_pulled_gets_its_first_result_exact(spec: str) -> 
     assert not np.isfinite(tree.last((0, 0))).any()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("optimizer", [True, False], ids=["weights", "sums"])
+@pytest.mark.parametrize("spec", QUANTISERS)
+def test_diverging_training_gets_the_result_of_every_round(spec: str, optimizer: bool, dtype: str) -> None:
+    """Finite arrays whose residuals, momenta, means or encoded values overflow float32 are sent unencoded."""
+    size, random = 4500, np.random.default_rng(4)
+    scales = np.repeat([1.0, 1e35, 1e36, 1e37, 1e38, 3.4028235e38, *([1e300] if dtype == "float64" else []), 1.0], 5)
+    tree = Tree([1, 1], lambda _, __: FsaServer(), size=size, dtype=dtype, compress=spec)
+    if optimizer:
+        tree.use("sgd", learning_rate=0.25).init(np.zeros(size, dtype))
+        for party in (0, 1):
+            tree.pull((party, 0))
+    with np.errstate(all="ignore"):
+        for number, scale in enumerate(scales, 1):
+            for party in (0, 1):
+                value = random.uniform(-1, 1, size)
+                value[7] = (-1) ** party
+                tree.push((party, 0), number, (value * scale).astype(dtype))
+            assert [tree.got((party, 0))[-1].round for party in (0, 1)] == [number, number]
+            assert tree.last((0, 0)).tobytes() == tree.last((1, 0)).tobytes()
+    if not optimizer:
+        assert np.isfinite(tree.last((0, 0))).all()
+
+
 def expected(parties: list[list[int]], bits: int, *, optimizer: bool, central: tuple[int, ...] = ()) -> list[Array]:
     """Five rounds: parties' sums and every result are rounded, the global weights and central workers' are not."""
     results = []

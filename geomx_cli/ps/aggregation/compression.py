@@ -19,6 +19,10 @@ Where = tuple[int, int]
 Encoded = tuple[memoryview, Form]
 """A payload, and whether it is the elements (ENCODED) or their changes (CHANGE)."""
 _FP32 = np.dtype(np.float32)
+LARGEST = 2.0**120
+"""Codecs with a residual or changes encode only elements below this: the sum of 64 such elements is below 2^126, so it
+is finite in float32, and so is whatever decoding makes of their rounded values.
+"""
 
 
 class Codec(Protocol):
@@ -34,7 +38,8 @@ class Codec(Protocol):
     results: Literal["values", "changes", "exact"]
 
     def encode(self, array: Array) -> memoryview:
-        """Encode a 1-D array of float32 or float64, which is not modified. Its elements are finite if `decay` is not 0.
+        """Encode a 1-D array of float32 or float64, which is not modified. If `decay` is not 0, the magnitude of each
+        element is below LARGEST.
         """
 
     def decode(self, payload: memoryview, length: int) -> Array:
@@ -81,7 +86,7 @@ class Compression:
 
     A change is relative to the last result that all receivers have (the *reference*, kept at both ends), so what the
     codec loses in one change is part of the next. Sums have no reference: their loss is kept as a residual and added to
-    the next sum. Arrays with non-finite elements are sent unencoded.
+    the next sum. Arrays whose elements are not finite or LARGEST and more are sent unencoded.
 
     bytes: the total encoded so far, (before, after) encoding.
     """
@@ -122,7 +127,7 @@ class Compression:
         given = array.astype(_exact(dtype), copy=False)
         if not codec.decay:
             return self._encode(codec, given, dtype)
-        if not np.isfinite(given).all():
+        if not _can_encode(given):
             return None
         # Error feedback: whatever the codec drops is kept in `residual` and sent with later contributions.
         kept = self._kept.setdefault(where, {})
@@ -135,6 +140,10 @@ class Compression:
         if codec.decay != 1:
             residual *= given.dtype.type(codec.decay)
         residual += given
+        if not _can_encode(residual):  # training diverges: send this array exact, and start again without a residual
+            del kept["residual"]
+            kept.pop("momentum", None)
+            return None
         payload = self._encode(codec, residual, dtype)
         sent = codec.decode(payload, len(array))
         residual -= sent
@@ -163,10 +172,13 @@ class Compression:
         exact = array.astype(_exact(dtype), copy=False)
         kept, name = self._kept.setdefault(where, {}), f"reference/{member}"
         if is_sum:
-            if not np.isfinite(exact).all():
+            if not _can_encode(exact):
                 return array, None
             residual = kept.setdefault("residual", np.zeros_like(exact))
             residual += exact
+            if not _can_encode(residual):
+                del kept["residual"]
+                return array, None
             payload = self._encode(codec, residual, dtype)
             sent = codec.decode(payload, len(array))
             residual -= sent
@@ -174,7 +186,7 @@ class Compression:
         reference = kept.get(name)
         with np.errstate(invalid="ignore", over="ignore"):
             change = None if reference is None else exact - reference
-        if reference is None or change is None or not np.isfinite(change).all():
+        if reference is None or change is None or not _can_encode(change):
             kept[name] = exact
             return array, None
         payload = self._encode(codec, change, dtype)
@@ -233,6 +245,11 @@ class Compression:
         given, encoded = self.bytes
         self.bytes = (given + len(array) * DTYPES[dtype].itemsize, encoded + len(payload))
         return payload
+
+
+def _can_encode(array: Array) -> bool:
+    """Whether all elements are below LARGEST in magnitude, and none is NaN."""
+    return not len(array) or bool(-LARGEST < array.min() and array.max() < LARGEST)
 
 
 def _exact(dtype: int) -> "np.dtype[Any]":
