@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,9 +18,9 @@ from tree import Tree
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.aggregation.compression import parse_codec
+from geomx_cli.ps.aggregation.compression import parse_codec, received
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import BadMessage
+from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.hfa import HfaServer
 
@@ -86,6 +87,33 @@ def test_malformed_payloads(spec: str) -> None:
 def test_wrong_specs(spec: str) -> None:
     with pytest.raises(InvalidSettings):
         parse_codec(spec)
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("x", "the codec own does not take 'x': ValueError"),
+        ("1", r"own:1 cannot decode: IndexError\('too short'\)"),
+        ("2", r"\(2,\) elements from own:2 where 3 belong"),
+    ],
+)
+def test_errors_of_an_installed_codec_refuse_the_message(
+    monkeypatch: pytest.MonkeyPatch, argument: str, said: str
+) -> None:
+    def made(argument: str) -> SimpleNamespace:
+        def decode(payload: memoryview, length: int) -> Array:
+            if size == 1:
+                raise IndexError("too short")
+            return np.zeros(size, np.float32)
+
+        size = int(argument)
+        return SimpleNamespace(decode=decode)
+
+    monkeypatch.setattr(plugins, "find", lambda kind, name: SimpleNamespace(codec=made))
+    parse_codec.cache_clear()
+    with pytest.raises(BadMessage, match=said):
+        received(Header(kind=Kind.EXCHANGE, length=3, form=Form.ENCODED, codec=f"own:{argument}"), memoryview(b"abc"))
+    parse_codec.cache_clear()
 
 
 def test_every_codec_is_among_the_tested() -> None:
