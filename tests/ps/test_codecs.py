@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,13 @@ from hypothesis import strategies as st
 from test_exact import SCRIPT, SIZES, assert_equal, gradient, initial, run
 from test_in_flight import check_rounds
 from test_mxnet_store import hooked
-from tree import Tree
+from tree import Tree, Wire
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.aggregation.compression import parse_codec, received
+from geomx_cli.ps.aggregation.compression import Compression, parse_codec, received
+from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.net.payload import as_payload
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind
 from geomx_cli.runtime.algorithms.fsa import FsaServer
@@ -309,6 +312,38 @@ def test_diverging_training_gets_the_result_of_every_round(spec: str, optimizer:
             assert tree.last((0, 0)).tobytes() == tree.last((1, 0)).tobytes()
     if not optimizer:
         assert np.isfinite(tree.last((0, 0))).all()
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_an_initial_value_after_the_first_result_does_not_replace_it(overtaken: bool) -> None:
+    """A pull of low priority is answered after the round whose contribution was sent later."""
+    compression = Compression("int8")
+    client, link = UpstreamClient(compression), Wire()
+    fields: dict[str, Any] = {"key": 0, "slice": 0, "length": 4}
+    initial, first, change = (np.full(4, value, np.float32) for value in (1, 5, 127))
+    got: list[Array] = []
+
+    def exchange(number: int) -> Header:
+        header = Header(kind=Kind.EXCHANGE, round=number, weight=1.0, contributors=(0,), **fields)
+        client.send(link, header, as_payload(first, 0), lambda _, found: got.append(found))  # type: ignore[arg-type]
+        return header
+
+    def answer(asked: Header, payload: memoryview, **more: Any) -> None:
+        header = Header(kind=Kind.RESULT, request=asked.request, round=asked.round, **fields, **more)
+        client.on_result(link, header, payload)  # type: ignore[arg-type]
+
+    pull = Header(kind=Kind.PULL, **fields)
+    client.send(link, pull, None, lambda _, found: got.append(found))  # type: ignore[arg-type]
+    one = exchange(1)
+    answers = [lambda: answer(pull, as_payload(initial, 0)), lambda: answer(one, as_payload(first, 0), value=1)]
+    for item in reversed(answers) if overtaken else answers:
+        item()
+    two = exchange(2)
+    assert two.follows
+    codec = parse_codec("int8")
+    assert codec is not None
+    answer(two, codec.encode(change), form=Form.CHANGE, codec="int8", value=2)
+    assert got[-1].tolist() == [132.0] * 4
 
 
 def expected(parties: list[list[int]], bits: int, *, optimizer: bool, central: tuple[int, ...] = ()) -> list[Array]:
