@@ -2,7 +2,9 @@
 
 import contextlib
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,15 +17,18 @@ from hypothesis import strategies as st
 from test_exact import SCRIPT, SIZES, assert_equal, gradient, initial, run
 from test_in_flight import check_rounds
 from test_mxnet_store import hooked
-from tree import Tree, Wire
+from tree import Delivery, Tree, Wire
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.compression import Compression, parse_codec, received
+from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.net.payload import as_payload
+from geomx_cli.ps.net.payload import Content, as_payload, form_of
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind
+from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
+from geomx_cli.ps.optim import optimizers
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.hfa import HfaServer
 
@@ -344,6 +349,58 @@ def test_an_initial_value_after_the_first_result_does_not_replace_it(overtaken: 
     assert codec is not None
     answer(two, codec.encode(change), form=Form.CHANGE, codec="int8", value=2)
     assert got[-1].tolist() == [132.0] * 4
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_who_takes_no_elements_of_a_round_gets_the_next_result_exact(in_flight: bool) -> None:
+    """One worker of a flat cluster contributes all elements, another one rows, whose result it pulls later."""
+    links, size, one = [Wire(), Wire()], 4, np.ones(4, np.float32)
+    clients = [UpstreamClient(Compression("int8")) for _ in links]
+    sent: deque[Callable[[], None]] = deque()
+    table = SliceTable(algorithm=FsaServer(), roots=None, owing=lambda: [0, 1])
+    root = Aggregator(
+        delivery=Delivery(sent, None), upstream=None, own_rank=None, table=table,  # type: ignore[arg-type]
+        compression=Compression("int8"),
+    )  # fmt: skip
+    root.use(optimizers.create("sgd", {"learning_rate": 1.0, "lazy_update": False}))
+    got: list[list[Content]] = [[], []]
+    for rank, (link, client) in enumerate(zip(links, clients, strict=True)):
+        link.sent, link.down = sent, partial(client.on_result, link)  # type: ignore[arg-type]
+        link.up = partial(_up, root, link, rank)
+
+    def send(rank: int, kind: Kind, number: int, value: Content | None, reply: Reply = Reply.FULL) -> None:
+        about = {} if value is None else form_of(value)
+        header = Header(
+            kind=kind, length=size, row=2, round=number, contributors=(rank,), weight=float(value is not None),
+            reply=reply, **about,
+        )  # fmt: skip
+        payload = None if value is None else as_payload(value, 0)
+        clients[rank].send(links[rank], header, payload, lambda _, found: got[rank].append(found))  # type: ignore[arg-type]
+
+    def run() -> None:
+        while sent:
+            sent.popleft()()
+
+    root.on_push(Wire(), Header(kind=Kind.PUSH, length=size, row=2), as_payload(one * 10, 0))  # type: ignore[arg-type]
+    for rank in (0, 1):
+        send(rank, Kind.PULL, 0, None)
+    run()
+    send(0, Kind.EXCHANGE, 1, one)
+    send(1, Kind.EXCHANGE, 1, Rows(np.array([1]), np.ones((1, 2), np.float32)), Reply.NONE)
+    if not in_flight:
+        run()
+    for rank in (0, 1):
+        send(rank, Kind.EXCHANGE, 2, one)
+    run()
+    np.testing.assert_allclose(np.asarray(got[0][-1]), [7, 7, 6, 6], rtol=1e-2)
+    assert np.array_equal(np.asarray(got[0][-1]), np.asarray(got[1][-1]))
+
+
+def _up(root: Aggregator, link: Wire, rank: int, header: Header, payload: memoryview | None) -> None:
+    if header.kind == Kind.PULL:
+        root.on_pull(link, header, rank, payload)  # type: ignore[arg-type]
+    else:
+        root.on_exchange(link, header, payload, rank)  # type: ignore[arg-type]
 
 
 def expected(parties: list[list[int]], bits: int, *, optimizer: bool, central: tuple[int, ...] = ()) -> list[Array]:

@@ -233,9 +233,12 @@ class Compression:
 
     def take(self, where: Where, found: Content, dtype: int, form: Form) -> Content:
         """Apply a received result or initial value and return the new value. Must be called in the order of rounds."""
+        kept = self._kept.setdefault(where, {})
+        if isinstance(found, Rows):
+            # Others may have received all elements of this round, and the next change is to those.
+            kept.pop("reference", None)
         if not self.changes or isinstance(found, Rows):
             return found
-        kept = self._kept.setdefault(where, {})
         new = cast(kept["reference"] + found if form == Form.CHANGE else found, dtype)
         kept["reference"] = new.astype(_exact(dtype), copy=False)
         return new

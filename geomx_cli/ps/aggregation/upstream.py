@@ -58,7 +58,9 @@ class UpstreamClient:
             where = (header.key, header.slice)
             rounds = self._rounds.setdefault(where, {})
             header.codec = self.compression.spec
-            header.follows = bool(rounds) or self.compression.has_reference(where)
+            last = next(reversed(rounds.values()), None)
+            has = self.compression.has_reference(where)
+            header.follows = has if last is None else last.header.reply != Reply.NONE
             rounds[header.round] = pending
         self._send(pending)
 
