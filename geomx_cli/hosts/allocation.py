@@ -14,11 +14,14 @@ from geomx_cli.inventory import Host, Inventory, validated
 
 __all__ = ["Allocation", "Allocator", "allocated", "release"]
 
+_EXPECTED = (GeomxError, OSError, SubprocessError)
+
 
 class Allocator(Plugin, Protocol):
     """A plug-in that provides the machines of an inventory's hosts; named by the inventory's `allocator`.
 
-    Both functions may raise a GeomxError, an OSError or a SubprocessError, whose text is shown to the user.
+    Both functions may raise a GeomxError, an OSError or a SubprocessError, whose text is shown to the user; any other
+    exception is reported as a mistake of the allocator.
     """
 
     def allocate(self, inventory: Inventory, job: str, spec: Spec) -> Iterable[Host]:
@@ -72,8 +75,9 @@ def release(inventory: Inventory, job: str) -> tuple[str, ...]:
         return ()
     try:
         _find(inventory.allocator).release(job)
-    except (GeomxError, OSError, SubprocessError) as error:
-        return (f"allocator {inventory.allocator} has not released the machines of {job}: {error}",)
+    except Exception as error:  # of any kind: the outcome of the job must still be reported
+        text = str(error) if isinstance(error, _EXPECTED) else repr(error)
+        return (f"allocator {inventory.allocator} has not released the machines of {job}: {text}",)
     return ()
 
 
@@ -85,6 +89,8 @@ def _allocate(inventory: Inventory, job: str, spec: Spec) -> Inventory:
         raise type(error)(f"allocator {name}: {error.message}", error.hint) from None
     except (OSError, SubprocessError) as error:
         raise CheckFailed(f"allocator {name}: {error}", "see that what it needs is installed and runs") from None
+    except Exception as error:
+        raise CheckFailed(f"allocator {name} failed: {error!r}", "report it to the allocator's maintainers") from error
     if [_asked(host) for host in given] != [_asked(host) for host in inventory.hosts]:
         raise TypeError(f"allocator {name} gives other hosts than it was asked for")
     return validated(inventory.with_hosts(given).model_dump())

@@ -192,6 +192,25 @@ def test_the_shape_that_was_asked_for_is_given(pool: Path, monkeypatch: pytest.M
     assert allocated(inventory(allocator=""), "four", SPEC, SshOptions(), said.append).__enter__().inventory.hosts
 
 
+def test_mistakes_of_an_allocator_are_reported_as_such(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither hides another error or the outcome of a job."""
+
+    def mistake(*_: object) -> None:
+        raise KeyError("no such zone")
+
+    said = list[str]()
+    ours = plugins.find("allocator", "pool")
+    with monkeypatch.context() as patch:
+        patch.setattr(ours, "allocate", mistake)
+        with pytest.raises(CheckFailed, match=r"allocator pool failed: KeyError\('no such zone'\)"):
+            allocated(inventory(), "one", SPEC, SshOptions(), said.append).__enter__()
+    monkeypatch.setattr(ours, "release", mistake)
+    with allocated(inventory(), "two", SPEC, SshOptions(), said.append) as allocation:
+        pass
+    assert allocation.problems == ("allocator pool has not released the machines of two: KeyError('no such zone')",)
+    assert said[-1] == f"warning: {allocation.problems[0]}"
+
+
 def test_a_job_that_the_allocator_refuses(pool: Path) -> None:
     with pytest.raises(InvalidSettings, match="allocator pool: it has no machines for one plane"):
         plan(inventory(topology="flat"), JobSpec(job="j", job_dir="/j", socket_dir="/s"))

@@ -2,8 +2,12 @@
 
 import contextlib
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +17,18 @@ from hypothesis import strategies as st
 from test_exact import SCRIPT, SIZES, assert_equal, gradient, initial, run
 from test_in_flight import check_rounds
 from test_mxnet_store import hooked
-from tree import Tree
+from tree import Delivery, Tree, Wire
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.aggregation.compression import parse_codec
+from geomx_cli.ps.aggregation.aggregator import Aggregator
+from geomx_cli.ps.aggregation.compression import Compression, parse_codec, received
+from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.net.payload import Content, as_payload, form_of
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import BadMessage
+from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
+from geomx_cli.ps.optim import optimizers
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.hfa import HfaServer
 
@@ -86,6 +95,33 @@ def test_malformed_payloads(spec: str) -> None:
 def test_wrong_specs(spec: str) -> None:
     with pytest.raises(InvalidSettings):
         parse_codec(spec)
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("x", "the codec own does not take 'x': ValueError"),
+        ("1", r"own:1 cannot decode: IndexError\('too short'\)"),
+        ("2", r"\(2,\) elements from own:2 where 3 belong"),
+    ],
+)
+def test_errors_of_an_installed_codec_refuse_the_message(
+    monkeypatch: pytest.MonkeyPatch, argument: str, said: str
+) -> None:
+    def made(argument: str) -> SimpleNamespace:
+        def decode(payload: memoryview, length: int) -> Array:
+            if size == 1:
+                raise IndexError("too short")
+            return np.zeros(size, np.float32)
+
+        size = int(argument)
+        return SimpleNamespace(decode=decode)
+
+    monkeypatch.setattr(plugins, "find", lambda kind, name: SimpleNamespace(codec=made))
+    parse_codec.cache_clear()
+    with pytest.raises(BadMessage, match=said):
+        received(Header(kind=Kind.EXCHANGE, length=3, form=Form.ENCODED, codec=f"own:{argument}"), memoryview(b"abc"))
+    parse_codec.cache_clear()
 
 
 def test_every_codec_is_among_the_tested() -> None:
@@ -281,6 +317,90 @@ def test_diverging_training_gets_the_result_of_every_round(spec: str, optimizer:
             assert tree.last((0, 0)).tobytes() == tree.last((1, 0)).tobytes()
     if not optimizer:
         assert np.isfinite(tree.last((0, 0))).all()
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_an_initial_value_after_the_first_result_does_not_replace_it(overtaken: bool) -> None:
+    """A pull of low priority is answered after the round whose contribution was sent later."""
+    compression = Compression("int8")
+    client, link = UpstreamClient(compression), Wire()
+    fields: dict[str, Any] = {"key": 0, "slice": 0, "length": 4}
+    initial, first, change = (np.full(4, value, np.float32) for value in (1, 5, 127))
+    got: list[Array] = []
+
+    def exchange(number: int) -> Header:
+        header = Header(kind=Kind.EXCHANGE, round=number, weight=1.0, contributors=(0,), **fields)
+        client.send(link, header, as_payload(first, 0), lambda _, found: got.append(found))  # type: ignore[arg-type]
+        return header
+
+    def answer(asked: Header, payload: memoryview, **more: Any) -> None:
+        header = Header(kind=Kind.RESULT, request=asked.request, round=asked.round, **fields, **more)
+        client.on_result(link, header, payload)  # type: ignore[arg-type]
+
+    pull = Header(kind=Kind.PULL, **fields)
+    client.send(link, pull, None, lambda _, found: got.append(found))  # type: ignore[arg-type]
+    one = exchange(1)
+    answers = [lambda: answer(pull, as_payload(initial, 0)), lambda: answer(one, as_payload(first, 0), value=1)]
+    for item in reversed(answers) if overtaken else answers:
+        item()
+    two = exchange(2)
+    assert two.follows
+    codec = parse_codec("int8")
+    assert codec is not None
+    answer(two, codec.encode(change), form=Form.CHANGE, codec="int8", value=2)
+    assert got[-1].tolist() == [132.0] * 4
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_who_takes_no_elements_of_a_round_gets_the_next_result_exact(in_flight: bool) -> None:
+    """One worker of a flat cluster contributes all elements, another one rows, whose result it pulls later."""
+    links, size, one = [Wire(), Wire()], 4, np.ones(4, np.float32)
+    clients = [UpstreamClient(Compression("int8")) for _ in links]
+    sent: deque[Callable[[], None]] = deque()
+    table = SliceTable(algorithm=FsaServer(), roots=None, owing=lambda: [0, 1])
+    root = Aggregator(
+        delivery=Delivery(sent, None), upstream=None, own_rank=None, table=table,  # type: ignore[arg-type]
+        compression=Compression("int8"),
+    )  # fmt: skip
+    root.use(optimizers.create("sgd", {"learning_rate": 1.0, "lazy_update": False}))
+    got: list[list[Content]] = [[], []]
+    for rank, (link, client) in enumerate(zip(links, clients, strict=True)):
+        link.sent, link.down = sent, partial(client.on_result, link)  # type: ignore[arg-type]
+        link.up = partial(_up, root, link, rank)
+
+    def send(rank: int, kind: Kind, number: int, value: Content | None, reply: Reply = Reply.FULL) -> None:
+        about = {} if value is None else form_of(value)
+        header = Header(
+            kind=kind, length=size, row=2, round=number, contributors=(rank,), weight=float(value is not None),
+            reply=reply, **about,
+        )  # fmt: skip
+        payload = None if value is None else as_payload(value, 0)
+        clients[rank].send(links[rank], header, payload, lambda _, found: got[rank].append(found))  # type: ignore[arg-type]
+
+    def run() -> None:
+        while sent:
+            sent.popleft()()
+
+    root.on_push(Wire(), Header(kind=Kind.PUSH, length=size, row=2), as_payload(one * 10, 0))  # type: ignore[arg-type]
+    for rank in (0, 1):
+        send(rank, Kind.PULL, 0, None)
+    run()
+    send(0, Kind.EXCHANGE, 1, one)
+    send(1, Kind.EXCHANGE, 1, Rows(np.array([1]), np.ones((1, 2), np.float32)), Reply.NONE)
+    if not in_flight:
+        run()
+    for rank in (0, 1):
+        send(rank, Kind.EXCHANGE, 2, one)
+    run()
+    np.testing.assert_allclose(np.asarray(got[0][-1]), [7, 7, 6, 6], rtol=1e-2)
+    assert np.array_equal(np.asarray(got[0][-1]), np.asarray(got[1][-1]))
+
+
+def _up(root: Aggregator, link: Wire, rank: int, header: Header, payload: memoryview | None) -> None:
+    if header.kind == Kind.PULL:
+        root.on_pull(link, header, rank, payload)  # type: ignore[arg-type]
+    else:
+        root.on_exchange(link, header, payload, rank)  # type: ignore[arg-type]
 
 
 def expected(parties: list[list[int]], bits: int, *, optimizer: bool, central: tuple[int, ...] = ()) -> list[Array]:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from geomx_cli.ps.aggregation.aggregator import Aggregator
+from geomx_cli.ps.aggregation.aggregator import MAX_PULLS, Aggregator
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.stalls import Stalls
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
@@ -135,6 +135,19 @@ def test_rounds_complete_in_order_and_early_ones_wait() -> None:
     assert [(request, number) for request, number, _ in found] == [(10, 1), (11, 1), (20, 2), (21, 2)]
     assert found[0][2][0] == np.float32(-0.2)
     assert found[-1][2][0] == pytest.approx(-0.4)
+
+
+def test_pulls_without_a_value_are_limited_for_each_member() -> None:
+    bench = Bench()
+    for number in (*range(MAX_PULLS), 0, MAX_PULLS - 1):  # the last two are repeats
+        bench.rounds.on_pull(bench.links[0], bench.header(Kind.PULL, request=number), 0)
+    with pytest.raises(BadMessage, match="more than 4096 pulls"):
+        bench.rounds.on_pull(bench.links[0], bench.header(Kind.PULL, request=MAX_PULLS), 0)
+    bench.rounds.on_pull(bench.links[1], bench.header(Kind.PULL, request=5), 1)
+    array = np.arange(SIZE, dtype=np.float32)
+    bench.rounds.on_push(bench.links[0], bench.header(Kind.PUSH), array.data.cast("B"))
+    pulled = [(link, header.request) for link, header, payload in bench.delivery.downs if payload is not None]
+    assert pulled == [*((bench.links[0], number) for number in range(MAX_PULLS)), (bench.links[1], 5)]
 
 
 def test_what_does_not_fit_is_refused() -> None:

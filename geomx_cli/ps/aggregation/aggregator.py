@@ -35,7 +35,10 @@ from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import MAX_HYPER, MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Kind, Reply
 from geomx_cli.ps.optim.optimizers import Optimizer
 
-__all__ = ["Aggregator"]
+__all__ = ["MAX_PULLS", "Aggregator"]
+
+MAX_PULLS = 4096
+"""Pulls of one slice by one member that may wait for its value."""
 
 
 class Aggregator:
@@ -113,15 +116,18 @@ class Aggregator:
         entry, numbers = self.table.entry(header), row_numbers(header, payload)
         newest = self.asynchronous and header.round > 0
         waiter = Waiter(link, rank, header.request, header.priority, codec=header.codec, newest=newest, numbers=numbers)
+        own = entry.pulls.get(link, {})
+        if len(own) >= MAX_PULLS and header.request not in own:
+            raise BadMessage(f"more than {MAX_PULLS} pulls of a slice without a value")
         link.consumed(0 if payload is None else len(payload))
-        if any(known.link is link and known.request == header.request for known in entry.pulls):
+        if header.request in own:
             return
         if self._upstream is not None and header.round:
             self._pull_above(entry, header, partial(self._answer_newest, entry, waiter), numbers)
         elif entry.slot.value is not None:
             self._answer_pull(entry, waiter)
         else:
-            entry.pulls.append(waiter)
+            entry.pulls.setdefault(link, {})[header.request] = waiter
             if self._upstream is not None and not entry.fetching:
                 self._fetch(entry, header.priority)
 
@@ -433,9 +439,10 @@ class Aggregator:
         self._advance(entry)
 
     def _answer_pulls(self, entry: SliceState) -> None:
-        for waiter in entry.pulls:
-            self._answer_pull(entry, waiter)
-        entry.pulls.clear()
+        pulls, entry.pulls = entry.pulls, {}
+        for own in pulls.values():
+            for waiter in own.values():
+                self._answer_pull(entry, waiter)
 
     def _answer_pull(self, entry: SliceState, waiter: Waiter) -> None:
         self._given(entry, self.table.member(waiter.rank), waiter.numbers)

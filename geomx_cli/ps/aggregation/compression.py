@@ -59,7 +59,14 @@ def parse_codec(spec: str) -> Codec | None:
     name, _, argument = spec.partition(":")
     if len(spec) > MAX_CODEC:
         raise InvalidSettings(f"a codec of {len(spec)} characters", "write NAME or NAME:ARGUMENT")
-    made: Codec = plugins.find("codec", name).codec(argument)  # type: ignore[attr-defined]
+    plugin = plugins.find("codec", name)
+    try:
+        made: Codec = plugin.codec(argument)  # type: ignore[attr-defined]
+    except InvalidSettings:
+        raise
+    except Exception as error:  # of an installed codec
+        hint = "see what this codec takes as ARGUMENT"
+        raise InvalidSettings(f"the codec {name} does not take {argument!r}: {error!r}", hint) from error
     return made
 
 
@@ -73,7 +80,15 @@ def received(header: Header, payload: memoryview | None) -> Content:
         raise BadMessage(error.message) from None
     if codec is None or payload is None:
         raise BadMessage("an encoded payload without a codec" if payload else "no payload where an encoded one belongs")
-    return codec.decode(payload, header.length).astype(_exact(header.dtype), copy=False)
+    try:
+        array = codec.decode(payload, header.length)
+    except BadMessage:
+        raise
+    except Exception as error:  # of an installed codec: a bad payload must not end this process
+        raise BadMessage(f"a payload that {header.codec} cannot decode: {error!r}") from error
+    if array.shape != (header.length,):
+        raise BadMessage(f"{array.shape} elements from {header.codec} where {header.length} belong")
+    return array.astype(_exact(header.dtype), copy=False)
 
 
 class Compression:
@@ -218,9 +233,12 @@ class Compression:
 
     def take(self, where: Where, found: Content, dtype: int, form: Form) -> Content:
         """Apply a received result or initial value and return the new value. Must be called in the order of rounds."""
+        kept = self._kept.setdefault(where, {})
+        if isinstance(found, Rows):
+            # Others may have received all elements of this round, and the next change is to those.
+            kept.pop("reference", None)
         if not self.changes or isinstance(found, Rows):
             return found
-        kept = self._kept.setdefault(where, {})
         new = cast(kept["reference"] + found if form == Form.CHANGE else found, dtype)
         kept["reference"] = new.astype(_exact(dtype), copy=False)
         return new

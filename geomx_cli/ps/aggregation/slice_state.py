@@ -102,7 +102,8 @@ class Cohort:
 @dataclass(slots=True)
 class SliceState:
     """One slice. `row`: elements in a row. `forwarded`: rounds sent to the root. `fetching`: the value was requested
-    from the root. `hyper`: the hyper-parameters set for its optimizer.
+    from the root. `pulls`: those that wait for the value, by request number. `hyper`: the hyper-parameters set for its
+    optimizer.
     """
 
     slot: SliceView
@@ -114,7 +115,7 @@ class SliceState:
     forwarded: int = 0
     fetching: bool = False
     cohorts: dict[int, Cohort] = field(default_factory=dict)
-    pulls: list[Waiter] = field(default_factory=list)
+    pulls: dict[Link, dict[int, Waiter]] = field(default_factory=dict)
     hyper: dict[str, float] = field(default_factory=dict)
     _own: Array | None = None  # the value, while no one else may read it: then it is written in place
 

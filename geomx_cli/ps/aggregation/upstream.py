@@ -58,7 +58,9 @@ class UpstreamClient:
             where = (header.key, header.slice)
             rounds = self._rounds.setdefault(where, {})
             header.codec = self.compression.spec
-            header.follows = bool(rounds) or self.compression.has_reference(where)
+            last = next(reversed(rounds.values()), None)
+            has = self.compression.has_reference(where)
+            header.follows = has if last is None else last.header.reply != Reply.NONE
             rounds[header.round] = pending
         self._send(pending)
 
@@ -92,7 +94,9 @@ class UpstreamClient:
         del self._pending[asked.request]
         if asked.kind == Kind.EXCHANGE:
             del self._rounds[where][asked.round]
-        if asked.kind == Kind.EXCHANGE or (asked.kind == Kind.PULL and not asked.round and not header.value):
+        # An initial value may arrive after the first round's result, if that has the higher priority.
+        initial = asked.kind == Kind.PULL and not asked.round and not header.value
+        if asked.kind == Kind.EXCHANGE or (initial and not self.compression.has_reference(where)):
             found = self.compression.take(where, found, asked.dtype, header.form)
         pending.on_result(header, found)
 
