@@ -492,6 +492,37 @@ def test_parties_that_train_asynchronously_pull_the_newest_value_rounded() -> No
         assert tree.last(who).tobytes() == rounded(newest, 11).tobytes()
 
 
+@pytest.mark.parametrize("spec", ["fp16", "topk:0.25,fp32"])
+def test_delay_is_measured_from_what_a_codec_left(spec: str) -> None:
+    """DC-ASGD's old weights are those with which the party computed its gradient, not the exact ones."""
+    tree = Tree([1, 1], lambda _, __: FsaServer(asynchronous=True), size=8, compress=spec)
+    tree.use("dcasgd", learning_rate=0.5, lamda=2.0)
+    weight = np.linspace(1, 2, 8, dtype=np.float32) / np.float32(3)
+    tree.init(weight)
+    for party in (0, 1):
+        tree.pull((party, 0))
+    quantise = top(lambda size: math.ceil(size * 0.25), lambda values: values)
+    if spec == "fp16":
+        quantise = partial(rounded, bits=11)
+    changes = spec != "fp16"
+    seen, lost = [weight, weight], [np.zeros_like(weight), np.zeros_like(weight)]
+    random = np.random.default_rng(4)
+    for number in range(1, 6):
+        for party in (0, 1):
+            given = random.standard_normal(8).astype(np.float32)
+            gradient = quantise(given + lost[party])
+            lost[party] = given + lost[party] - gradient if changes else lost[party]
+            weight = weight - np.float32(0.5) * (gradient + 2 * gradient * gradient * (weight - seen[party]))
+            tree.push((party, 0), number, given)
+            if not changes:
+                seen[party] = quantise(weight)
+            elif (number, party) == (1, 1):  # there is no common reference: the first result is exact
+                seen[party] = weight
+            else:
+                seen[party] = seen[party] + quantise(weight - seen[party])
+            np.testing.assert_allclose(tree.last((party, 0)), seen[party], rtol=1e-5 if changes else 1e-3, atol=1e-6)
+
+
 def test_rows_are_not_encoded() -> None:
     tree = Tree([1], lambda _, __: FsaServer(), row=2, compress="fp16")
     value = np.linspace(1, 2, 8, dtype=np.float32) / np.float32(3)

@@ -218,3 +218,22 @@ def test_a_target_is_reached_by_the_others(launch: Run, algo: str, seed: int) ->
     first = found["A-worker-0"]
     assert (first["stopped"], first["samples"]) == ("target_accuracy", 5 * len(numpy_.shards(workers, seed, 3000)[0]))
     assert sum(event["samples"] for event in found.values()) < 5 * 3000
+
+
+@pytest.mark.parametrize(
+    ("algo", "codec"), [("fsa", "1bit"), (f"{DILOCO} --topology spread", "1bit:-0.5")], ids=("fsa", "diloco")
+)
+def test_a_codec_without_zero_does_not_stop_training(launch: Run, algo: str, codec: str) -> None:
+    found, _ = final(launch(algo, "--compress", codec, "--seed", "20", "--lr", "0.001"), 4)
+    assert_every_sample_was_used(found, 20)
+    assert {event["stopped"] for event in found.values()} == {"epochs"}
+
+
+@pytest.mark.parametrize("algo", ["fsa", "hfa --k1 2 --k2 3", DILOCO], ids=("fsa", "hfa", "diloco"))
+def test_a_stop_is_not_lost_in_a_codec(launch: Run, algo: str) -> None:
+    words = ("--batch-size", "1", "--epochs", "50", "--eval-every", "1", "--target-accuracy", "0.01", "--seed", "20")
+    job = launch(algo, *words, "--compress", "2bit:1000", samples=900)
+    found, _ = final(job, 4)
+    assert found["A-worker-0"]["stopped"] == "target_accuracy"
+    assert all(event["rounds"] < 500 for event in found.values())
+    assert not [path for path in job.directory.glob("logs/*") if "Warning" in path.read_text()]

@@ -393,6 +393,8 @@ class Aggregator:
             array, encoded = self.compression.result(
                 entry.slot.id, cohort.member, array, entry.dtype, is_sum=self._gives_sums(entry)
             )
+            if encoded is not None:
+                self._given(entry, cohort.member, decoded=array)
         result = Result(
             array, entry.slot.version, ranks, accumulator.weight, {waiter.rank for waiter in waiters.values()}, changed,
             encoded, self.compression.spec,
@@ -403,15 +405,17 @@ class Aggregator:
         if entry.slot.value is not None:
             self._answer_pulls(entry)
 
-    def _given(self, entry: SliceState, member: int, numbers: Array | None = None) -> None:
-        """Tell the optimizer that a member is about to receive the root's newest value, or these rows of it, and will
-        compute its next gradient from it. Optimizers that compensate for delay need that.
+    def _given(
+        self, entry: SliceState, member: int, numbers: Array | None = None, decoded: Array | None = None
+    ) -> None:
+        """Tell the optimizer that a member is about to receive the root's newest value, or these rows of it, or what a
+        codec leaves of it, and will compute its next gradient from it. Optimizers that compensate for delay need that.
         """
         optimizer = self.history.present(entry.hyper)
         if self._upstream is None and self.table.algorithm.asynchronous and optimizer is not None:
             assert entry.slot.value is not None
             rows = None if numbers is None else (entry.row, numbers)
-            optimizer.given(entry.slot.id, member, entry.slot.value, rows)
+            optimizer.given(entry.slot.id, member, entry.slot.value, rows, decoded)
 
     def _fetch(self, entry: SliceState, priority: int) -> None:
         """Request the value from the root, which answers as soon as it has one."""
@@ -445,8 +449,9 @@ class Aggregator:
                 self._answer_pull(entry, waiter)
 
     def _answer_pull(self, entry: SliceState, waiter: Waiter) -> None:
-        self._given(entry, self.table.member(waiter.rank), waiter.numbers)
+        member = self.table.member(waiter.rank)
         if waiter.numbers is not None:
+            self._given(entry, member, waiter.numbers)
             assert entry.slot.value is not None
             found = Rows.of(entry.slot.value, entry.row, waiter.numbers)
             self._send_content(entry, waiter, 0, Result(None, entry.slot.version), found)
@@ -454,6 +459,7 @@ class Aggregator:
         array, encoded = entry.give(), None
         if waiter.newest:
             array, encoded = self.compression.newest(array, entry.dtype)
+        self._given(entry, member, decoded=None if encoded is None else array)
         result = Result(array, entry.slot.version, encoded=encoded, codec=self.compression.spec)
         self._answer(entry, waiter, 0, result)
 

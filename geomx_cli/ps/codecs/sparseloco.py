@@ -2,8 +2,9 @@
 
 The residual decays by 0.95 (e = 0.95 e + difference). In chunks of 4096 elements the 64 of largest magnitude are sent:
 a sign, and one bit for which of two levels the magnitude has. Magnitudes above the mean of the 64 have their mean as
-level, the others theirs, both in fp16. Indices are gaps in Rice code with 5 low bits. The last chunk sends the same
-fraction of its elements. Slices of fewer than 4096 elements are sent as fp16.
+level, the others theirs; a slice's levels are encoded by the codec fp16. Indices are gaps in Rice code with 5 low bits.
+The last chunk sends the same fraction of its elements, rounded up. Slices of fewer than 4096 elements are encoded by
+fp16. In the residual of results that are sums nothing decays.
 """
 
 from typing import TYPE_CHECKING

@@ -50,7 +50,8 @@ class Dcasgd(_Compensated):
 
     That is the weight after the member's previous update, or a newer one that it has pulled since (see `given`), and
     for a member that pulled only before the slot's first update the weight before that. So a server keeps one copy of
-    the weights per member plus one. With a single member, d is 0 and this is `sgd`.
+    the weights per member plus one. With a single member and no codec, d is 0 and this is `sgd`; a codec that loses
+    something of a weight on the way also makes b differ.
     """
 
     name = "dcasgd"

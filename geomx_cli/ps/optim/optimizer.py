@@ -238,21 +238,25 @@ class Optimizer(ABC):
         """Whether a gradient of rows changes only those rows, as in MXNet."""
         return bool(self._params.get("lazy_update", False))
 
-    def given(self, slot: Slot, member: int, weight: Array, rows: tuple[int, Array] | None = None) -> None:
+    def given(
+        self, slot: Slot, member: int, weight: Array, rows: tuple[int, Array] | None = None,
+        decoded: Array | None = None,
+    ) -> None:  # fmt: skip
         """Record that this member received the slot's present weight, which is newer than the one after its own last
         update, or that it pulled before its first update. rows: the elements in a row and the received rows' numbers,
-        if these are not all.
+        if these are not all. decoded: what it received in place of the weight, if a codec has changed that.
         """
         state = self._states.get(slot)
         if state is None or not self.seen:  # before the slot's first update there is only one weight
             return
         now = weight.reshape(-1) if state.master is None else state.master
+        got = now if decoded is None else decoded
         for what in self.by_member:
             name = f"{what}.{member}"
             if name not in state.arrays:
                 state.arrays[name] = self._fresh(what, now, state.arrays)
             if what in self.seen and rows is None:
-                np.copyto(state.arrays[name], now)
+                np.copyto(state.arrays[name], got)
             elif what in self.seen and rows is not None:
                 Rows.of(now, *rows).write_to(state.arrays[name])
 

@@ -28,9 +28,9 @@ class Vote:
 class StopVote:
     """A tiny tensor exchanged with every round, which adds no round trip.
 
-    A worker that votes to stop contributes 1, an unfinished one 0, the others abstain. So the value is nonzero once a
-    worker votes to stop, whatever sum, mean or optimizer computes it, and the weight of the round is that of the
-    unfinished workers. For the training thread only.
+    A worker that votes to stop contributes infinity, an unfinished one 0, the others abstain. So the value is not
+    finite once a worker votes to stop, whatever sum, mean, optimizer or codec computes it (1bit turns 0 into -1), and
+    the weight of the round is that of the unfinished workers. For the training thread only.
     """
 
     def __init__(self, client: "Client", priority: int) -> None:
@@ -41,11 +41,11 @@ class StopVote:
 
     def begin(self, *, stop: bool, unfinished: bool) -> None:
         """Vote in the round that has begun; returns at once."""
-        source = np.full(1, stop, np.float32) if stop or unfinished else None
+        source = np.full(1, np.inf if stop else 0, np.float32) if stop or unfinished else None
         self._exchange = self._client.exchange(STOP, source, self._value, priority=self._priority)
 
     def result(self) -> Vote:
         """Wait for the round's result. Raises the client's error after the job has failed."""
         assert self._exchange is not None
         self._exchange.done.result()
-        return Vote(bool(self._value[0] != 0), round(self._exchange.weight))
+        return Vote(not np.isfinite(self._value[0]), round(self._exchange.weight))
