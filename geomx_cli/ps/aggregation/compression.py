@@ -267,7 +267,7 @@ class Compression:
 
 def _can_encode(array: Array) -> bool:
     """Whether all elements are below LARGEST in magnitude, and none is NaN."""
-    return not len(array) or bool(-LARGEST < array.min() and array.max() < LARGEST)
+    return not len(array) or bool(array.min() > -LARGEST and array.max() < LARGEST)
 
 
 def _exact(dtype: int) -> "np.dtype[Any]":
