@@ -375,7 +375,8 @@ def test_who_takes_no_elements_of_a_round_gets_the_next_result_exact(in_flight: 
             reply=reply, **about,
         )  # fmt: skip
         payload = None if value is None else as_payload(value, 0)
-        clients[rank].send(links[rank], header, payload, lambda _, found: got[rank].append(found))  # type: ignore[arg-type]
+        link: Any = links[rank]
+        clients[rank].send(link, header, payload, lambda _, found: got[rank].append(found))
 
     def run() -> None:
         while sent:
