@@ -91,7 +91,8 @@ def test_malformed_payloads(spec: str) -> None:
             codec.decode(memoryview(payload[:-2] + b"\xff\x7f"), 5)
 
 
-@pytest.mark.parametrize("spec", ["fp17", "fp16:2", "bf16:x", ":", "none:1", "fp16" + " " * 100])
+@pytest.mark.parametrize("spec", ["fp17", "fp16:2", "bf16:x", ":", "none:1", "fp16" + " " * 100, "2bit:1e99", "1bit:-1e99"])
+@pytest.mark.filterwarnings("error")
 def test_wrong_specs(spec: str) -> None:
     with pytest.raises(InvalidSettings):
         parse_codec(spec)
@@ -375,7 +376,8 @@ def test_who_takes_no_elements_of_a_round_gets_the_next_result_exact(in_flight: 
             reply=reply, **about,
         )  # fmt: skip
         payload = None if value is None else as_payload(value, 0)
-        clients[rank].send(links[rank], header, payload, lambda _, found: got[rank].append(found))  # type: ignore[arg-type]
+        link: Any = links[rank]
+        clients[rank].send(link, header, payload, lambda _, found: got[rank].append(found))
 
     def run() -> None:
         while sent:
