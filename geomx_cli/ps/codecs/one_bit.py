@@ -22,7 +22,8 @@ name = "1bit"
 def codec(argument: str) -> "OneBit":
     """The threshold, by default 0."""
     try:
-        threshold = np.float32(argument or 0)
+        with np.errstate(over="ignore"):  # refused below
+            threshold = np.float32(argument or 0)
     except ValueError:
         threshold = np.float32(np.nan)
     if not np.isfinite(threshold):

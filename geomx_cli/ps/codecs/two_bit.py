@@ -27,7 +27,8 @@ def codec(argument: str) -> "TwoBit":
 def threshold_of(argument: str, what: str) -> "np.float32":
     """Parse a threshold argument. Raises InvalidSettings."""
     try:
-        threshold = np.float32(argument or 0.5)
+        with np.errstate(over="ignore"):  # refused below
+            threshold = np.float32(argument or 0.5)
     except ValueError:
         threshold = np.float32(0)
     if not 0 < threshold < np.inf:
