@@ -38,8 +38,8 @@ class Codec(Protocol):
     results: Literal["values", "changes", "exact"]
 
     def encode(self, array: Array) -> memoryview:
-        """Encode a 1-D array of float32 or float64, which is not modified. If `decay` is not 0, the magnitude of each
-        element is below LARGEST.
+        """Encode a 1-D array of float32 or float64, which is not modified, to a memoryview of bytes. If `decay` is not
+        0, the magnitude of each element is below LARGEST.
         """
 
     def decode(self, payload: memoryview, length: int) -> Array:
