@@ -1,15 +1,15 @@
 """Checks of hosts and network: `quick` before a launch, `examine` for `geomx doctor`.
 
-    check.py          one finding, and the aggregation of several
-    requirements.py   a job's requirements for each host
-    probe_pool.py     a probe on each host, and the facts it collects
-    resolve.py        completes an inventory from facts
-    hosts.py          checks of a host's facts
-    connect.py        the planned dials between hosts, and their results
-    links.py          binds ports and dials them from the planned hosts
-    diagnose.py       diagnosis of failed dials
-    wan.py            round trip and bandwidth between parties
-    report.py         the whole examination
+    check.py               one finding, and the aggregation of several
+    requirements.py        a job's requirements for each host
+    probe_pool.py          a probe on each host, and the facts it collects
+    complete_inventory.py  adds paths, addresses and ports to an inventory, from facts
+    hosts.py               checks of a host's facts
+    connect.py             the planned dials between hosts, and their results
+    links.py               binds ports and dials them from the planned hosts
+    diagnose.py            diagnosis of failed dials
+    wan.py                 round trip and bandwidth between parties
+    report.py              the whole examination
 """
 
 from geomx_cli.preflight.check import Check, exit_code, refuse

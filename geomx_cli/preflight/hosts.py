@@ -6,9 +6,9 @@ from geomx_cli import __version__
 from geomx_cli.core.units import format_bytes, format_duration
 from geomx_cli.inventory import Host
 from geomx_cli.preflight.check import Check
+from geomx_cli.preflight.complete_inventory import listening
 from geomx_cli.preflight.probe_pool import OLDEST_PYTHON, Facts, Skew, old_python
 from geomx_cli.preflight.requirements import Requirements
-from geomx_cli.preflight.resolve import listening
 from geomx_cli.probe.facts import code_digest
 from geomx_cli.ps.net.addresses import is_loopback
 

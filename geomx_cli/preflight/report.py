@@ -18,11 +18,11 @@ from geomx_cli.plan.job_paths import complete
 from geomx_cli.preflight import hosts as checks_of_hosts
 from geomx_cli.preflight import links
 from geomx_cli.preflight.check import REACHABLE, Check, exit_code, together
+from geomx_cli.preflight.complete_inventory import ALL, complete_inventory, listening
 from geomx_cli.preflight.connect import Dialled, dials
 from geomx_cli.preflight.diagnose import link_checks
 from geomx_cli.preflight.probe_pool import Facts, ProbePool
 from geomx_cli.preflight.requirements import DISTRIBUTIONS, requirements
-from geomx_cli.preflight.resolve import ALL, listening, resolve
 from geomx_cli.preflight.wan import Measured, check_bandwidth, measure
 
 __all__ = ["Report", "examine", "examine_inventory", "quick"]
@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Report:
-    """The result of an examination. `inventory` is resolved as far as the hosts responded; `facts` are by host."""
+    """The result of an examination. `inventory` is completed as far as the hosts responded; `facts` are by host."""
 
     inventory: Inventory
     facts: Mapping[str, Facts]
@@ -62,7 +62,7 @@ class Report:
 
 
 def quick(hosts: Mapping[str, Connector], inventory: Inventory, spec: JobSpec) -> tuple[Inventory, list[Check]]:
-    """Run the checks that precede a launch: return the resolved inventory, and the checks of hosts, ports and links.
+    """Run the checks that precede a launch: return the completed inventory, and the checks of hosts, ports and links.
 
     `hosts` are those of the inventory. Everything started on them has ended on return, so the ports are free. A host
     that is unreachable or fails is reported as a problem, and the others are still checked; with invalid ports or
@@ -108,7 +108,7 @@ class _Examination:
         facts = self._facts()
         self._check_hosts(facts)
         try:
-            self._inventory = resolve(self._inventory, facts)
+            self._inventory = complete_inventory(self._inventory, facts)
         except InvalidSettings as error:
             self._checks.append(Check("inventory", "settings", "problem", error.message, error.hint))
         else:

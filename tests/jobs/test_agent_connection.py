@@ -25,7 +25,7 @@ from geomx_cli.hosts.ssh.connector import SshConnector
 from geomx_cli.jobs.actions.agent_connection import AgentConnection, Inbox
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_to
-from geomx_cli.jobs.actions.local_events import Gone, LocalEvent
+from geomx_cli.jobs.actions.local_messages import Gone, LocalMessage
 from geomx_cli.jobs.store import Job
 from geomx_cli.plan import JobSpec
 
@@ -39,7 +39,7 @@ TELLS = (
 )
 
 
-def as_message(item: dict[str, Any] | LocalEvent) -> dict[str, Any]:
+def as_message(item: dict[str, Any] | LocalMessage) -> dict[str, Any]:
     """A local event in the form of a host's message."""
     return item if isinstance(item, dict) else {"type": type(item).__name__.lower(), **asdict(item)}
 

@@ -14,9 +14,9 @@ from geomx_cli.inventory import Host, Ssh
 from geomx_cli.plan import JobSpec, plan
 from geomx_cli.preflight import Check, exit_code, hosts, refuse
 from geomx_cli.preflight.check import together
+from geomx_cli.preflight.complete_inventory import complete_inventory
 from geomx_cli.preflight.probe_pool import Facts, Folder, Skew
 from geomx_cli.preflight.requirements import Requirements, requirements
-from geomx_cli.preflight.resolve import resolve
 from geomx_cli.probe.facts import code_digest
 
 GIB = 1 << 30
@@ -168,30 +168,30 @@ def test_resolving_fills_in_what_only_the_host_knows() -> None:
         "workdir": "~/work", "python": "python3",
     }  # fmt: skip
     inventory = star({"hub": "10.0.0.9", "alpha": ""}, range(9000, 9004), alpha=asked)
-    resolved = resolve(inventory, {"alpha": FACTS})
+    resolved = complete_inventory(inventory, {"alpha": FACTS})
     alpha = resolved.host("alpha")
     assert (alpha.address, alpha.wan_address) == ("10.0.0.5", "192.0.2.5")
     assert (alpha.python, alpha.package) == ("/there/bin/python", "/there/geomx_cli")
     assert (alpha.state_dir, alpha.workdir) == ("/home/me/.local/state/geomx", "/home/me/work")
     assert alpha.ports == (9001,)
     assert resolved.host("hub") == inventory.host("hub").model_copy(update={"ports": (9000, 9001, 9002)})
-    assert resolve(resolved, {"alpha": FACTS}).host("alpha") == alpha
+    assert complete_inventory(resolved, {"alpha": FACTS}).host("alpha") == alpha
 
 
 def test_who_is_dialled_by_name_listens_on_both_versions_of_ip() -> None:
     facts = changed(free={**FACTS.free, "::": [9003]})
     for known, listens, port in (("10.0.0.5", "", 9001), ("alpha.example.org", "::", 9003)):
         inventory = star({"hub": "10.0.0.9", "alpha": known}, range(9000, 9004))
-        alpha = resolve(inventory, {"alpha": facts}).host("alpha")
+        alpha = complete_inventory(inventory, {"alpha": facts}).host("alpha")
         assert (alpha.listen, alpha.ports) == (listens, (port,))
     inventory = star({"hub": "10.0.0.9", "alpha": "alpha.example.org"}, range(9000, 9004))
-    assert resolve(inventory, {"alpha": FACTS}).host("alpha").listen == "", "a host without IPv6"
+    assert complete_inventory(inventory, {"alpha": FACTS}).host("alpha").listen == "", "a host without IPv6"
 
 
 def test_each_account_has_its_own_folder_for_sockets() -> None:
     there: dict[str, object] = {"access": Ssh(address="10.0.0.5", user="bob")}
     inventory = star({"hub": "127.0.0.1", "alpha": "10.0.0.5"}, range(9000, 9004), alpha=there)
-    resolved = resolve(inventory, {"alpha": FACTS, "hub": FACTS})
+    resolved = complete_inventory(inventory, {"alpha": FACTS, "hub": FACTS})
     planned = plan(resolved, JobSpec(job="j", job_dir="/j", socket_dir="/tmp/gx-0-abc", key_dir="/k"))
     assert planned.socket_dirs == {"hub": "/tmp/gx-0-abc", "alpha": "/run/me/gx-1007-abc"}
     assert planned.process("alpha/server:0").env["GEOMX_SCHEDULER"].startswith("ipc:///run/me/gx-1007-abc/")
@@ -199,23 +199,23 @@ def test_each_account_has_its_own_folder_for_sockets() -> None:
 
 def test_resolving_keeps_an_address_and_takes_one_of_ipv6_where_there_is_no_other() -> None:
     kept: dict[str, object] = {"address": "10.0.0.7", "interface": "lan0", "wan_interface": "six"}
-    alpha = resolve(star({"hub": "10.0.0.9", "alpha": ""}, range(9000, 9004), alpha=kept), {"alpha": FACTS})
+    alpha = complete_inventory(star({"hub": "10.0.0.9", "alpha": ""}, range(9000, 9004), alpha=kept), {"alpha": FACTS})
     assert (alpha.host("alpha").address, alpha.host("alpha").wan_address) == ("10.0.0.7", "fd00::6")
     assert alpha.host("alpha").state_dir == ""
 
 
 def test_ports_are_free_where_the_host_listens() -> None:
     inventory = star({"hub": "10.0.0.9", "alpha": "10.0.0.5"}, range(9000, 9004), alpha={"listen": "10.0.0.5"})
-    assert resolve(inventory, {"alpha": FACTS}).host("alpha").ports == (9000,)
+    assert complete_inventory(inventory, {"alpha": FACTS}).host("alpha").ports == (9000,)
     inventory = star({"hub": "10.0.0.9", "alpha": "10.0.0.5"}, [9000], hub={"ports": (1, 2, 3)})
     with pytest.raises(InvalidSettings, match=r"host alpha needs 1 .*\(alpha port 9000: sshd \(pid 1\)\)"):
-        resolve(inventory, {"alpha": FACTS})
+        complete_inventory(inventory, {"alpha": FACTS})
 
 
 def test_an_interface_that_is_not_there() -> None:
     inventory = star({"hub": "10.0.0.9", "alpha": ""}, range(9000, 9004), alpha={"wan_interface": "eth9"})
     with pytest.raises(InvalidSettings, match="host alpha has no network interface eth9") as raised:
-        resolve(inventory, {"alpha": FACTS})
+        complete_inventory(inventory, {"alpha": FACTS})
     assert "lan0 (fd00::5, 10.0.0.5), wan0 (192.0.2.5)" in raised.value.hint
 
 

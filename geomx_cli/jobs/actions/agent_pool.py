@@ -11,7 +11,7 @@ from geomx_cli.agent.host_spec import FileDigest, HostSpec
 from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted
 from geomx_cli.hosts import Connector, File, everywhere
 from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection, Inbox, JsonObject
-from geomx_cli.jobs.actions.local_events import Gone
+from geomx_cli.jobs.actions.local_messages import Gone
 from geomx_cli.jobs.store import Job
 
 __all__ = ["AgentPool", "Inbox", "JsonObject"]
@@ -23,8 +23,8 @@ _PATIENCE = 3.0  # seconds before a wait is reported
 
 
 class AgentPool:
-    """One agent per host. Their messages go into `inbox`, with the host's name; agent_connection.py lists the other
-    events.
+    """One agent per host. Their messages go into `inbox`, with the host's name; agent_connection.py lists the
+    local messages that it also receives.
 
     One thread per agent reads, and one sends heartbeats, so that a blocked terminal does not end the job.
     `close` leaves no process, key file or socket on any reachable host; it is safe after any failure. `note` is called

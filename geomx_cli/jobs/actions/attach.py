@@ -17,7 +17,7 @@ from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
-from geomx_cli.jobs.actions.local_events import Gone
+from geomx_cli.jobs.actions.local_messages import Gone
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import state as job_state
 from geomx_cli.jobs.store.registry import KnownJob

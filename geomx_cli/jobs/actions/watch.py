@@ -27,7 +27,7 @@ from geomx_cli.core.env_names import NO_EFFECT
 from geomx_cli.core.events import Event, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.jobs.actions.agent_pool import AgentPool, JsonObject
-from geomx_cli.jobs.actions.local_events import Broken, Gone, Interrupt, LocalEvent, Mended, Notice, Suspend
+from geomx_cli.jobs.actions.local_messages import Broken, Gone, Interrupt, LocalMessage, Mended, Notice, Suspend
 from geomx_cli.jobs.view.follow import View
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
@@ -123,7 +123,7 @@ class Watch:
         self._check(time.monotonic())
         self._view.show(self._progress)
 
-    def _messages(self) -> list[tuple[str, JsonObject | LocalEvent]]:
+    def _messages(self) -> list[tuple[str, JsonObject | LocalMessage]]:
         """Return the pending messages, after a short wait for the first."""
         inbox = self._fleet.inbox
         try:
@@ -134,8 +134,8 @@ class Watch:
             messages.append(inbox.get_nowait())
         return messages
 
-    def _take(self, host: str, message: JsonObject | LocalEvent) -> None:
-        if isinstance(message, LocalEvent):
+    def _take(self, host: str, message: JsonObject | LocalMessage) -> None:
+        if isinstance(message, LocalMessage):
             self._take_local(host, message)
             return
         try:
@@ -178,8 +178,8 @@ class Watch:
         if isinstance(event, WarningRaised):
             self._warn(process, event.message)
 
-    def _take_local(self, host: str, event: LocalEvent) -> None:
-        match event:
+    def _take_local(self, host: str, message: LocalMessage) -> None:
+        match message:
             case Notice(text):
                 self._view.note(f"warning: host {host}: {text}")
             case Gone(how, reachable) if host in self._running:

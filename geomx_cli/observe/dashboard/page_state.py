@@ -5,7 +5,7 @@ from typing import Any
 
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.state import JobState
-from geomx_cli.observe.dashboard.event_stream import EventStream
+from geomx_cli.observe.dashboard.event_reader import EventReader
 from geomx_cli.observe.dashboard.job_model import ENDS, JobModel
 
 __all__ = ["page_state"]
@@ -14,7 +14,7 @@ VERSION = 1
 UNDECIDED = ("running", "detached", "lost control")
 
 
-def page_state(job: KnownJob, model: JobModel, events: EventStream) -> dict[str, Any]:
+def page_state(job: KnownJob, model: JobModel, events: EventReader) -> dict[str, Any]:
     """Return one object for JSON."""
     state = JobState.read(job.directory)
     shown = state.shown if state is not None else "lost control"

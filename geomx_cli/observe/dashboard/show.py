@@ -8,7 +8,7 @@ from pathlib import Path
 
 from geomx_cli.core.events import Event
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.observe.dashboard.event_stream import EventStream
+from geomx_cli.observe.dashboard.event_reader import EventReader
 from geomx_cli.observe.dashboard.job_model import JobModel
 from geomx_cli.observe.dashboard.page_state import page_state
 from geomx_cli.observe.dashboard.server import remembered, started, write_private
@@ -32,7 +32,7 @@ def show(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
-        events = EventStream(job, take, model.say)
+        events = EventReader(job, take, model.say)
         stack.callback(events.close)
         server = started(lambda: page_state(job, model, events), port, *remembered(job.directory))
         stack.callback(server.close)

@@ -8,24 +8,24 @@ from geomx_cli.inventory import Host, Inventory, is_ip
 from geomx_cli.plan import ports
 from geomx_cli.preflight.probe_pool import Facts
 
-__all__ = ["ALL", "listening", "resolve"]
+__all__ = ["ALL", "complete_inventory", "listening"]
 
 ALL = "::"
 """Wildcard address for both IP versions."""
 
 
-def resolve(inventory: Inventory, facts: Mapping[str, Facts]) -> Inventory:
+def complete_inventory(inventory: Inventory, facts: Mapping[str, Facts]) -> Inventory:
     """Return the inventory with absolute paths, addresses of interfaces, and the chosen ports.
 
     A host without facts is unchanged, and its ports are assumed to be free. Raises InvalidSettings for an interface
     that is missing or has no address, and for a host with too few free ports.
     """
-    resolved = inventory.with_hosts(
-        _resolved(host, facts[host.name]) if host.name in facts else host for host in inventory.hosts
+    completed = inventory.with_hosts(
+        _completed(host, facts[host.name]) if host.name in facts else host for host in inventory.hosts
     )
-    free = {host.name: _free(host, facts.get(host.name)) for host in resolved.hosts}
+    free = {host.name: _free(host, facts.get(host.name)) for host in completed.hosts}
     try:
-        return ports.choose(resolved, free)
+        return ports.choose(completed, free)
     except InvalidSettings as error:
         raise InvalidSettings(error.message + _holders(inventory, facts), error.hint) from None
 
@@ -37,7 +37,7 @@ def listening(host: Host) -> str:
     return ALL if ":" in host.near_address else "0.0.0.0"
 
 
-def _resolved(host: Host, facts: Facts) -> Host:
+def _completed(host: Host, facts: Facts) -> Host:
     python = host.python if host.python.startswith("/") else facts.executable
     known = {"python": python, "package": host.package or facts.package}
     if host.state_dir or not host.shares_files:
@@ -50,12 +50,12 @@ def _resolved(host: Host, facts: Facts) -> Host:
         if interface:
             found = _address(host, facts, interface)
             known[field] = getattr(host, field) or found
-    resolved = host.model_copy(update=known)
+    completed = host.model_copy(update=known)
     # A name may resolve to both IP versions, and the dialler chooses one.
-    names = [known for known in (resolved.near_address, resolved.wan_address) if known and not is_ip(known)]
+    names = [known for known in (completed.near_address, completed.wan_address) if known and not is_ip(known)]
     if any(name != "localhost" for name in names) and not host.listen and ALL in facts.free:
-        return resolved.model_copy(update={"listen": ALL})
-    return resolved
+        return completed.model_copy(update={"listen": ALL})
+    return completed
 
 
 def _address(host: Host, facts: Facts, interface: str) -> str:

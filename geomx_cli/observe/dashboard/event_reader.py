@@ -1,4 +1,4 @@
-"""Streams a job's events from its hosts, over the same path as its logs."""
+"""Reads a job's events from its hosts, over the same path as its logs."""
 
 import threading
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from geomx_cli.core.jsonlines import decode
 from geomx_cli.jobs.actions.logs import LogReader
 from geomx_cli.jobs.store.registry import KnownJob
 
-__all__ = ["EventStream"]
+__all__ = ["EventReader"]
 
 
-class EventStream:
+class EventReader:
     """Passes each event, with its process, to `on_event`, in a separate thread, until the job has ended or `close` is
     called. Lines that are not events are ignored.
 

@@ -1,16 +1,16 @@
-"""Events on the control machine itself, from its connections and its user; hosts cannot send them."""
+"""Messages in the inbox from the control machine itself: from its connections and its user; hosts cannot send them."""
 
 from dataclasses import dataclass
 
-__all__ = ["Broken", "Gone", "Interrupt", "LocalEvent", "Mended", "Notice", "Suspend"]
+__all__ = ["Broken", "Gone", "Interrupt", "LocalMessage", "Mended", "Notice", "Suspend"]
 
 
-class LocalEvent:
-    """Base class of the inbox entries that are not host messages."""
+class LocalMessage:
+    """Base class of the messages in the inbox that no host has sent."""
 
 
 @dataclass(frozen=True)
-class Gone(LocalEvent):
+class Gone(LocalMessage):
     """The agent no longer exists or is unreachable."""
 
     how: str
@@ -18,7 +18,7 @@ class Gone(LocalEvent):
 
 
 @dataclass(frozen=True)
-class Broken(LocalEvent):
+class Broken(LocalMessage):
     """The connection broke; reconnection is attempted for `limit` seconds (0: without limit)."""
 
     why: str
@@ -26,22 +26,22 @@ class Broken(LocalEvent):
 
 
 @dataclass(frozen=True)
-class Mended(LocalEvent):
+class Mended(LocalMessage):
     """The connection is restored."""
 
 
 @dataclass(frozen=True)
-class Notice(LocalEvent):
+class Notice(LocalMessage):
     """A warning about the connection."""
 
     message: str
 
 
 @dataclass(frozen=True)
-class Interrupt(LocalEvent):
+class Interrupt(LocalMessage):
     """The user asks for the job's end (Ctrl-C)."""
 
 
 @dataclass(frozen=True)
-class Suspend(LocalEvent):
+class Suspend(LocalMessage):
     """The user suspends this process (Ctrl-Z), not the job."""
