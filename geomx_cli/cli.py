@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "dashboard": ("geomx_cli.commands.dashboard", "Show a job live in a web page on this machine."),
     "data": ("geomx_cli.commands.data", "Fetch the data sets of the bundled training job."),
     "doctor": ("geomx_cli.commands.doctor", "Check the hosts and the network before a job."),
-    "draw": ("geomx_cli.commands.draw", "Plot the recorded runs of a network."),
+    "draw": ("geomx_cli.commands.draw", "Draw the figures of a network from its jobs' records."),
     "hosts": ("geomx_cli.commands.hosts", "Check an inventory file and show what will run where."),
     "init": ("geomx_cli.commands.init", "Write a starter inventory and training script."),
     "jobs": ("geomx_cli.commands.jobs", "List the jobs that were launched from here."),
@@ -37,7 +37,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "logs": ("geomx_cli.commands.logs", "Print what a job's processes write, or collect it."),
     "status": ("geomx_cli.commands.status", "Show the status of a job, process by process."),
     "stop": ("geomx_cli.commands.stop", "Stop a job, or one party of it, and clean up."),
-    "summarize": ("geomx_cli.commands.summarize", "Summarise the records of a run."),
+    "summarize": ("geomx_cli.commands.summarize", "Summarise the records of a job."),
 }
 """Each command's module, whose attribute of the same name is the command, and its line in `geomx --help`."""
 

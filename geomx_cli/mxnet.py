@@ -80,7 +80,8 @@ def shard(samples: Samples, split: str = "iid", seed: int = 1) -> Samples:
     """
     store = _store()
     if not store.trains:
-        raise InvalidSettings("this worker is a master that does not train, and has no data", "end its script here")
+        what = "this worker is a master that does not train, and has no data"
+        raise InvalidSettings(what, "call shard only where geomx.global_rank() is not -1")
     return shards.shard(samples, store.global_rank, store.num_all_workers, split, seed, store.party_ranks)
 
 

@@ -74,7 +74,7 @@ def _trial(name: str) -> "RunRecords":
         return RunRecords.read(folder.parent.parent, folder.parent.name, folder.name)
     if folder.is_dir() and not (folder / "plan.json").exists():
         hint = "name a job, or a folder BASE/NETWORK/MODE as in results/cnn/hfa"
-        raise InvalidSettings(f"{name} has no {FILE_NAME}: it is no trial", hint)
+        raise InvalidSettings(f"{name} has no {FILE_NAME}: these are no records of a job", hint)
     return fetched(find(name))
 
 
@@ -92,9 +92,9 @@ def _print_table(trials: "list[RunRecords]", summaries: "list[Summary]", target:
 
     table = Table(box=None, pad_edge=False)
     to = f"to {target:g}"
-    heads = ("trial", f"time {to}", f"bytes {to}", "accuracy", "samples/s", "computing", "bytes", "job")
+    heads = ("training", f"time {to}", f"bytes {to}", "accuracy", "samples/s", "computing", "bytes", "job")
     for head in heads:
-        table.add_column(head, justify="left" if head in ("trial", "job") else "right", no_wrap=True)
+        table.add_column(head, justify="left" if head in ("training", "job") else "right", no_wrap=True)
     for trial, one in zip(trials, summaries, strict=True):
         reached = one.reached
         table.add_row(

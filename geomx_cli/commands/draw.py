@@ -15,14 +15,14 @@ __all__ = ["draw"]
 @network_option
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-    help="Where to write them.  [default: figures/ beside the trials]",
+    help="Where to write them.  [default: figures/ beside the records]",
 )  # fmt: skip
 @click.option(
     "--format", "form", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="Of the files."
 )
 @click.option("--terminal", is_flag=True, help="Draw in this terminal, and write nothing.")
 def draw(base: Path, network: str, output: Path | None, form: str, terminal: bool) -> None:
-    """Draw the trials of a network in DIR/NETWORK/MODE, as written by geomx logs collect --to DIR.
+    """Draw the records of a network in DIR/NETWORK/MODE, as written by geomx logs collect --to DIR.
 
     \b
     accuracy, accuracy-niid  test accuracy over time, for identically and non-identically distributed data
@@ -32,7 +32,7 @@ def draw(base: Path, network: str, output: Path | None, form: str, terminal: boo
     timeline-MODE            one round: which workers compute, send, wait
     matrix-MODE              megabytes from each party to each
 
-    Each algorithm has the same color in every figure, from a palette suitable for color-blind readers. Missing and
+    Each algorithm has the same colour in every figure, from a palette suitable for colour-blind readers. Missing and
     damaged records are listed, and the rest is drawn; the exit code is then 7.
 
     \b

@@ -25,14 +25,14 @@ __all__ = ["summarize"]
 @click.option("--parity", is_flag=True, help="Throughput, traffic and computing by ESync's own formulas.")
 @click.option("--json", is_flag=True, help="Print summary.json instead of text.")
 def summarize(base: Path, network: str, mode: str, target: float, parity: bool, json: bool) -> None:
-    """Summarize the records of a run: DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
+    """Summarise the records of a job: DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
 
     Writes two files next to the hosts' folders: ESync's format (as ESync.json, Sync.json, HFA.json; the lists that its
     plotting tool reads) and summary.json, which adds pairs of time and accuracy, bytes in both directions, computing,
     exchange and waiting times, rounds, and time and bytes to the target, from raw points. A mode is the name of an
     algorithm, or dcasgd, with the suffix -niid for data split by class.
 
-    Missing, damaged and duplicate records are listed, and the rest is summarized; the exit code is then 7.
+    Missing, damaged and duplicate records are listed, and the rest is summarised; the exit code is then 7.
 
     \b
     Examples:
@@ -59,7 +59,7 @@ def summarize(base: Path, network: str, mode: str, target: float, parity: bool, 
 def _lines(summary: "Summary", unit: str) -> list[str]:
     reached, (sent, received) = summary.reached, summary.bytes
     rows = {
-        "trial": f"{summary.network}, {summary.mode}, {counted(summary.workers, 'worker')}",
+        "training": f"{summary.network}, {summary.mode}, {counted(summary.workers, 'worker')}",
         "rounds": str(summary.rounds),
         "samples": str(summary.samples),
         "time": format_duration(summary.seconds),

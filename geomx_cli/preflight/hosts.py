@@ -66,7 +66,7 @@ def check_hardware(
             yield Check(", ".join(names), "cores")
             continue
         what = f"the workers take {threads} cores, and there are {cores}"
-        fix = "give it fewer workers (devices) or threads, or more time"
+        fix = "give it fewer workers (devices) or threads, or expect slow training"
         yield Check(", ".join(names), "cores", "warning", what, fix)
 
 

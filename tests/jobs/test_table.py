@@ -77,6 +77,13 @@ def test_the_table_fits_the_width(progress: Progress, width: int) -> None:
     assert words.endswith("2 min 03 s left")
 
 
+def test_no_time_is_left_to_a_job_that_has_ended(progress: Progress) -> None:
+    for row in progress.rows.values():
+        row.status = row.status or 0
+    line = " ".join(shown(progress, 160, 40)[14:])
+    assert line.startswith("stopped 50%") and "left" not in line
+
+
 @pytest.mark.parametrize("height", [24, 12, 8, 4])
 def test_the_table_fits_the_height(progress: Progress, height: int) -> None:
     lines = shown(progress, 80, height)

@@ -141,5 +141,5 @@ def test_a_round_of_workers_that_do_not_wait_for_each_other(tmp_path: Path) -> N
 
 
 def test_no_trials_at_all(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings, match="there are no trials in"):
+    with pytest.raises(InvalidSettings, match="there are no records in"):
         modes_in(tmp_path, "cnn")

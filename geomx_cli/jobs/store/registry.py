@@ -83,6 +83,14 @@ class KnownJob:
         wanted = list(self.plan.hosts if names is None else names)
         return {name: ways.connector(self.inventory.host(name), sys.executable, options) for name in wanted}
 
+    @property
+    def what(self) -> str:
+        """What the job runs: its script, or the network and the algorithm of the bundled training."""
+        options = self.plan.spec.options
+        return " ".join(self.plan.spec.script) or " by ".join(
+            str(options[name]) for name in ("network", "algo") if name in options
+        )
+
     def to_json(self) -> dict[str, Any]:
         """What is known without contacting a host."""
         state = self.state
@@ -94,7 +102,7 @@ class KnownJob:
             "state": self.state_shown,
             "exit_code": result.get("exit_code"),
             "hosts": list(self.plan.hosts),
-            "what": " ".join(self.plan.spec.script) or str(self.plan.spec.options.get("algo", "")),
+            "what": self.what,
             "directory": str(self.directory),
             "result": dict(result) or None,
         }

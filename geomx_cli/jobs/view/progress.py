@@ -95,8 +95,9 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """Estimated seconds until the last worker is done."""
-        return max((row.left_s for row in self.training_rows if row.left_s is not None), default=None)
+        """Estimated seconds until the last worker is done; None once all have ended."""
+        left = [row.left_s for row in self.training_rows if row.left_s is not None and row.status is None]
+        return max(left, default=None)
 
     @property
     def samples_per_s(self) -> float:

@@ -20,15 +20,13 @@ def page_state(job: KnownJob, model: JobModel, events: EventReader) -> dict[str,
     shown = state.shown if state is not None else "lost control"
     over = events.over or shown not in UNDECIDED
     known = model.snapshot(over=over)
-    options = job.plan.spec.options
-    what = " ".join(job.plan.spec.script) or f"{options['network']} by {options['algo']}"
     if over and shown in UNDECIDED:
         shown = _end(known["processes"]) if events.complete else f"{shown}, and not all hosts could be read"
     cause, culprit = _cause(state)
     for process in known["processes"]:
         if culprit and process["state"] in ("failed", "ended"):  # the others ended as a consequence
             process["state"] = "failed" if process["name"] == culprit else "stopped"
-    fields = {"job": job.id, "what": what, "state": shown, "over": over, "cause": cause}
+    fields = {"job": job.id, "what": job.what, "state": shown, "over": over, "cause": cause}
     return {"schema_version": VERSION, **fields, **known}
 
 

@@ -112,7 +112,7 @@ def modes_in(base: Path, network: str) -> list[str]:
     """Return the modes with trials of a network, from the folders. Raises InvalidSettings if there are none."""
     found = sorted((path.name for path in (base / network).glob("*") if _is_trial(path)), key=place_of)
     if not found:
-        raise InvalidSettings(f"there are no trials in {base / network}", _what_there_is(base))
+        raise InvalidSettings(f"there are no records in {base / network}", _what_there_is(base))
     return found
 
 
@@ -130,7 +130,7 @@ def _what_there_is(base: Path) -> str:
     if not base.is_dir():
         return f"there is no folder {base}; geomx logs collect --to DIR writes records to DIR"
     found = sorted(f"{path.parent.name}/{path.name}" for path in base.glob("*/*") if _is_trial(path))
-    return f"there is {', '.join(found)}" if found else f"geomx logs collect --to {base} writes records there"
+    return f"there are those of {', '.join(found)}" if found else f"geomx logs collect --to {base} writes records there"
 
 
 def title(mode: str) -> str:

@@ -45,6 +45,10 @@ def _label(value: float, chars: int, delta: float, left: bool = False) -> str:
     return f"{value:.3g}".ljust(chars) if left else f"{value:.3g}".rjust(chars)
 
 
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def _bars(figure: Bars) -> Iterator[str]:
     rows = [
         (" ".join(filter(None, (title(mode), label))), value)
@@ -54,7 +58,7 @@ def _bars(figure: Bars) -> Iterator[str]:
     width = max(len(name) for name, _ in rows)
     most = max(value for _, value in rows) or 1.0
     for name, value in rows:
-        yield f"{name:<{width}}  {FULL * round((WIDTH - width) * value / most)} {value:.4g}"
+        yield f"{name:<{width}}  {FULL * round((WIDTH - width) * value / most)} {_number(value)}"
     yield f"({figure.y})"
 
 
@@ -76,7 +80,7 @@ def _matrix(figure: Matrix) -> Iterator[str]:
     width = max(9, *(len(party) for party in figure.parties)) + 1
     yield f"{'from / to':<{width}}" + "".join(f"{party:>{width}}" for party in figure.parties)
     for party, row in zip(figure.parties, figure.megabytes, strict=True):
-        yield f"{party:<{width}}" + "".join(f"{value:>{width}.4g}" for value in row)
+        yield f"{party:<{width}}" + "".join(f"{_number(value):>{width}}" for value in row)
     yield "(MB)"
 
 

@@ -120,7 +120,9 @@ class Membership:
         topic, body = request.topic, request.body
         self._hear()
         if topic == "pending":
-            self._missing = str(body.get("missing"))
+            known, self._missing = self._missing, str(body.get("missing"))
+            if self._missing == known:
+                return
             self._node.telemetry.state = "waiting"
             self._node.events.write(StateChanged(state="waiting", message=f"waiting for {self._missing}"))
         elif topic == "fail":

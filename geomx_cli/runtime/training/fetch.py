@@ -62,14 +62,14 @@ def _from_any_source(name: str, scratch: Path, tell: Progress) -> None:
             way(source, scratch, tell)
         except SourceError as cause:
             causes.append(f"{where}: {cause}")
-            tell(causes[-1], 0, 0)
+            tell(f"cannot download from {causes[-1]}", 0, 0)
         else:
             return
-    package = " or install the package," if source.package else ""
+    package = f" or install Debian's {source.package}," if source.package else ""
     raise HostUnreachable(
         f"{name} cannot be fetched. " + ". ".join(causes),
-        f"on a machine with a way out download {', '.join(source.packed)} from {source.url},{package} and name their"
-        " directory, unpacked, with --data-dir",
+        f"on a machine with Internet access download {', '.join(source.packed)} from {source.url},{package} and pass"
+        " the directory of the unpacked files with --data-dir",
     )
 
 
