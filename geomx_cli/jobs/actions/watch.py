@@ -266,7 +266,7 @@ class Watch:
     def _fail(self, failure: Failure) -> None:
         if not self._failures:
             who = failure.process or f"{'' if failure.fault else 'the agent on '}host {failure.host}"
-            cause = f"blames {failure.peer}" if failure.peer else failure.cause
+            cause = f"gave up on {failure.peer}" if failure.peer else failure.cause
             self._view.note(f"{who} {cause}; stopping the job and finding the root cause")
         self._failures.append(failure)
         self._stop(0 if not failure.process else _GRACE)
