@@ -16,9 +16,9 @@
 
 Standard library only, so that an agent starts in 0.1 s. Messages on the socket are JSON objects, one per line.
 
-To the agent: "hello" (seen: number of the last message received on an earlier connection, or 0), "start", "heartbeat"
-(seen), "stop" (grace: seconds until SIGTERM; patience: seconds from SIGTERM to SIGKILL; processes: names, all if
-absent; who: the requester), "kill".
+To the agent: "hello" (seen: number of the last message received on an earlier connection, or 0), "start" (ignored once
+started), "heartbeat" (seen), "stop" (grace: seconds until SIGTERM; patience: seconds from SIGTERM to SIGKILL;
+processes: names, all if absent; who: the requester), "kill".
 
 From the agent: "hello" (pid, status: see status.py), "alive" (reply to a heartbeat), "replaced" (another control
 machine took over). Messages with a number n are kept until acknowledged: "started" (process, pid), "event" (process,

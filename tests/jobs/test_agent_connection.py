@@ -152,6 +152,30 @@ def test_job_over_ssh_from_start_to_end(start: Start) -> None:
     assert log == ""
 
 
+def test_a_start_that_is_lost_with_the_connection_is_sent_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = AgentConnection.send
+
+    def lose(connection: AgentConnection, message: dict[str, Any]) -> None:
+        if message["type"] == "start" and not lost:
+            lost.append(site_of[0].machine.cut())
+        else:
+            send(connection, message)
+
+    lost: list[object] = []
+    site_of: list[Site] = []
+    monkeypatch.setattr(AgentConnection, "send", lose)
+    monkeypatch.setattr(Site, "start", lambda site: (site_of.append(site), site.fleet.start({"alpha": site.files})))
+    site = start(TELLS)
+    site.until("mended")
+    for number in range(3):
+        site.go(number)
+    site.until("started")
+    assert site.until("done")["left"] == []
+    assert lost
+
+
 def test_job_goes_on_when_the_connection_breaks(start: Start) -> None:
     site = start(TELLS)
     site.go(0)

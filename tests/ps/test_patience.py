@@ -1,6 +1,8 @@
 """A live but stuck worker is named, by whichever process detects it first, before the others' patience ends."""
 
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -68,3 +70,15 @@ def test_a_master_that_never_sets_the_job_up_is_named(cluster: Cluster) -> None:
     cluster.launch(argv, env=env, parties=(1, 1), worker_env={"master": {"GEOMX_PROCESS": "master"}})
     message = r"master has not set an optimizer, pulled or left for \d+ s, and the first round waits for that"
     assert_all_name(cluster, "master", message)
+
+
+def test_a_worker_that_dies_as_soon_as_it_has_joined_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    """Before any heartbeat of the new connection has been answered."""
+    cluster.environment = {"GATES": str(tmp_path)}
+    cluster.launch(SCRIPT)
+    until(lambda: "at declare" in cluster.output("Aw0"))
+    os.killpg(cluster.processes["Aw0"].pid, signal.SIGKILL)
+    for gate in ("declare", "leave"):
+        (tmp_path / gate).touch()
+    statuses = cluster.wait()
+    assert statuses["As"] and "has been gone for 1" in cluster.output("As"), cluster.outputs()

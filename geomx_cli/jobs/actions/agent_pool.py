@@ -44,6 +44,7 @@ class AgentPool:
         self._lines = {name: AgentConnection(hosts[name], given, self.inbox) for name, given in host_specs.items()}
         self._begun: set[str] = set()  # hosts that may hold files of the job
         self._interrupted = False
+        self._started = False  # agents may start their processes
         self._copied = threading.Event()  # set when copying is done or interrupted
         self._ending: dict[str, threading.Thread] = {}
         self._problems: list[str] = []
@@ -67,6 +68,7 @@ class AgentPool:
         self._heart.start()  # agents that are ready early wait for the others
         with self._telling(self._unanswered):
             everywhere(AgentConnection.start, self._lines.values())
+        self._started = True
         self.broadcast({"type": "start"})
 
     def interrupt(self) -> None:
@@ -85,6 +87,7 @@ class AgentPool:
                 self.inbox.put((line.host.name, Gone("died")))
 
         everywhere(attach, [self._lines[name] for name in hosts])
+        self._started = True
         self._heart.start()
 
     def broadcast(self, message: JsonObject) -> None:
@@ -197,3 +200,5 @@ class AgentPool:
         while not self._closing.wait(_HEARTBEAT):
             for line in self._lines.values():
                 line.send({"type": "heartbeat", "seen": line.seen})
+                if self._started and not line.seen:  # the connection may have broken under the first "start"
+                    line.send({"type": "start"})

@@ -67,9 +67,9 @@ class Link:
     those above it. `sent` and `received` count bytes on the wire.
 
     Times in time.monotonic seconds: `heard`, when the last message was received; `was_heard`, the send time of the
-    newest message that the peer is known to have received; `told`, the last reported traffic behind the peer;
-    `unsteady`, when our heartbeats last went unanswered for a while; `closed`, when the peer closed the connection, 0
-    if it has not. `clock` is the newest reading of the peer's own clock.
+    newest message that the peer is known to have received, or when its connection was made; `told`, the last reported
+    traffic behind the peer; `unsteady`, when our heartbeats last went unanswered for a while; `closed`, when the peer
+    closed the connection, 0 if it has not. `clock` is the newest reading of the peer's own clock.
     """
 
     def __init__(self, transport: LinkTransport, name: str, wide_area: bool, *, dialled: bool) -> None:
@@ -220,6 +220,8 @@ class Link:
         self._up.add(lane)
         if lane == "tensors":
             self._fused.clear()
+        else:  # its handshake has crossed in both directions
+            self.was_heard = max(self.was_heard, time.monotonic())
         self.window.restart()
         self._pump()
         return again
