@@ -109,7 +109,7 @@ class Requests:
             return
         if self._upstream is None:
             raise InvalidSettings(f"unknown request {request.topic!r}")
-        self._node.talk.ask(self._upstream.links[0], request.topic, request.body, request.answer, request.refuse)
+        self._node.rpc.ask(self._upstream.links[0], request.topic, request.body, request.answer, request.refuse)
 
     def _on_cluster(self, request: Request) -> None:
         """Describe the job's members: answered by the rank-0 root, completed by the local server."""
@@ -118,7 +118,7 @@ class Requests:
             def complete(body: Body) -> None:
                 request.answer({**body, "party_index": self._own_party(), "root": False, "trains": True})
 
-            self._node.talk.ask(self._upstream.links[0], "cluster", request.body, complete, request.refuse)
+            self._node.rpc.ask(self._upstream.links[0], "cluster", request.body, complete, request.refuse)
             return
         self._check_rank_scope(str(request.body.get("rank_scope")))
         request.answer(
@@ -153,7 +153,7 @@ class Requests:
             answer = [[item.key, [[s.offset, s.length, s.root, s.server] for s in item.slices]] for item in placed]
             request.answer({"placements": answer})
             return
-        self._node.talk.ask(
+        self._node.rpc.ask(
             self._upstream.links[0], "declare", request.body,
             lambda body: self._assign_to_party(request, tensors, body), request.refuse,
         )  # fmt: skip
@@ -223,7 +223,7 @@ class Requests:
         if not 0 <= root < len(links):
             raise InvalidSettings(f"there is no global server {root}")
         answer = partial(request.answer, keep=keep)
-        self._node.talk.ask(links[root], request.topic, request.body, answer, request.refuse)
+        self._node.rpc.ask(links[root], request.topic, request.body, answer, request.refuse)
 
     def _relay_to_all(self, request: Request, links: Sequence[Link]) -> None:
         """Relay to all these links, and answer when all have given the same answer."""
@@ -243,7 +243,7 @@ class Requests:
             answered(index, {})
 
         for index, link in enumerate(links):
-            self._node.talk.ask(link, request.topic, request.body, partial(answered, index), partial(failed, index))
+            self._node.rpc.ask(link, request.topic, request.body, partial(answered, index), partial(failed, index))
 
     def _on_barrier(self, request: Request) -> None:
         self._barriers[str(request.body["scope"])].ask(self._members.rank_of(request.link), request)
@@ -262,4 +262,4 @@ class Requests:
                 request.refuse(error)
 
         limit = self._node.settings.number("patience")
-        self._node.talk.ask(self._upstream.links[0], "barrier", {"scope": "all"}, answer, refuse, limit, "idle")
+        self._node.rpc.ask(self._upstream.links[0], "barrier", {"scope": "all"}, answer, refuse, limit, "idle")

@@ -195,7 +195,7 @@ class Server:
         self._requests.release_barriers()
         if self._upstream is not None and self._members.owing() == []:
             for root in self._upstream.links:
-                self.node.talk.ask(root, "leave", {}, lambda _: None, self.node.fail)
+                self.node.rpc.ask(root, "leave", {}, lambda _: None, self.node.fail)
 
     def _farewell(self, request: Request) -> None:
         done = self._members.goodbye(request.link)

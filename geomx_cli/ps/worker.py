@@ -215,7 +215,7 @@ class Worker:
             future.set_exception(self.error)
         else:
             link = self.upstream.links[server]
-            self.node.talk.ask(
+            self.node.rpc.ask(
                 link, topic, body, future.set_result, future.set_exception, limit,
                 "idle" if topic == "barrier" else "alive",
             )  # fmt: skip
@@ -240,7 +240,7 @@ class Worker:
         for exchange in self.open:
             exchange.fail(error)
         self.open.clear()
-        self.node.talk.give_up(error)
+        self.node.rpc.give_up(error)
         if not self.ready.done():
             self.ready.set_exception(error)
         if not self.ends.done():
@@ -279,7 +279,7 @@ class Worker:
             self.node.liveness.watch(link)
         self.peers.join(self.node, membership)
         asked = {"rank_scope": self._settings.text("rank_scope")}
-        self.node.talk.ask(self.upstream.links[0], "cluster", asked, self._on_cluster, self.node.fail)
+        self.node.rpc.ask(self.upstream.links[0], "cluster", asked, self._on_cluster, self.node.fail)
 
     def _on_cluster(self, body: Body) -> None:
         flat, at_root, trains = bool(body["flat"]), bool(body["root"]), bool(body["trains"])

@@ -48,7 +48,7 @@ def round_(number: int, seconds: float, **fields: Any) -> dict[str, Any]:
 
 
 def telemetry(seconds: float, sent: int, peer: str) -> dict[str, Any]:
-    counted = {"lan": [7, 7], "wan": [sent, 2 * sent], "peers": {peer: [sent, 2 * sent], "a stranger": [3, 3]}}
+    counted = {"lan": [7, 7], "wan": [sent, 2 * sent], "peers": {peer: [sent, 2 * sent], "an unknown peer": [3, 3]}}
     return {"time": BEGAN + seconds, "event": "telemetry", "state": "serving", "bytes": counted}
 
 

@@ -72,7 +72,7 @@ class Relay(Direct):
 
     def leave(self) -> None:
         if 0 in self._links:
-            self._node.talk.ask(self._links[0], "leave", {}, lambda _: None, self._node.fail)
+            self._node.rpc.ask(self._links[0], "leave", {}, lambda _: None, self._node.fail)
         elif 1 in self._links:
             self._leave(0)
 

@@ -254,7 +254,7 @@ class Peer:
             answers[str(error)] += 1
 
         def ask(topic: str) -> None:
-            self.node.talk.ask(link, topic, {"some": "thing"}, lambda body: check(topic, body), failed)
+            self.node.rpc.ask(link, topic, {"some": "thing"}, lambda body: check(topic, body), failed)
 
         for number in range(count):
             self.node.loop.call_later(number * 0.002, lambda topic=f"{number}": ask(topic))

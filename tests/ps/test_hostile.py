@@ -74,10 +74,10 @@ def test_a_root_under_attack_goes_on_and_counts(cluster: Cluster, tmp_path: Path
     assert any(item["event"] == "warning" for item in events)
 
 
-@pytest.mark.parametrize("whose", ["a stranger's", "none"])
+@pytest.mark.parametrize("whose", ["another job's", "none"])
 def test_only_keys_of_the_job_are_let_in(tmp_path: Path, whose: str) -> None:
     ours = _rings(tmp_path, "job")
-    theirs = {"a stranger's": _rings(tmp_path, "other")["friend"], "none": None}[whose]
+    theirs = {"another job's": _rings(tmp_path, "other")["friend"], "none": None}[whose]
     loop = Loop()
     heard: list[str] = []
     listener = _transport(loop, "listener", ours["listener"], heard)
@@ -86,14 +86,14 @@ def test_only_keys_of_the_job_are_let_in(tmp_path: Path, whose: str) -> None:
     friend.dial(endpoint, "listener", wide_area=False)
     if theirs is not None:  # it knows the listener's public key, but its own key is of another job
         theirs = security.KeyRing(**{**vars(theirs), "server_public": ours["listener"].server_public})
-    stranger = _transport(loop, "stranger", theirs, heard)
-    stranger.dial(endpoint, "listener", wide_area=False)
+    unknown = _transport(loop, "unknown", theirs, heard)
+    unknown.dial(endpoint, "listener", wide_area=False)
     end = time.monotonic() + 10
     refused = "key" if whose != "none" else "handshake"
     loop.run(until=lambda: bool(heard and listener.counters[refused]) or time.monotonic() > end)
     assert heard == ["friend"]
     assert listener.counters[refused] >= 1
-    for transport in (listener, friend, stranger):
+    for transport in (listener, friend, unknown):
         transport.close(0)
     loop.close()
 
@@ -198,7 +198,7 @@ def _transport(loop: Loop, name: str, keys: security.KeyRing | None, heard: list
         keys=keys,
         on_message=lambda link, header, payload: heard.append(link.name),
         on_link=lambda _: None,
-        on_reconnect=lambda link, lane: link.control("greet") if link.dialled and lane == "talk" else None,
+        on_reconnect=lambda link, lane: link.control("greet") if link.dialled and lane == "control" else None,
         events=EventLog(None),
         slice_bytes=2**20,
     )

@@ -242,13 +242,13 @@ def test_an_emulated_link_has_a_rate_and_a_delay(clock: SimpleNamespace) -> None
     shaper = shaping.Shaper("8mbit,30ms")
     assert shaper.leaves(1000, "tensors") == pytest.approx(100.0 + 0.001 + 0.015)
     assert shaper.leaves(2000, "tensors") == pytest.approx(100.0 + 0.003 + 0.015), "one after the other"
-    assert shaper.leaves(1000, "talk") == pytest.approx(100.0 + 0.001 + 0.015), "talk passes tensors"
+    assert shaper.leaves(1000, "control") == pytest.approx(100.0 + 0.001 + 0.015), "control messages overtake tensors"
     clock.now = 200.0
     assert shaper.leaves(1000, "tensors") == pytest.approx(200.0 + 0.001 + 0.015)
     assert shaper.arrives(1000, "tensors") == 200.0, "its own bytes have passed while they came"
     assert shaper.arrives(1000, "tensors") == pytest.approx(200.001)
     assert shaping.Shaper("8mbit", 0.5).leaves(1000, "tensors") == pytest.approx(200.002)
-    assert shaping.Shaper("30ms").leaves(10**9, "talk") == pytest.approx(200.015)
+    assert shaping.Shaper("30ms").leaves(10**9, "control") == pytest.approx(200.015)
     assert not shaping.Shaper("")
     assert shaping.Shaper("1ms")
 
@@ -318,71 +318,71 @@ class Wire:
 
 
 def test_a_repeat_is_not_worked_on_but_answered_as_before() -> None:
-    talk, link = Rpc(Loop(), 1.0), Wire()
-    request = talk.receive(link, 7, 0, "join", {})
+    rpc, link = Rpc(Loop(), 1.0), Wire()
+    request = rpc.receive(link, 7, 0, "join", {})
     assert request is not None
-    assert talk.receive(link, 7, 0, "join", {}) is None
+    assert rpc.receive(link, 7, 0, "join", {}) is None
     assert link.sent == []
     request.answer()
-    assert talk.receive(link, 7, 0, "join", {}) is None
+    assert rpc.receive(link, 7, 0, "join", {}) is None
     assert link.sent == [("answer", 7)] * 2
-    said = talk.receive(link, 0, 0, "pending", {})
+    said = rpc.receive(link, 0, 0, "pending", {})
     assert said is not None
     said.answer()
     assert link.sent == [("answer", 7)] * 2, "nobody waits for an answer to what was only said"
-    assert talk.receive(Wire(), 7, 0, "join", {}) is not None, "another peer's number"
+    assert rpc.receive(Wire(), 7, 0, "join", {}) is not None, "another peer's number"
 
 
 def test_what_is_not_kept_is_answered_anew() -> None:
-    talk, link = Rpc(Loop(), 1.0), Wire()
+    rpc, link = Rpc(Loop(), 1.0), Wire()
     for _ in range(2):
-        request = talk.receive(link, 7, 0, "state_read", {})
+        request = rpc.receive(link, 7, 0, "state_read", {})
         assert request is not None
-        assert talk.receive(link, 7, 0, "state_read", {}) is None, "it is being worked on"
+        assert rpc.receive(link, 7, 0, "state_read", {}) is None, "it is being worked on"
         request.answer({"piece": b"x"}, keep=False)
     assert link.sent == [("answer", 7)] * 2
 
 
 def test_answers_are_kept_until_the_peer_says_that_it_has_them() -> None:
-    talk, link = Rpc(Loop(), 1.0), Wire()
+    rpc, link = Rpc(Loop(), 1.0), Wire()
     for number in range(1, 1001):
-        request = talk.receive(link, number, 0, "status", {})
+        request = rpc.receive(link, number, 0, "status", {})
         assert request is not None
         request.answer()
-    assert all(talk.receive(link, number, 0, "status", {}) is None for number in range(1, 1001))
+    assert all(rpc.receive(link, number, 0, "status", {}) is None for number in range(1, 1001))
     assert link.sent == [("answer", number) for number in range(1, 1001)] * 2
-    assert talk.receive(link, 1001, 990, "status", {}) is not None
+    assert rpc.receive(link, 1001, 990, "status", {}) is not None
     link.sent.clear()
-    assert talk.receive(link, 5, 4, "status", {}) is None
+    assert rpc.receive(link, 5, 4, "status", {}) is None
     assert link.sent == [], "a repeat that comes late is not worked on again"
-    assert talk.receive(link, 991, 990, "status", {}) is None
+    assert rpc.receive(link, 991, 990, "status", {}) is None
     assert link.sent == [("answer", 991)]
 
 
 def test_a_peer_is_remembered_within_bounds() -> None:
-    talk, link = Rpc(Loop(), 1.0), Wire()
+    rpc, link = Rpc(Loop(), 1.0), Wire()
     for number in range(1, MAX_OPEN + 1):
-        assert talk.receive(link, number, 0, "barrier", {}) is not None
+        assert rpc.receive(link, number, 0, "barrier", {}) is not None
     with pytest.raises(BadMessage, match="requests at once"):
-        talk.receive(link, MAX_OPEN + 1, 0, "barrier", {})
+        rpc.receive(link, MAX_OPEN + 1, 0, "barrier", {})
     with pytest.raises(BadMessage):
-        talk.receive(link, MAX_OPEN + 1, MAX_OPEN + 1, "barrier", {})
+        rpc.receive(link, MAX_OPEN + 1, MAX_OPEN + 1, "barrier", {})
 
 
 def test_only_who_was_asked_answers_and_only_once_counts() -> None:
-    talk, link, other = Rpc(Loop(), 1.0), Wire(), Wire()
+    rpc, link, other = Rpc(Loop(), 1.0), Wire(), Wire()
     heard: list[object] = []
-    talk.ask(link, "join", {}, heard.append, heard.append)
+    rpc.ask(link, "join", {}, heard.append, heard.append)
     with pytest.raises(BadMessage):
-        talk.answered(other, 1, {})
+        rpc.answered(other, 1, {})
     with pytest.raises(BadMessage):
-        talk.answered(link, 2, {})
-    talk.repeat(other)
-    talk.repeat(link)
+        rpc.answered(link, 2, {})
+    rpc.repeat(other)
+    rpc.repeat(link)
     assert (link.sent, other.sent) == ([("join", 1)] * 2, [])
-    talk.answered(link, 1, {"rank": 0})
-    talk.answered(link, 1, {"rank": 0})
-    talk.repeat(link)
+    rpc.answered(link, 1, {"rank": 0})
+    rpc.answered(link, 1, {"rank": 0})
+    rpc.repeat(link)
     assert heard == [{"rank": 0}]
     assert link.sent == [("join", 1)] * 2
 

@@ -246,11 +246,11 @@ def test_a_repeat_is_answered_from_the_last_result_and_counts_once() -> None:
     header = bench.header(Kind.EXCHANGE, round=1, contributors=(0,), weight=1.0)
     payload = np.ones(SIZE, np.float32).data.cast("B")
     upstream.send(server, header, payload, lambda _, array: seen.append(float(array[0])))
-    upstream.repeat(server, "talk")
+    upstream.repeat(server, "control")
     assert len(server.sent) == 1, "contributions and results are on the other lane"
     server.sent.clear()
     upstream.repeat(server, "tensors")
-    upstream.repeat(server, "talk")
+    upstream.repeat(server, "control")
     assert carry_up() == [False, False], "a question, which may be lost itself"
     assert bench.links[0].again == [header.request, header.request], "the contribution was lost"
     for request in bench.links[0].again:

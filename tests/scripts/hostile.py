@@ -79,7 +79,7 @@ def misuse(worker: "client.Worker", rank: int) -> None:
         ("mode", {}), ("behind", {}), ("cluster", {"rank_scope": ["x"]}),
     ]  # fmt: skip
     for topic, body in asked:
-        node.talk.ask(link, topic, body, lambda _: None, lambda _: None)
+        node.rpc.ask(link, topic, body, lambda _: None, lambda _: None)
     link.control("join", {"role": "server"}, 10**6)
     link.control("memory", {"pid": 1, "file": 0, "token": b""})  # an arena of another host
     link.control("mapped")

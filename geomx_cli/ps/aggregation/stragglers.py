@@ -94,7 +94,7 @@ class StragglerMonitor:
 
         for rank, link in links:
             if self._members.is_party(rank):
-                self._node.talk.ask(link, "behind", {}, partial(heard, link), partial(heard, link), ANSWER)
+                self._node.rpc.ask(link, "behind", {}, partial(heard, link), partial(heard, link), ANSWER)
             else:
                 heard(link, {})
 

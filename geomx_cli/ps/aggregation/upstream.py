@@ -104,8 +104,8 @@ class UpstreamClient:
         """Request again every result that is pending at this peer and may have been lost on this lane.
 
         A contribution with a payload and its result both use the tensors lane, unless the sender wants no value. So if
-        only the talk lane was replaced, as happens on slow and congested paths, only queries about contributions are
-        repeated.
+        only the control lane was replaced, as happens on slow and congested paths, only queries about contributions
+        are repeated.
         """
         for pending in list(self._pending.values()):
             if pending.link is not link or link.queues(pending.header):

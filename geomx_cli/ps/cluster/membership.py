@@ -51,7 +51,7 @@ class MemberNode(Protocol):
     telemetry: Telemetry
     events: EventLog
     loop: Loop
-    talk: Rpc
+    rpc: Rpc
     liveness: Liveness
     transport: Transport
 
@@ -97,7 +97,7 @@ class Membership:
         self._deadline = node.loop.call_later(node.timeout, self._expire)
         node.loop.call_later(QUIET * node.timeout, self._warn)
         node.loop.call_later(UNREACHED * node.timeout, self._give_up)
-        node.talk.ask(self.link, "join", body, self._joined, self._refused, limit=node.timeout + 5)
+        node.rpc.ask(self.link, "join", body, self._joined, self._refused, limit=node.timeout + 5)
 
     def servers(self) -> list[Member]:
         """The servers of the plane, by rank."""

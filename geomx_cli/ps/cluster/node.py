@@ -68,7 +68,7 @@ class Node:
         self.events = events
         self.loop = Loop()
         self.timeout = settings.number("timeout")
-        self.talk = Rpc(self.loop, self.timeout)
+        self.rpc = Rpc(self.loop, self.timeout)
         self.telemetry = Telemetry(state="starting")
         self.encoded = (0, 0)
         self.memberships: list[Membership] = []
@@ -223,7 +223,7 @@ class Node:
         self._answering, self._last_word = set(links), topic
         for link in list(self._answering):
             answered = partial(self._answered, link, topic)
-            self.talk.ask(link, topic, body, answered, answered, limit, "always")
+            self.rpc.ask(link, topic, body, answered, answered, limit, "always")
         self._stop_when_over()
 
     def _answered(self, link: Link, topic: str, answer: Body | GeomxError) -> None:
@@ -232,7 +232,7 @@ class Node:
         if topic == "bye" and not isinstance(answer, GeomxError):
             # Heartbeats continue: they show the peer that the connection was then closed and not cut.
             over = partial(self._parted, link)
-            self.talk.ask(link, "gone", {}, over, over, PARTING, "always")
+            self.rpc.ask(link, "gone", {}, over, over, PARTING, "always")
         else:
             self._parted(link, answer)
 
@@ -284,8 +284,8 @@ class Node:
         return handled
 
     def _repeat(self, link: Link, lane: Lane) -> None:
-        if lane == "talk":
-            self.talk.repeat(link)
+        if lane == "control":
+            self.rpc.repeat(link)
         self._on_reconnect(link, lane)
 
     def _on_message(self, link: Link, header: Header, payload: memoryview | None) -> None:
@@ -295,12 +295,12 @@ class Node:
         body = decode_body(payload) if payload is not None else {}
         if header.topic == "answer":
             try:
-                self.talk.answered(link, header.request, body)
+                self.rpc.answered(link, header.request, body)
             except MALFORMED as error:
                 what = f"{link.name} gave a malformed answer: {error!r}"
                 self.fail(PeerLost(what, "do all processes have the same version of geomx?", peer=link.name))
             return
-        request = self.talk.receive(link, header.request, header.acked, header.topic, body)
+        request = self.rpc.receive(link, header.request, header.acked, header.topic, body)
         if request is None:
             return
         if request.topic == "gone":

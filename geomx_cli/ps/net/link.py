@@ -1,6 +1,6 @@
 """A link to one peer: its send queue, its flow control, and the state of its connections.
 
-A link has two lanes, each a connection of its own: one for tensors, one for everything else (talk). So credit, requests
+A link has two lanes, each a connection of its own: "tensors", and "control" for everything else. So credit, requests
 and answers never queue behind tensors, neither here nor in the system's socket buffers. Small tensors sent in one turn
 of the loop are fused into one message (header, payload, header, payload, ...), which saves the fixed cost per message.
 """
@@ -21,8 +21,8 @@ from geomx_cli.ps.net.wire import BadMessage, Header, Kind, Place, decode_body, 
 
 __all__ = ["LANES", "MAX_FUSED", "QUIET", "Lane", "Lend", "Link", "LinkTransport"]
 
-Lane = Literal["tensors", "talk"]
-LANES: tuple[Lane, Lane] = ("talk", "tensors")
+Lane = Literal["tensors", "control"]
+LANES: tuple[Lane, Lane] = ("control", "tensors")
 CREDIT_STEP = 1024 * 1024
 SMALL = 32 * 1024
 SLACK = 1.0
@@ -324,7 +324,7 @@ class Link:
         if payload is not None:
             parts.append(_as_received(payload) if place is None else place)
         if not tensor:
-            self._hand_over("talk", parts)
+            self._hand_over("control", parts)
             return
         if place is not None and payload is not None:
             self.sent += len(payload) - PLACE.size

@@ -11,15 +11,15 @@ class Shaper:
     """Computes when a message leaves for another party and when a received one has arrived.
 
     `rate` is in bits per second in each direction (0: unlimited), `round_trip` in seconds. Each end delays by half the
-    round trip. `share` is this process's fraction of its party's link. Each lane has its own queue, so talk overtakes
-    tensors.
+    round trip. `share` is this process's fraction of its party's link. Each lane has its own queue, so control messages
+    overtake tensors.
     """
 
     def __init__(self, text: str, share: float = 1.0) -> None:
         rate, self.round_trip = parse_wan(text)
         self.rate = rate * share
-        self._egress_free = {"tensors": 0.0, "talk": 0.0}
-        self._ingress_free = {"tensors": 0.0, "talk": 0.0}
+        self._egress_free = {"tensors": 0.0, "control": 0.0}
+        self._ingress_free = {"tensors": 0.0, "control": 0.0}
 
     def __bool__(self) -> bool:
         return bool(self.rate or self.round_trip)

@@ -55,7 +55,7 @@ class Transport:
 
     on_link: called for each peer that dials; may refuse it with BadMessage. on_reconnect: called for each lane with a
     new connection, including the first, whichever end dialled; messages in flight on the previous one may be lost.
-    on_closed: called when a link's talk lane has ended, until it reconnects. on_asked: gets the peer's requests for
+    on_closed: called when a link's control lane has ended, until it reconnects. on_asked: gets the peer's requests for
     retransmission: "want" for a slice (key, slice, round) that is not in the link's queue, "again" for a request
     number.
 
@@ -102,7 +102,7 @@ class Transport:
             loop, keys, partial(self.refuse, None), MAX_MESSAGE if keys is None else largest_message(slice_bytes)
         )
         self._accepted: dict[bytes, Link] = {}
-        self._talks: dict[int, Link] = {}  # accepted talk lanes, by file descriptor
+        self._talks: dict[int, Link] = {}  # accepted control lanes, by file descriptor
         self._descriptors: dict[Link, int] = {}
         self._told_back: dict[Link, float] = {}
         self._hellos = 0
@@ -160,7 +160,7 @@ class Transport:
 
     def refuse(self, link: Link | None, reason: str, text: str) -> None:
         """Count a dropped message; write the first of each reason and peer to the event log."""
-        peer = link.name if link else "a stranger"
+        peer = link.name if link else "an unknown peer"
         self.counters[reason] += 1
         self.counters[f"{reason} from {peer}"] += 1
         if self.counters[f"{reason} from {peer}"] == 1 and len(self.counters) < 2 * MAX_LINKS:
@@ -213,7 +213,7 @@ class Transport:
             link = self._accepted.get(identity.bytes)
             if self._hellos != hellos:
                 self._sockets.known(identity.get(zmq.SRCFD))
-            if link is not None and LANES[identity.bytes[-1] - 1] == "talk":
+            if link is not None and LANES[identity.bytes[-1] - 1] == "control":
                 self._note_talk(link, identity.get(zmq.SRCFD))
 
     def _read_dealer(self, link: Link, dealer: Socket) -> None:
@@ -342,7 +342,7 @@ class Transport:
         link.down(lane)
         if given_up and lane == "tensors":
             self._note_in_vain(link)
-        if lane == "talk" and not given_up:
+        if lane == "control" and not given_up:
             self._on_closed(link)
 
     def _note_in_vain(self, link: Link) -> None:
@@ -380,7 +380,7 @@ class Transport:
         self._on_reconnect(link, lane)
 
     def _note_talk(self, link: Link, descriptor: int) -> None:
-        """Record the connection of this link's talk lane; it replaces an older one."""
+        """Record the connection of this link's control lane; it replaces an older one."""
         before = self._descriptors.get(link)
         if before != descriptor:
             if before is not None:
