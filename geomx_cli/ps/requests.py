@@ -98,7 +98,7 @@ class Requests:
             request.refuse(error)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             text = f"a malformed request {request.topic!r}: {error!r}"
-            self._node.transport.refuse(request.link, "malformed", text)
+            self._node.transport.warnings.refuse(request.link, "malformed", text)
             request.refuse(InvalidSettings(text))
 
     def _relay(self, request: Request) -> None:

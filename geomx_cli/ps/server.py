@@ -26,7 +26,8 @@ from geomx_cli.ps.cluster.members import Members
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
-from geomx_cli.ps.net.link import Lane, Link
+from geomx_cli.ps.net.lanes import Lane
+from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.malloc import share_one_heap
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 from geomx_cli.ps.requests import Requests

@@ -20,7 +20,8 @@ from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Placement, Slice
 from geomx_cli.ps.cluster.rpc import Request
-from geomx_cli.ps.net.link import Lane, Link
+from geomx_cli.ps.net.lanes import Lane
+from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Array, Content, as_payload, dtype_code, form_of, numbers_payload
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Kind, Reply

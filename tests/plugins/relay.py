@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
     from geomx_cli.ps.cluster.node import Node
     from geomx_cli.ps.cluster.rpc import Request
-    from geomx_cli.ps.net.link import Lane, Link
+    from geomx_cli.ps.net.lanes import Lane
+    from geomx_cli.ps.net.link import Link
     from geomx_cli.ps.net.wire import Header
 
 name = "relay"

@@ -86,7 +86,7 @@ def misuse(worker: "client.Worker", rank: int) -> None:
     link.control("freed", {"blocks": [65_536]})
     there = Header(**good, place=Place.SHARED_MEMORY, request=9)
     node.transport.fill(there)
-    link.write("tensors", [encode_header(there), PLACE.pack(65_536, 40)])  # no arena was mapped here
+    link.lanes.write("tensors", [encode_header(there), PLACE.pack(65_536, 40)])  # no arena was mapped here
     link.control("x" * 100, b"\xc1\xc1", 10**6 + 1)
 
 

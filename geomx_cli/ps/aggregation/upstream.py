@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from geomx_cli.ps.aggregation.compression import Compression, received
-from geomx_cli.ps.net.link import Lane, Link
+from geomx_cli.ps.net.lanes import Lane
+from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Content, row_numbers
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply

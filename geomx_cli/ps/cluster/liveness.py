@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 
 from geomx_cli.core.errors import PeerLost
 from geomx_cli.core.events import EventLog, WarningRaised
-from geomx_cli.ps.net.link import QUIET, Link
+from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.link_health import QUIET
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.sockets import UNANSWERED
 
@@ -66,7 +67,7 @@ class Liveness:
 
     def watch(self, link: Link) -> None:
         """Start monitoring this peer."""
-        link.expect()
+        link.health.expect()
         self._links[link] = 0.0
 
     def closed(self, link: Link) -> None:
@@ -74,8 +75,8 @@ class Liveness:
         # A peer that died closes its connection on a healthy link. On a link that was unsteady, the connection was
         # probably cut instead; then only `silence` decides.
         now = time.monotonic()
-        if now - link.was_heard < WAS_HEARD and now - link.unsteady > CALM:
-            link.closed = link.closed or now
+        if now - link.health.echoed < WAS_HEARD and now - link.health.unsteady > CALM:
+            link.health.closed = link.health.closed or now
 
     def release(self, link: Link) -> None:
         """This peer may end: count a closed connection as lost soon."""
@@ -92,7 +93,7 @@ class Liveness:
         pause, self._last = now - self._last - self._interval, now
         if pause > LATE:
             for link in self._links:
-                link.excuse(pause)
+                link.health.excuse(pause)
         self._send_beats(now)
         for link in list(self._links):
             self._look(link, now)
@@ -104,19 +105,19 @@ class Liveness:
         for link in self._links:
             moved = below if link.dialled else anywhere
             age = {"moved": max(0.0, now - moved)} if moved else {}
-            link.control("alive", {"clock": now, "echo": link.clock, **age})
+            link.control("alive", {"clock": now, "echo": link.health.clock, **age})
 
     def _look(self, link: Link, now: float) -> None:
-        if link.was_heard and now - link.was_heard > UNSTEADY:
-            link.unsteady = now
-        silent = now - link.heard
+        if link.health.echoed and now - link.health.echoed > UNSTEADY:
+            link.health.unsteady = now
+        silent = now - link.health.heard
         if self._links[link]:
             if silent < QUIET:
-                gap = link.heard - self._links[link]
+                gap = link.health.heard - self._links[link]
                 self._links[link] = 0.0
                 self._warn(f"{link.name} is back on link {self._process} - {link.name}, after {gap:.0f} s")
         elif silent >= min(QUIET, self._silence / 2):
-            self._links[link] = link.heard
+            self._links[link] = link.health.heard
             since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent))
             self._warn(
                 f"no heartbeat from {link.name} on link {self._process} - {link.name} since {since} ({silent:.0f} s);"
@@ -129,16 +130,16 @@ class Liveness:
 
     def _verdict(self, link: Link, now: float) -> PeerLost | None:
         """Why this peer is considered lost, or None."""
-        name, silent = link.name, now - link.heard
+        name, silent = link.name, now - link.health.heard
         where = f"on link {self._process} - {name}"
         if silent > self._silence:
             hint = "see its log, whether its machine runs, and the link; a link that is cut for longer needs a longer"
             return PeerLost(f"{name} has been silent for {silent:.0f} s {where}", f"{hint} --silence", peer=name)
-        if link.heard > link.closed + REST:
+        if link.health.heard > link.health.closed + REST:
             # It was an older connection: the system may reuse its descriptor before the close is reported.
-            link.closed = 0.0
-        if link.closed and now - link.closed > (LEAVE if link in self._leaving else RETURN):
-            what = f"{name} has been gone for {now - link.closed:.0f} s {where}: it closed the connection"
+            link.health.closed = 0.0
+        if link.health.closed and now - link.health.closed > (LEAVE if link in self._leaving else RETURN):
+            what = f"{name} has been gone for {now - link.health.closed:.0f} s {where}: it closed the connection"
             return PeerLost(what, "it has died, or was ended; see its log", peer=name)
         return None
 
@@ -148,4 +149,4 @@ class Liveness:
 
 def newest(links: Iterable[Link]) -> float:
     """The latest progress on or behind any of these links (time.monotonic seconds); 0 for never."""
-    return max((link.progress() for link in links), default=0.0)
+    return max((link.health.progress() for link in links), default=0.0)

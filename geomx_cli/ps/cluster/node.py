@@ -22,7 +22,8 @@ from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.partition import NEAR
 from geomx_cli.ps.cluster.rpc import Request, Rpc
 from geomx_cli.ps.net import addresses, security
-from geomx_cli.ps.net.link import Lane, Link
+from geomx_cli.ps.net.lanes import Lane
+from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.shaping import Shaper
 from geomx_cli.ps.net.transport import Transport

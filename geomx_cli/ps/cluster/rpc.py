@@ -104,7 +104,7 @@ class Rpc:
 
         def expire() -> None:
             asked = self._asked[number]
-            since = {"always": 0.0, "alive": link.whole_since(), "idle": link.progress()}[counts]
+            since = {"always": 0.0, "alive": link.health.whole_since(), "idle": link.health.progress()}[counts]
             rest = max(asked.began, since) + limit + NEWS * (counts == "idle") - time.monotonic()
             if counts != "always" and rest > 0:
                 asked.timer = self._loop.call_later(rest, expire)

@@ -1,10 +1,14 @@
 """Emulates a wide-area link, with a rate and a delay, inside a process, to try a job on one machine without root."""
 
+import itertools
 import time
+from collections.abc import Callable
+from functools import partial
 
 from geomx_cli.core.units import parse_wan
+from geomx_cli.ps.net.loop import Loop
 
-__all__ = ["Shaper"]
+__all__ = ["DelayLine", "Shaper"]
 
 
 class Shaper:
@@ -37,3 +41,31 @@ class Shaper:
 
     def _duration(self, size: int) -> float:
         return size * 8 / self.rate if self.rate else 0.0
+
+
+class DelayLine:
+    """Calls back when the emulated link has passed a message. Used by the loop's thread only."""
+
+    def __init__(self, loop: Loop, shaper: Shaper) -> None:
+        self._loop = loop
+        self._shaper = shaper
+        self._order = itertools.count()
+        self._leaving: dict[int, Callable[[], None]] = {}
+
+    def send(self, size: int, lane: str, write: Callable[[], None]) -> None:
+        """Call `write` when `size` bytes sent now reach the far end of the link."""
+        number = next(self._order)
+        self._leaving[number] = write
+        self._loop.call_at(self._shaper.leaves(size, lane), partial(self._leave, number))
+
+    def receive(self, size: int, lane: str, deliver: Callable[[], None]) -> None:
+        """Call `deliver` when `size` bytes read now have passed the party's own link."""
+        self._loop.call_at(self._shaper.arrives(size, lane), deliver)
+
+    def flush(self) -> None:
+        """Write all pending messages now; the loop does not run again."""
+        for number in list(self._leaving):
+            self._leave(number)
+
+    def _leave(self, number: int) -> None:
+        self._leaving.pop(number)()

@@ -1,0 +1,105 @@
+"""The links to the peers that dial this process, found by the identities of their connections."""
+
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from geomx_cli.ps.net.lanes import parse_identity
+from geomx_cli.ps.net.link import Link, LinkTransport
+from geomx_cli.ps.net.sockets import Socket
+from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_body
+
+__all__ = ["MAX_HELLO", "AcceptedLinks"]
+
+MAX_LINKS = 4096
+MAX_HELLO = 4096
+
+
+class AcceptedLinks:
+    """Accepts connections by their hello. Used by the loop's thread only.
+
+    party: of this process. on_link: called for each new link, with whether it is over a unix socket; may refuse it with
+    BadMessage. on_closed: called when the connection of a link's control lane has ended. `by_identity`: the links by
+    the routing identities of their connections.
+    """
+
+    def __init__(
+        self,
+        transport: LinkTransport,
+        party: str,
+        on_link: Callable[[Link, bool], None],
+        on_closed: Callable[[Link], None],
+    ) -> None:
+        self._transport = transport
+        self._party = party
+        self._on_link = on_link
+        self._on_closed = on_closed
+        self.by_identity: dict[bytes, Link] = {}
+        self._by_peer: dict[bytes, Link] = {}
+        self._by_descriptor: dict[int, Link] = {}  # of control lanes
+        self._descriptors: dict[Link, int] = {}
+
+    def accept(self, header: Header, payload: memoryview | None, router: Socket, sender: zmq.Frame) -> Link:
+        """The link of a connection whose first message this is: its hello. Raises BadMessage."""
+        name, party, hello = _parse_hello(header, payload, _owner(sender))
+        identity = sender.bytes
+        peer, lane = parse_identity(identity)
+        if len(self.by_identity) >= 2 * MAX_LINKS:
+            raise BadMessage("too many links")
+        link = self._by_peer.get(peer)
+        if link is None:
+            link = Link(self._transport, name, party != self._party)
+            link.hello = hello
+        link.lanes.attach(lane, router, identity)
+        if peer not in self._by_peer:
+            self._on_link(link, _is_near(sender))
+            self._by_peer[peer] = link
+        self.by_identity[identity] = link
+        return link
+
+    def note(self, link: Link, descriptor: int) -> None:
+        """Record the connection of this link's control lane; it replaces an older one."""
+        before = self._descriptors.get(link)
+        if before != descriptor:
+            if before is not None:
+                self._by_descriptor.pop(before, None)
+            self._by_descriptor[descriptor], self._descriptors[link] = link, descriptor
+
+    def closed(self, descriptor: int) -> None:
+        """An accepted connection has ended."""
+        link = self._by_descriptor.pop(descriptor, None)
+        if link is not None:
+            del self._descriptors[link]
+            self._on_closed(link)
+
+
+def _parse_hello(header: Header, payload: memoryview | None, owner: str | None) -> tuple[str, str, dict[str, Any]]:
+    """Process, party and body of a hello, whose sender must have the key of the process that it names."""
+    if header.kind != Kind.CONTROL or header.topic != "hello" or payload is None:
+        raise BadMessage("a message before the hello")
+    hello = decode_body(payload, MAX_HELLO)
+    try:
+        name, party = str(hello["process"])[:128], str(hello["party"])[:128]
+    except KeyError as error:
+        raise BadMessage(f"a hello without {error}") from None
+    if owner not in (None, name):
+        raise BadMessage(f"a hello of {name} with the key of {owner}")
+    return name, party, hello
+
+
+def _is_near(sender: zmq.Frame) -> bool:
+    """Whether the message came over a unix socket: then libzmq gives the peer's account and pid instead of an address.
+    """
+    try:
+        return str(sender.get("Peer-Address")).startswith("localhost:")
+    except zmq.ZMQError:
+        return False
+
+
+def _owner(sender: zmq.Frame) -> str | None:
+    """The process that the sender's key was made for; None without keys, as over a unix socket."""
+    try:
+        return str(sender.get("User-Id"))
+    except zmq.ZMQError:
+        return None

@@ -1,0 +1,78 @@
+"""When a peer was last heard, whether it hears this process, and when something last moved on its link."""
+
+import time
+from typing import Any
+
+from geomx_cli.ps.net.wire import BadMessage, decode_body
+
+__all__ = ["QUIET", "LinkHealth"]
+
+QUIET = 5.0
+"""Seconds without a message after which a link counts as silent."""
+MOST_SECONDS = 1e12
+
+
+class LinkHealth:
+    """The observations from which liveness.py judges a peer. Times in time.monotonic seconds.
+
+    heard: when the last message was received. echoed: the send time of the newest message that the peer is known to
+    have received, or when its connection was made. unsteady: when our heartbeats last went unanswered for a while.
+    closed: when the peer closed the connection, 0 if it has not. clock: the newest reading of the peer's own clock.
+    """
+
+    def __init__(self) -> None:
+        self.heard = time.monotonic()
+        self.clock = self.echoed = self.closed = self.unsteady = 0.0
+        self._known = False
+        self._moved = self._moved_behind = self._whole_since = 0.0
+
+    def hear(self, *, moved: bool) -> None:
+        """Record a received message; `moved`: it was a tensor or carried credit for one."""
+        now = time.monotonic()
+        if not self._known or now - self.heard >= QUIET:
+            self._whole_since = now
+        self._known, self.heard = True, now
+        if moved:
+            self._moved = now
+
+    def receive_heartbeat(self, payload: memoryview | None) -> None:
+        """Record a heartbeat's clock, echo and progress. Raises BadMessage."""
+        body: dict[str, Any] = decode_body(payload) if payload is not None else {}
+        clock, echo, moved = body.get("clock", float("inf")), body.get("echo", 0.0), body.get("moved", -1.0)
+        numbers = (clock, echo, moved)
+        if not all(isinstance(number, int | float) and abs(number) < MOST_SECONDS for number in numbers):
+            raise BadMessage(f"a heartbeat that says {numbers!r}"[:200])
+        now = time.monotonic()
+        self.clock = float(clock)
+        self.echoed = max(self.echoed, min(echo, now))
+        if moved >= 0:
+            self._moved_behind = max(self._moved_behind, now - moved)
+
+    def connected(self) -> None:
+        """Record that the handshake of the connection that carries heartbeats has crossed in both directions."""
+        self.echoed = max(self.echoed, time.monotonic())
+
+    def expect(self) -> None:
+        """Start measuring silence now."""
+        self.heard = time.monotonic()
+
+    def excuse(self, pause: float) -> None:
+        """This process did not run for `pause` seconds: do not count them as the peer's silence."""
+        now = time.monotonic()
+        self.heard = min(now, self.heard + pause)
+        self._whole_since = now if self._known else 0.0
+        if self.closed:
+            self.closed = min(now, self.closed + pause)
+
+    def whole_since(self) -> float:
+        """The start of the current period without silence: now, if the peer is silent; 0 if it was never heard."""
+        now = time.monotonic()
+        return now if self._known and now - self.heard >= QUIET else self._whole_since
+
+    def progress(self) -> float:
+        """The time of the last progress on this link or behind the peer: a tensor, credit for one, or a restored
+        connection.
+
+        It is now while the link is silent, because what is lost then is retransmitted later.
+        """
+        return max(self._moved, self._moved_behind, self.whole_since())
