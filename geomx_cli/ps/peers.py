@@ -80,7 +80,7 @@ class Peers:
         """A worker that dials this one is done. Raises BadMessage if it does not dial this one."""
         if request.link not in self.links.values() or request.link.dialled:
             raise BadMessage("a goodbye of a process that does not dial this one")
-        node.answer_bye(request)
+        node.shutdown.answer_bye(request)
         self._gone.add(request.link)
         self._look()
 

@@ -200,7 +200,7 @@ class Server:
 
     def _farewell(self, request: Request) -> None:
         done = self._members.goodbye(request.link)
-        self.node.answer_bye(request)
+        self.node.shutdown.answer_bye(request)
         if done:
             self.node.telemetry.state = "finished"
             self.node.goodbye(self._upstream.links if self._upstream is not None else ())

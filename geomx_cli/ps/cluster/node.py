@@ -2,16 +2,11 @@
 
 A node that fails reports the reason to its schedulers, which report it to all. A node that hears of a failure, or loses
 a peer, raises PeerLost in `run`. Every wait has a limit.
-
-Shutdown takes two requests: a process that is done sends "bye", gets an answer, and sends "gone". An answer may be lost
-with its connection, so the answering process stays until it receives "gone". The sender of "gone" stays until it is
-answered, but only some seconds: if just that answer was lost, the peer has ended.
 """
 
 import os
 import socket
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, ParamSpec
 
 from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost
@@ -21,6 +16,7 @@ from geomx_cli.ps.cluster.liveness import Liveness
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.partition import NEAR
 from geomx_cli.ps.cluster.rpc import Request, Rpc
+from geomx_cli.ps.cluster.shutdown import Shutdown
 from geomx_cli.ps.net import addresses, security
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
@@ -36,8 +32,6 @@ _Given = ParamSpec("_Given")
 
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading a body raises that is not as it should be."""
-PARTING = 10.0
-"""Seconds that a node stays for the answer to "gone": a peer that does not hear it waits for the option `silence`."""
 LAST_WORDS, INTERRUPTED = 5.0, 1.0
 """Seconds that a node that fails waits for its schedulers to know why, as their connections may be cut just then; and
 one that is interrupted, as the others probably are. Agents give all that fail two."""
@@ -49,7 +43,7 @@ class Node:
     on_tensor: gets PUSH, PULL, EXCHANGE and RESULT messages. on_request: gets control requests. on_link: called for
     peers that dial. on_reconnect: called for lanes on which messages in flight may be lost. on_lost: called, before the
     node fails, for a peer that is considered dead. on_asked: see Transport. `members`: a scheduler's members, told when
-    it fails. `leaving`: peers that have sent "bye" but not "gone". encoded: bytes before and after encoding.
+    it fails. encoded: bytes before and after encoding.
     """
 
     def __init__(
@@ -82,10 +76,6 @@ class Node:
             addresses.of_interface(settings.interface)
         self._on_lost = on_lost
         self._members = members
-        self._last_word = ""
-        self._answering: set[Link] = set()  # peers that have not answered our last message
-        self.leaving: set[Link] = set()
-        self._done = False
         self.process = settings.process or f"{settings.role}@{socket.gethostname()}:{os.getpid()}"
         self.keys = security.load(settings.key_file)
         self.liveness = Liveness(
@@ -111,6 +101,9 @@ class Node:
             slice_bytes=4 * int(settings.number("slice_elements") or NEAR),
             window_bytes=int(settings.number("window")),
             shaper=Shaper(settings.text("wan"), settings.wan_share),
+        )
+        self.shutdown = Shutdown(
+            self.loop, self.rpc, self.liveness, settings.number("silence"), self.transport.sharing.forget
         )
 
     def listen(self, fallback: PlaneSettings | None) -> tuple[str, ...]:
@@ -168,14 +161,7 @@ class Node:
         """
         if self.error is not None:  # failing: the last message is already sent
             return
-        links = [*servers, *(membership.link for membership in self.memberships)]
-        self._end("bye", {}, links, self.settings.number("silence"))
-
-    def answer_bye(self, request: Request) -> None:
-        """Answer a peer's goodbye; this process stays until the peer has received the answer."""
-        self.leaving.add(request.link)
-        self.liveness.release(request.link)
-        request.answer()
+        self.shutdown.bye([*servers, *(membership.link for membership in self.memberships)])
 
     def fail(self, error: GeomxError) -> None:
         """Record why this process fails, tell every scheduler (a scheduler: its members), and end `run`."""
@@ -186,7 +172,7 @@ class Node:
         body = {"process": origin, "message": error.message, "hint": error.hint}
         links = [*self._members(), *(membership.link for membership in self.memberships if not membership.over)]
         limit = INTERRUPTED if isinstance(error, Interrupted) else LAST_WORDS
-        self._end("fail", body, [link for link in links if link.name != origin], limit)
+        self.shutdown.fail(body, [link for link in links if link.name != origin], limit)
 
     def run(self) -> None:
         """Run the loop until stopped. Raises the error that made the node fail.
@@ -219,55 +205,9 @@ class Node:
             self.telemetry.refused = refused
         self.events.write(self.telemetry)
 
-    def _end(self, topic: str, body: Body, links: Iterable[Link], limit: float) -> None:
-        """End `run` when all `links` have answered this last message, or after `limit` seconds."""
-        self._answering, self._last_word = set(links), topic
-        for link in list(self._answering):
-            answered = partial(self._answered, link, topic)
-            self.rpc.ask(link, topic, body, answered, answered, limit, "always")
-        self._stop_when_over()
-
-    def _answered(self, link: Link, topic: str, answer: Body | GeomxError) -> None:
-        if topic != self._last_word:
-            return
-        if topic == "bye" and not isinstance(answer, GeomxError):
-            # Heartbeats continue: they show the peer that the connection was then closed and not cut.
-            over = partial(self._parted, link)
-            self.rpc.ask(link, "gone", {}, over, over, PARTING, "always")
-        else:
-            self._parted(link, answer)
-
-    def _parted(self, link: Link, _: Body | GeomxError) -> None:
-        self._answering.discard(link)
-        self._stop_when_over()
-
-    def _stop_when_over(self) -> None:
-        """Stop when no answer is pending and, unless failing, no peer can have missed an answer of ours."""
-        if self._answering:
-            return
-        if self.error is not None or not self.leaving:
-            self.loop.stop()
-        elif not self._done:
-            self._done = True
-            self.loop.call_later(self.settings.number("silence"), self.loop.stop)
-
-    def _gone(self, link: Link) -> None:
-        """This peer needs nothing more. It may repeat "gone", and one that has not sent "bye" is ignored."""
-        if link not in self.leaving:
-            return
-        self.leaving.discard(link)
-        self.liveness.forget(link)
-        self.transport.sharing.forget(link)
-        if self._done:
-            self._stop_when_over()
-
     def _lose(self, link: Link, error: PeerLost) -> None:
         """This peer is considered dead: the job ends, unless either end has said goodbye."""
-        if link in self.leaving:
-            self._gone(link)
-        elif self._last_word:
-            self._answered(link, self._last_word, error)
-        else:
+        if not self.shutdown.lost(link, error):
             for membership in self.memberships:
                 membership.over = membership.over or membership.link is link
             self._on_lost(link)
@@ -306,7 +246,7 @@ class Node:
             return
         if request.topic == "gone":
             request.answer()
-            self._gone(link)
+            self.shutdown.gone(link)
             return
         for membership in self.memberships:
             if membership.link is link:

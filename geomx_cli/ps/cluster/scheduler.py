@@ -77,7 +77,7 @@ class Scheduler:
         match request.topic:
             case "bye":
                 entry.gone = True
-                self.node.answer_bye(request)
+                self.node.shutdown.answer_bye(request)
                 if self._complete and all(item.gone for item in self._entries.values()):
                     self.node.goodbye()
             case "fail":
@@ -186,5 +186,5 @@ class Scheduler:
         self._entries[link].gone = True
 
     def _present(self) -> list[Link]:
-        return [link for link, item in self._entries.items() if not item.gone or link in self.node.leaving]
+        return [link for link, item in self._entries.items() if not item.gone or link in self.node.shutdown.leaving]
 

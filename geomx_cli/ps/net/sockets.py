@@ -1,6 +1,6 @@
 """The sockets of one process: creation, security, and detection of dead connections.
 
-A listening process has one ROUTER, a dialling one has a DEALER for each lane of a link (see link.py). No socket has a
+A listening process has one ROUTER, a dialling one has a DEALER for each lane of a link (see lanes.py). No socket has a
 high-water mark, and sends never block. Data handed to a connection may be lost with it, on either side.
 
 A dead TCP connection is closed and dialled again. The kernel probes an idle one and gives it up after DEAD seconds; on
