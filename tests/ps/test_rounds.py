@@ -277,7 +277,7 @@ def test_a_repeat_is_answered_from_the_last_result_and_counts_once() -> None:
     assert server.credit == 2 * 4 * SIZE
 
 
-def test_a_result_of_a_stranger_is_refused() -> None:
+def test_a_result_of_an_unknown_peer_is_refused() -> None:
     upstream, server, other, dialler = UpstreamClient(), KeptLink(), KeptLink(), KeptLink()
     dialler.dialled = False
     asked = Header(kind=Kind.PULL, length=SIZE)
