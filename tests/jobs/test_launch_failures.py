@@ -15,7 +15,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,33 +171,6 @@ def test_a_second_job_in_the_same_directory_is_refused(start: Start) -> None:
     assert "has a job already" in ended.errors
 
 
-KILLED = ["A/worker:1", "A/server:0", "A/scheduler:0", "central/global_server:0"]
-STOPPED = ["A/worker:1", "central/global_server:0", "agent A", "launch"]
-Scenarios = dict[tuple[signal.Signals, str], Future["Ended"]]
-
-
-@pytest.fixture(scope="module")
-def scenarios(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scenarios]:
-    """Launches in each of which one process gets a signal; all at once, because each waits for seconds."""
-
-    def run(number: signal.Signals, name: str) -> Ended:
-        launch = Launch(tmp_path_factory.mktemp("job") / "job", {**FOREVER, "A/worker:0": "family"})
-        try:
-            launch.wait_until_running()
-            pid = launch.process.pid if name == "launch" else launch.pid(name)
-            os.kill(pid, number)
-            if name == "launch":
-                launch.wait_for(lambda: launch.pids() == [pid], 60)
-                os.kill(pid, signal.SIGCONT)
-            return launch.finish()
-        finally:
-            launch.stop()
-
-    wanted = [(signal.SIGKILL, name) for name in KILLED] + [(signal.SIGSTOP, name) for name in STOPPED]
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        yield {(number, name): pool.submit(run, number, name) for number, name in wanted}
-
-
 def test_terminal_sees_a_table(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "160"}
@@ -216,17 +188,6 @@ def test_terminal_sees_a_table(tmp_path: Path) -> None:
     assert row.split()[1:3] == ["finished", "3"]
     assert row.split()[-2:] == ["100B/200B", "7B/9B"]
     assert "finished 100%, round 3" in last
-
-
-@pytest.mark.parametrize("name", KILLED)
-def test_killed_process_is_named(scenarios: Scenarios, name: str) -> None:
-    ended = scenarios[signal.SIGKILL, name].result()
-    assert ended.status == 1
-    failure = ended.result["failure"]
-    assert (failure["process"], failure["cause"]) == (name, "was killed by SIGKILL")
-    party, role, rank = name.replace("/", ":").replace("_", " ").split(":")
-    assert f"{role} {rank} of party {party}, on host {party}" in ended.errors
-    ended.assert_clean()
 
 
 def test_script_that_raises_shows_the_exception_and_the_log(start: Start) -> None:
@@ -312,17 +273,23 @@ def test_killed_launch_leaves_nothing(start: Start) -> None:
     Ended(launch, launch.process.wait(), "", "").assert_clean()
 
 
-@pytest.mark.parametrize("name", STOPPED)
-def test_stopped_process_is_named(scenarios: Scenarios, name: str) -> None:
-    ended = scenarios[signal.SIGSTOP, name].result()
-    assert ended.status == 1, ended.errors
-    failure = ended.result["failure"]
-    if name == "launch":
-        assert "the control machine has been silent" in ended.errors
-    elif name == "agent A":
-        assert "the agent on host A hangs" in ended.errors
-    else:
-        assert (failure["process"], failure["cause"]) == (name, "was stopped (SIGSTOP)")
+def test_stopped_launch_ends_the_job(start: Start) -> None:
+    launch = start({**FOREVER, "A/worker:0": "family"})
+    launch.wait_until_running()
+    launch.process.send_signal(signal.SIGSTOP)
+    launch.wait_for(lambda: launch.pids() == [launch.process.pid], 60)
+    launch.process.send_signal(signal.SIGCONT)
+    ended = launch.finish()
+    assert ended.status == 1 and "the control machine has been silent" in ended.errors, ended.errors
+    ended.assert_clean()
+
+
+def test_stopped_agent_is_named(start: Start) -> None:
+    launch = start({**FOREVER, "A/worker:0": "family"})
+    launch.wait_until_running()
+    os.kill(launch.pid("agent A"), signal.SIGSTOP)
+    ended = launch.finish()
+    assert ended.status == 1 and "the agent on host A hangs" in ended.errors, ended.errors
     ended.assert_clean()
 
 

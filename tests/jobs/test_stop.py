@@ -19,7 +19,7 @@ import pytest
 from desk import Desk, Launch
 from sshd import Person, Sshd
 
-TRIALS = 15
+TRIALS = 10
 AT_ONCE = 6
 FATES = {"stopped", "killed", "had ended", "was not running"}
 VICTIMS = ("launch", "agent central", "agent A", "central/worker:0", "A/worker:1")

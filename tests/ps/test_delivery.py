@@ -153,7 +153,7 @@ def test_local_servers_get_half_as_many_messages(cluster: Cluster, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("cut", "roots", "optimizer", "ahead"),
-    [("beside", 1, True, 12), ("below", 1, True, 12), ("all", 3, False, 90), ("all", 3, True, 12)],
+    [("beside", 1, True, 12), ("all", 3, False, 90)],
 )
 def test_every_round_is_right_though_links_are_cut(
     cluster: Cluster, tmp_path: Path, cut: str, roots: int, optimizer: bool, ahead: int
@@ -170,15 +170,14 @@ def test_every_compressed_round_is_right_though_links_are_cut(cluster: Cluster, 
     check_rounds(cluster, tmp_path, 2, "all", True, 0, crossed=lambda array: rounded(array, 11), **env)
 
 
-@pytest.mark.parametrize("roots", [1, 3])
-def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path, roots: int) -> None:
+def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path) -> None:
     sizes, rounds = (3_000, 2_000, 3_000, 5_000), 20
     cluster.environment = {
         **RELAY, "OUT": str(tmp_path / "w{rank}.npz"), "SIZES": ",".join(map(str, sizes)), "ROUNDS": str(rounds),
         "AHEAD": str(rounds), "BY_KEY": "1", "SERVER_OPTIMIZER": "1", "GEOMX_WINDOW": "8192",
         "MXNET_KVSTORE_BIGARRAY_BOUND": "1024",
     }  # fmt: skip
-    cluster.launch(IN_FLIGHT, roots=roots)
+    cluster.launch(IN_FLIGHT, roots=3)
     cluster.finish(50)
     check_results(tmp_path, expected_in_flight(True, sizes, rounds))
 

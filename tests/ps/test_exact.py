@@ -80,7 +80,7 @@ def assert_equal(found: dict[int, list[np.ndarray]], wanted: list[np.ndarray]) -
             assert got.tobytes() == want.tobytes(), f"worker {rank}: off by {np.abs(got - want).max()}"
 
 
-@pytest.mark.parametrize(("roots", "shuffle"), [(1, "1"), (1, "2"), (2, "1"), (3, "2")])
+@pytest.mark.parametrize(("roots", "shuffle"), [(1, "1"), (3, "2")])
 def test_any_arrival_and_any_number_of_roots_give_the_same_bits(
     cluster: Cluster, tmp_path: Path, roots: int, shuffle: str
 ) -> None:

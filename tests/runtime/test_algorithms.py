@@ -5,7 +5,6 @@ Also their plug-ins' checks of options.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -158,20 +157,6 @@ def contributions(job: Job, worker: str) -> int:
     """The number of rounds in which the worker had data."""
     events = [json.loads(line) for line in (job.directory / f"events/{worker}.jsonl").read_text().splitlines()]
     return sum(event.get("num_samples", 0) > 0 for event in events if event["event"] == "round")
-
-
-@pytest.mark.processes
-def test_a_killed_worker_is_named(launch: Run) -> None:
-    job = launch("async", "--parties", "2", "--workers", "1", "--epochs", "100000")
-
-    def in_training() -> bool:
-        path = job.directory / "events" / "B-worker-1.jsonl"
-        return path.exists() and '"round"' in path.read_text()
-
-    job.wait_for(in_training, 60)
-    os.kill(job.pid("B/worker:1"), signal.SIGKILL)
-    job.finish().assert_failed("B/worker:1 (worker 1 of party B, on host B) failed first: it was killed by SIGKILL")
-    assert json.loads(job.output)["failure"]["process"] == "B/worker:1"
 
 
 # Options.

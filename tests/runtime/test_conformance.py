@@ -38,7 +38,6 @@ CASES = [
     Case(Script("two_bit")),
     Case(Script("asynchronous")),
     Case(Script("embedding"), 1e-6, "MXNet's operator for sparse gradients rounds in another order"),
-    Case(Script("kvstore", ("dist",))),
     Case(Script("optimizers", ("worker",))),
     Case(Script("trainer", ("adam",))),
     Case(Script("trainer", ("lamb",))),

@@ -21,7 +21,7 @@ def test_with_global_ranks_the_type_of_global_rank_0_decides(cluster: Cluster) -
 
 @pytest.mark.parametrize(
     ("kind", "way"),
-    [("dist_async_device", "hand"), ("dist_device_sync", "trainer"), ("dist_async", "trainer")],
+    [("dist_async_device", "hand"), ("dist_device_sync", "trainer")],
 )
 def test_in_a_flat_cluster_the_type_of_rank_0_decides(cluster: Cluster, kind: str, way: str) -> None:
     argv, env = hooked("kinds.py", kind, way)
