@@ -8,7 +8,7 @@ from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, Successor
 from geomx_cli.ps.cluster.members import Members
 from geomx_cli.ps.optim import optimizers, schedules
-from geomx_cli.ps.optim.optimizer import Value
+from geomx_cli.ps.optim.hyper_parameters import Value
 from geomx_cli.ps.optim.optimizers import Optimizer
 
 __all__ = ["OptimizerService"]
