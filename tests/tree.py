@@ -111,7 +111,7 @@ class Tree:
 
     def init(self, value: Array, where: Slice = (0, 0)) -> None:
         """Set the initial value of a slice, at its root."""
-        self._root(where).rounds.on_push(Wire(), self._header(Kind.PUSH, where), _bytes(value))  # type: ignore[arg-type]
+        self._root(where).rounds.values.on_push(Wire(), self._header(Kind.PUSH, where), _bytes(value))  # type: ignore[arg-type]
         self._run()
 
     def push(
@@ -139,7 +139,7 @@ class Tree:
         header, payload = self._header(Kind.PULL, where, round=number, **fields), None
         if rows is not None:
             payload = numbers_payload(rows)
-        node.rounds.on_pull(node.wires[rank], header, rank, payload)  # type: ignore[arg-type]
+        node.rounds.values.on_pull(node.wires[rank], header, rank, payload)  # type: ignore[arg-type]
         self._run()
 
     def leave(self, who: Who) -> None:
@@ -200,7 +200,7 @@ class Tree:
         wire: Any = root.wires[party]
         self.crossed.append(0 if payload is None else len(payload))
         if header.kind == Kind.PULL:
-            root.rounds.on_pull(wire, header, party, payload)
+            root.rounds.values.on_pull(wire, header, party, payload)
         else:
             root.rounds.on_exchange(wire, header, payload, party)
 

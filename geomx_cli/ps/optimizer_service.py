@@ -8,7 +8,7 @@ from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, Successor
 from geomx_cli.ps.cluster.members import Members
 from geomx_cli.ps.optim import optimizers, schedules
-from geomx_cli.ps.optim.optimizer import Value
+from geomx_cli.ps.optim.hyper_parameters import Value
 from geomx_cli.ps.optim.optimizers import Optimizer
 
 __all__ = ["OptimizerService"]
@@ -81,7 +81,7 @@ class OptimizerService:
             if trains:
                 raise InvalidSettings("a worker that trains cannot hold the others' rounds")
             self._members.set_up_again(rank)
-            return {"closed": list(self._rounds.closed().items())}
+            return {"closed": list(self._rounds.table.closed().items())}
         try:
             self._set(body, trains)
         finally:
@@ -116,7 +116,7 @@ class OptimizerService:
         if first is not None and first.by == wish.by and first.like(wish):
             return False
         if first is not None and first.by != wish.by:
-            gives_way = first.name == wish.name and self._rounds.last_round == 0 and wish.trains != first.trains
+            gives_way = first.name == wish.name and self._rounds.table.last_round == 0 and wish.trains != first.trains
             if not (gives_way and wish.trains):
                 if not gives_way:
                     self._refuse_other(first, wish)
@@ -125,13 +125,13 @@ class OptimizerService:
         return True
 
     def _leave_to_workers(self, wish: _Wish, serial: int) -> None:
-        if self._rounds.table.algorithm.asynchronous:
+        if self._rounds.table.asynchronous:
             raise InvalidSettings(
                 f"the optimizer {wish.kind} cannot run on the servers, and parties that train asynchronously need one"
                 " there",
                 f"use one of {', '.join(optimizers.SUPPORTED)}, or train synchronously",
             )
-        if not wish.trains and self._rounds.last_round:
+        if not wish.trains and self._rounds.table.last_round:
             what = f"{wish.by} asks for the optimizer {wish} and training has begun"
             raise InvalidSettings(what, "have the workers set it, or the master before they push")
         self._refuse_other(self._wishes.setdefault(serial, wish), wish)

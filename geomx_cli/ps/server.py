@@ -225,11 +225,11 @@ class Server:
                 raise BadMessage(f"contributions of ranks {ranks} from rank {rank}")
             self.rounds.on_exchange(link, header, payload, rank)
         elif header.kind == Kind.PULL:
-            self.rounds.on_pull(link, header, rank, payload)
+            self.rounds.values.on_pull(link, header, rank, payload)
             if self._members.settle(rank):
                 self.rounds.members_changed()
         else:
-            self.rounds.on_push(link, header, payload)
+            self.rounds.values.on_push(link, header, payload)
 
     def _may_bring(self, link: Link, rank: int, ranks: tuple[int, ...]) -> bool:
         """Whether this member may contribute for all these ranks, in ascending order: members of its plane that the
@@ -284,7 +284,7 @@ class Server:
             yield StalledWait("reached a barrier", began, ranks)
 
     def _report(self) -> None:
-        self.node.telemetry.round = self.rounds.last_round
+        self.node.telemetry.round = self._table.last_round
         self.node.encoded = self.rounds.compression.bytes
-        if self._is_root and self._table.algorithm.asynchronous:
-            self.node.telemetry.versions = self._members.by_party(self.rounds.versions)
+        if self._is_root and self._table.asynchronous:
+            self.node.telemetry.versions = self._members.by_party(self._table.finished)

@@ -389,7 +389,7 @@ def test_who_takes_no_elements_of_a_round_gets_the_next_result_exact(in_flight: 
         while sent:
             sent.popleft()()
 
-    root.on_push(Wire(), Header(kind=Kind.PUSH, length=size, row=2), as_payload(one * 10, 0))  # type: ignore[arg-type]
+    root.values.on_push(Wire(), Header(kind=Kind.PUSH, length=size, row=2), as_payload(one * 10, 0))  # type: ignore[arg-type]
     for rank in (0, 1):
         send(rank, Kind.PULL, 0, None)
     run()
@@ -406,7 +406,7 @@ def test_who_takes_no_elements_of_a_round_gets_the_next_result_exact(in_flight: 
 
 def _up(root: Aggregator, link: Wire, rank: int, header: Header, payload: memoryview | None) -> None:
     if header.kind == Kind.PULL:
-        root.on_pull(link, header, rank, payload)  # type: ignore[arg-type]
+        root.values.on_pull(link, header, rank, payload)  # type: ignore[arg-type]
     else:
         root.on_exchange(link, header, payload, rank)  # type: ignore[arg-type]
 

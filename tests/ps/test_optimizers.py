@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.payload import Array
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.optim.optimizers import SUPPORTED, Array, Optimizer, create
+from geomx_cli.ps.optim.optimizers import SUPPORTED, Optimizer, create
 
 SLOT = (3, 1)
 REGULARISED = {"wd": 0.01, "clip_gradient": 0.7, "rescale_grad": 0.5}

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from geomx_cli.ps.aggregation.aggregator import MAX_PULLS, Aggregator
+from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.stalls import Stalls
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.aggregation.value_service import MAX_PULLS
 from geomx_cli.ps.net.payload import Array, view
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 from geomx_cli.ps.optim import optimizers
@@ -77,7 +78,7 @@ class Bench:
         return Header(**{"kind": kind, "length": SIZE, "dtype": self.dtype, **fields})
 
     def init(self, value: Array) -> None:
-        self.rounds.on_push(self.links[0], self.header(Kind.PUSH), value.data.cast("B"))
+        self.rounds.values.on_push(self.links[0], self.header(Kind.PUSH), value.data.cast("B"))
         self.delivery.downs.clear()
 
     def push(self, rank: int, number: int, array: Array, **fields: Any) -> None:
@@ -140,12 +141,12 @@ def test_rounds_complete_in_order_and_early_ones_wait() -> None:
 def test_pulls_without_a_value_are_limited_for_each_member() -> None:
     bench = Bench()
     for number in (*range(MAX_PULLS), 0, MAX_PULLS - 1):  # the last two are repeats
-        bench.rounds.on_pull(bench.links[0], bench.header(Kind.PULL, request=number), 0)
+        bench.rounds.values.on_pull(bench.links[0], bench.header(Kind.PULL, request=number), 0)
     with pytest.raises(BadMessage, match="more than 4096 pulls"):
-        bench.rounds.on_pull(bench.links[0], bench.header(Kind.PULL, request=MAX_PULLS), 0)
-    bench.rounds.on_pull(bench.links[1], bench.header(Kind.PULL, request=5), 1)
+        bench.rounds.values.on_pull(bench.links[0], bench.header(Kind.PULL, request=MAX_PULLS), 0)
+    bench.rounds.values.on_pull(bench.links[1], bench.header(Kind.PULL, request=5), 1)
     array = np.arange(SIZE, dtype=np.float32)
-    bench.rounds.on_push(bench.links[0], bench.header(Kind.PUSH), array.data.cast("B"))
+    bench.rounds.values.on_push(bench.links[0], bench.header(Kind.PUSH), array.data.cast("B"))
     pulled = [(link, header.request) for link, header, payload in bench.delivery.downs if payload is not None]
     assert pulled == [*((bench.links[0], number) for number in range(MAX_PULLS)), (bench.links[1], 5)]
 
@@ -166,13 +167,13 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_only_the_first_initial_value_counts_and_pulls_wait_for_it() -> None:
     bench = Bench()
     for link in bench.links:
-        bench.rounds.on_pull(link, bench.header(Kind.PULL, request=5), 0)
+        bench.rounds.values.on_pull(link, bench.header(Kind.PULL, request=5), 0)
     assert bench.results() == []
     ones = np.ones(SIZE, np.float32).data.cast("B")
-    bench.rounds.on_push(bench.links[0], bench.header(Kind.PUSH, request=1), ones)
+    bench.rounds.values.on_push(bench.links[0], bench.header(Kind.PUSH, request=1), ones)
     assert [request for request, *_ in _with_values(bench)] == [5, 5]
     bench.init(np.zeros(SIZE, np.float32))
-    bench.rounds.on_pull(bench.links[1], bench.header(Kind.PULL, request=6), 0)
+    bench.rounds.values.on_pull(bench.links[1], bench.header(Kind.PULL, request=6), 0)
     assert bench.results()[0][2][0] == 1
 
 

@@ -169,7 +169,7 @@ def test_members_that_disagree_about_rows_are_refused() -> None:
     job.init(dense(0))
     job.pull((0, 0))
     with pytest.raises(BadMessage, match="in rows of"):
-        job.servers[0].rounds.on_pull(
+        job.servers[0].rounds.values.on_pull(
             job.servers[0].wires[0], Header(kind=Kind.PULL, length=SIZE, row=5), 0,  # type: ignore[arg-type]
         )  # fmt: skip
 

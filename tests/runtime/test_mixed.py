@@ -68,7 +68,7 @@ def test_a_straggling_party_delays_nobody() -> None:
         assert (job.last((0, 0)) == -RATE * number).all()
     job.push((1, 0), 1, full(8))
     assert (job.last((1, 0)) == -RATE * 48).all()
-    assert job.roots[0].rounds.versions == {1: 40, 2: 1}
+    assert job.roots[0].rounds.table.finished == {1: 40, 2: 1}
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
@@ -185,7 +185,7 @@ def test_each_slice_is_read_at_one_version_wherever_a_writer_comes(optimizer: st
         start = np.random.default_rng(1).standard_normal(1000).astype(np.float32)
         for index in range(count):
             header = bench.header(Kind.PUSH, slice=index)
-            bench.rounds.on_push(bench.links[0], header, start.data.cast("B"))  # type: ignore[arg-type]
+            bench.rounds.values.on_push(bench.links[0], header, start.data.cast("B"))  # type: ignore[arg-type]
         bench.delivery.downs.clear()
         for index in range(count + 1):
             if index == point:
@@ -193,7 +193,7 @@ def test_each_slice_is_read_at_one_version_wherever_a_writer_comes(optimizer: st
                     for number in (1, 2):
                         bench.push(1, number, np.ones(1000, np.float32), slice=written)
             if index < count:
-                bench.rounds.on_pull(bench.links[0], bench.header(Kind.PULL, slice=index), 0)  # type: ignore[arg-type]
+                bench.rounds.values.on_pull(bench.links[0], bench.header(Kind.PULL, slice=index), 0)  # type: ignore[arg-type]
         answers = {link: [item for item in bench.delivery.downs if item[0] is link] for link in bench.links}
         values = {0: start, 2: view(*answers[bench.links[1]][-1][1:])}
         exchange = PendingExchange(np.zeros(1000 * count, np.float32), count)

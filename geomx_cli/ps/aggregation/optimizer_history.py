@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.accumulator import SERIAL
 from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD
-from geomx_cli.ps.optim.optimizers import Optimizer, Slot
+from geomx_cli.ps.optim.optimizers import Optimizer
+from geomx_cli.ps.optim.slot_state import Slot
 
 __all__ = ["Hyper", "OptimizerHistory", "Successor"]
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
-from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm, SliceView
+from geomx_cli.ps.aggregation.algorithm import RowAlgorithm, ServerAlgorithm, SliceView
 from geomx_cli.ps.aggregation.slice_state import Cohort, RoundState, SliceState
 from geomx_cli.ps.net.payload import DTYPES
 from geomx_cli.ps.net.wire import BadMessage, Header
@@ -18,8 +18,12 @@ class SliceTable:
 
     roots: returns the number of roots above; None at a root. owing: returns the ranks that owe contributions, None
     while no round may close. alone: maps a rank to the member under which its rounds run in an asynchronous job.
-    declared: whether the slice in a header was declared, as far as this server knows. `moves` increases with every
-    change that may affect which contributions are missing; `came` counts the contributions of each rank.
+    declared: whether the slice in a header was declared, as far as this server knows.
+
+    `asynchronous`: whether the roots handle each party's contributions separately; a local server learns it from their
+    results. `takes_rows`: whether the algorithm takes sums of rows. `finished`: the highest finished round of each
+    cohort number, in any slice. `moves` increases with every change that may affect which contributions are missing;
+    `came` counts the contributions of each rank.
     """
 
     def __init__(
@@ -32,12 +36,16 @@ class SliceTable:
         declared: Callable[[Header], bool] = lambda _: True,
     ) -> None:
         self.algorithm = algorithm
+        self.asynchronous = algorithm.asynchronous
+        self.takes_rows = isinstance(algorithm, RowAlgorithm) and algorithm.takes_rows
+        self.is_root = roots is None
         self.owing = owing
         self.entries: dict[tuple[int, int], SliceState] = {}
         self._roots = roots
         self._alone = alone
         self._declared = declared
         self._open: dict[tuple[int, int, int, int], tuple[SliceState, Cohort, RoundState]] = {}
+        self.finished: dict[int, int] = {}
         self.moves = 0
         self.came: Counter[int] = Counter()
 
@@ -61,7 +69,7 @@ class SliceTable:
 
     def member(self, rank: int) -> int:
         """The cohort number of this rank: 0 if all members complete rounds together."""
-        return self._alone(rank) if self.algorithm.asynchronous and self._roots is None else 0
+        return self._alone(rank) if self.asynchronous and self.is_root else 0
 
     def round(
         self, entry: SliceState, cohort: Cohort, number: int, priority: int, ranks: Iterable[int]
@@ -83,7 +91,7 @@ class SliceTable:
     def too_far_behind(self, entry: SliceState, cohort: Cohort) -> set[int]:
         """The ranks that are behind this cohort by more than the bound on staleness; its next result waits for them."""
         bound = self.algorithm.max_staleness
-        if not self.algorithm.asynchronous or bound < 0 or self._roots is not None:
+        if not self.asynchronous or bound < 0 or not self.is_root:
             return set()
         return {
             rank for rank in self.owing() or () if cohort.closed - entry.cohort(self.member(rank)).closed > bound
@@ -93,17 +101,37 @@ class SliceTable:
         """The cohort's closed round no longer waits for members."""
         self._open.pop((entry.slot.key, entry.slot.index, cohort.member, cohort.closed), None)
 
-    def go_alone(self, *, late: bool) -> bool:
+    def finish(self, entry: SliceState, cohort: Cohort) -> RoundState:
+        """Remove the cohort's closed round, which is finished."""
+        self.waits_no_more(entry, cohort)
+        cohort.finished = cohort.closed
+        self.finished[cohort.member] = max(self.finished.get(cohort.member, 0), cohort.finished)
+        self.moves += 1  # the next round may close now
+        return cohort.rounds.pop(cohort.finished)
+
+    @property
+    def last_round(self) -> int:
+        """The highest finished round of any slice."""
+        return max(self.finished.values(), default=0)
+
+    def closed(self) -> dict[int, int]:
+        """The highest round of each key that is decided in any of its slices."""
+        found: dict[int, int] = {}
+        for (key, _), entry in self.entries.items():
+            found[key] = max(found.get(key, 0), *(cohort.closed for cohort in entry.cohorts.values()), 0)
+        return {key: round_ for key, round_ in found.items() if round_}
+
+    def go_alone(self) -> bool:
         """Switch a root to handling each member's contributions separately, including those waiting for others.
 
-        Returns False if it is too `late`, or if contributions were already added up, here or before they were sent.
+        Returns False if a round is finished, or if contributions were already added up, here or before they were sent.
         """
-        if self.algorithm.asynchronous:
+        if self.asynchronous:
             return True
         open_ = [round_.accumulator for _, _, round_ in self._open.values()]
-        if late or any(item.ranks or any(len(given.ranks) > 1 for given in item.parked()) for item in open_):
+        if self.finished or any(item.ranks or any(len(given.ranks) > 1 for given in item.parked()) for item in open_):
             return False
-        self.algorithm.asynchronous = True
+        self.asynchronous = self.algorithm.asynchronous = True
         for entry in self.entries.values():
             together = entry.cohorts.pop(0, Cohort(0))
             for number, round_ in together.rounds.items():
@@ -121,7 +149,7 @@ class SliceTable:
         return {where: entry.length for where, entry in self.entries.items()}
 
     def changed(self) -> None:
-        """Membership has changed or a round has finished, so other contributions may be missing now."""
+        """Membership has changed, so other contributions may be missing now."""
         self.moves += 1
 
     def open_rounds(self) -> Iterable[tuple[SliceState, Cohort, RoundState]]:

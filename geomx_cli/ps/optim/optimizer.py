@@ -1,105 +1,25 @@
-"""The common part of a root's optimizers: checked hyper-parameters, state per slot, iteration over a slice's blocks.
-
-The rules themselves (SGD, Adam, ...) are in `optimizers.py` and `dcasgd.py`. This module knows no framework.
+"""The base class of a root's optimizers: it updates a slice block by block. The rules (SGD, Adam, ...) are in
+`optimizers.py` and `dcasgd.py`.
 """
 
-import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from numbers import Real
-from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.payload import Array
 from geomx_cli.ps.net.rows import Rows
+from geomx_cli.ps.optim.hyper_parameters import MULTIPLIERS, Field, Value, checked
+from geomx_cli.ps.optim.schedules import Schedule
+from geomx_cli.ps.optim.slot_state import WORK, Slot, SlotState, export_states, import_states
 
-__all__ = ["MULTIPLIERS", "Array", "Call", "Field", "Optimizer", "Rates", "Slot", "Value", "fields_of", "rate_field"]
-
-Array = npt.NDArray[Any]
-Slot = tuple[int, int]
-Value = float | int | bool
+__all__ = ["Call", "Optimizer"]
 
 # A block of each operand and of the scratch fits in the level 2 cache: 1.5 times faster than whole slices.
 _BLOCK = 32768
-_WORK = {np.dtype(t): np.dtype(w) for t, w in (("f2", "f4"), ("f4", "f4"), ("f8", "f8"))}
-_STATE_NAME = re.compile(r"([0-9]+)/([0-9]+)/([a-z]+(?:\.(?:0|[1-9][0-9]*))?)")
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One hyper-parameter: its default (which determines the type) and its range, low <= value < high."""
-
-    default: float | bool
-    low: float = -math.inf
-    high: float = math.inf
-    optional: bool = False
-
-    def check(self, name: str, value: Value | None) -> float | bool:
-        """The value as float or bool. Raises InvalidSettings, naming `name`, for a wrong type or range."""
-        if isinstance(self.default, bool):
-            if isinstance(value, bool):
-                return value
-            raise InvalidSettings(f"{name} must be true or false, not {value!r}")
-        if value is None and self.optional:
-            return 0.0
-        if not isinstance(value, Real) or isinstance(value, bool):
-            raise InvalidSettings(f"{name} must be a number, not {value!r}")
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not (math.isfinite(number) and self.low <= number < self.high):
-            least = f" of {self.low:g} or more" if self.low > -math.inf else ""
-            below = f", below {self.high:g}" if self.high < math.inf else ""
-            raise InvalidSettings(f"{name} must be a finite number{least}{below}, not {number!r}")
-        return number
-
-
-def fields_of(learning_rate: float, wd: float = 0.0, **own: Field) -> Mapping[str, Field]:
-    """The hyper-parameters common to all optimizers, with these defaults, and an optimizer's own."""
-    common = {
-        "learning_rate": Field(learning_rate),
-        "wd": Field(wd, low=0.0),
-        "rescale_grad": Field(1.0),
-        "clip_gradient": Field(0.0, optional=True),
-    }
-    return MappingProxyType(common | own)
-
-
-def rate_field(default: float) -> Field:
-    """A momentum or the decay rate of a moving average."""
-    return Field(default, low=0.0, high=1.0)
-
-
-MULTIPLIERS: Mapping[str, Field] = MappingProxyType({"lr_mult": Field(1.0), "wd_mult": Field(1.0)})
-"""What a tensor may have of its own: factors of the learning rate and of the weight decay."""
-
-
-class Rates(Protocol):
-    """A schedule of the learning rate."""
-
-    def rate(self, update: int) -> float:
-        """The learning rate of a slot's update number `update`, counted from 1."""
-
-
-@dataclass(slots=True)
-class _State:
-    """The state of one slot: flat arrays of the working dtype, and for fp16 weights an fp32 master.
-
-    An array of a single member is called `what.member`, as in "backup.1".
-    """
-
-    step: int = 0
-    master: Array | None = None
-    arrays: dict[str, Array] = field(default_factory=dict)
-
-    def named(self) -> dict[str, Array]:
-        return self.arrays if self.master is None else {"master": self.master, **self.arrays}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +51,12 @@ class Optimizer(ABC):
     by_member: ClassVar[tuple[str, ...]] = ()
     seen: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, params: Mapping[str, Value | None], schedule: Rates | None = None) -> None:
+    def __init__(self, params: Mapping[str, Value | None], schedule: Schedule | None = None) -> None:
         self._set: dict[str, float | bool] = {name: field.default for name, field in self.fields.items()}
         self._params = self._set
         self._multipliers = (1.0, 1.0)
         self._schedule = self._followed = schedule
-        self._states: dict[Slot, _State] = {}
+        self._states: dict[Slot, SlotState] = {}
         self._scratch: dict[np.dtype[Any], tuple[Array, Array]] = {}
         self.set(**params)
 
@@ -153,8 +73,7 @@ class Optimizer(ABC):
         State is kept, except arrays that the new hyper-parameters do not need (`momentum=0`): a slot's next update
         drops those, and starts newly needed ones at zero.
         """
-        checked = self._checked(params, self.fields)
-        self._set.update(checked)
+        self._set.update(checked(self.name, params, self.fields))
         self._params = self._set
 
     def tune(self, hyper: Mapping[str, Value]) -> None:
@@ -163,19 +82,10 @@ class Optimizer(ABC):
         May include the tensor's own `lr_mult` and `wd_mult`, otherwise 1; a `learning_rate` overrides the schedule.
         Raises InvalidSettings as `set` does.
         """
-        checked = self._checked(hyper, {**self.fields, **MULTIPLIERS})
-        self._multipliers = (float(checked.pop("lr_mult", 1.0)), float(checked.pop("wd_mult", 1.0)))
-        self._followed = None if "learning_rate" in checked else self._schedule
-        self._params = {**self._set, **checked} if checked else self._set
-
-    def _checked(self, params: Mapping[str, Value | None], fields: Mapping[str, Field]) -> dict[str, float | bool]:
-        checked = {}
-        for name, value in params.items():
-            if name not in fields:
-                known = ", ".join(fields)
-                raise InvalidSettings(f"{self.name} has no hyper-parameter {name!r}", f"it has {known}")
-            checked[name] = fields[name].check(f"{name} of {self.name}", value)
-        return checked
+        own = checked(self.name, hyper, {**self.fields, **MULTIPLIERS})
+        self._multipliers = (float(own.pop("lr_mult", 1.0)), float(own.pop("wd_mult", 1.0)))
+        self._followed = None if "learning_rate" in own else self._schedule
+        self._params = {**self._set, **own} if own else self._set
 
     def update(self, slot: Slot, weight: Array, grad: Array, *, member: int = 0) -> Array:
         """The new weight: a new array of the weight's shape and dtype (fp16, fp32 or fp64).
@@ -219,15 +129,12 @@ class Optimizer(ABC):
             exact.write_to(master)
         return Rows(grad.numbers, result)
 
-    def _begin(
-        self, slot: Slot, weight: Array, grad: Array, member: int
-    ) -> "tuple[Call, _State, list[Array]]":
+    def _begin(self, slot: Slot, weight: Array, grad: Array, member: int) -> tuple[Call, SlotState, list[Array]]:
         """Count an update of the slot and prepare its state."""
-        work = _WORK.get(weight.dtype)
-        if work is None or grad.dtype not in _WORK:
+        if weight.dtype not in WORK or grad.dtype not in WORK:
             what = f"a gradient of {grad.dtype} and a weight of {weight.dtype}"
             raise InvalidSettings(f"{self.name} cannot take {what}", "it takes floats")
-        state, arrays = self._ready_state(slot, weight, work, member)
+        state, arrays = self._ready_state(slot, weight, member)
         params, state.step = self._params, state.step + 1
         rate = params["learning_rate"] if self._followed is None else self._followed.rate(state.step)
         lr, wd = rate * self._multipliers[0], params["wd"] * self._multipliers[1]
@@ -249,7 +156,7 @@ class Optimizer(ABC):
         state = self._states.get(slot)
         if state is None or not self.seen:  # before the slot's first update there is only one weight
             return
-        now = weight.reshape(-1) if state.master is None else state.master
+        now = state.exact(weight)
         got = now if decoded is None else decoded
         for what in self.by_member:
             name = f"{what}.{member}"
@@ -302,19 +209,18 @@ class Optimizer(ABC):
         """The initial array, in the dtype of `weight`, which is flat; `arrays` are the slot's arrays so far."""
         return np.zeros_like(weight)
 
-    def _ready_state(self, slot: Slot, weight: Array, work: np.dtype[Any], member: int) -> tuple[_State, list[Array]]:
+    def _ready_state(self, slot: Slot, weight: Array, member: int) -> tuple[SlotState, list[Array]]:
         """The slot's state, and those of its arrays that this update needs."""
-        state, halved = self._states.get(slot), weight.dtype != work
+        state = self._states.get(slot)
         if state is None:
-            state = self._states[slot] = _State(master=weight.astype(work).reshape(-1) if halved else None)
-        fits = (state.master is not None) == halved
-        if not fits or any(a.size != weight.size or a.dtype != work for a in state.named().values()):
+            state = self._states[slot] = SlotState.start(weight)
+        if not state.fits(weight):
             what = f"weight of {weight.dtype}{weight.shape}"
             raise InvalidSettings(f"the {self.name} state of slot {slot[0]}/{slot[1]} does not fit a {what}")
         held, wanted = state.arrays, self._wanted()
         for name in [name for name in held if "." not in name and name not in wanted]:
             del held[name]
-        now = weight.reshape(-1) if state.master is None else state.master
+        now = state.exact(weight)
         names = (*wanted, *(f"{what}.{member}" for what in self.by_member))
         for name in names:
             if name not in held:
@@ -335,38 +241,11 @@ class Optimizer(ABC):
 
         Arrays of a single member end in its rank, as in "3/0/backup.1".
         """
-        named: dict[str, Array] = {}
-        for (key, index), state in sorted(self._states.items()):
-            named[f"{key}/{index}/step"] = np.array([state.step], np.int64)
-            named |= {f"{key}/{index}/{what}": array.copy() for what, array in state.named().items()}
-        return named
+        return export_states(self._states)
 
     def import_state(self, named: Mapping[str, Array]) -> None:
         """Replace all state with a copy of what `export_state` returned.
 
         Raises InvalidSettings if this is not the whole state of such an optimizer; the old state is then kept.
         """
-        slots: dict[Slot, dict[str, Array]] = {}
-        for name, array in named.items():
-            match = _STATE_NAME.fullmatch(name)
-            if match is None:
-                raise InvalidSettings(f"{name!r} does not name optimizer state", 'as in "3/0/step"')
-            slots.setdefault((int(match[1]), int(match[2])), {})[match[3]] = array
-        self._states = {slot: self._import_slot(slot, arrays) for slot, arrays in slots.items()}
-
-    def _import_slot(self, slot: Slot, named: dict[str, Array]) -> _State:
-        known = {"master", *self.required, *self.occasional}
-        arrays = {what: array.copy() for what, array in named.items() if what != "step"}
-        step = named.get("step")
-        good = step is not None and step.shape == (1,) and step.dtype.kind == "i" and step[0] >= 0
-        own = {what for what in arrays if "." in what}
-        members = {what.partition(".")[2] for what in own}
-        whole = set(self.required) <= arrays.keys() - own <= known
-        whole = whole and own == {f"{what}.{member}" for what in self.by_member for member in members}
-        alike = len({(array.dtype, array.shape) for array in arrays.values()}) <= 1
-        alike = alike and all(array.ndim == 1 and array.dtype in _WORK.values() for array in arrays.values())
-        if step is None or not (good and whole and alike):
-            found, need = ", ".join(sorted(named)), ", ".join(("step", *self.required))
-            message = f"slot {slot[0]}/{slot[1]} has no state of {self.name} in ({found})"
-            raise InvalidSettings(message, f"it needs {need}, of one size and dtype")
-        return _State(int(step[0]), arrays.pop("master", None), arrays)
+        self._states = import_states(named, self)

@@ -14,11 +14,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.payload import Array
 from geomx_cli.ps.optim.dcasgd import Dcasgd, DcasgdAdaptive, DcasgdMxnet
+from geomx_cli.ps.optim.hyper_parameters import Field, Value, fields_of, rate_field
 from geomx_cli.ps.optim.kernels import add_decay, average, average_of_square, average_square, clip, product, rest
-from geomx_cli.ps.optim.optimizer import Array, Call, Field, Optimizer, Rates, Slot, Value, fields_of, rate_field
+from geomx_cli.ps.optim.optimizer import Call, Optimizer
+from geomx_cli.ps.optim.schedules import Schedule
 
-__all__ = ["SUPPORTED", "Array", "Optimizer", "Slot", "Value", "create"]
+__all__ = ["SUPPORTED", "Optimizer", "create"]
 
 _Average = Callable[[Array, float, float, Array, Array], None]
 
@@ -277,7 +280,7 @@ _CLASSES: dict[str, type[Optimizer]] = {kind.name: kind for kind in _KINDS}
 SUPPORTED: tuple[str, ...] = tuple(_CLASSES)
 
 
-def create(name: str, params: Mapping[str, Value | None], schedule: Rates | None = None) -> Optimizer:
+def create(name: str, params: Mapping[str, Value | None], schedule: Schedule | None = None) -> Optimizer:
     """The optimizer called `name`; omitted hyper-parameters have MXNet's defaults (`adamw`: PyTorch's, `dcasgd-a`: its
     authors'). A `schedule` overrides the learning rate that is set (see schedules.py).
 

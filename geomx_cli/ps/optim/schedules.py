@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.optim.optimizer import Field
+from geomx_cli.ps.optim.hyper_parameters import Field
 
 __all__ = ["SCHEDULES", "Schedule", "create"]
 

@@ -1,0 +1,54 @@
+"""A root's part of a round: update the value from the sum of the contributions."""
+
+from geomx_cli.ps.aggregation.accumulator import Accumulator
+from geomx_cli.ps.aggregation.algorithm import Aggregate, RowAlgorithm
+from geomx_cli.ps.aggregation.compression import Compression
+from geomx_cli.ps.aggregation.optimizer_history import OptimizerHistory
+from geomx_cli.ps.aggregation.slice_state import Cohort, SliceState
+from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.net.payload import DTYPES, Content, cast
+from geomx_cli.ps.net.rows import Rows
+
+__all__ = ["Updater"]
+
+
+class Updater:
+    """Gives closed rounds their results at a root, by its algorithm and optimizer. Used by the loop's thread only."""
+
+    def __init__(self, table: SliceTable, compression: Compression, history: OptimizerHistory) -> None:
+        self._table = table
+        self._compression = compression
+        self._history = history
+
+    def update(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content) -> None:
+        """Update the value, or some rows of it, from the sum of a closed round."""
+        slot, before = entry.slot, entry.slot.version
+        if not before and slot.value is not None:
+            self._compression.starts_from(slot.id, cohort.member, slot.value, entry.dtype)
+        new = self._new_value(entry, cohort, accumulator, total)
+        if isinstance(new, Rows):
+            entry.write(new)
+            if cohort.changed is None:
+                cohort.changed = Rows(new.numbers, cast(new.values, entry.dtype))
+            slot.version += 1
+        elif new is not None and new is not slot.value:
+            slot.value = cast(new, entry.dtype)
+            slot.version += 1
+        if slot.version != before:  # if all abstained, other cohorts' rounds may have made the value newer
+            cohort.version = slot.version
+
+    def _new_value(
+        self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content
+    ) -> Content | None:
+        """The new value, or its changed rows, or None if the value stays."""
+        slot, algorithm = entry.slot, self._table.algorithm
+        optimizer = self._history.choose(slot.id, entry.hyper, cohort.closed, accumulator.hyper)
+        if not isinstance(total, Rows):
+            aggregate = Aggregate(total, accumulator.weight, cohort.member)
+            return algorithm.aggregate_global(slot, aggregate, optimizer)
+        assert isinstance(algorithm, RowAlgorithm)
+        new = algorithm.rows_at_root(slot, total, accumulator.weight, cohort.member, optimizer)
+        # In an asynchronous job other parties have changed other rows meanwhile, so these are not the whole change.
+        if new is None or (isinstance(new, Rows) and self._table.asynchronous):
+            cohort.changed = Rows.none(entry.row, DTYPES[entry.dtype])
+        return new
