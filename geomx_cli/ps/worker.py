@@ -24,8 +24,8 @@ from geomx_cli.ps.net.link import Lane, Link
 from geomx_cli.ps.net.payload import Array, Content, as_payload, dtype_code, form_of, numbers_payload
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Kind, Reply
-from geomx_cli.ps.peers import Peers
 from geomx_cli.ps.pending_exchange import PendingExchange
+from geomx_cli.ps.worker_peers import WorkerPeers
 
 __all__ = ["Operation", "Worker", "WorkerInfo"]
 
@@ -99,7 +99,7 @@ class Worker:
         self.ends: Future[None] = Future()
         self.error: GeomxError | None = None
         self.asynchronous = False
-        self.peers = Peers(settings.local, delivery.peers(settings.local.workers))
+        self.peers = WorkerPeers(settings.local, delivery.peers(settings.local.workers))
         self.compression = Compression()
         self.upstream = UpstreamClient(self.compression)
         self.open: set[PendingExchange] = set()
