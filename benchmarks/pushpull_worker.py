@@ -62,7 +62,7 @@ class Client:
             exchange.done.result(600)
 
     def barrier(self) -> None:
-        self._client.barrier("all")
+        self._client.control.barrier("all")
 
     def check(self, rounds: int) -> None:
         for out in self._out:

@@ -15,7 +15,7 @@ from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.members import CENTRAL
-from geomx_cli.ps.net.payload import DTYPES, Array, Content, as_payload, content, dtype_code, form_of, numbers_payload
+from geomx_cli.ps.net.payload import DTYPES, Array, Content, as_payload, content, form_of, numbers_payload
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import Form, Header, Kind, Reply
 from geomx_cli.ps.optim import optimizers
@@ -221,5 +221,5 @@ class Tree:
 
 
 def _bytes(value: Content) -> memoryview:
-    dtype = dtype_code(value.values.dtype) if isinstance(value, Rows) else dtype_code(value.dtype)
+    dtype = DTYPES.index(value.values.dtype if isinstance(value, Rows) else value.dtype)
     return as_payload(value, dtype)

@@ -26,11 +26,11 @@ from geomx_cli.ps.cluster.members import Members
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.control_service import ControlService
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.malloc import share_one_heap
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
-from geomx_cli.ps.requests import Requests
 
 __all__ = ["Server"]
 
@@ -68,7 +68,7 @@ class Server:
             warn=lambda message: events.write(WarningRaised(message=message)),
         )  # fmt: skip
         self._party_index = 0
-        self._requests = Requests(self.node, self._members, self._upstream, self.rounds, lambda: self._party_index)
+        self._control = ControlService(self.node, self._members, self._upstream, self.rounds, lambda: self._party_index)
         self._patience = StragglerMonitor(self.node, self._members, self._waits)
         self._endpoints = self.node.listen(settings.local or settings.upper)
         self._rosters: dict[str, Membership] = {}  # of the members, by the plane in which they dial
@@ -193,7 +193,7 @@ class Server:
         self._members.leave(request.link)
         request.answer()
         self.rounds.left(self._members.rank_of(request.link))
-        self._requests.release_barriers()
+        self._control.release_barriers()
         if self._upstream is not None and self._members.owing() == []:
             for root in self._upstream.links:
                 self.node.rpc.ask(root, "leave", {}, lambda _: None, self.node.fail)
@@ -208,7 +208,7 @@ class Server:
     # Tensors.
 
     def _has_declared(self, header: Header) -> bool:
-        return self._requests.has_declared(header)
+        return self._control.has_declared(header)
 
     def _on_tensor(self, link: Link, header: Header, payload: memoryview | None) -> None:
         if self._delivery.receive(link, header, payload):
@@ -264,11 +264,11 @@ class Server:
         elif request.topic == "bye":
             self._farewell(request)
         else:
-            self._requests.take(request)
+            self._control.take(request)
 
     def _serve(self) -> None:
         """A member has arrived, or the roots are dialled: process everything that waited for that."""
-        self._requests.serve()
+        self._control.serve()
         self.rounds.members_changed()
 
     def _waits(self) -> Iterator[StalledWait]:
@@ -280,7 +280,7 @@ class Server:
             yield StalledWait(owed, missing[1], masters, "and the first round waits for that")
         elif missing is not None and missing[2]:
             yield StalledWait(f"contributed to round {missing[0]}", missing[1], missing[2])
-        for began, ranks in self._requests.at_barriers():
+        for began, ranks in self._control.at_barriers():
             yield StalledWait("reached a barrier", began, ranks)
 
     def _report(self) -> None:

@@ -1,41 +1,35 @@
-"""A worker in the cluster: its node, its servers and pending operations. Loop's thread only; see client.py."""
+"""A worker in the cluster: joining it, its servers and peers, its messages and its end."""
 
 import time
-from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.events import EventLog
-from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.delivery import WorkerDelivery
-from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
+from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.liveness import NEWS, newest
 from geomx_cli.ps.cluster.members import CENTRAL
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
-from geomx_cli.ps.cluster.partition import Placement, Slice
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import Array, Content, as_payload, dtype_code, form_of, numbers_payload
-from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Kind, Reply
-from geomx_cli.ps.peers import Peers
-from geomx_cli.ps.pending_exchange import PendingExchange
+from geomx_cli.ps.net.wire import BadMessage, Header, Kind
+from geomx_cli.ps.operation_queue import OperationQueue
+from geomx_cli.ps.worker_peers import WorkerPeers
 
-__all__ = ["Operation", "Worker", "WorkerInfo"]
+__all__ = ["Worker", "WorkerInfo"]
 
 Body = dict[str, Any]
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A worker's position in the job. `contributor` is the rank under which its servers know it.
+    """A worker's position in the job.
 
     `at_root`: its servers are the roots. `flat`: there is no other plane. `master_trains`: whether the job's master
     trains.
@@ -46,51 +40,17 @@ class WorkerInfo:
     party_index: int
     num_all_workers: int
     trains: bool
-    contributor: int
     at_root: bool
     flat: bool
     master_trains: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """An operation on a tensor: a PUSH, PULL or EXCHANGE of `src` (1-D, contiguous, or rows).
-
-    round: of an EXCHANGE; of a PULL the last one that this worker has begun. reply: see wire.Reply. numbers: the rows
-    requested by a PULL, None for all elements. in_turn: a PULL is sent after the result of its round has arrived and
-    before the next round.
-    """
-
-    kind: Kind
-    placement: Placement
-    src: Content | None = None
-    round: int = 0
-    weight: float = 0.0
-    priority: int = 0
-    hyper: dict[str, float] = field(default_factory=dict)
-    reply: Reply = Reply.FULL
-    numbers: Array | None = None
-    in_turn: bool = False
-
-    def pieces(self) -> list[tuple[int, Slice, Rows | None]]:
-        """The slices concerned, by index, each with its rows to send or request."""
-        placement, rows = self.placement, self.src if isinstance(self.src, Rows) else None
-        if self.numbers is not None:
-            rows = Rows(self.numbers, np.empty((len(self.numbers), 0)))
-        if rows is None:
-            return [(index, piece, None) for index, piece in enumerate(placement.slices)]
-        cut = [rows.cut(piece.offset // placement.row, piece.end // placement.row) for piece in placement.slices]
-        found = zip(range(len(cut)), placement.slices, cut, strict=True)
-        return [item for item in found if self.numbers is None or len(item[2])]
-
-
 class Worker:
     """`ready` gets the WorkerInfo once connected; `ends` is set when the worker has said goodbye, after all workers
-    that dial it, or has failed. `error`: why no further operation is possible, if so. `asynchronous`: whether parties
-    complete rounds separately, according to the results so far.
+    that dial it, or has failed. `error`: why no further operation is possible, if so.
 
-    `run` is the thread's body; call the other methods in its loop. When it ends, pending and later operations fail with
-    `error`.
+    `run` is the thread's body. Other threads may call `check` and `wait`; call the other methods in its loop. When it
+    ends, pending and later operations fail with `error`.
     """
 
     def __init__(self, settings: NodeSettings, events: EventLog, delivery: WorkerDelivery) -> None:
@@ -99,26 +59,18 @@ class Worker:
         self.ready: Future[WorkerInfo] = Future()
         self.ends: Future[None] = Future()
         self.error: GeomxError | None = None
-        self.asynchronous = False
-        self.peers = Peers(settings.local, delivery.peers(settings.local.workers))
-        self.compression = Compression()
-        self.upstream = UpstreamClient(self.compression)
-        self.open: set[PendingExchange] = set()
+        self.peers = WorkerPeers(settings.local, delivery.peers(settings.local.workers))
+        self.upstream = UpstreamClient()
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive,
             on_reconnect=self._come_back, on_asked=self._on_asked,
         )  # fmt: skip
         self._delivery = delivery
         delivery.begin(self.node, self.upstream, self.peers.links)
+        self.operations = OperationQueue(self.node, self.upstream, delivery)
         self._settings = settings
         self._plane = settings.local
         self._rank = -1
-        self._voice: tuple[int, ...] = ()
-        self._done: dict[int, int] = {}  # the last round of each key whose result has arrived
-        self._missing: dict[int, list[int]] = {}  # per key: the rounds in flight, ascending
-        # per key: the operations that wait, in order
-        self._later: dict[int, deque[tuple[PendingExchange, Operation]]] = {}
-        self._pulls: dict[int, int] = {}  # per key: how many pulls the next round waits for
 
     def run(self) -> None:
         """Run the worker until it is stopped or the job fails."""
@@ -139,74 +91,21 @@ class Worker:
             self._give_up(error)
             self.node.close()
 
-    def start(self, exchange: PendingExchange, operation: Operation) -> None:
-        """Queue all slices of a tensor; a round too far ahead of the received results waits for them."""
+    def check(self) -> None:
+        """Raise `error`, if any."""
         if self.error is not None:
-            exchange.fail(self.error)
-            return
-        self.open.add(exchange)
-        if operation.kind == Kind.EXCHANGE or operation.in_turn:
-            self._later.setdefault(operation.placement.key, deque()).append((exchange, operation))
-            self._go_on(operation.placement.key)
-        else:
-            self._send(exchange, operation)
+            raise self.error
 
-    def _go_on(self, key: int) -> None:
-        """Send the operations of this key that need not wait any more."""
-        later, done = self._later[key], self._done.get(key, 0)
-        while later:
-            exchange, operation = later[0]
-            if operation.in_turn:
-                if operation.round > done:
-                    return
-                self._pulls[key] = self._pulls.get(key, 0) + 1
-            else:
-                # Count from the oldest missing result, as servers do: after a cut, later results may arrive first.
-                missing = self._missing.setdefault(key, [])
-                if self._pulls.get(key) or operation.round >= (missing or [operation.round])[0] + MAX_ROUNDS_AHEAD:
-                    return
-                missing.append(operation.round)
-            later.popleft()
-            self._send(exchange, operation)
-
-    def _send(self, exchange: PendingExchange, operation: Operation) -> None:
-        placement, place = operation.placement, 0
-        dtype = dtype_code(np.dtype(placement.tensor.dtype))
-        voice = self._voice if operation.kind == Kind.EXCHANGE else ()
-        # A local server has the results of all rounds; in asynchronous jobs it has only its own, so ask the roots.
-        round_ = 0 if operation.in_turn and not self.asynchronous else operation.round
-        codec = self.compression.spec if operation.kind == Kind.PULL and round_ else ""
-        for index, piece, rows in operation.pieces():
-            header = Header(
-                kind=operation.kind, key=placement.key, slice=index, root=piece.root, offset=piece.offset,
-                length=piece.length, dtype=dtype, row=placement.row or 1, round=round_, contributors=voice,
-                weight=operation.weight, priority=operation.priority, hyper=operation.hyper, reply=operation.reply,
-                codec=codec, server=piece.server, **({} if rows is None else form_of(rows)),
-            )  # fmt: skip
-            if operation.numbers is not None and rows is not None:
-                payload: memoryview | None = numbers_payload(rows.numbers)
-                offset, place = place, place + len(rows) * placement.row
-            else:
-                payload, offset = self._payload(header, operation.src, piece, rows), piece.offset
-            on_result = self._taker(exchange, operation, offset)
-            if operation.kind == Kind.EXCHANGE:
-                self._delivery.up(piece.server, header, payload, on_result)
-            else:
-                self.upstream.send(self.upstream.links[piece.server], header, payload, on_result)
-
-    def _payload(self, header: Header, src: Content | None, piece: Slice, rows: Rows | None) -> memoryview | None:
-        """The payload of a slice of `src`; `rows` are the slice's own."""
-        if rows is not None:
-            return as_payload(rows, header.dtype)
-        if src is None or isinstance(src, Rows):
-            return None
-        array = src[piece.offset : piece.end]
-        if header.kind == Kind.EXCHANGE and (
-            encoded := self.compression.contribution((header.key, header.slice), array, header.dtype)
-        ):
-            header.form = Form.ENCODED
-            return encoded
-        return as_payload(array, header.dtype)
+    def wait(self, future: "Future[_Result]", limit: float, what: str) -> _Result:
+        """Wait for the result; raises TimedOut after `limit` seconds, which restart with any progress on the links or a
+        restored connection. `what` describes the result in its message.
+        """
+        while True:
+            try:
+                return future.result(limit + 5)
+            except TimeoutError:
+                if time.monotonic() - newest(self.upstream.links) > limit + NEWS:
+                    raise TimedOut(f"waited {limit:g} s for {what}", "see the other processes' logs") from None
 
     def ask(self, future: "Future[Body]", topic: str, body: Body, server: int, limit: float) -> None:
         """Send a request to one server; the answer goes to `future`. At a barrier the limit counts from the last
@@ -238,36 +137,12 @@ class Worker:
 
     def _give_up(self, error: GeomxError) -> None:
         self.error = error
-        for exchange in self.open:
-            exchange.fail(error)
-        self.open.clear()
+        self.operations.give_up(error)
         self.node.rpc.give_up(error)
         if not self.ready.done():
             self.ready.set_exception(error)
         if not self.ends.done():
             self.ends.set_result(None)
-
-    def _taker(self, exchange: PendingExchange, operation: Operation, offset: int) -> OnResult:
-        key = operation.placement.key
-
-        def take(header: Header, found: Content) -> None:
-            exchange.contributors, exchange.weight = header.contributors, header.weight
-            self.asynchronous = header.asynchronous
-            array = found.values.reshape(-1) if isinstance(found, Rows) else found
-            exchange.take(offset, array, header.value)
-            if exchange.missing == 0:
-                self.open.discard(exchange)
-                self.node.encoded = self.compression.bytes
-                if operation.kind == Kind.EXCHANGE:
-                    self.node.telemetry.round = max(operation.round, self.node.telemetry.round)
-                    self._done[key] = max(operation.round, self._done.get(key, 0))
-                    self._missing[key].remove(operation.round)
-                    self._go_on(key)
-                elif operation.in_turn:
-                    self._pulls[key] -= 1
-                    self._go_on(key)
-
-        return take
 
     def _dial_servers(self, membership: Membership) -> None:
         self._rank = membership.rank
@@ -296,17 +171,15 @@ class Worker:
         if flat and planned is not None:
             party_index = planned
         before = 0 if flat else sum(workers if central else workers[:party_index])
-        contributor = self._rank + CENTRAL if central else self._rank
-        self._voice = (contributor,)
+        self.operations.contributors = (self._rank + CENTRAL if central else self._rank,)
         if flat:
-            self.compression.set(self._settings.text("compress"))
+            self.upstream.compression.set(self._settings.text("compress"))
         info = WorkerInfo(
             rank=self._rank,
             global_rank=before + self._rank if trains else -1,
             party_index=party_index,
             num_all_workers=sum(workers) + int(body["central"]),
             trains=trains,
-            contributor=contributor,
             at_root=at_root,
             flat=flat,
             master_trains=flat or int(body["central"]) > 0,
@@ -321,7 +194,7 @@ class Worker:
         """Fail if a round is pending and nothing has moved for longer than the option `patience`."""
         moved = newest([*self.upstream.links, *self.peers.links.values()])
         limit, idle = self._settings.number("patience"), time.monotonic() - moved
-        if any(min(item.age(), idle) > limit + NEWS for item in self.open):
+        if min(self.operations.age(), idle) > limit + NEWS:
             message = f"waited {limit:g} s for the result of a round"
             self.node.fail(TimedOut(message, "is a worker stuck, or out of step?"))
 

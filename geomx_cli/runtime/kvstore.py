@@ -214,8 +214,8 @@ class Store(BaseStore):
         return self._client.pull_rows(name, numbers, out, priority=priority)
 
     def set_compression(self, spec: str) -> None:
-        """See Client.set_compression."""
-        self._client.set_compression(spec)
+        """See ControlClient.set_compression."""
+        self._client.control.set_compression(spec)
 
     def versions(self, key: Key) -> tuple[int, int]:
         """See Client.versions."""
@@ -223,7 +223,7 @@ class Store(BaseStore):
 
     def barrier(self, scope: Literal["party", "all"] | None = None) -> None:
         """Wait for all workers of the party or job; without `scope`, for those counted by `num_workers`."""
-        self._client.barrier(scope or ("all" if self._client.ranks_are_global else "party"))
+        self._client.control.barrier(scope or ("all" if self._client.ranks_are_global else "party"))
 
 
 def row_of(shape: Sequence[int]) -> int:

@@ -36,17 +36,17 @@ class ServerOptimizer:
         """Have the global servers update the values with this optimizer (see ps/optim/optimizers.py); blocks.
 
         A new optimizer starts without state, as in MXNet, with each key's next push. Set it on rank 0 alone, or the
-        same one on every worker. schedule, multipliers: see Client.set_optimizer.
+        same one on every worker. schedule, multipliers: see ControlClient.set_optimizer.
         """
         serial = self._next_serial()
-        self._client.set_optimizer(name, params, schedule=schedule, multipliers=multipliers, serial=serial)
+        self._client.control.set_optimizer(name, params, schedule=schedule, multipliers=multipliers, serial=serial)
         self._hyper.begin(params, serial)
         self._is_set = True
 
     def leave_to_workers(self, kind: str) -> None:
         """Have the servers only sum, because every training worker runs an optimizer of this class itself; blocks."""
         serial = self._next_serial()
-        self._client.leave_optimizer_to_workers(kind, serial)
+        self._client.control.leave_optimizer_to_workers(kind, serial)
         self._hyper.begin({}, serial)
         self._is_set = True
 

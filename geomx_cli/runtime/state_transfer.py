@@ -28,7 +28,8 @@ def fetch(client: "Client") -> SavedState:
     client.settle()
     found = SavedState("", {})
     where: dict[tuple[str, str], tuple[str, Cut]] = {}
-    for name, placement in client.placements.items():
+    for name, declared in client.tensors.items():
+        placement = declared.placement
         cuts = [(item.offset, item.length) for item in placement.slices]
         where |= {(str(placement.key), str(index)): (name, cut) for index, cut in enumerate(cuts)}
         found.dtypes[name] = placement.tensor.dtype
@@ -53,7 +54,8 @@ def restore(client: "Client", state: SavedState) -> None:
     client.settle()
     _check(client, state)
     parts: dict[int, dict[str, Array]] = {root: {} for root in _roots(client)}
-    for name, placement in client.placements.items():
+    for name, declared in client.tensors.items():
+        placement = declared.placement
         for index, piece in enumerate(placement.slices if name in state.slices else ()):
             kept = state.cut(name, (piece.offset, piece.length))
             parts[piece.root] |= {f"{placement.key}/{index}/{what}": array for what, array in kept.items()}
@@ -65,14 +67,14 @@ def restore(client: "Client", state: SavedState) -> None:
 
 def _roots(client: "Client") -> list[int]:
     """Return the roots that own slices."""
-    return sorted({piece.root for placement in client.placements.values() for piece in placement.slices})
+    return sorted({piece.root for declared in client.tensors.values() for piece in declared.placement.slices})
 
 
 def _open(client: "Client") -> dict[int, Body]:
     """Open a snapshot at each root with slices and return their answers; all must have loaded the same state last."""
     limit = time.monotonic() + client.settings.number("patience")
     while True:
-        opened = {root: client.control("state_open", {"by": client.process}, root) for root in _roots(client)}
+        opened = {root: client.control.request("state_open", {"by": client.process}, root) for root in _roots(client)}
         if len({answer["loaded"] for answer in opened.values()}) <= 1:
             return opened
         if time.monotonic() > limit:
@@ -84,11 +86,11 @@ def _open(client: "Client") -> dict[int, Body]:
 def _read(client: "Client", root: int, size: int) -> dict[str, Array]:
     run = bytearray()
     while len(run) < size:
-        piece = client.control("state_read", {"by": client.process, "at": len(run)}, root)["piece"]
+        piece = client.control.request("state_read", {"by": client.process, "at": len(run)}, root)["piece"]
         if not piece:
             raise InvalidSettings(f"global server {root} has less state than announced")
         run += piece
-    client.control("state_close", {"by": client.process}, root)
+    client.control.request("state_close", {"by": client.process}, root)
     return unpack(run)
 
 
@@ -96,21 +98,21 @@ def _write(client: "Client", root: int, about: Body, packed: TensorArchive) -> N
     patience = client.settings.number("patience")
     limit = time.monotonic() + patience
     body = {**about, "by": client.process, "digest": packed.digest(), "size": packed.size}
-    while (go := client.control("state_begin", body, root)["go"]) == "wait":
+    while (go := client.control.request("state_begin", body, root)["go"]) == "wait":
         if time.monotonic() > limit:
             what = f"waited {patience:g} s for another worker to load the optimizer's state"
             raise TimedOut(what, "have one worker load it, and the others wait at a barrier")
         time.sleep(_PAUSE)
     for at, piece in packed.pieces() if go == "on" else ():
-        client.control("state_write", {"by": client.process, "at": at, "piece": piece}, root)
+        client.control.request("state_write", {"by": client.process, "at": at, "piece": piece}, root)
 
 
 def _check(client: "Client", state: SavedState) -> None:
     for key, dtype in state.dtypes.items():
-        placement = client.placements.get(key)
-        if placement is None:
+        declared = client.tensors.get(key)
+        if declared is None:
             raise InvalidSettings(f"the saved state has a key {key!r}, which has not been initialised")
-        size, tensor = sum(length for _, length in state.slices[key]), placement.tensor
+        size, tensor = sum(length for _, length in state.slices[key]), declared.placement.tensor
         if (size, dtype) != (tensor.size, tensor.dtype):
             raise InvalidSettings(
                 f"key {key!r} has {tensor.size} elements of {tensor.dtype}, and {size} of {dtype} in the saved state"

@@ -19,6 +19,7 @@ class FakeClient:
     def __init__(self, *, min_local_steps: int, query: str = "overlapped") -> None:
         self.asked: list[tuple[dict[str, Any], Future[dict[str, Any]]]] = []
         self.answers: list[dict[str, Any] | None] = []
+        self.control = SimpleNamespace(ask=self.ask)
         texts = {"esync_scope": "global", "esync_query": query}
         self.settings = SimpleNamespace(text=texts.__getitem__, number={"min_local_steps": min_local_steps}.__getitem__)
 

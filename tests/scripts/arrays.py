@@ -7,8 +7,9 @@ import numpy as np
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.events import EventLog
-from geomx_cli.ps.client import MAX_OPEN, Client
+from geomx_cli.ps.client import Client
 from geomx_cli.ps.cluster.partition import Tensor
+from geomx_cli.ps.declared_tensor import MAX_OPEN
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.runtime.settings import Settings
 
@@ -44,10 +45,10 @@ assert not result.any(), "nobody contributes"
 # Rows; those of "long" exceed a slice of 1024 elements.
 tables = {"table": (50, 50), "long": (2, 1500), "flat": (9, 1)}
 client.declare([Tensor(name, count * row, "float32", row) for name, (count, row) in tables.items()])
-assert [client.placements[name].row for name in tables] == [50, 0, 1]
+assert [client.tensors[name].placement.row for name in tables] == [50, 0, 1]
 for name, (count, row) in tables.items():
     client.init({name: np.full(count * row, 7, np.float32)})
-    client.barrier()
+    client.control.barrier()
     part, whole = np.zeros(2 * row, np.float32), np.zeros(count * row, np.float32)
     client.pull_rows(name, np.array([0, 1]), part).result(30)
     assert (part == 7).all()
@@ -73,13 +74,13 @@ refused("rows of 50 float32", client.exchange, "table", Rows(np.array([1]), one.
 refused("do not increase", client.pull_rows, "table", np.array([3, 2]), np.empty(100, np.float32))
 refused("do not fit", client.pull_rows, "table", np.array([2, 3]), np.empty(99, np.float32))
 
-client.barrier()
+client.control.barrier()
 if client.rank == 1:
     exchanges = [client.exchange("many", np.ones(1), None) for _ in range(MAX_OPEN)]
     refused("no result yet", client.exchange, "many", np.ones(1), None)
-    client.barrier()
+    client.control.barrier()
 else:
-    client.barrier()
+    client.control.barrier()
     exchanges = [client.exchange("many", np.full(1, 10.0 * number), None) for number in range(MAX_OPEN)]
 for number, exchange in enumerate(exchanges):
     exchange.done.result(30)

@@ -54,7 +54,7 @@ def main():
     tensors = [Tensor(f"t{index}", size, os.environ.get("DTYPE", "float32")) for index, size in enumerate(sizes)]
     client.declare(tensors)
     if client.is_master and "OPTIMIZER" in os.environ:
-        client.set_optimizer(*json.loads(os.environ["OPTIMIZER"]))
+        client.control.set_optimizer(*json.loads(os.environ["OPTIMIZER"]))
     initial = {}
     for index, tensor in enumerate(tensors):
         start = np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(tensor.dtype)
@@ -63,7 +63,7 @@ def main():
     if client.trains:
         train(client, tensors)
         client.leave()
-        client.barrier("all")
+        client.control.barrier("all")
     else:
         client.leave()
     client.close()
@@ -77,7 +77,7 @@ def train(client, tensors):
     counts = [float(count) for count in os.environ.get("WEIGHTS", "1").split(",")]
     counted = counts[client.global_rank % len(counts)]
     if "MEET" in os.environ:
-        client.barrier("all")
+        client.control.barrier("all")
     history, versions = [[weight.copy()] for weight in weights], []
     opening, _, gate = os.environ.get("OPENS", "").partition("=")
     while "WAITS" in os.environ and not Path(os.environ["WAITS"]).exists():

@@ -25,5 +25,5 @@ if client.trains:
         exchange.done.result(20)
     assert all((result == 10).all() for result in results.values()), results
 client.leave()
-client.barrier("all")
+client.control.barrier("all")
 client.close()

@@ -27,7 +27,7 @@ row = int(os.environ.get("ROW", "0"))
 tensors = [Tensor(f"t{index}", size, "float32", row or 1) for index, size in enumerate(sizes)]
 client.declare(tensors)
 if client.is_master and os.environ.get("SERVER_OPTIMIZER"):
-    client.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 0.25})
+    client.control.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 0.25})
 for index, tensor in enumerate(tensors):
     client.init({tensor.name: np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(np.float32)})
 if client.trains:

@@ -60,7 +60,7 @@ def main():
     client = Client(settings, EventLog(None), plugins.deliveries()["direct"].worker())
     model, recipe = Vectors(), TrainConfig.from_options(settings.options)
     if client.is_master:
-        client.set_optimizer(*diloco.server_optimizer(recipe))
+        client.control.set_optimizer(*diloco.server_optimizer(recipe))
     Store(client).init(list(model.names), [np.ones(size, np.float32) for size in SIZES])
     part = diloco.worker(client, model, recipe)
     part.start()

@@ -72,11 +72,11 @@ def check_many_rounds(store, client):
     store.init("many", np.zeros(3, np.float64))
     last = store.num_all_workers - 1
     if store.rank == last:
-        client.barrier()
+        client.control.barrier()
     for number in range(200):
         store.push("many", np.full(3, number * 10.0 + store.rank))
     if store.rank != last:
-        client.barrier()
+        client.control.barrier()
     out = np.empty(3)
     store.pull("many", out)[0].result(20)
     assert (out == 4 * 1990 + 6).all(), out

@@ -13,7 +13,7 @@ if client.global_rank == 0:
     for _ in range(3):
         pacer.begin()
     pacer.settle()
-client.barrier("all")
+client.control.barrier("all")
 if client.global_rank == 1:
     pacer.begin()
     pacer.begin()

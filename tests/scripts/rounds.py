@@ -40,7 +40,7 @@ tensors = [Tensor(f"t{index}", size, dtype) for index, size in enumerate(sizes)]
 gate("declare")
 client.declare(tensors)
 if client.is_master and os.environ.get("SERVER_OPTIMIZER"):
-    client.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 0.25})
+    client.control.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 0.25})
 for index, tensor in enumerate(tensors):
     initial = np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(dtype)
     client.init({tensor.name: initial if client.is_master else initial * 0 + 5})
@@ -80,10 +80,10 @@ for number in range(rounds[client.rank % len(rounds)]):
 np.savez(os.environ["OUT"].format(rank=client.global_rank), *results)
 if "GATES" in os.environ:
     gate("barrier")
-    client.barrier("all")
+    client.control.barrier("all")
 gate("leave")
 client.leave()
-client.barrier("all")
+client.control.barrier("all")
 gate("close")
 client.close(TrainingFailed("it was told to fail") if "FAIL" in os.environ else None)
 print("bytes", msgspec.to_builtins(client.traffic()), flush=True)

@@ -9,8 +9,8 @@ from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import DTYPE_NAMES, BadMessage, Form, Header
 
 __all__ = [
-    "DTYPES", "Array", "Content", "as_payload", "cast", "content", "dtype_code", "form_of", "numbers_payload",
-    "row_numbers", "sum_payload", "view",
+    "DTYPES", "Array", "Content", "as_payload", "cast", "content", "form_of", "numbers_payload", "row_numbers",
+    "sum_payload", "view",
 ]  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -107,8 +107,3 @@ def _numbers(header: Header, data: memoryview) -> Array:
 def _dtype(header: Header) -> np.dtype[Any]:
     dtype = DTYPES[header.dtype]
     return _WIDE.get(dtype, dtype) if header.wide else dtype
-
-
-def dtype_code(dtype: np.dtype[Any]) -> int:
-    """Index in DTYPES; ValueError for any other dtype."""
-    return DTYPES.index(dtype)

@@ -64,7 +64,7 @@ class CompletionClient:
             self._asked = None
         if self._asked is None and not self._stop and time.monotonic() >= self._next:
             self._next = time.monotonic() + INTERVAL
-            self._asked = self._client.ask(TOPIC, self._report(done=False, stop=False))
+            self._asked = self._client.control.ask(TOPIC, self._report(done=False, stop=False))
         return self._stop
 
     def leave(self) -> None:
@@ -73,7 +73,7 @@ class CompletionClient:
 
     def complete(self, *, stop: bool) -> bool:
         """Report that this worker is done, and whether all must stop; blocks. Return True if all workers are done."""
-        return bool(self._client.control(TOPIC, self._report(done=True, stop=stop))["missing"] == 0)
+        return bool(self._client.control.request(TOPIC, self._report(done=True, stop=stop))["missing"] == 0)
 
     def _report(self, *, done: bool, stop: bool) -> "dict[str, Any]":
         ranks = {"rank": self._client.global_rank, "workers": self._client.num_all_workers}

@@ -92,4 +92,4 @@ class EsyncClient:
         return bool(answer["ready"])
 
     def _ask(self, do: str, **fields: float) -> "Future[dict[str, Any]]":
-        return self._client.ask("esync", {"do": do, "r": self._rank, "workers": self._workers, **fields})
+        return self._client.control.ask("esync", {"do": do, "r": self._rank, "workers": self._workers, **fields})

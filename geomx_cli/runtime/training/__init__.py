@@ -31,7 +31,7 @@ def main(client: "Client") -> None:
     optimizer = algorithm.server_optimizer(config)
     # Before the initial weights, without which no worker can push.
     if optimizer is not None and (client.is_master or client.global_rank == 0):
-        client.set_optimizer(*optimizer)
+        client.control.set_optimizer(*optimizer)
     if client.trains:
         _train(client, config, algorithm)
     else:

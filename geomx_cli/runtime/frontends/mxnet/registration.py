@@ -60,7 +60,7 @@ def _make(mx: Any, session: "ScriptSession", kind: str) -> KVStore:
     try:
         client = session.connect()
         if client.is_master and "_async" in kind and client.settings.text("algo") == "fsa":
-            client.tell("mode", {"asynchronous": True}, "train parties asynchronously")
+            client.control.train_asynchronously()
     except GeomxError as error:
         raise mx.base.MXNetError(str(error)) from None
     store_class = type("GeomxKVStore", (KVStore, mx.kvstore.KVStore), {})

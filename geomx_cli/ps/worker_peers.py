@@ -10,10 +10,10 @@ from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.wire import BadMessage
 
-__all__ = ["Peers"]
+__all__ = ["WorkerPeers"]
 
 
-class Peers:
+class WorkerPeers:
     """`pairs`: which worker dials which, by rank. `links`: this worker's links, by the peer's rank.
 
     A worker ends only after the workers that dial it, since their messages may pass through it. Used by the loop's

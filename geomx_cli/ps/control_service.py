@@ -1,4 +1,4 @@
-"""The members' requests to a server other than tensors: cluster layout, placement, optimizer, barriers."""
+"""The control requests that a server answers: cluster layout, placement, optimizer, codec, mode, barriers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -17,13 +17,13 @@ from geomx_cli.ps.net.wire import Header
 from geomx_cli.ps.optimizer_service import OptimizerService
 from geomx_cli.ps.optimizer_state_service import OptimizerStateService
 
-__all__ = ["Requests"]
+__all__ = ["ControlService"]
 
 Body = dict[str, Any]
 
 
-class Requests:
-    """Answers requests. They are queued until all members have arrived and the roots are dialled.
+class ControlService:
+    """Answers control requests. They are queued until all members have arrived and the roots are dialled.
 
     A local server asks the rank-0 root about anything that concerns the whole job, and relays unknown topics.
     `own_party`: the index of a local server's party. Used by the loop's thread only.
@@ -54,7 +54,7 @@ class Requests:
             "compression": self._on_compression,
             **dict.fromkeys(OptimizerStateService.TOPICS, self._on_state),
         }
-        self._state_desk = OptimizerStateService(rounds, node.settings.number("timeout"))
+        self._optimizer_states = OptimizerStateService(rounds, node.settings.number("timeout"))
 
     def take(self, request: Request) -> None:
         """Answer `request`, now or later; a malformed one is counted and refused."""
@@ -217,7 +217,7 @@ class Requests:
         """
         keep = request.topic != "state_read"
         if self._upstream is None:
-            request.answer(self._state_desk.serve(request.topic, request.body), keep=keep)
+            request.answer(self._optimizer_states.serve(request.topic, request.body), keep=keep)
             return
         root, links = int(request.body["root"]), self._upstream.links
         if not 0 <= root < len(links):

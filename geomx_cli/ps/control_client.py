@@ -1,0 +1,141 @@
+"""The control requests that a worker sends to its servers: optimizer, codec, mode, barriers, and algorithms' own."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Literal
+
+from geomx_cli.ps.aggregation.compression import parse_codec
+from geomx_cli.ps.declared_tensor import DeclaredTensor
+from geomx_cli.ps.worker import Worker, WorkerInfo
+
+__all__ = ["ControlClient"]
+
+Body = dict[str, Any]
+
+
+class ControlClient:
+    """Methods may be called from any thread; all but `ask` block. They raise InvalidSettings for a request that a
+    server refuses, TimedOut after the option `timeout` (barriers: `patience`), and PeerLost once the job has failed.
+
+    tensors: those that this worker has declared, by name.
+    """
+
+    def __init__(self, worker: Worker, info: WorkerInfo, tensors: Mapping[str, DeclaredTensor]) -> None:
+        self._worker = worker
+        self._info = info
+        self._tensors = tensors
+        self._by = worker.node.process
+        settings = worker.node.settings
+        self._patience = settings.number("patience")
+        # Seconds that an answer may take while the link works. A local server that relays a request allows its own link
+        # the same time, not counting its silence, and answers if that link is lost.
+        self._limit = settings.number("timeout") + (0.0 if info.at_root else settings.number("silence"))
+
+    def set_optimizer(
+        self,
+        name: str,
+        params: Mapping[str, float | int | bool],
+        *,
+        schedule: tuple[str, Mapping[str, Any]] | None = None,
+        multipliers: Mapping[str, Mapping[str, float]] | None = None,
+        serial: int = 0,
+    ) -> None:
+        """Have the roots update the model with this optimizer (see optimizers.py). Repeating it is free.
+
+        schedule: name and numbers (see schedules.py), for a master that does not train; training workers send the rate
+        with their contributions. multipliers: `lr_mult` and `wd_mult` of single declared tensors. serial: 0 for the
+        first optimizer, which takes effect at once. A later one takes over per tensor, with the first contribution that
+        names its serial number among its hyper-parameters, or, if this worker does not train, in the round after the
+        last one closed by any root.
+        """
+        by_key = [[self._tensors[tensor].placement.key, dict(own)] for tensor, own in (multipliers or {}).items()]
+        body: Body = {
+            "name": name, "params": dict(params), "by": self._by, "schedule": schedule, "multipliers": by_key,
+            "serial": serial,
+        }  # fmt: skip
+        if not self._info.trains:
+            body |= self._hold_rounds(serial)
+        self._request_roots("optimizer", body, "take the optimizer")
+
+    def leave_optimizer_to_workers(self, kind: str, serial: int = 0) -> None:
+        """Tell the roots that every worker runs an optimizer of this class itself. They refuse the next round unless
+        all training workers have said so. serial: see `set_optimizer`.
+        """
+        serial = serial if self._info.trains else 0
+        body = {"name": "", "params": {}, "by": self._by, "kind": kind, "serial": serial}
+        self._request_roots("optimizer", body, "leave the optimizer to the workers")
+
+    def _hold_rounds(self, serial: int) -> Body:
+        """Stop the roots from closing rounds until they have the optimizer; returns its first round of each key."""
+        closed: dict[int, int] = {}
+        for answer in self._request_roots("optimizer", {"hold": True, "by": self._by}, "hold the rounds"):
+            for key, round_ in answer["closed"]:
+                closed[key] = max(round_, closed.get(key, 0))
+        by_round = [[key, round_ + 1] for key, round_ in closed.items()]
+        return {"serial": max(serial, 1) if closed else 0, "by_round": by_round}
+
+    def set_compression(self, spec: str) -> None:
+        """Encode every exchange with the global servers by the codec SPEC (see `--compress`); returns when all servers
+        do so. Repeating it is free. Rounds in flight may or may not be encoded, so call this before training.
+
+        Raises InvalidSettings for an unknown codec, and if another one is in use.
+        """
+        parse_codec(spec)
+        self._request_roots("compression", {"spec": spec}, "take the codec")
+        if self._info.flat:
+            changed: Future[None] = Future()
+
+            def change() -> None:
+                self._worker.upstream.compression.set(spec)
+                changed.set_result(None)
+
+            self._worker.node.loop.submit(change)
+            self._worker.wait(changed, self._limit, "this worker's own loop")
+
+    def train_asynchronously(self) -> None:
+        """Have the roots update the model with each party's contributions separately. Raises InvalidSettings if
+        training has begun.
+        """
+        self._request_roots("mode", {"asynchronous": True}, "train parties asynchronously")
+
+    def barrier(self, scope: Literal["party", "all"] = "party") -> None:
+        """Wait until all workers of the party, or of the job, have called this; workers that have left do not count."""
+        future = self._ask("barrier", {"scope": scope}, 0, self._patience)
+        self._worker.wait(future, self._patience, f"the other workers at a barrier over {scope}")
+
+    def leave(self) -> None:
+        """Tell the servers that this worker contributes no more."""
+        self._request_each(self._servers, "leave", {}, "know that this worker leaves")
+
+    def request(self, topic: str, body: Body, root: int | None = None) -> Body:
+        """Send a request to the rank-0 server, which relays unknown topics to the rank-0 root.
+
+        With `root`, that root answers, for topics that name one.
+        """
+        server = 0
+        if root is not None:
+            server, body = root if self._info.at_root else 0, {**body, "root": root}
+        return self._worker.wait(self._ask(topic, body, server, self._limit), self._limit, f"an answer to {topic!r}")
+
+    def ask(self, topic: str, body: Body) -> "Future[Body]":
+        """Like `request`, but returns at once; a failure of the job is set on the future."""
+        return self._ask(topic, body, 0, self._limit)
+
+    @property
+    def _servers(self) -> range:
+        return range(len(self._worker.upstream.links))
+
+    def _request_roots(self, topic: str, body: Body, what: str) -> list[Body]:
+        """Send a request to all roots and return their answers; behind a local server that is a single empty one."""
+        return self._request_each(self._servers if self._info.at_root else (0,), topic, body, what)
+
+    def _request_each(self, servers: Sequence[int], topic: str, body: Body, what: str) -> list[Body]:
+        """Send a request to these servers and return their answers. `what` describes it in the message of a failure."""
+        futures = [self._ask(topic, body, server, self._limit) for server in servers]
+        return [self._worker.wait(future, self._limit, f"the servers to {what}") for future in futures]
+
+    def _ask(self, topic: str, body: Body, server: int, limit: float) -> "Future[Body]":
+        self._worker.check()
+        future: Future[Body] = Future()
+        self._worker.node.loop.submit(lambda: self._worker.ask(future, topic, body, server, limit))
+        return future
