@@ -34,7 +34,7 @@ class Supervisor:
     The whole part of the job is terminated by: a failed process, "stop", SIGTERM or SIGINT to the agent, or a control
     machine that is disconnected or silent for longer than the lease without having sent "suspend". After a grace
     period SIGTERM, then SIGKILL, go to whole process groups and to all other descendants of the agent. If the agent
-    itself is killed, the kernel kills its children and reaper.py the rest.
+    itself is killed, the kernel kills its children and cleanup.py the rest.
     """
 
     def __init__(self, directory: Path, host_spec: HostSpec) -> None:

@@ -11,15 +11,15 @@ import numpy as np
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.events import EventLog
 from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.delivery import WorkerDelivery
+from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.liveness import NEWS, newest
-from geomx_cli.ps.cluster.members import CENTRAL
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Placement, Slice
 from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.cluster.server_members import CENTRAL
 from geomx_cli.ps.net.link import Lane, Link
 from geomx_cli.ps.net.payload import Array, Content, as_payload, dtype_code, form_of, numbers_payload
 from geomx_cli.ps.net.rows import Rows
