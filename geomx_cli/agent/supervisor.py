@@ -92,7 +92,7 @@ class Supervisor:
             self._check_end(child)
         elif source is self._wakeup:
             self._wakeup.recv(64)
-            self._lifecycle.stop("was told to stop", 0)
+            self._lifecycle.stop("received a signal to stop", 0)
         else:
             for message in self._control.handle(source, mask):
                 self._obey(message)

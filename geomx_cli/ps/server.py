@@ -142,11 +142,15 @@ class Server:
     def _joined(self) -> None:
         self._check_identities()
         self.node.telemetry.state = "serving"
-        roots = len(self.node.memberships[-1].servers())
-        kind = "a root" if self._is_root else f"a local server below {counted(roots, 'root')}"
-        message = f"{kind}, listening on {' '.join(self._endpoints)}"
+        message = f"{self._kind()}, listening on {' '.join(self._endpoints)}"
         self.node.events.write(StateChanged(state="serving", message=message))
         self._serve()
+
+    def _kind(self) -> str:
+        """What kind of server this is, in users' words: in a flat cluster there is only one kind."""
+        if not self._is_root:
+            return f"a local server below {counted(len(self.node.memberships[-1].servers()), 'global server')}"
+        return "a server" if self._settings.upper is None else "a global server"
 
     # Members.
 
@@ -177,7 +181,7 @@ class Server:
 
     def _on_asked(self, link: Link, header: Header) -> None:
         if self._upstream is None or link not in self._upstream.links:
-            raise BadMessage("contributions are asked for by a process that is no root of this one")
+            raise BadMessage("a request for contributions from a process that is no global server of this one")
         if header.topic == "again":
             self._upstream.again(link, header.request)
         else:
@@ -215,7 +219,7 @@ class Server:
             return
         if header.kind == Kind.RESULT:
             if self._upstream is None:
-                raise BadMessage("a result for a root")
+                raise BadMessage("a result for a server that has no global server")
             self._upstream.on_result(link, header, payload)
             return
         rank = self._members.rank_of(link)

@@ -69,7 +69,7 @@ def test_events_are_folded() -> None:
     take(model, "A/worker:0", telemetry(2, **training))
     take(model, "A/worker:0", {"time": BEGAN + 3, "event": "evaluation", "accuracy": 0.6, "round": 3})
     for second, sent in ((2, 1000), (4, 5000)):
-        counted = {"lan": [0, 0], "wan": [sent, 10], "peers": {ROOT: [sent, 10], "a stranger": [1, 1]}}
+        counted = {"lan": [0, 0], "wan": [sent, 10], "peers": {ROOT: [sent, 10], "an unknown peer": [1, 1]}}
         take(model, "A/server:0", telemetry(second, state="serving", bytes=counted))
     take(model, "B/worker:1", {"time": BEGAN + 5, "event": "failed", "message": "no \x1b[31mdisk", "hint": "buy one"})
     take(model, "nobody", telemetry(1))

@@ -48,7 +48,7 @@ def round_(number: int, seconds: float, **fields: Any) -> dict[str, Any]:
 
 
 def telemetry(seconds: float, sent: int, peer: str) -> dict[str, Any]:
-    counted = {"lan": [7, 7], "wan": [sent, 2 * sent], "peers": {peer: [sent, 2 * sent], "a stranger": [3, 3]}}
+    counted = {"lan": [7, 7], "wan": [sent, 2 * sent], "peers": {peer: [sent, 2 * sent], "an unknown peer": [3, 3]}}
     return {"time": BEGAN + seconds, "event": "telemetry", "state": "serving", "bytes": counted}
 
 
@@ -174,7 +174,7 @@ def test_records_of_another_job_stay(events: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="has the records of job job-1"):
         collected._check(place, "job-2")
     (place / "job.json").write_text("{")
-    with pytest.raises(InvalidSettings, match="a job that cannot be told"):
+    with pytest.raises(InvalidSettings, match="a job that cannot be identified"):
         collected._check(place, "job-1")
     (place / "job.json").unlink()
     with pytest.raises(InvalidSettings, match="somebody else"):

@@ -166,7 +166,7 @@ class Membership:
         self._fail(
             self._missing,
             f"check that {counted(plane.servers, 'server')} and {counted(plane.workers, 'worker')} of this plane"
-            f" have been started, that all were told the same counts, and that {plane.endpoint} can be reached",
+            f" have been started, that all have the same counts, and that {plane.endpoint} can be reached",
         )
 
     def _fail(self, missing: str, hint: str) -> None:

@@ -106,7 +106,7 @@ class Scheduler:
         theirs = (int(body["servers"]), int(body["workers"]))
         if theirs != (plane.servers, plane.workers):
             raise InvalidSettings(
-                f"{body['process']} was told {counted(theirs[0], 'server')} and {counted(theirs[1], 'worker')},"
+                f"{body['process']} expects {counted(theirs[0], 'server')} and {counted(theirs[1], 'worker')},"
                 f" its scheduler {plane.servers} and {plane.workers}",
                 "give every process of the plane the same DMLC_NUM_* variables",
             )
@@ -144,7 +144,7 @@ class Scheduler:
         parts = []
         for role, count in (("server", self._plane.servers), ("worker", self._plane.workers)):
             if present.count(role) < count:
-                parts.append(f"{count - present.count(role)} of {count} {role}s")
+                parts.append(f"{count - present.count(role)} of {counted(count, role)}")
         return " and ".join(parts)
 
     def _announce(self) -> None:
@@ -178,7 +178,7 @@ class Scheduler:
             self.node.fail(
                 TimedOut(
                     f"waited {self.node.timeout:g} s for {self._missing()}",
-                    "check that they have been started and were told this scheduler's address and the same counts",
+                    "check that they have been started and have this scheduler's address and the same counts",
                 )
             )
 

@@ -160,7 +160,7 @@ class Transport:
 
     def refuse(self, link: Link | None, reason: str, text: str) -> None:
         """Count a dropped message; write the first of each reason and peer to the event log."""
-        peer = link.name if link else "a stranger"
+        peer = link.name if link else "an unknown peer"
         self.counters[reason] += 1
         self.counters[f"{reason} from {peer}"] += 1
         if self.counters[f"{reason} from {peer}"] == 1 and len(self.counters) < 2 * MAX_LINKS:

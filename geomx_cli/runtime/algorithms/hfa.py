@@ -67,7 +67,7 @@ def server(settings: "NodeSettings") -> "ServerAlgorithm":
     """The server part."""
     if settings.role == "global_server" and settings.central_workers:
         raise InvalidSettings(
-            "central workers need a local server of their own in HFA: the roots get parties' differences",
+            "central workers need a local server of their own in HFA: the global servers get parties' differences",
             "leave DMLC_ENABLE_CENTRAL_WORKER out and start the central party's workers as those of one more party",
         )
     workers = settings.local.workers if settings.local is not None else 1
