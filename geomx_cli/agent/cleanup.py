@@ -8,7 +8,7 @@ from geomx_cli.agent.host_spec import AgentState, HostSpec
 from geomx_cli.agent.processes import Identity
 from geomx_cli.core.errors import CheckFailed
 
-__all__ = ["host_spec_of", "main", "clean_up", "remains"]
+__all__ = ["clean_up", "host_spec_of", "main", "remains"]
 
 _LIMIT = 10.0  # seconds; on a loaded machine a killed process may take long to disappear
 

@@ -296,7 +296,7 @@ def test_agent_that_fails_ends_its_processes_and_says_why(agents: Any, tmp_path:
 
 
 HURRIED = (
-    "import sys; from geomx_cli.agent import __main__, supervisor; supervisor._CONNECT = 1.5;"
+    "import sys; from geomx_cli.agent import __main__, lifecycle; lifecycle._CONNECT = 1.5;"
     "sys.exit(__main__.main(sys.argv[1:]))"
 )
 
