@@ -8,6 +8,7 @@
     outbox.py       messages not yet acknowledged by the control machine
     status.py       the agent's status file
     supervisor.py   the main loop: start, monitor, report, stop
+    lifecycle.py    the stages of that, from waiting for "start" to SIGKILL, and their deadlines
     partial_stop.py terminates some processes while the others keep running
     oom_watcher.py  detects kills by the kernel's OOM killer
     safe_open.py    opens regular files written by the job's processes, and nothing else
