@@ -1,8 +1,8 @@
 """Train a CNN on unequal machines: geomx launch --algo esync -- python cnn_esync.py
 
-Every worker runs this file with its own optimizer. Whenever the pacer says so it pushes the difference, old weights
-minus new ones, and continues from the mean of all workers: the slowest one after each step, the others after as many
-as they have time for.
+Every worker runs this file with its own optimizer. Whenever ESync's state server says so it pushes the difference, old
+weights minus new ones, and continues from the mean of all workers: the slowest one after each step, the others after as
+many as they have time for.
 """
 
 import argparse
@@ -60,28 +60,28 @@ def main() -> None:
     kv.pull(keys, out=weights)  # every worker gets the master's weights
     if geomx.global_rank() < 0:
         return  # the master worker only sets the job up and does not train
-    before, pacer = [weight.copy() for weight in weights], kv.pacer()
+    before, esync = [weight.copy() for weight in weights], kv.esync_client()
     # Each worker trains on its own part of the data.
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train", given.data_dir))
     test = geomx.load_data("fashion-mnist", "test", given.data_dir)
-    pacer.begin()
+    esync.begin()
     for epoch in range(given.epochs):
         for images, labels in mine.batches(given.batch_size, seed=1, epoch=epoch, rank=geomx.global_rank()):
             with autograd.record():
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()
             trainer.step(len(labels))
-            mx.nd.waitall()  # so that the pacer measures whole steps
-            if pacer.step():
+            mx.nd.waitall()  # so that ESync measures whole steps
+            if esync.step():
                 for key, weight in enumerate(weights):
                     kv.push(key, before[key] - weight, priority=-key)
                     kv.pull(key, out=weight, priority=-key)
                 before = [weight.copy() for weight in weights]
                 mx.nd.waitall()
-                pacer.begin()
+                esync.begin()
         if geomx.global_rank() == 0:
             print(f"epoch {epoch}: accuracy {accuracy(net, test):.4f}", flush=True)
-    pacer.leave()  # the others no longer wait for this worker
+    esync.leave()  # the others no longer wait for this worker
 
 
 if __name__ == "__main__":

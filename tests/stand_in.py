@@ -113,7 +113,7 @@ def start(directory: Path, story: str) -> int:
     inventory = this_machine(options, free_ports(ports_needed(options)), python=str(HERE), env=env)
     try:
         spec = JobSpec("", options=options, job_dir=str(directory))
-        return tell(launch(inventory, spec, LaunchOptions(told=lambda *_: None)), json=True)
+        return tell(launch(inventory, spec, LaunchOptions(on_download=lambda *_: None)), json=True)
     except GeomxError as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         return error.exit_code

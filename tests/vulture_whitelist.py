@@ -51,7 +51,7 @@ _.schema_version
 Axes
 ConsoleOptions
 RenderableType
-Told
+OnDownload
 
 # pytest
 pytest_addoption

@@ -8,10 +8,11 @@
     outbox.py       messages not yet acknowledged by the control machine
     status.py       the agent's status file
     supervisor.py   the main loop: start, monitor, report, stop
+    lifecycle.py    the stages of that, from waiting for "start" to SIGKILL, and their deadlines
     partial_stop.py terminates some processes while the others keep running
     oom_watcher.py  detects kills by the kernel's OOM killer
     safe_open.py    opens regular files written by the job's processes, and nothing else
-    reaper.py       cleans up after a killed agent
+    cleanup.py      cleans up after a killed agent
     stop.py, tail.py, pack.py   host side of `geomx stop`, `logs` and `logs collect`
 
 Standard library only, so that an agent starts in 0.1 s. Messages on the socket are JSON objects, one per line.

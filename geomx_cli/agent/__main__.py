@@ -11,7 +11,7 @@ from geomx_cli.core.private import require_private
 _VERBS = {
     "run": ("relay", "run"),
     "attach": ("relay", "attach"),
-    "reap": ("reaper", "main"),
+    "clean-up": ("cleanup", "main"),
     "stop": ("stop", "main"),
     "tail": ("tail", "main"),
     "pack": ("pack", "main"),

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
+from geomx_cli.agent.cleanup import clean_up, host_spec_of, remains
 from geomx_cli.agent.host_spec import AgentState
 from geomx_cli.agent.processes import Identity
-from geomx_cli.agent.reaper import host_spec_of, reap, remains
 from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.core.jsonlines import encode
 
@@ -58,7 +58,7 @@ def stop(directory: Path, *, party: str = "", patience: float = 10.0) -> dict[st
         if asked and _wait(lambda: any(map(processes.exists, waited_for)), patience + _MARGIN):
             _wait(lambda: bool(remains(directory, only)()), _ENDING)
     rest = set(remains(directory, only)())
-    left = reap(directory, only)
+    left = clean_up(directory, only)
     statuses = _statuses(directory)
     told = {
         name: _fate(started.get(name), name in before, rest, left, statuses.get(name)) for name in names

@@ -131,8 +131,8 @@ def launch(
     from geomx_cli.commands.data import Progress
     from geomx_cli.jobs.actions import launch as launching
 
-    manner = launching.LaunchOptions(
-        told=Progress(),
+    launch_options = launching.LaunchOptions(
+        on_download=Progress(),
         detach=detach,
         lease=lease,
         sync=sync,
@@ -141,7 +141,7 @@ def launch(
         chooses_ports=inventory_path(hosts, local=local) is not None,
         listening=lambda progress: exporting(progress, tensorboard, metrics_port, metrics_token),
     )
-    return tell(launching.launch(inventory, spec, manner), json=json)
+    return tell(launching.launch(inventory, spec, launch_options), json=json)
 
 
 def _without_effect(inventory: "Inventory") -> dict[str, str]:

@@ -39,8 +39,9 @@ def status(name: str, watch: bool, json: bool) -> None:
     if watch and json:
         raise click.UsageError("--watch shows a table; take either it or --json")
     from geomx_cli.core.errors import DoneInPart
+    from geomx_cli.jobs.store.registry import find
 
-    job = chosen(name)
+    job = chosen(name) if watch else find(name)  # otherwise the output begins with the job's name
     job_view = _watch(job) if watch else _look(job)
     if job_view.over:
         job_view.conclude()

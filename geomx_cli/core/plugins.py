@@ -60,6 +60,11 @@ _GROUPS: Mapping[Kind, str] = {
 }  # fmt: skip
 _PARTS = ("name", "options", "refuses")
 _CODEC_PARTS = ("name", "codec")
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "bool": (bool,), "int": (int,), "float": (float, int), "text": (str,), "duration": (float, int), "size": (int,),
+    "wan": (str,),
+}  # fmt: skip
+"""Types of an option's default, by its kind."""
 Look = tuple[str, str, str]
 
 
@@ -91,7 +96,8 @@ class Plugin(Protocol):
 def scan(package: str, parts: tuple[str, ...] = _PARTS) -> dict[str, Plugin]:
     """Return the plug-ins of `package` by name, sorted; each must have the attributes `parts`.
 
-    Raises TypeError for a module that lacks one and for a duplicate name, which are bugs in a plug-in.
+    Raises TypeError for a module that lacks one, for a duplicate name, and for an option that is none, which are bugs
+    in a plug-in.
     """
     found: dict[str, Plugin] = {}
     for item in pkgutil.iter_modules(importlib.import_module(package).__path__, package + "."):
@@ -106,9 +112,29 @@ def _add(module: ModuleType, found: dict[str, Plugin], parts: tuple[str, ...]) -
     if missing:
         raise TypeError(f"{module.__name__} is no plug-in: it has no {', '.join(missing)}")
     plugin = cast(Plugin, module)
+    if "options" in parts:
+        _check_options(module.__name__, plugin.options)
     if plugin.name in found:
         raise TypeError(f"{module.__name__}: there is a plug-in named {plugin.name!r} already")
     found[plugin.name] = plugin
+
+
+def _check_options(module: str, options: object) -> None:
+    """Raise TypeError, which names module and option, unless these are Options with a default of their kind."""
+    if not isinstance(options, tuple):
+        raise TypeError(f"{module}: its options are {options!r}, not a tuple of Option")
+    for option in options:
+        if not isinstance(option, Option):
+            problem = f"options contain {option!r}, which is no Option"
+        elif not all(isinstance(text, str) for text in (option.name, option.env, option.help)):
+            problem = f"option {option.name!r} needs text as name, env and help"
+        elif option.kind not in _TYPES:
+            problem = f"option {option.name!r} is of kind {option.kind!r}, not {', '.join(_TYPES)}"
+        elif type(option.default) not in _TYPES[option.kind]:
+            problem = f"option {option.name!r} of kind {option.kind} has the default {option.default!r}"
+        else:
+            continue
+        raise TypeError(f"{module}: its {problem}")
 
 
 @cache

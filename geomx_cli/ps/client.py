@@ -16,7 +16,7 @@ import numpy as np
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.events import EventLog, Traffic
-from geomx_cli.ps.aggregation.delivery import WorkerDelivery
+from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.partition import Placement, Slice, Tensor
 from geomx_cli.ps.control_client import ControlClient

@@ -8,10 +8,10 @@ from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.barrier import Barrier
-from geomx_cli.ps.cluster.members import Members
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import NEAR, Partition, Placement, Slice, Tensor
 from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.cluster.server_members import ServerMembers
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.wire import Header
 from geomx_cli.ps.optimizer_service import OptimizerService
@@ -30,7 +30,7 @@ class ControlService:
     """
 
     def __init__(
-        self, node: Node, members: Members, upstream: UpstreamClient | None, rounds: Aggregator,
+        self, node: Node, members: ServerMembers, upstream: UpstreamClient | None, rounds: Aggregator,
         own_party: Callable[[], int],
     ) -> None:  # fmt: skip
         self._node = node

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from geomx_cli.core.errors import GeomxError
-from geomx_cli.ps.aggregation.delivery import WorkerDelivery
+from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Slice

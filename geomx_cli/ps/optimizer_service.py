@@ -6,7 +6,7 @@ from typing import Any
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, Successor
-from geomx_cli.ps.cluster.members import Members
+from geomx_cli.ps.cluster.server_members import ServerMembers
 from geomx_cli.ps.optim import optimizers, schedules
 from geomx_cli.ps.optim.hyper_parameters import Value
 from geomx_cli.ps.optim.optimizers import Optimizer
@@ -69,7 +69,7 @@ class OptimizerService:
     which are closed, then one for its optimizer from the next rounds on.
     """
 
-    def __init__(self, rounds: Aggregator, members: Members) -> None:
+    def __init__(self, rounds: Aggregator, members: ServerMembers) -> None:
         self._rounds = rounds
         self._members = members
         self._wishes: dict[int, _Wish] = {}

@@ -9,7 +9,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.net.payload import Array
 from geomx_cli.ps.optim.optimizers import Optimizer
-from geomx_cli.ps.optim.tensor_archive import PIECE, TensorArchive, digest, unpack
+from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize, digest
 
 __all__ = ["OptimizerStateService"]
 
@@ -24,7 +24,7 @@ MAX_ARRAYS = 1024
 class _Snapshot:
     """A copy of the state, with the number of updates and the last loaded state that it reflects."""
 
-    packed: TensorArchive
+    packed: SerializedArrays
     optimizer: Optimizer
     updates: int
     loads: int
@@ -91,7 +91,7 @@ class OptimizerStateService:
             raise InvalidSettings(
                 f"more than {MAX_READERS} workers read the optimizer's state at once", "let one worker save it"
             )
-        snapshot = shared[0] if shared else _Snapshot(TensorArchive(optimizer.export_state()), *now)
+        snapshot = shared[0] if shared else _Snapshot(SerializedArrays(optimizer.export_state()), *now)
         self._snapshots[by] = snapshot
         told = {"optimizer": optimizer.name, "params": optimizer.params, "loaded": self._loaded}
         return {"size": snapshot.packed.size, **told}
@@ -133,7 +133,7 @@ class OptimizerStateService:
     def _take(self, upload: _Upload) -> None:
         if digest(upload.run) != upload.digest:
             raise InvalidSettings("the state changed in transit")
-        named, optimizer = unpack(upload.run), self._optimizer()
+        named, optimizer = deserialize(upload.run), self._optimizer()
         self._check(named)
         optimizer.import_state(named)
         self._loads, self._loaded = self._loads + 1, upload.whole

@@ -16,16 +16,16 @@ from geomx_cli.core.units import counted
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
 from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.delivery import ServerDelivery
+from geomx_cli.ps.aggregation.deadlock_breaker import STALLED_AFTER, DeadlockBreaker
+from geomx_cli.ps.aggregation.delivery_interface import ServerDelivery
 from geomx_cli.ps.aggregation.slice_table import SliceTable
-from geomx_cli.ps.aggregation.stalls import STALL, Stalls
-from geomx_cli.ps.aggregation.stragglers import StalledWait, StragglerMonitor
+from geomx_cli.ps.aggregation.straggler_monitor import PendingWait, StragglerMonitor
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.config import NodeSettings
-from geomx_cli.ps.cluster.members import Members
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.cluster.server_members import ServerMembers
 from geomx_cli.ps.control_service import ControlService
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
@@ -44,7 +44,7 @@ class Server:
         share_one_heap()
         self._settings = settings
         self._is_root = settings.role == "global_server" or settings.upper is None
-        self._members = Members(settings, self._is_root)
+        self._members = ServerMembers(settings, self._is_root)
         compression = Compression(settings.text("compress"))
         self._upstream = None if self._is_root else UpstreamClient(compression)
         self._delivery = delivery
@@ -61,7 +61,8 @@ class Server:
             alone=self._members.alone,
             declared=self._has_declared,
         )
-        self._stalls = Stalls(self._table, self._members.links, None if upstream is None else self._tell_roots)
+        tell_roots = None if upstream is None else self._tell_roots
+        self._deadlocks = DeadlockBreaker(self._table, self._members.links, tell_roots)
         self.rounds = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._party_index, table=self._table,
             compression=compression,
@@ -69,16 +70,16 @@ class Server:
         )  # fmt: skip
         self._party_index = 0
         self._control = ControlService(self.node, self._members, self._upstream, self.rounds, lambda: self._party_index)
-        self._patience = StragglerMonitor(self.node, self._members, self._waits)
+        self._straggler_monitor = StragglerMonitor(self.node, self._members, self._waits)
         self._endpoints = self.node.listen(settings.local or settings.upper)
         self._rosters: dict[str, Membership] = {}  # of the members, by the plane in which they dial
         self._join()
 
     def run(self) -> None:
         """Serve until all members have said goodbye."""
-        self.node.loop.every(STALL, self._stalls.look)
+        self.node.loop.every(STALLED_AFTER, self._deadlocks.check)
         self.node.loop.every(self._settings.number("heartbeat"), self._report)
-        self._patience.begin()
+        self._straggler_monitor.begin()
         try:
             self.node.run()
         finally:
@@ -142,11 +143,15 @@ class Server:
     def _joined(self) -> None:
         self._check_identities()
         self.node.telemetry.state = "serving"
-        roots = len(self.node.memberships[-1].servers())
-        kind = "a root" if self._is_root else f"a local server below {counted(roots, 'root')}"
-        message = f"{kind}, listening on {' '.join(self._endpoints)}"
+        message = f"{self._kind()}, listening on {' '.join(self._endpoints)}"
         self.node.events.write(StateChanged(state="serving", message=message))
         self._serve()
+
+    def _kind(self) -> str:
+        """What kind of server this is, in users' words: in a flat cluster there is only one kind."""
+        if not self._is_root:
+            return f"a local server below {counted(len(self.node.memberships[-1].servers()), 'global server')}"
+        return "a server" if self._settings.upper is None else "a global server"
 
     # Members.
 
@@ -171,17 +176,17 @@ class Server:
     def _come_back(self, link: Link, lane: Lane) -> None:
         if self._upstream is not None:
             self._upstream.repeat(link, lane)
-            self._stalls.roots_anew()
+            self._deadlocks.on_root_reconnect()
         if self._members.knows(link):
-            self._stalls.connected_anew(self._members.rank_of(link))
+            self._deadlocks.on_reconnect(self._members.rank_of(link))
 
     def _on_asked(self, link: Link, header: Header) -> None:
         if self._upstream is None or link not in self._upstream.links:
-            raise BadMessage("contributions are asked for by a process that is no root of this one")
+            raise BadMessage("a request for contributions from a process that is no global server of this one")
         if header.topic == "again":
             self._upstream.again(link, header.request)
         else:
-            self._stalls.want(header.key, header.slice, header.round)
+            self._deadlocks.request_slice(header.key, header.slice, header.round)
 
     def _tell_roots(self) -> None:
         """Report to the roots, which wait for this party, that its members are stuck."""
@@ -215,7 +220,7 @@ class Server:
             return
         if header.kind == Kind.RESULT:
             if self._upstream is None:
-                raise BadMessage("a result for a root")
+                raise BadMessage("a result for a server that has no global server")
             self._upstream.on_result(link, header, payload)
             return
         rank = self._members.rank_of(link)
@@ -247,9 +252,9 @@ class Server:
     # Requests.
 
     def _on_request(self, request: Request) -> None:
-        if self._upstream is not None and request.link in self._upstream.links and request.topic == "behind":
+        if self._upstream is not None and request.link in self._upstream.links and request.topic == "stragglers":
             # Contributions in flight to the roots mean that no member of this party is behind.
-            request.answer({"processes": [] if self._upstream.waiting else self._patience.behind()})
+            request.answer({"processes": [] if self._upstream.waiting else self._straggler_monitor.stragglers()})
             return
         if self._upstream is not None and request.link in self._upstream.links and request.topic == "compression":
             self.rounds.compression.set(str(request.body["spec"]))
@@ -258,7 +263,7 @@ class Server:
         rank = self._members.rank_of(request.link)
         if request.topic == "stuck":
             for other in self._brought_by(request.link, rank):
-                self._stalls.stuck_elsewhere(other)
+                self._deadlocks.stuck_elsewhere(other)
         elif request.topic == "leave":
             self._leave(request)
         elif request.topic == "bye":
@@ -271,17 +276,17 @@ class Server:
         self._control.serve()
         self.rounds.members_changed()
 
-    def _waits(self) -> Iterator[StalledWait]:
+    def _waits(self) -> Iterator[PendingWait]:
         """The current waits for members: in a round, for a master, or at a barrier."""
         missing = self._table.oldest()
         masters = frozenset(self._members.setting_up()) if self._members.complete else frozenset()
         if missing is not None and masters:
             owed = "set an optimizer, pulled or left"
-            yield StalledWait(owed, missing[1], masters, "and the first round waits for that")
+            yield PendingWait(owed, missing[1], masters, "and the first round waits for that")
         elif missing is not None and missing[2]:
-            yield StalledWait(f"contributed to round {missing[0]}", missing[1], missing[2])
+            yield PendingWait(f"contributed to round {missing[0]}", missing[1], missing[2])
         for began, ranks in self._control.at_barriers():
-            yield StalledWait("reached a barrier", began, ranks)
+            yield PendingWait("reached a barrier", began, ranks)
 
     def _report(self) -> None:
         self.node.telemetry.round = self._table.last_round

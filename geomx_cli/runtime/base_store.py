@@ -73,7 +73,7 @@ class BaseStore:
             raise InvalidSettings(f"there is no option {name!r}", "geomx launch --help names them, with - for _")
         return value
 
-    def pacer(self) -> "EsyncClient":
+    def esync_client(self) -> "EsyncClient":
         """Client of ESync's state server for this worker. Raises InvalidSettings in a job with another algorithm."""
         from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings, TimedOut
 from geomx_cli.ps.net.payload import Array
-from geomx_cli.ps.optim.tensor_archive import TensorArchive, digest, unpack
+from geomx_cli.ps.optim.serialized_arrays import SerializedArrays, deserialize, digest
 from geomx_cli.runtime.state_file import Cut, SavedState
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def restore(client: "Client", state: SavedState) -> None:
         for index, piece in enumerate(placement.slices if name in state.slices else ()):
             kept = state.cut(name, (piece.offset, piece.length))
             parts[piece.root] |= {f"{placement.key}/{index}/{what}": array for what, array in kept.items()}
-    packed = {root: TensorArchive(named) for root, named in parts.items()}
+    packed = {root: SerializedArrays(named) for root, named in parts.items()}
     whole = digest("".join(part.digest() for part in packed.values()).encode())
     for root, part in packed.items():
         _write(client, root, {"optimizer": state.optimizer, "whole": whole}, part)
@@ -91,10 +91,10 @@ def _read(client: "Client", root: int, size: int) -> dict[str, Array]:
             raise InvalidSettings(f"global server {root} has less state than announced")
         run += piece
     client.control.request("state_close", {"by": client.process}, root)
-    return unpack(run)
+    return deserialize(run)
 
 
-def _write(client: "Client", root: int, about: Body, packed: TensorArchive) -> None:
+def _write(client: "Client", root: int, about: Body, packed: SerializedArrays) -> None:
     patience = client.settings.number("patience")
     limit = time.monotonic() + patience
     body = {**about, "by": client.process, "digest": packed.digest(), "size": packed.size}

@@ -19,9 +19,9 @@ import pytest
 from cluster import ROOT
 
 from geomx_cli.agent import processes
+from geomx_cli.agent.cleanup import clean_up
 from geomx_cli.agent.host_spec import AgentState, FileDigest, HostSpec, Task
 from geomx_cli.agent.processes import Identity
-from geomx_cli.agent.reaper import reap
 from geomx_cli.core.errors import TimedOut
 from geomx_cli.hosts import everywhere
 from geomx_cli.hosts.local import LocalConnector
@@ -296,7 +296,7 @@ def test_agent_that_fails_ends_its_processes_and_says_why(agents: Any, tmp_path:
 
 
 HURRIED = (
-    "import sys; from geomx_cli.agent import __main__, supervisor; supervisor._CONNECT = 1.5;"
+    "import sys; from geomx_cli.agent import __main__, lifecycle; lifecycle._CONNECT = 1.5;"
     "sys.exit(__main__.main(sys.argv[1:]))"
 )
 
@@ -423,7 +423,7 @@ def test_reaping_after_the_agent_was_killed(agents: Any) -> None:
         time.sleep(0.02)
     os.kill(agent.pid, signal.SIGKILL)
     agent.process.wait(60)
-    assert reap(agent.directory) == []
+    assert clean_up(agent.directory) == []
     agent.assert_clean()
 
 
@@ -432,7 +432,7 @@ def test_reaping_an_agent_that_has_written_nothing(agents: Any) -> None:
     agent.until("hello")
     os.kill(agent.pid, signal.SIGSTOP)
     (agent.directory / "agent-state.json").unlink()
-    assert reap(agent.directory) == []
+    assert clean_up(agent.directory) == []
     agent.assert_clean()
 
 
@@ -447,7 +447,7 @@ def test_reaping_spares_a_process_that_has_the_pid_of_one_of_ours(agents: Any) -
     stale = Identity(who.pid, who.started - 1)
     AgentState(known.agent, {"one": stale}, known.boot).write(agent.directory)
     try:
-        assert reap(agent.directory) == []
+        assert clean_up(agent.directory) == []
         assert bystander.poll() is None
     finally:
         bystander.kill()

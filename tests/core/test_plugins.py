@@ -60,6 +60,25 @@ def test_two_plugins_with_one_name(package: Path) -> None:
         plugins.scan(package.name)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("[]", r"its options are \[\], not a tuple of Option"),
+        ("('--depth',)", "its options contain '--depth', which is no Option"),
+        ("(Option('depth', 'integer', 3, 'D', '', 'cluster'),)", "its option 'depth' is of kind 'integer'"),
+        ("(Option('depth', 'int', 3, 'D', None, 'cluster'),)", "its option 'depth' needs text as name, env and help"),
+        ("(Option('depth', 'int', '3', 'D', '', 'cluster'),)", "its option 'depth' of kind int has the default '3'"),
+        ("(Option('depth', 'int', True, 'D', '', 'cluster'),)", "its option 'depth' of kind int has the default True"),
+    ],
+)
+def test_options_of_a_wrong_type(package: Path, options: str, message: str) -> None:
+    write(package, "odd", "odd")
+    with (package / "odd.py").open("a") as module:
+        module.write(f"options = {options}\n")
+    with pytest.raises(TypeError, match=f"odd: {message}"):
+        plugins.scan(package.name)
+
+
 def test_a_module_that_is_no_plugin(package: Path) -> None:
     (package / "odd.py").write_text("name = 'odd'\n")
     with pytest.raises(TypeError, match="odd is no plug-in: it has no options, refuses"):

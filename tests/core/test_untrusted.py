@@ -26,10 +26,9 @@ from geomx_cli.jobs.actions.local_messages import Gone, LocalMessage
 from geomx_cli.jobs.actions.logs import LogReader, select
 from geomx_cli.jobs.actions.stop import stop
 from geomx_cli.jobs.actions.watch import Watch
-from geomx_cli.jobs.store import Job
-from geomx_cli.jobs.store import state as job_state
+from geomx_cli.jobs.store import Job, job_state
+from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob, all_jobs
-from geomx_cli.jobs.store.state import JobState
 from geomx_cli.jobs.view.failure_report import explain
 from geomx_cli.jobs.view.follow import PlainView
 from geomx_cli.jobs.view.job_view import JobView

@@ -339,7 +339,7 @@ def test_agent_that_says_nothing_is_waited_for_aloud(tmp_path: Path, monkeypatch
     monkeypatch.setattr("geomx_cli.jobs.actions.agent_connection.ANSWER_LIMIT", 1.0)
     monkeypatch.setattr("geomx_cli.jobs.actions.agent_pool._PATIENCE", 0.2)
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\ncase "$*" in *reap*) exit 0;; esac; exec sleep 100\n')
+    python.write_text('#!/bin/sh\ncase "$*" in *clean-up*) exit 0;; esac; exec sleep 100\n')
     python.chmod(0o700)
     site = Site(tmp_path, LocalConnector("alpha", str(python)), SLEEP, 6)
     notes: list[str] = []

@@ -57,7 +57,7 @@ def test_jobs_from_start_to_end(desk: Desk) -> None:
     known = in_jobs(desk)
     assert sorted(known) == sorted((launch.id, "running", None) for launch in (first, second))
     done = desk.geomx("status")
-    assert done.stderr == f"job {known[0][0]}\n"
+    assert done.stderr == "" and done.stdout.startswith(f"job {known[0][0]}: running")
     done = desk.geomx("status", first.id[:4])
     assert done.returncode == 3 and "2 jobs begin with" in done.stderr and first.id in done.stderr
     assert f"the newest are {known[0][0]}" in desk.geomx("status", "nix").stderr

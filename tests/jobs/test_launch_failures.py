@@ -227,7 +227,7 @@ def test_terminated_agent_ends_the_job(start: Start) -> None:
     os.kill(launch.pid("agent A"), signal.SIGTERM)
     ended = launch.finish()
     assert ended.status == 1
-    assert "the agent on host A ended its processes: was told to stop" in ended.errors
+    assert "the agent on host A ended its processes: received a signal to stop" in ended.errors
     ended.assert_clean()
 
 

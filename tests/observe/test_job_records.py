@@ -174,7 +174,7 @@ def test_records_of_another_job_stay(events: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="has the records of job job-1"):
         collected._check(place, "job-2")
     (place / "job.json").write_text("{")
-    with pytest.raises(InvalidSettings, match="a job that cannot be told"):
+    with pytest.raises(InvalidSettings, match="a job that cannot be identified"):
         collected._check(place, "job-1")
     (place / "job.json").unlink()
     with pytest.raises(InvalidSettings, match="somebody else"):

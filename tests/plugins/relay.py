@@ -86,7 +86,7 @@ class Relay(Direct):
 
     def on_asked(self, link: "Link", header: "Header") -> None:
         if self._gathering is not None:
-            self._gathering.stalls.want(header.key, header.slice, header.round)
+            self._gathering.deadlocks.request_slice(header.key, header.slice, header.round)
 
     def on_reconnect(self, link: "Link", lane: "Lane") -> None:
         if self._gathering is not None:
@@ -98,7 +98,7 @@ class Relay(Direct):
             self._gathering.rounds.left(self._gathering.first + rank)
 
     def _gather(self, header: "Header") -> "Gathering":
-        from geomx_cli.ps.cluster.members import CENTRAL
+        from geomx_cli.ps.cluster.server_members import CENTRAL
 
         if self._gathering is None:
             first = header.contributors[0] // CENTRAL * CENTRAL
@@ -113,8 +113,8 @@ class Gathering:
         self, node: "Node", upstream: "UpstreamClient", below: "Link", first: int, left: Collection[int]
     ) -> None:
         from geomx_cli.ps.aggregation.aggregator import Aggregator
+        from geomx_cli.ps.aggregation.deadlock_breaker import STALLED_AFTER, DeadlockBreaker
         from geomx_cli.ps.aggregation.slice_table import SliceTable
-        from geomx_cli.ps.aggregation.stalls import STALL, Stalls
         from geomx_cli.runtime.algorithms.fsa import FsaServer
 
         self.first = first
@@ -127,8 +127,8 @@ class Gathering:
             owing=lambda: [first + rank for rank in (0, 1) if rank not in left],
         )  # fmt: skip
         self.rounds = Aggregator(delivery=self, upstream=upstream, own_rank=None, table=table)
-        self.stalls = Stalls(table, lambda rank: [below] if rank == first + 1 else [], self._tell_servers)
-        node.loop.every(STALL, self.stalls.look)
+        self.deadlocks = DeadlockBreaker(table, lambda rank: [below] if rank == first + 1 else [], self._tell_servers)
+        node.loop.every(STALLED_AFTER, self.deadlocks.check)
 
     def take_own(self, header: "Header", payload: memoryview | None, on_result: "OnResult") -> None:
         """Take a contribution of this worker. Its answers cannot be lost, so it has all earlier results."""
@@ -144,9 +144,9 @@ class Gathering:
     def connected_anew(self, link: "Link") -> None:
         """Requests to worker 1 and messages to servers may be lost."""
         if link is self._below:
-            self.stalls.connected_anew(self.first + 1)
+            self.deadlocks.on_reconnect(self.first + 1)
         else:
-            self.stalls.roots_anew()
+            self.deadlocks.on_root_reconnect()
 
     def _tell_servers(self) -> None:
         for link in self._upstream.links if self._upstream.waiting else ():

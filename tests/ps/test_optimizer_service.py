@@ -10,7 +10,7 @@ from test_rounds import SIZE, Bench, KeptLink
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.optimizer_history import SERIAL, OptimizerHistory, Successor
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
-from geomx_cli.ps.cluster.members import CENTRAL, Members
+from geomx_cli.ps.cluster.server_members import CENTRAL, ServerMembers
 from geomx_cli.ps.optim import optimizers
 from geomx_cli.ps.optimizer_service import OptimizerService
 from geomx_cli.runtime.algorithms.fsa import FsaServer
@@ -87,7 +87,7 @@ class Root(Bench):
 
     def __init__(self, *, asynchronous: bool = False) -> None:
         plane = PlaneSettings("localhost", 1, servers=1, workers=1)
-        self.members = Members(NodeSettings(role="global_server", local=plane, upper=plane), True)
+        self.members = ServerMembers(NodeSettings(role="global_server", local=plane, upper=plane), True)
         super().__init__(owing=self.members.owing, algorithm=FsaServer(asynchronous=asynchronous))
         self.links = [Member("global"), Member("local")]
         for link in self.links:

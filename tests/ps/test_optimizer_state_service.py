@@ -10,7 +10,7 @@ from test_rounds import SIZE, Bench
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.net.payload import Array
 from geomx_cli.ps.optim import optimizers
-from geomx_cli.ps.optim.tensor_archive import PIECE, TensorArchive, unpack
+from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize
 from geomx_cli.ps.optimizer_state_service import OptimizerStateService
 
 MOMENTUM = {"0/0/step": np.array([5]), "0/0/momentum": np.arange(SIZE, dtype=np.float32)}
@@ -39,14 +39,14 @@ class Root(Bench):
         while len(run) < size:
             run += self.ask("state_read", by, at=len(run))["piece"]
         self.ask("state_close", by)
-        return unpack(run)
+        return deserialize(run)
 
-    def begin(self, packed: TensorArchive, by: str = "a", **changes: Any) -> str:
+    def begin(self, packed: SerializedArrays, by: str = "a", **changes: Any) -> str:
         body = {"optimizer": "sgd", "whole": packed.digest(), "digest": packed.digest(), "size": packed.size, **changes}
         return str(self.ask("state_begin", by, **body)["go"])
 
     def write(self, named: Mapping[str, Array], by: str = "a", **changes: Any) -> None:
-        packed = TensorArchive(named)
+        packed = SerializedArrays(named)
         assert self.begin(packed, by, **changes) == "on"
         for at, piece in packed.pieces():
             self.ask("state_write", by, at=at, piece=piece)
@@ -70,7 +70,7 @@ def test_who_reads_sees_one_moment() -> None:
     assert [root.ask("state_open", by)["optimizer"] for by in "ab"] == ["sgd"] * 2
     root.round()
     root.ask("state_open", "c")
-    steps = [unpack(root.ask("state_read", by, at=0)["piece"])["0/0/step"][0] for by in "abc"]
+    steps = [deserialize(root.ask("state_read", by, at=0)["piece"])["0/0/step"][0] for by in "abc"]
     assert steps == [1, 1, 2]
     root.ask("state_close", "a")
     assert root.ask("state_read", "b", at=0)["piece"]
@@ -84,16 +84,16 @@ def test_what_is_loaded_meanwhile_changes_nothing_of_what_is_read() -> None:
     before = root.read()
     assert root.ask("state_open", "a")["loaded"] == ""
     root.write({}, "b", whole="X")
-    assert unpack(root.ask("state_read", "a", at=0)["piece"]).keys() == before.keys()
+    assert deserialize(root.ask("state_read", "a", at=0)["piece"]).keys() == before.keys()
     assert root.ask("state_open", "a")["loaded"] == "X"
     assert root.read() == {}, "as many updates as before, and another state"
-    assert root.begin(TensorArchive({}), "c", whole="Y") == "known"
+    assert root.begin(SerializedArrays({}), "c", whole="Y") == "known"
     assert root.ask("state_open", "a")["loaded"] == "Y"
 
 
 def test_one_writes_and_the_others_bring_the_same() -> None:
     root = Root()
-    packed = TensorArchive(MOMENTUM)
+    packed = SerializedArrays(MOMENTUM)
     assert [root.begin(packed, by) for by in "abab"] == ["on", "wait", "on", "wait"]
     root.ask("state_write", at=0, piece=packed.piece(0))
     assert [root.begin(packed, by) for by in "ab"] == ["known", "known"]
@@ -103,7 +103,7 @@ def test_one_writes_and_the_others_bring_the_same() -> None:
 
 def test_a_silent_writer_makes_room() -> None:
     root = Root(silence=0.0)
-    packed = TensorArchive(MOMENTUM)
+    packed = SerializedArrays(MOMENTUM)
     assert [root.begin(packed, by) for by in "ab"] == ["on", "on"]
     with pytest.raises(InvalidSettings, match="unexpected piece"):
         root.ask("state_write", "a", at=0, piece=packed.piece(0))
@@ -134,7 +134,7 @@ def test_what_does_not_fit_changes_nothing(named: Mapping[str, Array], changes: 
 @pytest.mark.parametrize("piece", [b"", bytes(PIECE + 1)])
 def test_pieces_have_bounds(piece: bytes) -> None:
     root = Root()
-    assert root.begin(TensorArchive(MOMENTUM)) == "on"
+    assert root.begin(SerializedArrays(MOMENTUM)) == "on"
     with pytest.raises(InvalidSettings, match="unexpected piece"):
         root.ask("state_write", at=0, piece=piece)
     with pytest.raises(ValueError, match="is no size"):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.errors import InvalidSettings, PeerLost
 from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
 from geomx_cli.ps.cluster.barrier import Barrier
 from geomx_cli.ps.cluster.partition import Partition, Tensor
@@ -385,6 +385,16 @@ def test_only_who_was_asked_answers_and_only_once_counts() -> None:
     rpc.repeat(link)
     assert heard == [{"rank": 0}]
     assert link.sent == [("join", 1)] * 2
+
+
+def test_an_answer_without_a_field_names_the_peer_where_the_field_is_read() -> None:
+    talk, link, heard = Rpc(Loop(), 1.0), Wire(), []
+    talk.ask(link, "declare", {}, heard.append, heard.append)
+    talk.answered(link, 1, {"rank": 0})
+    assert heard[0]["rank"] == 0 and heard[0].get("placements") is None
+    with pytest.raises(PeerLost, match="the peer gave a malformed answer to 'declare', without 'placements'") as lost:
+        heard[0]["placements"]
+    assert lost.value.peer == "the peer"
 
 
 # The loop.

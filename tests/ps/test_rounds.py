@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from geomx_cli.ps.aggregation.aggregator import Aggregator
+from geomx_cli.ps.aggregation.deadlock_breaker import DeadlockBreaker
 from geomx_cli.ps.aggregation.slice_table import SliceTable
-from geomx_cli.ps.aggregation.stalls import Stalls
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import MAX_PULLS
 from geomx_cli.ps.net.payload import Array, view
@@ -70,7 +70,7 @@ class Bench:
         self.dtype = dtype
         table = SliceTable(algorithm=algorithm or FsaServer(), roots=None, owing=owing)
         self.rounds = Aggregator(delivery=self.delivery, upstream=None, own_rank=lambda: 0, table=table)
-        self.stalls = Stalls(table, lambda rank: [self.links[rank]])
+        self.deadlocks = DeadlockBreaker(table, lambda rank: [self.links[rank]])
         if optimizer:
             self.rounds.use(optimizers.create(optimizer, {"learning_rate": 0.1}))
 
@@ -195,36 +195,36 @@ def test_a_round_goes_on_without_who_has_left() -> None:
 def test_a_member_whose_window_is_filled_by_what_waits_is_asked_for_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("geomx_cli.ps.aggregation.stalls.STALL", 0.0)
+    monkeypatch.setattr("geomx_cli.ps.aggregation.deadlock_breaker.STALLED_AFTER", 0.0)
     bench, ones = Bench(), np.ones(SIZE, np.float32)
     bench.push(0, 1, ones, key=1)
-    bench.stalls.look()
+    bench.deadlocks.check()
     assert bench.links[1].asked == [], "it is late, and nothing of it is held up here"
     bench.push(1, 1, ones, key=2)
-    bench.stalls.look()
-    bench.stalls.look()
+    bench.deadlocks.check()
+    bench.deadlocks.check()
     assert bench.links[1].asked == [(1, 0, 1)], "once"
     assert bench.links[0].asked == [(2, 0, 1)], "each has something that waits for the other"
-    bench.stalls.connected_anew(1)
-    bench.stalls.look()
-    bench.stalls.look()
+    bench.deadlocks.on_reconnect(1)
+    bench.deadlocks.check()
+    bench.deadlocks.check()
     assert bench.links[1].asked == 2 * [(1, 0, 1)], "its connection was cut, and the question with it"
     assert bench.links[0].asked == [(2, 0, 1)]
 
 
 def test_a_server_does_not_look_for_what_is_stuck_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, ones, looks = Bench(), np.ones(SIZE, np.float32), []
-    ask = bench.stalls._ask
-    monkeypatch.setattr("geomx_cli.ps.aggregation.stalls.STALL", 0.0)
-    monkeypatch.setattr(bench.stalls, "_ask", lambda now: looks.append(now) or ask(now))
+    ask = bench.deadlocks._ask
+    monkeypatch.setattr("geomx_cli.ps.aggregation.deadlock_breaker.STALLED_AFTER", 0.0)
+    monkeypatch.setattr(bench.deadlocks, "_ask", lambda now: looks.append(now) or ask(now))
     for key in range(4000):
         bench.push(0, 1, ones, key=key)
     for _ in range(50):
-        bench.stalls.look()
+        bench.deadlocks.check()
     assert len(looks) <= 2, "one late worker, 4000 slices: nobody to ask"
     bench.push(1, 1, ones, key=4001)
     for _ in range(3):
-        bench.stalls.look()
+        bench.deadlocks.check()
     assert len(bench.links[1].asked) >= 8, "now each holds up the other"
 
 

@@ -79,11 +79,11 @@ def test_what_is_no_checkpoint_is_told(tmp_path: Path) -> None:
     [
         (
             {"worker_env": {"Aw0": {"DMLC_NUM_WORKER": "3"}}},
-            "Aw0", "was told 1 server and 3 workers, its scheduler 1 and 2", "waited 5 s for 1 of 2 workers", 3,
+            "Aw0", "expects 1 server and 3 workers, its scheduler 1 and 2", "waited 5 s for 1 of 2 workers", 3,
         ),
         (
             {"root_env": {"DMLC_NUM_GLOBAL_WORKER": "3"}},
-            "root0", "was told 1 server and 3 workers, its scheduler 1 and 2", "waited 5 s for 1 of 1 servers", 3,
+            "root0", "expects 1 server and 3 workers, its scheduler 1 and 2", "waited 5 s for 1 of 1 server", 3,
         ),
         (
             {"worker_env": {"Bw1": {"DMLC_PS_ROOT_PORT": "{nobody}", "GEOMX_JOB_DIR": ".", "GEOMX_PROCESS": "Bw1"}}},

@@ -10,7 +10,7 @@ from test_mxnet_store import hooked
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.optim import optimizers
-from geomx_cli.ps.optim.tensor_archive import PIECE, TensorArchive, digest, unpack
+from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize, digest
 from geomx_cli.runtime import state_file
 from geomx_cli.runtime.state_file import SavedState
 
@@ -128,19 +128,19 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 def test_arrays_travel_in_pieces() -> None:
     long = np.arange(1_000_003, dtype=np.float32)
     named = {"0/0/step": np.array([7]), "0/0/momentum": long, "1/2/master": np.ones(5)}
-    packed = TensorArchive(named)
+    packed = SerializedArrays(named)
     pieces = [piece for _, piece in packed.pieces()]
     assert all(0 < len(piece) <= PIECE for piece in pieces) and sum(map(len, pieces)) == packed.size
     run = b"".join(pieces)
     assert digest(run) == packed.digest()
-    for name, array in unpack(run).items():
+    for name, array in deserialize(run).items():
         assert np.array_equal(array, named[name]) and array.dtype == named[name].dtype
-    assert unpack(b"".join(piece for _, piece in TensorArchive({}).pieces())) == {}
+    assert deserialize(b"".join(piece for _, piece in SerializedArrays({}).pieces())) == {}
 
 
 @pytest.mark.parametrize(
-    "wrong", [b"", b"\xff" * 30, b"\x02" + b"\0" * 9, TensorArchive({"a": np.ones(3)}).piece(0)[:-1]]
+    "wrong", [b"", b"\xff" * 30, b"\x02" + b"\0" * 9, SerializedArrays({"a": np.ones(3)}).piece(0)[:-1]]
 )
 def test_a_malformed_run_is_refused(wrong: bytes) -> None:
     with pytest.raises(InvalidSettings):
-        unpack(wrong)
+        deserialize(wrong)

@@ -52,7 +52,7 @@ class Vectors(ModelAdapter):
         flat_views(self.now, SIZES)[index][:] = value
 
     def count_correct(self, batch):
-        raise NotImplementedError
+        return 0  # there are no classes
 
 
 def main():

@@ -8,25 +8,25 @@ from geomx_cli.runtime.algorithms._esync_client import EsyncClient
 from geomx_cli.runtime.settings import Settings
 
 client = Client(Settings.from_environment(plugins.table()), EventLog(None), plugins.deliveries()["direct"].worker())
-pacer = EsyncClient(client)
+esync = EsyncClient(client)
 if client.global_rank == 0:
     for _ in range(3):
-        pacer.begin()
-    pacer.settle()
+        esync.begin()
+    esync.settle()
 client.control.barrier("all")
 if client.global_rank == 1:
-    pacer.begin()
-    pacer.begin()
+    esync.begin()
+    esync.begin()
     try:
-        pacer.step()
-        pacer.step()
+        esync.step()
+        esync.step()
     except InvalidSettings as error:
         print("step raised:", error)
-    pacer.begin()
-    pacer.leave()
-    pacer.leave()
-    pacer.begin()
-    pacer.settle()
+    esync.begin()
+    esync.leave()
+    esync.leave()
+    esync.begin()
+    esync.settle()
     print("left")
 client.leave()
 client.close()

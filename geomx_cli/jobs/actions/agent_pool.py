@@ -135,7 +135,7 @@ class AgentPool:
     def _end(self, line: AgentConnection) -> None:
         try:
             if not line.over:
-                self._job.reap(line.host, line.host_spec.directory)
+                self._job.clean_up(line.host, line.host_spec.directory)
                 line.over = True
         except (GeomxError, OSError) as error:
             self._problems.append(str(error))

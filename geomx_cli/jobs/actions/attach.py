@@ -19,7 +19,7 @@ from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
 from geomx_cli.jobs.actions.local_messages import Gone
 from geomx_cli.jobs.actions.watch import Watch
-from geomx_cli.jobs.store import state as job_state
+from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.view.end import End
 from geomx_cli.jobs.view.follow import View, view_for

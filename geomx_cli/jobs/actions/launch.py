@@ -19,8 +19,7 @@ from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_raised, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.port_lock import PortLock
 from geomx_cli.jobs.actions.watch import Listener, Watch
-from geomx_cli.jobs.store import Job, payload
-from geomx_cli.jobs.store import state as job_state
+from geomx_cli.jobs.store import Job, job_state, payload
 from geomx_cli.jobs.store.data import provide
 from geomx_cli.jobs.store.payload import Payload
 from geomx_cli.jobs.view.end import End
@@ -33,7 +32,7 @@ from geomx_cli.plan import JobSpec, Plan, plan
 from geomx_cli.plan.ports import choose
 
 if TYPE_CHECKING:
-    from geomx_cli.runtime.training.fetch import Progress as Told
+    from geomx_cli.runtime.training.fetch import Progress as OnDownload
 
 __all__ = ["LaunchOptions", "launch", "prepared", "working_dirs"]
 
@@ -45,12 +44,12 @@ class LaunchOptions:
     `lease`: seconds that the job continues without this machine, at least 2; None: the option `silence`, as for every
     other process of the job. With `detach` the lease is unlimited, and launch returns once all processes run. `sync`:
     paths copied to hosts behind SSH in addition to the script. `warned`: warnings already shown, which are not repeated
-    when processes write them. `chooses_ports`: concurrent launches may choose the same ports. `told` receives the
-    progress of a local data set download. The callback that `listening` yields receives each event forwarded by the
+    when processes write them. `chooses_ports`: concurrent launches may choose the same ports. `on_download` receives
+    the progress of a local data set download. The callback that `listening` yields receives each event forwarded by the
     agents, with the process that wrote it, until the job ends or is detached.
     """
 
-    told: "Told"
+    on_download: "OnDownload"
     detach: bool = False
     lease: float | None = None
     sync: tuple[Path, ...] = ()
@@ -60,7 +59,7 @@ class LaunchOptions:
     listening: Callable[[Progress], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda *_: None)
 
 
-def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
+def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> End:
     """Run the job `spec` on the machines of `inventory` until the training is done or detached. Call it from the main
     thread.
 
@@ -71,27 +70,27 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
     released.
     """
     began, job = time.monotonic(), Job.of(spec)
-    packed = payload.pack(spec.script, manner.sync)
+    packed = payload.pack(spec.script, options.sync)
     spec = prepared(job, replace(spec, carried=packed.words))
-    lease = _lease(manner, float(spec.options["silence"]))
+    lease = _lease(options, float(spec.options["silence"]))
     if inventory.allocator:  # reject an invalid plan before waiting for machines
         plan(choose(inventory, None), spec)
     view = view_for()
     try:
         with job.claimed(), interrupts_raised(), ExitStack() as stack:
-            allocation = stack.enter_context(allocated(inventory, job.id, spec, manner.ssh, view.note))
+            allocation = stack.enter_context(allocated(inventory, job.id, spec, options.ssh, view.note))
             inventory = allocation.inventory
-            connectors = {host.name: hosts.connector(host, spec.python, manner.ssh) for host in inventory.hosts}
+            connectors = {host.name: hosts.connector(host, spec.python, options.ssh) for host in inventory.hosts}
             reached = stack.enter_context(hosts.closing(connectors))
             lock = PortLock(view.note)
             stack.callback(lock.release)
-            if manner.chooses_ports:
+            if options.chooses_ports:
                 lock.acquire()
             inventory = _checked(reached, inventory, spec, view)
             planned = plan(inventory, spec)
             progress = Progress.of(planned, began)
-            on_event = stack.enter_context(manner.listening(progress))
-            provide(planned, inventory, reached, view.note, manner.told)
+            on_event = stack.enter_context(options.listening(progress))
+            provide(planned, inventory, reached, view.note, options.on_download)
             job.write_plan(planned, inventory)
             view.note(f"job {job.id}: {_count(planned)}; {log_paths(job, planned)}")
             if spec.script:
@@ -99,9 +98,9 @@ def launch(inventory: Inventory, spec: JobSpec, manner: LaunchOptions) -> End:
             dirs = working_dirs(inventory, planned)
             fleet = AgentPool(job, reached, job.host_specs(planned, dirs, lease), view.note)
             watch = Watch(
-                planned, fleet, progress, view, on_event=on_event, on_listening=lock.release, warned=manner.warned
+                planned, fleet, progress, view, on_event=on_event, on_listening=lock.release, warned=options.warned
             )
-            outcome = _carry_out(watch, fleet, _files(job, planned, inventory, packed), view, detach=manner.detach)
+            outcome = _carry_out(watch, fleet, _files(job, planned, inventory, packed), view, detach=options.detach)
             allocation.kept = outcome is None or bool(outcome.left)
     finally:
         view.close()
@@ -123,11 +122,11 @@ def prepared(job: Job, spec: JobSpec) -> JobSpec:
     return replace(job.complete(spec), env=env)
 
 
-def _lease(manner: LaunchOptions, default: float) -> float:
+def _lease(options: LaunchOptions, default: float) -> float:
     """The lease as in HostSpec: 0 means unlimited."""
-    if manner.detach:
+    if options.detach:
         return 0.0
-    return default if manner.lease is None else manner.lease
+    return default if options.lease is None else options.lease
 
 
 def _checked(reached: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:

@@ -14,8 +14,8 @@ from geomx_cli.core.jsonlines import lines as whole_lines
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Channel, Connector, everywhere
+from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.jobs.store.state import JobState
 from geomx_cli.plan import Plan, Process
 
 __all__ = ["Line", "LogReader", "select"]

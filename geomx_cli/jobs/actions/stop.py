@@ -15,7 +15,7 @@ from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.hosts.allocation import release
-from geomx_cli.jobs.store import state as job_state
+from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.view.end import End
 from geomx_cli.jobs.view.job_view import JobView

@@ -26,6 +26,7 @@ from geomx_cli.core.agent_protocol import (
 from geomx_cli.core.env_names import NO_EFFECT
 from geomx_cli.core.events import Event, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
+from geomx_cli.jobs.actions.agent_monitor import STOP_LIMIT, AgentMonitor, lost
 from geomx_cli.jobs.actions.agent_pool import AgentPool, JsonObject
 from geomx_cli.jobs.actions.local_messages import Broken, Gone, Interrupt, LocalMessage, Mended, Notice, Suspend
 from geomx_cli.jobs.view.follow import View
@@ -38,13 +39,11 @@ __all__ = ["Listener", "Watch"]
 Listener = Callable[[str, Event], None]
 
 _TURN = 0.25
-_QUIET = 5.0  # seconds after which a silent agent is reported
 _ASLEEP = 1.5  # seconds; a longer loop iteration means this machine was suspended (sleep, SIGSTOP)
 _GRACE = 2.0  # seconds for processes to end by themselves after a failure
 _LINGER = 10.0  # seconds for servers and schedulers to end after the last worker
 _ABSENT = 3.0  # seconds after a worker's end for its scheduler to stop waiting for it
 _PASS_ON = 2.0  # seconds until hosts that `geomx stop` has not reached are told by us
-_STOP_LIMIT = 8.0  # seconds for an agent to end its processes after a stop request
 
 
 class Watch:
@@ -73,16 +72,13 @@ class Watch:
         self._hosts = {process.name: process.host for process in plan.processes}
         self._running = set(plan.hosts)
         self._started: set[str] = set()
-        self._silence = float(plan.spec.options["silence"])
-        self._quiet: set[str] = set()
+        self._monitor = AgentMonitor(plan, fleet, view)
         self._warned = set(warned)
         self._failures: list[Failure] = []
         self._stopping_since: float | None = None
-        self._stop_limit = _STOP_LIMIT
         self._pass_on: JsonObject = {}  # stop request issued by another process
         self._trained_since: float | None = None
         self._last_turn = self._awake_since = time.monotonic()
-        self._awaited: set[str] = set()  # unreachable hosts while the job stops
         self._outcome = Outcome()
 
     def run_until_started(self) -> Outcome | None:
@@ -142,7 +138,7 @@ class Watch:
             known = parse(message, host, self._hosts)
         except ValueError as error:
             if host in self._running:
-                self._lose(host, f"sent an invalid message: {error}")
+                self._lose(lost(host, f"sent an invalid message: {error}"))
             return
         match known:
             case ProcessEvent(process, fields, age):
@@ -183,7 +179,7 @@ class Watch:
             case Notice(text):
                 self._view.note(f"warning: host {host}: {text}")
             case Gone(how, reachable) if host in self._running:
-                self._lose(host, how) if reachable else self._lose_sight(host)
+                self._lose(lost(host, how) if reachable else self._monitor.unreachable(host))
             case Broken(why, limit):
                 how = f"{f': {why}' if why else ''}; trying again{f', for {limit:g} s at most' if limit else ''}"
                 self._view.note(f"the connection to host {host} broke{how}")
@@ -201,8 +197,10 @@ class Watch:
             self._awake_since = now
         self._last_turn = now
         awake = now - self._awake_since
+        stopping = None if self._stopping_since is None else min(now - self._stopping_since, awake)
         for host in sorted(self._running):
-            self._check_host(host, now, awake)
+            if (failure := self._monitor.check(host, awake, stopping)) is not None:
+                self._lose(failure)
         if self._pass_on and self._stopping_since is not None and now - self._stopping_since > _PASS_ON:
             self._fleet.broadcast(self._pass_on)
             self._pass_on = {}
@@ -213,33 +211,6 @@ class Watch:
             self._trained_since = self._trained_since or now
             if min(now - self._trained_since, awake) > _LINGER:
                 self._stop_lingering()
-
-    def _check_host(self, host: str, now: float, awake: float) -> None:
-        """Lose a host that is silent or does not stop; timeouts count from `awake` at the earliest."""
-        stopping = 0.0 if self._stopping_since is None else min(now - self._stopping_since, awake)
-        absence, quiet = self._fleet.absence(host), min(self._fleet.silence(host), awake)
-        silent = quiet > self._silence
-        self._tell_quiet(host, quiet)
-        if absence and (silent or stopping > self._stop_limit):
-            self._lose_sight(host)
-        elif absence and self._stopping_since is not None and host not in self._awaited:
-            self._awaited.add(host)
-            left = self._stop_limit - stopping
-            self._view.note(f"host {host} cannot be reached; waiting for it to stop, for {left:.0f} s at most")
-        elif silent:
-            self._lose(host, f"hangs: it has not answered for {self._silence:g} s")
-        elif stopping > self._stop_limit:
-            self._lose(host, f"did not stop within {self._stop_limit:g} s")
-
-    def _tell_quiet(self, host: str, quiet: float) -> None:
-        """Report once that an agent does not answer, and once that it answers again."""
-        if quiet > _QUIET and host not in self._quiet:
-            self._quiet.add(host)
-            limit = f"waiting for it, for {self._silence:g} s at most (--silence)"
-            self._view.note(f"the agent on host {host} has not answered for {quiet:.0f} s; {limit}")
-        elif quiet < _QUIET and host in self._quiet:
-            self._quiet.discard(host)
-            self._view.note(f"the agent on host {host} answers again")
 
     def _restore(self, host: str, status: AgentStatus, late: float) -> None:
         """Merge the full status that an agent sends on (re)connection, `late` seconds old."""
@@ -255,7 +226,7 @@ class Watch:
             return
         self._outcome.interrupted, self._outcome.stopped_by = True, who
         self._view.note(f"{who} ends the job")
-        self._stop_limit = patience + _STOP_LIMIT
+        self._monitor.stop_limit = patience + STOP_LIMIT
         self._stopping_since = time.monotonic()
         self._pass_on = {"type": "stop", "grace": 0, "patience": patience, "who": who}
 
@@ -288,22 +259,11 @@ class Watch:
             cause = f"ended its processes: {why}"
             self._fail(Failure("", host, cause, time.monotonic(), "launch again"))
 
-    def _lose(self, host: str, how: str) -> None:
-        """Treat an agent as lost and end its processes on its behalf."""
-        self._running.discard(host)
-        hint = "its processes were ended; look for what killed or stopped it (agent.log, out of memory)"
-        self._fail(Failure("", host, how, time.monotonic(), hint))
-        self._fleet.give_up(host)
-
-    def _lose_sight(self, host: str) -> None:
-        """Give up an agent whose connection is broken; it may still run."""
-        self._running.discard(host)
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._fleet.absence(host)))
-        cause = f"cannot be reached since {since}: its connection broke"
-        hint = "its agent ends its processes when the lease expires"
-        hint += f"; geomx stop {self._plan.job} cleans up later, geomx doctor checks the machine"
-        self._fail(Failure("", host, cause, time.monotonic(), hint, fault="host"))
-        self._fleet.give_up(host)
+    def _lose(self, failure: Failure) -> None:
+        """Give up a lost agent: end its processes on its behalf, as far as its host can be reached."""
+        self._running.discard(failure.host)
+        self._fail(failure)
+        self._fleet.give_up(failure.host)
 
     def _stop(self, grace: float, who: str = "") -> None:
         if self._stopping_since is None:

@@ -1,7 +1,7 @@
 """A job's directory: the same layout, at the same path, on the control machine and on each host.
 
     plan.json, inventory.json the plan, without keys, and its machines (control machine)
-    state.json                the job's state as known to the control machine (state.py)
+    state.json                the job's state as known to the control machine (job_state.py)
     hosts/HOST/agent.json     the host's part of the plan
     hosts/HOST/agent-state.json, agent.log      the processes its agent has started, and its log
     events/, logs/            one file per process
@@ -26,14 +26,14 @@ from geomx_cli.core.root_cause import describe_status
 from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts import Connector, File
 from geomx_cli.inventory import Inventory
-from geomx_cli.jobs.store import state
+from geomx_cli.jobs.store import job_state
 from geomx_cli.plan import JobSpec, Plan
 from geomx_cli.plan.job_paths import complete, jobs_folder
 from geomx_cli.ps.net import security
 
 __all__ = ["Job"]
 
-_REAP_LIMIT = 20.0
+_CLEANUP_LIMIT = 20.0
 
 
 @dataclass(frozen=True)
@@ -109,10 +109,10 @@ class Job:
             make_private(self.directory)
         self._remember()
         try:
-            state.begin(self.directory)
+            job_state.begin(self.directory)
             yield
         except GeomxError as error:
-            state.fail(self.directory, error)
+            job_state.fail(self.directory, error)
             raise
         finally:
             if not (self.directory / "plan.json").exists():
@@ -140,8 +140,8 @@ class Job:
 
     def _refuse_others(self) -> None:
         """A state without a plan is our own, or belongs to a launch that was killed."""
-        entry = next((entry for entry in self.directory.iterdir() if entry.name != state.FILE_NAME), None)
-        before = state.JobState.read(self.directory)
+        entry = next((entry for entry in self.directory.iterdir() if entry.name != job_state.FILE_NAME), None)
+        before = job_state.JobState.read(self.directory)
         if before is not None and before.followed and before.pid != os.getpid():
             raise InvalidSettings(f"{self.directory} has a job already", "choose a new --job-dir, or an empty one")
         if entry is not None:
@@ -160,20 +160,20 @@ class Job:
     def _forget(self, *, folder: bool) -> None:
         entry = jobs_folder() / self.id
         with suppress(OSError):
-            (self.directory / state.FILE_NAME).unlink(missing_ok=True)
+            (self.directory / job_state.FILE_NAME).unlink(missing_ok=True)
             if entry.is_symlink():
                 entry.unlink()
             if folder:
                 self.directory.rmdir()
 
     @staticmethod
-    def reap(host: Connector, directory: str) -> None:
+    def clean_up(host: Connector, directory: str) -> None:
         """End the leftover processes of a killed or hung agent on `host`, and remove its key files and sockets.
         `directory`: the job's directory on that host.
 
         Raises DoneInPart if something cannot be ended, HostUnreachable or TimedOut if the host does not answer.
         """
-        done = host.run(module_command(host.python, "geomx_cli.agent", "reap", directory), limit=_REAP_LIMIT)
+        done = host.run(module_command(host.python, "geomx_cli.agent", "clean-up", directory), limit=_CLEANUP_LIMIT)
         if done.status == 0:
             return
         pids = done.output.decode(errors="replace").strip()

@@ -16,8 +16,8 @@ from geomx_cli.jobs.store.script import python_file
 
 __all__ = ["Choice", "choose"]
 
-_OWN = frozenset(("num_all_workers", "is_master_worker", "global_rank"))
-_COMMON = frozenset(("party", "pacer", "versions"))
+_OWN = frozenset(("num_all_workers", "is_master_worker", "global_rank", "esync_client"))
+_COMMON = frozenset(("party", "versions"))
 """Names that are common on other objects: they count only on a store."""
 _STORES = frozenset(("kv", "kvstore", "store"))
 _PACKAGE = "geomx_cli"

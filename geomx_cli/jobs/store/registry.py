@@ -16,7 +16,7 @@ from geomx_cli.hosts import Connector
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory, validated
 from geomx_cli.jobs.store import Job
-from geomx_cli.jobs.store.state import JobState
+from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.plan import JobSpec, Plan, Process
 from geomx_cli.plan.endpoints import Endpoint
 from geomx_cli.plan.job_paths import jobs_folder

@@ -9,9 +9,9 @@ from geomx_cli.core.agent_protocol import failures_of
 from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.hosts import Connector
 from geomx_cli.hosts.allocation import release
-from geomx_cli.jobs.store import state as job_state
+from geomx_cli.jobs.store import job_state
+from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.jobs.store.state import JobState
 from geomx_cli.jobs.view.end import End
 from geomx_cli.jobs.view.failure_report import failure_fields
 from geomx_cli.jobs.view.host import HostStatus, read_all

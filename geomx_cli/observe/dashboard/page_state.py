@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.jobs.store.state import JobState
 from geomx_cli.observe.dashboard.event_reader import EventReader
 from geomx_cli.observe.dashboard.job_model import ENDS, JobModel
 

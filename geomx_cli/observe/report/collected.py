@@ -83,7 +83,7 @@ def _check(place: Path, job: str) -> None:
             return
         whose = f"job {metadata.job}" if metadata is not None else "somebody else"
     except (InvalidSettings, OSError):
-        whose = "a job that cannot be told"
+        whose = "a job that cannot be identified"
     if whose != f"job {job}":
         hint = "collect into another folder, or replace them with --replace"
         raise InvalidSettings(f"{place} has the records of {whose}", hint)

@@ -12,13 +12,13 @@ import numpy as np
 
 from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
 from geomx_cli.ps.aggregation.compression import Compression, received
-from geomx_cli.ps.aggregation.delivery import Delivery
+from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.forwarder import Forwarder
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
 from geomx_cli.ps.aggregation.result_sender import ResultSender
+from geomx_cli.ps.aggregation.saved_state import export_state, import_state
 from geomx_cli.ps.aggregation.slice_state import Cohort, SliceState, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
-from geomx_cli.ps.aggregation.state import export_state, import_state
 from geomx_cli.ps.aggregation.updater import Updater
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import ValueService
@@ -137,11 +137,11 @@ class Aggregator:
     # State.
 
     def export_state(self) -> dict[str, Array]:
-        """See state.py."""
+        """See saved_state.py."""
         return export_state(self.table.entries, self.optimizer) | self.compression.export_state()
 
     def import_state(self, state: dict[str, Array]) -> None:
-        """See state.py."""
+        """See saved_state.py."""
         import_state(state, self.table.entries, self.optimizer)
         self.compression.import_state(state)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from geomx_cli.ps.aggregation.accumulator import Accumulator, merge_hyper
 from geomx_cli.ps.aggregation.algorithm import Aggregate, PushUp
 from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.delivery import Delivery
+from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.slice_state import Cohort, SliceState
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.net.payload import Content, cast

@@ -5,7 +5,7 @@ from typing import Any
 
 from geomx_cli.ps.aggregation.accumulator import Accumulator
 from geomx_cli.ps.aggregation.compression import Compression
-from geomx_cli.ps.aggregation.delivery import Delivery
+from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.optimizer_history import OptimizerHistory
 from geomx_cli.ps.aggregation.slice_state import Cohort, Result, SliceState, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable

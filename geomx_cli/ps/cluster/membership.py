@@ -15,7 +15,7 @@ from geomx_cli.ps.net.loop import Loop
 from geomx_cli.ps.net.transport import Transport
 from geomx_cli.ps.net.wire import BadMessage
 
-__all__ = ["Member", "MemberNode", "Membership"]
+__all__ = ["MemberNode", "Membership", "RosterEntry"]
 
 QUIET, UNREACHED = 0.1, 0.9
 """Parts of the option `timeout` after which a node says that its scheduler has said nothing at all, and gives it up:
@@ -23,7 +23,7 @@ before that one misses the node, for the node knows which link it is."""
 
 
 @dataclass(frozen=True)
-class Member:
+class RosterEntry:
     """A process of a plane, as listed in the roster. `endpoints`: where others dial it (empty for workers); the first
     TCP endpoint is for its own party, the last for other parties.
     """
@@ -74,7 +74,7 @@ class Membership:
         on_roster: Callable[["Membership"], None],
     ) -> None:
         self.rank = -1
-        self.members: list[Member] = []
+        self.members: list[RosterEntry] = []
         self.over = False
         self._node = node
         self._on_roster = on_roster
@@ -99,7 +99,7 @@ class Membership:
         node.loop.call_later(UNREACHED * node.timeout, self._give_up)
         node.rpc.ask(self.link, "join", body, self._joined, self._refused, limit=node.timeout + 5)
 
-    def servers(self) -> list[Member]:
+    def servers(self) -> list[RosterEntry]:
         """The servers of the plane, by rank."""
         return sorted((item for item in self.members if item.role == "server"), key=lambda item: item.rank)
 
@@ -139,7 +139,7 @@ class Membership:
         self.rank = int(body["rank"])
         self.link.name = str(body["scheduler"])
         self._node.liveness.watch(self.link)
-        self.members = [Member(**{**item, "endpoints": tuple(item["endpoints"])}) for item in body["members"]]
+        self.members = [RosterEntry(**{**item, "endpoints": tuple(item["endpoints"])}) for item in body["members"]]
         self._on_roster(self)
 
     def _refused(self, error: GeomxError) -> None:
@@ -166,7 +166,7 @@ class Membership:
         self._fail(
             self._missing,
             f"check that {counted(plane.servers, 'server')} and {counted(plane.workers, 'worker')} of this plane"
-            f" have been started, that all were told the same counts, and that {plane.endpoint} can be reached",
+            f" have been started, that all have the same counts, and that {plane.endpoint} can be reached",
         )
 
     def _fail(self, missing: str, hint: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from geomx_cli.core.errors import GeomxError, InvalidSettings, TimedOut
+from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.ps.cluster.liveness import NEWS
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.loop import Loop, Timer
@@ -71,6 +71,19 @@ class _Heard:
     acked: int = 0
     open: set[int] = field(default_factory=set)
     answers: dict[int, bytes] = field(default_factory=dict)
+
+
+class _AnswerBody(dict[str, Any]):
+    """An answer's body. A missing field raises PeerLost, which names the peer, wherever it is read."""
+
+    def __init__(self, body: Body, peer: str, topic: str) -> None:
+        super().__init__(body)
+        self._peer = peer
+        self._topic = topic
+
+    def __missing__(self, name: str) -> Any:
+        what = f"{self._peer} gave a malformed answer to {self._topic!r}, without {name!r}"
+        raise PeerLost(what, "do all processes have the same version of geomx?", peer=self._peer)
 
 
 class Rpc:
@@ -160,7 +173,7 @@ class Rpc:
         if "error" in body:
             asked.failed(InvalidSettings(str(body["error"]), str(body.get("hint", ""))))
         else:
-            asked.answer(body)
+            asked.answer(_AnswerBody(body, asked.link.name, asked.topic))
 
     def give_up(self, error: GeomxError) -> None:
         """Fail all pending requests."""

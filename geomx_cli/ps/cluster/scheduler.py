@@ -11,7 +11,7 @@ from geomx_cli.core.errors import InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.events import EventLog, RosterComplete
 from geomx_cli.core.units import counted
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
-from geomx_cli.ps.cluster.membership import Member
+from geomx_cli.ps.cluster.membership import RosterEntry
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.link import Link
@@ -30,7 +30,7 @@ ENDPOINT = re.compile(r"tcp://[^\s/]{1,255}:[1-9]\d{0,4}|ipc://[^\0]{1,107}")
 class _Entry:
     """One member and how it joined."""
 
-    member: Member
+    member: RosterEntry
     request: Request
     group: str
     wanted: int | None
@@ -106,7 +106,7 @@ class Scheduler:
         theirs = (int(body["servers"]), int(body["workers"]))
         if theirs != (plane.servers, plane.workers):
             raise InvalidSettings(
-                f"{body['process']} was told {counted(theirs[0], 'server')} and {counted(theirs[1], 'worker')},"
+                f"{body['process']} expects {counted(theirs[0], 'server')} and {counted(theirs[1], 'worker')},"
                 f" its scheduler {plane.servers} and {plane.workers}",
                 "give every process of the plane the same DMLC_NUM_* variables",
             )
@@ -127,7 +127,7 @@ class Scheduler:
         endpoints = tuple(str(item) for item in body.get("endpoints", ()))
         if len(endpoints) > MAX_ENDPOINTS or not all(ENDPOINT.fullmatch(item) for item in endpoints):
             raise InvalidSettings(f"{body['process']} listens on {endpoints}, which cannot be dialled", "correct it")
-        member = Member(str(body["process"]), str(body["party"]), str(body["host"]), role, -1, endpoints)
+        member = RosterEntry(str(body["process"]), str(body["party"]), str(body["host"]), role, -1, endpoints)
         return _Entry(member, request, str(body.get("group", "")), wanted)
 
     def _check_identity(self, link: Link, process: str, role: str, rank: int | None) -> None:
@@ -144,7 +144,7 @@ class Scheduler:
         parts = []
         for role, count in (("server", self._plane.servers), ("worker", self._plane.workers)):
             if present.count(role) < count:
-                parts.append(f"{count - present.count(role)} of {count} {role}s")
+                parts.append(f"{count - present.count(role)} of {counted(count, role)}")
         return " and ".join(parts)
 
     def _announce(self) -> None:
@@ -158,7 +158,7 @@ class Scheduler:
             free = iter(rank for rank in range(len(entries)) if rank not in taken)
             for item in sorted(entries, key=lambda item: groups.index(item.group)):
                 rank = item.wanted if item.wanted is not None else next(free)
-                item.member = Member(**{**vars(item.member), "rank": rank})
+                item.member = RosterEntry(**{**vars(item.member), "rank": rank})
                 members.append(item.member)
         roster = [vars(member) for member in members]
         for link, item in self._entries.items():
@@ -178,7 +178,7 @@ class Scheduler:
             self.node.fail(
                 TimedOut(
                     f"waited {self.node.timeout:g} s for {self._missing()}",
-                    "check that they have been started and were told this scheduler's address and the same counts",
+                    "check that they have been started and have this scheduler's address and the same counts",
                 )
             )
 

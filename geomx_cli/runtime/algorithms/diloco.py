@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from geomx_cli.core.options import Option
 from geomx_cli.runtime.algorithms._pseudo_gradient import PseudoGradient
 from geomx_cli.runtime.algorithms.fsa import FsaServer
-from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
+from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.core.plugins import Spec
@@ -114,7 +114,7 @@ def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "D
     return DilocoWorker(PseudoGradient(client, model, config), config)
 
 
-class DilocoWorker(WorkerAlgorithm):
+class DilocoWorker(FiniteWorkerAlgorithm):
     """Inner steps with periodic exchanges of a fragment; plain DiLoCo has a single fragment.
 
     `_wait`: steps until the result of the pending exchange is taken; -1 if there is none.

@@ -183,7 +183,6 @@ class EsyncWorker(WorkerAlgorithm):
     """
 
     steps_per_round = 10  # an estimate: unknown in advance
-    endless = True
 
     def __init__(self, client: "Client", differences: PseudoGradient) -> None:
         self.separate_comm_phase = True
@@ -213,10 +212,6 @@ class EsyncWorker(WorkerAlgorithm):
         self._pseudo_gradient.steps.count = 0
         self.rounds += 1
         self._esync.begin()
-
-    def drain(self) -> None:
-        """Never called: there is always a batch, and all stop after the same round."""
-        raise NotImplementedError
 
     def end(self) -> None:
         """Report to the state server that this worker takes no more steps."""

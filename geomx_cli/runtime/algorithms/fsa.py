@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Option
-from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
+from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.ps.aggregation.algorithm import Aggregate, PushUp, ServerAlgorithm, SliceView
@@ -116,7 +116,7 @@ def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "F
     return FsaWorker(client, model, client.num_all_workers, optimizer=optimizer)
 
 
-class FsaWorker(WorkerAlgorithm):
+class FsaWorker(FiniteWorkerAlgorithm):
     """Every step is a round: push gradients, pull weights, or gradient sums for this worker's own optimizer.
 
     Gradients are divided by the number of workers that contribute to the round, so that their sum is the mean. Workers
@@ -145,13 +145,10 @@ class FsaWorker(WorkerAlgorithm):
 
     def start(self) -> None:
         """Pull the initial weights from the servers."""
-        self._pull()
-        if self._optimizer is not None:
-            self._weights = self._rounds.vector.copy()
-
-    def _pull(self) -> None:
         self._rounds.pull()
         self._model.write_weights(self._rounds.vector)
+        if self._optimizer is not None:
+            self._weights = self._rounds.vector.copy()
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:
         """Begin each tensor's exchange as soon as its gradient is ready, from the output to the input."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Option
-from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
+from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.core.plugins import Spec
@@ -67,7 +67,7 @@ def server(settings: "NodeSettings") -> "ServerAlgorithm":
     """The server part."""
     if settings.role == "global_server" and settings.central_workers:
         raise InvalidSettings(
-            "central workers need a local server of their own in HFA: the roots get parties' differences",
+            "central workers need a local server of their own in HFA: the global servers get parties' differences",
             "leave DMLC_ENABLE_CENTRAL_WORKER out and start the central party's workers as those of one more party",
         )
     workers = settings.local.workers if settings.local is not None else 1
@@ -155,7 +155,7 @@ def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "H
     return HfaWorker(client, model, config)
 
 
-class HfaWorker(WorkerAlgorithm):
+class HfaWorker(FiniteWorkerAlgorithm):
     """Every K1 local steps: push weights, pull the party's mean or the next milestone."""
 
     def __init__(self, client: "Client", model: "ModelAdapter", config: "TrainConfig") -> None:

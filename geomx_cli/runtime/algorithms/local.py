@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from geomx_cli.runtime.algorithms.fsa import refuses, server
-from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
+from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -34,7 +34,7 @@ def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "L
     return LocalWorker(client, model, config)
 
 
-class LocalWorker(WorkerAlgorithm):
+class LocalWorker(FiniteWorkerAlgorithm):
     """Local steps; each is a round that exchanges nothing but the stop vote."""
 
     def __init__(self, client: "Client", model: "ModelAdapter", config: "TrainConfig") -> None:
@@ -46,11 +46,9 @@ class LocalWorker(WorkerAlgorithm):
 
     def start(self) -> None:
         """Pull the initial weights from the servers."""
-        from geomx_cli.runtime.training.tensor_rounds import TensorRounds
+        from geomx_cli.runtime.training.tensor_rounds import pull_weights
 
-        initial = TensorRounds(self._client, self._model)
-        initial.pull()
-        self._model.write_weights(initial.vector)
+        pull_weights(self._client, self._model)
         self._steps.begin()
 
     def after_step(self, samples: int, watch: "Stopwatch") -> bool:

@@ -83,8 +83,3 @@ class MixedWorker(FsaWorker):
     """FSA's, with rounds of the party, or in a flat cluster of the worker itself."""
 
     asynchronous = True
-
-    def newest(self) -> None:
-        """Pull the global servers' current weights; counts as a round."""
-        self._pull()
-        self.rounds += 1

@@ -18,8 +18,9 @@ from geomx_cli.runtime.training.samples import Batch, Samples
 from geomx_cli.runtime.training.stop_vote import StopVote
 from geomx_cli.runtime.training.stopwatch import Stopwatch
 from geomx_cli.runtime.training.straggler_emulation import StragglerEmulation, factor_of
+from geomx_cli.runtime.training.tensor_rounds import pull_weights
 from geomx_cli.runtime.training.train_config import TrainConfig
-from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
+from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm, WorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -48,17 +49,19 @@ class Loop:
     """Trains `model` on `shard` to the end of the job. `evaluation` is given on global rank 0 only.
 
     During a round's exchange the next batch is made and a piece of the test set is evaluated. A worker that is out of
-    data abstains from the others' rounds until all are, or starts over if the algorithm is endless, so all end with one
-    model. A failure of the job is raised from `run` as a GeomxError; training cannot continue after it.
+    data abstains from the others' rounds until all are, or starts over if the algorithm is not finite, so all end with
+    one model. A failure of the job is raised from `run` as a GeomxError; training cannot continue after it.
     """
 
     def __init__(
         self, client: "Client", config: TrainConfig, *, model: ModelAdapter, part: WorkerAlgorithm, shard: Samples,
         evaluation: Evaluation | None,
     ) -> None:  # fmt: skip
+        self._client = client
         self._config = config
         self._model = model
         self._part = part
+        self._finite = part if isinstance(part, FiniteWorkerAlgorithm) else None
         self._shard = shard
         self._evaluation = evaluation
         self._rank = client.global_rank
@@ -117,7 +120,7 @@ class Loop:
         return self._evaluation.accuracy
 
     def _batches(self) -> Iterator[Batch]:
-        for epoch in itertools.count() if self._part.endless else range(self._config.epochs):
+        for epoch in range(self._config.epochs) if self._finite else itertools.count():
             yield from self._shard.batches(
                 self._config.batch_size, seed=self._config.seed, epoch=epoch, rank=self._rank
             )
@@ -145,7 +148,8 @@ class Loop:
 
     def _drain(self) -> bool:
         """Take part in a round without a batch. Return True, as the exchange has begun."""
-        self._part.drain()
+        assert self._finite is not None  # other algorithms always have a batch
+        self._finite.drain()
         if not self._round.samples:
             self._waited += self._part.steps_per_round
         return True
@@ -209,7 +213,8 @@ class Loop:
         """Pull the newest weights. Recorded as a round, so that their accuracy has the correct time."""
         waiting = time.monotonic()
         with self._watch("global aggregate"):
-            self._part.newest()
+            pull_weights(self._client, self._model)
+            self._part.rounds += 1
         seconds = time.monotonic() - waiting
         self._record.round(
             self._part.rounds, [self._watch.take(but="get_batch")], samples=0, loss=None, steps=self._steps,

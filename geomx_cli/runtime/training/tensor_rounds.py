@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from geomx_cli.ps.pending_exchange import PendingExchange
     from geomx_cli.runtime.training.model import ModelAdapter
 
-__all__ = ["TensorRounds"]
+__all__ = ["TensorRounds", "pull_weights"]
+
+
+def pull_weights(client: "Client", model: "ModelAdapter") -> None:
+    """Write the servers' weights to the model: those that TensorRounds.pull returns, with the same errors."""
+    pulled = TensorRounds(client, model)
+    pulled.pull()
+    model.write_weights(pulled.vector)
 
 
 class TensorRounds:

@@ -10,23 +10,23 @@ if TYPE_CHECKING:
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
 
-__all__ = ["Algorithm", "WorkerAlgorithm"]
+__all__ = ["Algorithm", "FiniteWorkerAlgorithm", "WorkerAlgorithm"]
 
 
 class WorkerAlgorithm(ABC):
     """Base class of what an algorithm's `worker(client, model, config)` returns. For the training thread only.
 
     The loop calls `start` once, then for every batch runs one forward and backward pass and `after_step`. If that began
-    a round, and `must_wait` is true, `synchronise` follows before the next batch. When no batch is left, or all stop,
-    `drain` and `synchronise` alternate until no worker has anything to contribute, then `end` is called. An endless
-    algorithm always has a batch. So all workers go through the same rounds, however many batches each has. A failure of
-    the job is raised from any method as a GeomxError.
+    a round, and `must_wait` is true, `synchronise` follows before the next batch. There is always a batch: a worker
+    that has completed its epochs continues until all have, then `end` is called (FiniteWorkerAlgorithm differs). So all
+    workers go through the same rounds, however many batches each has. A failure of the job is raised from any method as
+    a GeomxError.
 
     rounds: completed. gradient_scale: factor of the gradient of a batch's mean loss in the backward pass.
     steps_per_round: approximate steps between two rounds. separate_comm_phase: whether a round's record has its
     exchange after its steps, rather than in the only step. partial_rounds: whether a round may leave steps to later
-    rounds. asynchronous: whether parties go through rounds independently. endless: whether a worker that has completed
-    its epochs continues until all have. recorded: fields of the last round's record that only this algorithm has.
+    rounds. asynchronous: whether parties go through rounds independently. recorded: fields of the last round's record
+    that only this algorithm has.
     """
 
     rounds: int = 0
@@ -35,7 +35,6 @@ class WorkerAlgorithm(ABC):
     separate_comm_phase: bool = False
     partial_rounds: bool = False
     asynchronous: bool = False
-    endless: bool = False
     recorded: Mapping[str, float] = MappingProxyType({})
 
     @property
@@ -66,10 +65,6 @@ class WorkerAlgorithm(ABC):
         """
 
     @abstractmethod
-    def drain(self) -> None:
-        """Without a batch: begin a round with the steps not yet exchanged, or abstain from it."""
-
-    @abstractmethod
     def synchronise(self) -> None:
         """Wait for the pending round's result and write it to the model's weights."""
 
@@ -82,14 +77,18 @@ class WorkerAlgorithm(ABC):
     def expect(self, workers: int) -> None:  # noqa: B027 - not all parts need to know
         """Called after a round with the number of its workers that declared themselves unfinished."""
 
-    def newest(self) -> None:
-        """Write the global servers' newest weights to the model; counts as a round; blocks. Asynchronous algorithms
-        only.
-        """
-        raise NotImplementedError
-
     def end(self) -> None:  # noqa: B027 - most parts have them already
         """Leave the final global weights in the model; no round follows."""
+
+
+class FiniteWorkerAlgorithm(WorkerAlgorithm):
+    """Its workers stop taking batches once they have completed their epochs, or all stop. Then `drain` and
+    `synchronise` alternate until no worker has anything to contribute.
+    """
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Without a batch: begin a round with the steps not yet exchanged, or abstain from it."""
 
 
 class Algorithm(Protocol):

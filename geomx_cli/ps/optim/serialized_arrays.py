@@ -16,7 +16,7 @@ import numpy as np
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.net.payload import Array
 
-__all__ = ["PIECE", "TensorArchive", "digest", "unpack"]
+__all__ = ["PIECE", "SerializedArrays", "digest", "deserialize"]
 
 PIECE = 2 * 2**20
 """Bytes in a piece: a long one would keep whatever else two processes say waiting."""
@@ -27,7 +27,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[tuple[str, str, int]])
 
 
-class TensorArchive:
+class SerializedArrays:
     """1-D arrays of int64, float32 or float64, `size` bytes in all. The arrays must not change while in use."""
 
     def __init__(self, named: Mapping[str, Array]) -> None:
@@ -67,7 +67,7 @@ def digest(run: bytes | bytearray) -> str:
     return hashlib.sha256(run).hexdigest()
 
 
-def unpack(run: bytes | bytearray) -> dict[str, Array]:
+def deserialize(run: bytes | bytearray) -> dict[str, Array]:
     """The arrays of a whole archive, sharing its memory. Raises InvalidSettings if it is malformed."""
     end = _PREFIX + int.from_bytes(run[:_PREFIX], "little")
     try:

@@ -7,8 +7,8 @@ import pytest
 from test_rounds import SIZE, Bench, KeptLink
 
 from geomx_cli.ps.aggregation.aggregator import Aggregator
+from geomx_cli.ps.aggregation.deadlock_breaker import DeadlockBreaker
 from geomx_cli.ps.aggregation.slice_table import SliceTable
-from geomx_cli.ps.aggregation.stalls import Stalls
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.delivery.direct import Direct
 from geomx_cli.ps.net.wire import Header, Kind
@@ -20,7 +20,7 @@ ONES = np.ones(SIZE, np.float32)
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Open rounds count as stalled immediately."""
-    monkeypatch.setattr("geomx_cli.ps.aggregation.stalls.STALL", 0.0)
+    monkeypatch.setattr("geomx_cli.ps.aggregation.deadlock_breaker.STALLED_AFTER", 0.0)
 
 
 def test_the_round_before_those_that_are_here_is_asked_for() -> None:
@@ -30,7 +30,7 @@ def test_the_round_before_those_that_are_here_is_asked_for() -> None:
     bench = Bench()
     for rank in (0, 1):
         bench.push(rank, 2, ONES, key=1)
-    bench.stalls.look()
+    bench.deadlocks.check()
     assert [link.asked for link in bench.links] == [[(1, 0, 1)], [(1, 0, 1)]], "not for round 2, which is here"
     for rank in (0, 1):
         bench.push(rank, 1, ONES, key=1)
@@ -40,14 +40,14 @@ def test_the_round_before_those_that_are_here_is_asked_for() -> None:
 def test_who_is_stuck_by_what_waits_elsewhere_is_asked_until_it_moves() -> None:
     bench = Bench()
     bench.push(0, 1, ONES, key=1)
-    bench.stalls.look()
-    bench.stalls.stuck_elsewhere(1)
-    bench.stalls.look()
+    bench.deadlocks.check()
+    bench.deadlocks.stuck_elsewhere(1)
+    bench.deadlocks.check()
     assert bench.links[1].asked == [(1, 0, 1)]
     bench.push(1, 1, ONES, key=1)
     assert len(bench.results()) == 2
     bench.push(0, 2, ONES, key=1)
-    bench.stalls.look()
+    bench.deadlocks.check()
     assert len(bench.links[1].asked) == 1, "it has sent something since"
 
 
@@ -61,7 +61,7 @@ class Party:
         delivery.begin(None, upstream)  # type: ignore[arg-type]
         table = SliceTable(algorithm=FsaServer(), roots=lambda: 1, owing=lambda: [0, 1])
         self.rounds = Aggregator(delivery=delivery, upstream=upstream, own_rank=lambda: 0, table=table)
-        self.stalls = Stalls(table, lambda rank: [self.links[rank]], self._tell)  # type: ignore[list-item]
+        self.deadlocks = DeadlockBreaker(table, lambda rank: [self.links[rank]], self._tell)  # type: ignore[list-item]
 
     def _tell(self) -> None:
         self.told += 1
@@ -81,24 +81,24 @@ def test_a_party_that_waits_for_its_roots_says_so_and_gives_what_one_of_them_wan
         for number in (1, 2):  # the first is forwarded, the second waits for its result
             party.push(rank, number, key=1)
     for _ in range(3):
-        party.stalls.look()
+        party.deadlocks.check()
     assert (party.told, [link.asked for link in party.links]) == (1, [[], []])
-    party.stalls.want(7, 0, 1)
-    party.stalls.look()
+    party.deadlocks.request_slice(7, 0, 1)
+    party.deadlocks.check()
     assert [link.asked for link in party.links] == [[(7, 0, 1)], [(7, 0, 1)]], "nobody has sent any of that slice yet"
-    party.stalls.connected_anew(0)
-    party.stalls.look()
+    party.deadlocks.on_reconnect(0)
+    party.deadlocks.check()
     assert [len(link.asked) for link in party.links] == [2, 1], "its connection was cut, and the question with it"
     for rank in (0, 1):
         party.push(rank, 1, key=7)
-    party.stalls.look()
+    party.deadlocks.check()
     assert [len(link.asked) for link in party.links] == [2, 1]
 
 
 def test_a_party_whose_worker_is_only_late_tells_and_asks_nothing() -> None:
     party = Party()
     party.push(0, 1, key=1)
-    party.stalls.want(7, 0, 1)
+    party.deadlocks.request_slice(7, 0, 1)
     for _ in range(3):
-        party.stalls.look()
+        party.deadlocks.check()
     assert [link.asked for link in party.links] == [[], []]

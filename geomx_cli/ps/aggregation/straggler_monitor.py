@@ -13,11 +13,11 @@ from typing import Any
 from geomx_cli.core.errors import GeomxError, PeerLost
 from geomx_cli.core.events import WarningRaised
 from geomx_cli.ps.cluster.liveness import newest
-from geomx_cli.ps.cluster.members import Members
 from geomx_cli.ps.cluster.node import Node
+from geomx_cli.ps.cluster.server_members import ServerMembers
 from geomx_cli.ps.net.link import Link
 
-__all__ = ["StalledWait", "StragglerMonitor"]
+__all__ = ["PendingWait", "StragglerMonitor"]
 
 WARN, GIVE_UP, GIVE_UP_PARTY = 0.5, 0.9, 0.95
 """Parts of the option `patience`. A party's own server sees more than a root, so it goes first."""
@@ -27,7 +27,7 @@ Body = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class StalledWait:
+class PendingWait:
     """Since `began` (time.monotonic seconds) members wait for these ranks, which have not done `what`."""
 
     what: str
@@ -46,18 +46,18 @@ class StragglerMonitor:
     contributed waits for the roots and blames no one.
     """
 
-    def __init__(self, node: Node, members: Members, waits: Callable[[], Iterable[StalledWait]]) -> None:
+    def __init__(self, node: Node, members: ServerMembers, waits: Callable[[], Iterable[PendingWait]]) -> None:
         self._node = node
         self._members = members
         self._waits = waits
         self._limit = node.settings.number("patience")
-        self._warned: set[StalledWait] = set()
+        self._warned: set[PendingWait] = set()
 
     def begin(self) -> None:
         """Start the periodic check."""
         self._node.loop.every(min(1.0, self._limit / 40), self._look)
 
-    def behind(self) -> list[str]:
+    def stragglers(self) -> list[str]:
         """The processes that members wait for here; all training processes if no one is waiting yet."""
         for wait in self._waits():
             return self._members.names(wait.ranks)
@@ -76,7 +76,7 @@ class StragglerMonitor:
                 self._warned.add(wait)
                 self._find(wait, self._warn)
 
-    def _find(self, wait: StalledWait, say: Callable[[Sequence[str], str], None]) -> None:
+    def _find(self, wait: PendingWait, say: Callable[[Sequence[str], str], None]) -> None:
         """Call `say` with the names of the awaited processes and the reason, after the parties' servers have answered.
 
         A server that does not answer, or reports that none of its workers is the cause, is named itself.
@@ -94,7 +94,7 @@ class StragglerMonitor:
 
         for rank, link in links:
             if self._members.is_party(rank):
-                self._node.rpc.ask(link, "behind", {}, partial(heard, link), partial(heard, link), ANSWER)
+                self._node.rpc.ask(link, "stragglers", {}, partial(heard, link), partial(heard, link), ANSWER)
             else:
                 heard(link, {})
 

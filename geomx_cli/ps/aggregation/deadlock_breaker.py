@@ -13,20 +13,20 @@ from geomx_cli.ps.aggregation.slice_state import Cohort, SliceState
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.net.link import Link
 
-__all__ = ["STALL", "Stalls"]
+__all__ = ["STALLED_AFTER", "DeadlockBreaker"]
 
-STALL = 0.02
+STALLED_AFTER = 0.02
 """Seconds without a contribution after which members may be stuck."""
-LONGEST_LOOK = 0.5
-"""Seconds after which `look` looks also while contributions still come."""
+LONGEST_INTERVAL = 0.5
+"""Seconds between checks while contributions still come."""
 MAX_ASKED = 16
 MAX_WANTED = 65_536
 
 _Where = tuple[int, int, int, int]  # key, slice, cohort number, round
 
 
-class Stalls:
-    """Finds stalled slices and requests them. Used by the loop's thread only.
+class DeadlockBreaker:
+    """Finds slices that wait for blocked members, and requests them. Used by the loop's thread only.
 
     links_of: returns the links of a rank. tell_roots: reports to the roots that members of this party are stuck; None
     at a root.
@@ -43,25 +43,25 @@ class Stalls:
         self._wanted: dict[tuple[int, int], int] = {}  # slices that a root lacks, and for which round
         self._asked: dict[_Where, set[int]] = {}  # the members that were asked out of order for each contribution
         self._moves = self._told = 0
-        self._looked, self._pending = 0.0, False
+        self._checked, self._pending = 0.0, False
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Ask blocked members for missing slices, so that no order of pushes can deadlock.
 
         Only slices that this completes are requested. Any other would wait as well, and while a slow member keeps
         everyone waiting its memory would be wasted.
 
-        Call every STALL seconds. It is cheap while contributions arrive, and when nothing has changed since it last
-        found nothing to request, however many slices are open.
+        Call every STALLED_AFTER seconds. It is cheap while contributions arrive, and when nothing has changed since it
+        last found nothing to request, however many slices are open.
         """
         now, changed, self._moves = time.monotonic(), self._table.moves != self._moves, self._table.moves
         self._pending = self._pending or changed
-        if not self._pending or (changed and now - self._looked < LONGEST_LOOK):
+        if not self._pending or (changed and now - self._checked < LONGEST_INTERVAL):
             return
-        self._looked = now
+        self._checked = now
         self._pending = self._ask(now) or changed
 
-    def want(self, key: int, index: int, round_: int) -> None:
+    def request_slice(self, key: int, index: int, round_: int) -> None:
         """A root waits for this slice and this party is stuck: complete it, even if no member has sent any of it."""
         if len(self._wanted) < MAX_WANTED:
             self._wanted[key, index] = round_
@@ -72,13 +72,13 @@ class Stalls:
         self._elsewhere[rank] = self._table.came[rank]
         self._pending = True
 
-    def connected_anew(self, rank: int) -> None:
+    def on_reconnect(self, rank: int) -> None:
         """This member has a new connection: requests to it may have been lost and may be repeated."""
         self._pending = True
         for asked in self._asked.values():
             asked.discard(rank)
 
-    def roots_anew(self) -> None:
+    def on_root_reconnect(self) -> None:
         """A root has a new connection: what it was told may have been lost, so tell it again."""
         self._pending, self._told = True, -1
 
@@ -99,7 +99,7 @@ class Stalls:
             # merely slow is left alone.
             if not missing <= stuck or count >= MAX_ASKED:
                 continue
-            if round_ is not None and now - round_.started < STALL:
+            if round_ is not None and now - round_.started < STALLED_AFTER:
                 young = True
                 continue
             for rank in missing - asked:

@@ -8,19 +8,19 @@ from geomx_cli.agent.host_spec import AgentState, HostSpec
 from geomx_cli.agent.processes import Identity
 from geomx_cli.core.errors import CheckFailed
 
-__all__ = ["host_spec_of", "main", "reap", "remains"]
+__all__ = ["clean_up", "host_spec_of", "main", "remains"]
 
 _LIMIT = 10.0  # seconds; on a loaded machine a killed process may take long to disappear
 
 
 def main(directory: Path, arguments: Sequence[str]) -> int:
-    """Reap; print the remaining pids and return 1 if there are any."""
-    left = reap(directory)
+    """Clean up; print the remaining pids and return 1 if there are any."""
+    left = clean_up(directory)
     print(" ".join(str(pid) for pid in left))
     return 1 if left else 0
 
 
-def reap(directory: Path, names: Collection[str] | None = None) -> list[int]:
+def clean_up(directory: Path, names: Collection[str] | None = None) -> list[int]:
     """Kill the agent of `directory` and all processes it started; remove key files and sockets. Return the remaining
     pids. With `names` kill only these processes and remove nothing.
 

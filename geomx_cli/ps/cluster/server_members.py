@@ -6,13 +6,13 @@ from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.wire import BadMessage
 
-__all__ = ["CENTRAL", "Members"]
+__all__ = ["CENTRAL", "ServerMembers"]
 
 CENTRAL = 32_768
 """Ranks of central workers among a root's contributors begin here, behind every party's."""
 
 
-class Members:
+class ServerMembers:
     """The members of one server, by the rank under which they contribute.
 
     At a local server and in a flat cluster that is the worker's rank; at a root the party's index (all local servers of

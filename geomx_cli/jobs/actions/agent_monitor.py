@@ -1,0 +1,74 @@
+"""Detection of lost agents."""
+
+import time
+
+from geomx_cli.core.root_cause import Failure
+from geomx_cli.jobs.actions.agent_pool import AgentPool
+from geomx_cli.jobs.view.follow import View
+from geomx_cli.plan import Plan
+
+__all__ = ["STOP_LIMIT", "AgentMonitor", "lost"]
+
+STOP_LIMIT = 8.0  # seconds for an agent to end its processes after a stop request
+_QUIET = 5.0  # seconds after which a silent agent is reported
+
+
+def lost(host: str, how: str) -> Failure:
+    """The failure of an agent that hangs, died, or breaks the protocol."""
+    hint = "its processes were ended; look for what killed or stopped it (agent.log, out of memory)"
+    return Failure("", host, how, time.monotonic(), hint)
+
+
+class AgentMonitor:
+    """Finds agents that are silent for longer than --silence, or do not stop in time. Not thread-safe.
+
+    Warns through `view` before that, once for each time. `stop_limit`: seconds for an agent to stop.
+    """
+
+    def __init__(self, plan: Plan, fleet: AgentPool, view: View) -> None:
+        self.stop_limit = STOP_LIMIT
+        self._job = plan.job
+        self._silence = float(plan.spec.options["silence"])
+        self._fleet = fleet
+        self._view = view
+        self._quiet: set[str] = set()
+        self._awaited: set[str] = set()  # unreachable hosts while the job stops
+
+    def check(self, host: str, awake: float, stopping: float | None) -> Failure | None:
+        """Return a failure if the agent of `host` is lost. `awake`: seconds for which this machine has not been
+        suspended; `stopping`: seconds, of these, since the job was asked to stop, if it was.
+        """
+        absence, quiet = self._fleet.absence(host), min(self._fleet.silence(host), awake)
+        silent = quiet > self._silence
+        late = stopping is not None and stopping > self.stop_limit
+        self._report_silence(host, quiet)
+        if absence:
+            if silent or late:
+                return self.unreachable(host)
+            if stopping is not None and host not in self._awaited:
+                self._awaited.add(host)
+                left = self.stop_limit - stopping
+                self._view.note(f"host {host} cannot be reached; waiting for it to stop, for {left:.0f} s at most")
+        elif silent:
+            return lost(host, f"hangs: it has not answered for {self._silence:g} s")
+        elif late:
+            return lost(host, f"did not stop within {self.stop_limit:g} s")
+        return None
+
+    def unreachable(self, host: str) -> Failure:
+        """The failure of an agent whose connection is broken; it may still run."""
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._fleet.absence(host)))
+        cause = f"cannot be reached since {since}: its connection broke"
+        hint = "its agent ends its processes when the lease expires"
+        hint += f"; geomx stop {self._job} cleans up later, geomx doctor checks the machine"
+        return Failure("", host, cause, time.monotonic(), hint, fault="host")
+
+    def _report_silence(self, host: str, quiet: float) -> None:
+        """Report once that an agent does not answer, and once that it answers again."""
+        if quiet > _QUIET and host not in self._quiet:
+            self._quiet.add(host)
+            limit = f"waiting for it, for {self._silence:g} s at most (--silence)"
+            self._view.note(f"the agent on host {host} has not answered for {quiet:.0f} s; {limit}")
+        elif quiet < _QUIET and host in self._quiet:
+            self._quiet.discard(host)
+            self._view.note(f"the agent on host {host} answers again")
