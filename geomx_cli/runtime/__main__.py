@@ -94,14 +94,15 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
 
 
 def _serve(settings: Settings, events: EventLog) -> None:
-    if not settings.job:
-        Signals()
+    signals = None if settings.job else Signals()
     if settings.role.endswith("scheduler"):
         from geomx_cli.ps.cluster.scheduler import Scheduler
 
         plane = settings.upper if settings.role == "global_scheduler" else settings.local
         assert plane is not None
         scheduler = Scheduler(settings, plane, events)
+        if signals is not None:
+            signals.deliver_to(scheduler.node.loop.interrupt)
         _collect_from_now_on()
         scheduler.run()
         return
@@ -109,6 +110,8 @@ def _serve(settings: Settings, events: EventLog) -> None:
 
     algorithm, delivery = part(settings, "algo", "server")(settings), part(settings, "delivery", "server")()
     server = Server(settings, events, algorithm, delivery)
+    if signals is not None:
+        signals.deliver_to(server.node.loop.interrupt)
     _collect_from_now_on()
     server.run()
 

@@ -1,8 +1,9 @@
 """Ctrl-C and SIGTERM in a process started by hand: notify the peers, print one line, exit.
 
-The main thread gets a KeyboardInterrupt, so a script can still save data. Python runs signal handlers only in Python
-code, and a worker's main thread may block in MXNet for long, so a thread also watches for signals. `geomx launch` does
-not use this module: its agents notify all processes and ensure that they end.
+A scheduler's or server's loop ends with a KeyboardInterrupt between two turns. A worker's main thread gets one wherever
+it is, so a script can still save data. Python runs signal handlers only in Python code, and a worker's main thread may
+block in MXNet for long, so a thread also watches for signals. `geomx launch` does not use this module: its agents
+notify all processes and ensure that they end.
 """
 
 import os
@@ -46,9 +47,14 @@ class Signals:
     def __init__(self) -> None:
         self.told: Interrupted | None = None
         self._noticed = threading.Event()
+        self._interrupt: Callable[[KeyboardInterrupt], None] | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
+
+    def deliver_to(self, interrupt: Callable[[KeyboardInterrupt], None]) -> None:
+        """Call `interrupt` on a signal from now on, instead of raising wherever the main thread is."""
+        self._interrupt = interrupt
 
     def watch(self, tell: Callable[[Interrupted], None]) -> None:
         """Start the watching thread; call at most once. `tell` notifies the other processes of the reason and makes the
@@ -65,7 +71,9 @@ class Signals:
         self._noticed.set()
         signalled = _Signalled(number)
         self.told = interrupted(signalled)
-        raise signalled
+        if self._interrupt is None:
+            raise signalled
+        self._interrupt(signalled)
 
     def _look(self, near: socket.socket, tell: Callable[[Interrupted], None]) -> None:
         """Watcher thread: the wakeup socket receives each signal's number, whatever the main thread executes."""

@@ -29,8 +29,9 @@ class Timer:
 class Loop:
     """Calls handlers when sockets are readable, and timers when they are due.
 
-    All methods except `submit` are for the loop's own thread. An exception in a handler ends `run` with that exception:
-    invalid input is refused where it is decoded, so an exception here is a bug in this process.
+    All methods except `submit` are for the loop's own thread, and `interrupt` also for its signal handlers. An
+    exception in a handler ends `run` with that exception: invalid input is refused where it is decoded, so an exception
+    here is a bug in this process.
     """
 
     def __init__(self) -> None:
@@ -42,6 +43,7 @@ class Loop:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._idle: list[Callable[[], None]] = []
         self._stopping = self._closed = False
+        self._interruption: KeyboardInterrupt | None = None
         self._lock = threading.RLock()  # reentrant: the garbage collector may call `submit` while this thread holds it
         self.watch(self._wake, self._drain_inbox)
 
@@ -96,9 +98,20 @@ class Loop:
         """Let `run` return after the current turn."""
         self._stopping = True
 
+    def interrupt(self, interruption: KeyboardInterrupt) -> None:
+        """Let `run` raise this between two turns. A signal handler that raises it itself may interrupt a destructor,
+        where Python ignores exceptions, or leave half of a message handled.
+        """
+        self._interruption = interruption
+        if not self._closed:
+            os.eventfd_write(self._wake, 1)
+
     def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Run until `stop` is called or `until()` is true."""
+        """Run until `stop` is called or `until()` is true. Raises what `interrupt` was called with."""
         while not self._stopping and not (until is not None and until()):
+            if self._interruption is not None:
+                interruption, self._interruption = self._interruption, None
+                raise interruption
             for source, _ in self._poller.poll(self._sleep_ms()):
                 handler = self._handlers.get(source)
                 if handler is not None:
