@@ -17,7 +17,7 @@ import numpy as np
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, TimedOut
 from geomx_cli.core.events import EventLog, Traffic
-from geomx_cli.ps.aggregation.compression import parse_codec
+from geomx_cli.ps.aggregation.codec import complete_spec
 from geomx_cli.ps.aggregation.delivery import WorkerDelivery
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.liveness import NEWS, newest
@@ -287,7 +287,7 @@ class Client:
 
         Raises InvalidSettings for an unknown codec, and if another one is in use.
         """
-        parse_codec(spec)
+        spec = complete_spec(spec, int(self.settings.number("compress_min")))
         self.tell("compression", {"spec": spec}, "take the codec")
         if self.flat:
             changed: Future[None] = Future()

@@ -10,6 +10,7 @@ import numpy as np
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.events import EventLog
+from geomx_cli.ps.aggregation.codec import SliceRound, complete_spec
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.delivery import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
@@ -23,7 +24,7 @@ from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.net.link import Lane, Link
 from geomx_cli.ps.net.payload import Array, Content, as_payload, dtype_code, form_of, numbers_payload
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Form, Header, Kind, Reply
+from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, Reply
 from geomx_cli.ps.peers import Peers
 from geomx_cli.ps.pending_exchange import PendingExchange
 
@@ -180,7 +181,7 @@ class Worker:
                 kind=operation.kind, key=placement.key, slice=index, root=piece.root, offset=piece.offset,
                 length=piece.length, dtype=dtype, row=placement.row or 1, round=round_, contributors=voice,
                 weight=operation.weight, priority=operation.priority, hyper=operation.hyper, reply=operation.reply,
-                codec=codec, server=piece.server, **({} if rows is None else form_of(rows)),
+                codec=codec, server=piece.server, size=placement.tensor.size, **({} if rows is None else form_of(rows)),
             )  # fmt: skip
             if operation.numbers is not None and rows is not None:
                 payload: memoryview | None = numbers_payload(rows.numbers)
@@ -200,11 +201,11 @@ class Worker:
         if src is None or isinstance(src, Rows):
             return None
         array = src[piece.offset : piece.end]
-        if header.kind == Kind.EXCHANGE and (
-            encoded := self.compression.contribution((header.key, header.slice), array, header.dtype)
-        ):
-            header.form = Form.ENCODED
-            return encoded
+        where = SliceRound(header.key, header.slice, header.dtype, header.size, header.round)
+        if header.kind == Kind.EXCHANGE and (encoded := self.compression.contribution(where, array)):
+            payload, about = encoded
+            header.form, header.checksum = about["form"], about["checksum"]
+            return payload
         return as_payload(array, header.dtype)
 
     def ask(self, future: "Future[Body]", topic: str, body: Body, server: int, limit: float) -> None:
@@ -298,7 +299,8 @@ class Worker:
         contributor = self._rank + CENTRAL if central else self._rank
         self._voice = (contributor,)
         if flat:
-            self.compression.set(self._settings.text("compress"))
+            spec, smallest = self._settings.text("compress"), int(self._settings.number("compress_min"))
+            self.compression.set(complete_spec(spec, smallest))
         info = WorkerInfo(
             rank=self._rank,
             global_rank=before + self._rank if trains else -1,

@@ -12,7 +12,8 @@ import numpy as np
 
 from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution, merge_hyper
 from geomx_cli.ps.aggregation.algorithm import Aggregate, PushUp, RowAlgorithm
-from geomx_cli.ps.aggregation.compression import Compression, received
+from geomx_cli.ps.aggregation.codec import received
+from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.delivery import Delivery
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
 from geomx_cli.ps.aggregation.slice_state import Cohort, Result, SliceState, Waiter
@@ -94,7 +95,7 @@ class Aggregator:
         if self._upstream is not None:
             up = Header(
                 kind=Kind.PUSH, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
-                length=entry.length, dtype=entry.dtype, row=entry.row, priority=header.priority,
+                length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, priority=header.priority,
             )  # fmt: skip
             above = self._upstream.links[entry.root]
             self._upstream.send(above, up, payload, lambda _, __: self._acknowledge(entry, waiter))
@@ -270,7 +271,7 @@ class Aggregator:
         if self._upstream is None:
             before = entry.slot.version
             if not before and entry.slot.value is not None:
-                self.compression.starts_from(entry.slot.id, cohort.member, entry.slot.value, entry.dtype)
+                self.compression.starts_from(entry.in_round(cohort.closed), cohort.member, entry.slot.value)
             self._update(entry, cohort, accumulator, total)
             if entry.slot.version != before:  # if all abstained, other cohorts' rounds may have made the value newer
                 cohort.version = entry.slot.version
@@ -304,6 +305,8 @@ class Aggregator:
                 cohort.changed = Rows.none(entry.row, DTYPES[entry.dtype])
         else:
             new = algorithm.aggregate_global(slot, Aggregate(total, accumulator.weight, cohort.member), optimizer)
+            if not self._gives_sums(entry):
+                self.compression.contributed(entry.in_round(cohort.closed), total)
         if isinstance(new, Rows):
             entry.write(new)
             if cohort.changed is None:
@@ -322,10 +325,10 @@ class Aggregator:
         entry.forwarded += 1
         hyper = merge_hyper(entry.hyper, accumulator.hyper)  # includes the changes of rounds that were not forwarded
         entry.hyper = {}
-        payload, about = self.compression.sum(entry.slot.id, total, entry.dtype) if weight else (None, {})
+        payload, about = self.compression.sum(entry.in_round(entry.forwarded), total) if weight else (None, {})
         header = Header(
             kind=Kind.EXCHANGE, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
-            length=entry.length, dtype=entry.dtype, row=entry.row, round=entry.forwarded,
+            length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, round=entry.forwarded,
             contributors=tuple(sorted(accumulator.ranks)) if self._own_rank is None else (self._own_rank(),),
             weight=weight, reply=self._reply(entry, cohort),
             priority=accumulator.priority, hyper=hyper, **about,
@@ -391,7 +394,7 @@ class Aggregator:
             self.compression.forget(entry.slot.id, cohort.member)
         elif self._upstream is None and array is not None:
             array, encoded = self.compression.result(
-                entry.slot.id, cohort.member, array, entry.dtype, is_sum=self._gives_sums(entry)
+                entry.in_round(cohort.finished), cohort.member, array, is_sum=self._gives_sums(entry)
             )
             if encoded is not None:
                 self._given(entry, cohort.member, decoded=array)
@@ -429,8 +432,9 @@ class Aggregator:
         assert self._upstream is not None
         header = Header(
             kind=Kind.PULL, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
-            length=entry.length, dtype=entry.dtype, row=entry.row, round=asked.round, priority=asked.priority,
-            form=asked.form, rows=asked.rows, codec=self.compression.spec if asked.round else "",
+            length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, round=asked.round,
+            priority=asked.priority, form=asked.form, rows=asked.rows,
+            codec=self.compression.spec if asked.round else "",
         )  # fmt: skip
         payload = None if numbers is None else numbers_payload(numbers)
         self._upstream.send(self._upstream.links[entry.root], header, payload, on_result)
@@ -458,7 +462,7 @@ class Aggregator:
             return
         array, encoded = entry.give(), None
         if waiter.newest:
-            array, encoded = self.compression.newest(array, entry.dtype)
+            array, encoded = self.compression.newest(entry.in_round(0), array)
         self._given(entry, member, decoded=None if encoded is None else array)
         result = Result(array, entry.slot.version, encoded=encoded, codec=self.compression.spec)
         self._answer(entry, waiter, 0, result)
@@ -472,9 +476,9 @@ class Aggregator:
         if found is None:
             raise BadMessage(f"a repeat of round {round_} that asks for more than before")
         if found is result.array and result.encoded is not None and waiter.codec == result.codec:
-            payload, form = result.encoded
-            if form == Form.ENCODED or waiter.follows:
-                self._send_down(entry, waiter, round_, result, payload, {"form": form, "codec": result.codec})
+            payload, about = result.encoded
+            if about["form"] == Form.ENCODED or waiter.follows:
+                self._send_down(entry, waiter, round_, result, payload, {"codec": result.codec, **about})
                 return
         self._send_content(entry, waiter, round_, result, found)
 
@@ -486,9 +490,9 @@ class Aggregator:
     ) -> None:
         header = Header(
             kind=Kind.RESULT, request=waiter.request, key=entry.slot.key, slice=entry.slot.index, offset=entry.offset,
-            length=entry.length, dtype=entry.dtype, row=entry.row, round=round_, value=result.version,
-            contributors=result.contributors, weight=result.weight, asynchronous=self.asynchronous,
-            priority=waiter.priority, **about,
+            length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, round=round_,
+            value=result.version, contributors=result.contributors, weight=result.weight,
+            asynchronous=self.asynchronous, priority=waiter.priority, **about,
         )  # fmt: skip
         self._delivery.down(waiter.link, header, payload)
 
