@@ -122,7 +122,7 @@ OPTIONS: tuple[Option, ...] = (
     _net(
         "compress_min", "int", 200_000, "MXNET_KVSTORE_SIZE_LOWER_BOUND",
         "Elements of the smallest tensors that --compress bsc and mpq make sparse; bsc sends smaller ones unencoded,"
-        " mpq in fp16.", minimum=0, maximum=2**53,
+        " mpq in fp16.", minimum=0, maximum=10**12,
     ),
     _net(
         "window", "size", 0, "GEOMX_WINDOW",

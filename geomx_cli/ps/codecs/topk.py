@@ -74,7 +74,7 @@ class TopK:
         if "min" in params:
             self.smallest = self._whole(params.pop("min"))
         if params or len(words) > len({word.partition("=")[0] for word in words}):
-            wrong = ",".join(params or words)
+            wrong = ",".join([word for word in words if word.partition("=")[0] in params] or words)
             hint = f"write {what}:RATIO,VALUES,pull=union,warmup=N,min=N; all but RATIO may be left out"
             raise InvalidSettings(f"{self._what}: it does not take {wrong!r}", hint)
         self._varies = self.union or self._warmup > 0
