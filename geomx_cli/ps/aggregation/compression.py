@@ -120,9 +120,7 @@ class Compression:
                 noted = kept.setdefault(f"contributed/{name.partition('/')[2]}", np.zeros(len(reference), np.float32))
                 noted[_dense(total, len(reference)) != 0] = 1
 
-    def result(
-        self, where: SliceRound, member: int, array: Array, *, is_sum: bool
-    ) -> tuple[Array, Encoded | None]:
+    def result(self, where: SliceRound, member: int, array: Array, *, is_sum: bool) -> tuple[Array, Encoded | None]:
         """The result of a cohort's round as every receiver sees it, in the slice's dtype, and its encoding if there is
         one.
         """
