@@ -85,15 +85,17 @@ class Node:
 class Tree:
     """Local servers of `parties` (numbers of workers) below `roots`; `part(workers, is_root)` makes their algorithm.
 
-    Every slice has `size` elements in rows of `row`. `crossed` has the bytes of each payload between parties.
+    Every slice has `size` elements in rows of `row`, and its tensor `tensor`. `crossed` has the bytes of each payload
+    between parties.
     """
 
     def __init__(
         self, parties: Sequence[int], part: Callable[[int, bool], ServerAlgorithm], *, central: int = 0, roots: int = 1,
-        size: int = 8, dtype: str = "float32", row: int = 1, compress: str = "",
+        size: int = 8, dtype: str = "float32", row: int = 1, compress: str = "", tensor: int = 0,
     ) -> None:  # fmt: skip
         self._compress = compress
-        self._shape = {"length": size, "dtype": [str(kind) for kind in DTYPES].index(dtype), "row": row}
+        code = [str(kind) for kind in DTYPES].index(dtype)
+        self._shape = {"length": size, "dtype": code, "row": row, "size": tensor}
         self.crossed: list[int] = []
         self._sent: deque[Callable[[], None]] = deque()
         self._got: dict[tuple[Who, Slice], list[Result]] = {}

@@ -41,7 +41,6 @@ _WITHOUT_EFFECT: Mapping[str, str] = {
     ),
     **dict.fromkeys(("ENABLE_INTER_TS", "ENABLE_INTRA_TS", "MAX_GREED_RATE_TS"), _TSENGINE),
     "ENABLE_P3": "geomx always sends slices by priority, on all links",
-    "MXNET_KVSTORE_SIZE_LOWER_BOUND": "--compress bsc:0.01 encodes slices of every size",
     **dict.fromkeys(("PS_RESEND", "PS_RESEND_TIMEOUT"), _RESENDS),
     "PS_DROP_MSG": "geomx drops no messages; tc netem emulates a link that does",
     "PS_HEARTBEAT_INTERVAL": "set GEOMX_HEARTBEAT (--heartbeat), with a unit",

@@ -116,8 +116,13 @@ OPTIONS: tuple[Option, ...] = (
     _net(
         "compress", "text", "", "GEOMX_COMPRESS",
         "Codec of what crosses between parties and global servers, in both directions: fp16, bf16, int8, q4, topk:0.01,"
-        " bsc:0.01, sparseloco; or upwards only: 2bit:0.5, 1bit. None by default. In a flat cluster, between workers"
-        " and servers.",
+        " bsc:0.01, mpq:0.01, sparseloco; or upwards only: 2bit:0.5, 1bit. None by default. In a flat cluster, between"
+        " workers and servers.",
+    ),
+    _net(
+        "compress_min", "int", 200_000, "MXNET_KVSTORE_SIZE_LOWER_BOUND",
+        "Elements of the smallest tensors that --compress bsc and mpq make sparse; bsc sends smaller ones unencoded,"
+        " mpq in fp16.", minimum=0, maximum=10**12,
     ),
     _net(
         "window", "size", 0, "GEOMX_WINDOW",

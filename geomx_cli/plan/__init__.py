@@ -138,7 +138,7 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
         raise InvalidSettings(
             f"--wan emulates links on one machine, and host {remote[0]} is another", "leave out --wan"
         )
-    _check_codec(str(options["compress"]))
+    _check_codec(str(options["compress"]), int(options["compress_min"]))
     chosen: tuple[tuple[plugins.Kind, str, str], ...] = (
         ("algorithm", "--algo", str(options["algo"])),
         ("delivery", "--delivery", str(options["delivery"])),
@@ -150,11 +150,11 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
             raise InvalidSettings(f"{key} {name}: {reason}", f"change {key} or what it cannot work with")
 
 
-def _check_codec(spec: str) -> None:
+def _check_codec(spec: str, smallest: int) -> None:
     if spec:
-        from geomx_cli.ps.aggregation.compression import parse_codec
+        from geomx_cli.ps.aggregation.codec import complete_spec
 
-        parse_codec(spec)
+        complete_spec(spec, smallest)
 
 
 def _check_training(spec: JobSpec, topology: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
-from geomx_cli.ps.aggregation.compression import parse_codec
+from geomx_cli.ps.aggregation.codec import complete_spec
 from geomx_cli.ps.declared_tensor import DeclaredTensor
 from geomx_cli.ps.worker import Worker, WorkerInfo
 
@@ -26,6 +26,7 @@ class ControlClient:
         self._tensors = tensors
         self._by = worker.node.process
         settings = worker.node.settings
+        self._smallest = int(settings.number("compress_min"))
         self._patience = settings.number("patience")
         # Seconds that an answer may take while the link works. A local server that relays a request allows its own link
         # the same time, not counting its silence, and answers if that link is lost.
@@ -80,7 +81,7 @@ class ControlClient:
 
         Raises InvalidSettings for an unknown codec, and if another one is in use.
         """
-        parse_codec(spec)
+        spec = complete_spec(spec, self._smallest)
         self._request_roots("compression", {"spec": spec}, "take the codec")
         if self._info.flat:
             changed: Future[None] = Future()

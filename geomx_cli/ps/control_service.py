@@ -43,7 +43,7 @@ class ControlService:
         self._rank_scope = ""
         self._partition: Partition | None = None
         self._placements: dict[str, list[Any]] = {}
-        self._shapes: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._shapes: dict[tuple[int, int], tuple[int, int, int, int]] = {}
         self._barriers = {"party": Barrier(members.of_own_plane), "all": Barrier(members.training)}
         self._handlers: dict[str, Callable[[Request], None]] = {
             "cluster": self._on_cluster,
@@ -72,7 +72,8 @@ class ControlService:
         """
         if self._node.memberships[0].rank != 0:
             return True
-        return self._shapes.get((header.key, header.slice)) == (header.length, header.dtype, header.row)
+        found = (header.length, header.dtype, header.row, header.size)
+        return self._shapes.get((header.key, header.slice)) == found
 
     def release_barriers(self) -> None:
         """Release the barriers that are complete now."""

@@ -4,13 +4,14 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from geomx_cli.core.errors import GeomxError
+from geomx_cli.ps.aggregation.codec import SliceRound
 from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Slice
 from geomx_cli.ps.net.payload import Content, as_payload, form_of, numbers_payload
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import DTYPE_NAMES, MAX_ROUNDS_AHEAD, Form, Header, Kind
+from geomx_cli.ps.net.wire import DTYPE_NAMES, MAX_ROUNDS_AHEAD, Header, Kind
 from geomx_cli.ps.operation import Operation
 
 __all__ = ["OperationQueue"]
@@ -109,7 +110,7 @@ class OperationQueue:
                 kind=operation.kind, key=placement.key, slice=index, root=piece.root, offset=piece.offset,
                 length=piece.length, dtype=dtype, row=placement.row or 1, round=round_, contributors=contributors,
                 weight=operation.weight, priority=operation.priority, hyper=operation.hyper, reply=operation.reply,
-                codec=codec, server=piece.server, **({} if rows is None else form_of(rows)),
+                codec=codec, server=piece.server, size=placement.tensor.size, **({} if rows is None else form_of(rows)),
             )  # fmt: skip
             if operation.numbers is not None and rows is not None:
                 payload: memoryview | None = numbers_payload(rows.numbers)
@@ -129,11 +130,11 @@ class OperationQueue:
         if src is None or isinstance(src, Rows):
             return None
         array = src[piece.offset : piece.end]
-        if header.kind == Kind.EXCHANGE and (
-            encoded := self._compression.contribution((header.key, header.slice), array, header.dtype)
-        ):
-            header.form = Form.ENCODED
-            return encoded
+        where = SliceRound(header.key, header.slice, header.dtype, header.size, header.round)
+        if header.kind == Kind.EXCHANGE and (encoded := self._compression.contribution(where, array)):
+            payload, about = encoded
+            header.form, header.checksum = about["form"], about["checksum"]
+            return payload
         return as_payload(array, header.dtype)
 
     def _taker(self, operation: Operation, offset: int) -> OnResult:

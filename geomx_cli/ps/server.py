@@ -15,6 +15,7 @@ from geomx_cli.core.events import EventLog, StateChanged, WarningRaised
 from geomx_cli.core.units import counted
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
+from geomx_cli.ps.aggregation.codec import complete_spec
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.deadlock_breaker import STALLED_AFTER, DeadlockBreaker
 from geomx_cli.ps.aggregation.delivery_interface import ServerDelivery
@@ -45,7 +46,7 @@ class Server:
         self._settings = settings
         self._is_root = settings.role == "global_server" or settings.upper is None
         self._members = ServerMembers(settings, self._is_root)
-        compression = Compression(settings.text("compress"))
+        compression = Compression(complete_spec(settings.text("compress"), int(settings.number("compress_min"))))
         self._upstream = None if self._is_root else UpstreamClient(compression)
         self._delivery = delivery
         self.node = Node(

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.events import EventLog
+from geomx_cli.ps.aggregation.codec import complete_spec
 from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.config import NodeSettings
@@ -173,7 +174,8 @@ class Worker:
         before = 0 if flat else sum(workers if central else workers[:party_index])
         self.operations.contributors = (self._rank + CENTRAL if central else self._rank,)
         if flat:
-            self.upstream.compression.set(self._settings.text("compress"))
+            spec, smallest = self._settings.text("compress"), int(self._settings.number("compress_min"))
+            self.upstream.compression.set(complete_spec(spec, smallest))
         info = WorkerInfo(
             rank=self._rank,
             global_rank=before + self._rank if trains else -1,

@@ -163,7 +163,7 @@ class Gathering:
     def down(self, link: Any, header: "Header", payload: memoryview | None) -> None:
         """Send a result to worker 1, or to this worker in a new turn of the loop, as it may begin its next round then.
         """
-        from geomx_cli.ps.aggregation.compression import received
+        from geomx_cli.ps.aggregation.codec import received
 
         if link is self:
             on_result = self._own.pop(header.request)

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,7 +23,8 @@ from tree import Delivery, Tree, Wire
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
-from geomx_cli.ps.aggregation.compression import Compression, parse_codec, received
+from geomx_cli.ps.aggregation.codec import parse_codec, received
+from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.net.payload import Content, as_payload, form_of
@@ -125,7 +127,12 @@ def test_errors_of_an_installed_codec_refuse_the_message(
     monkeypatch.setattr(plugins, "find", lambda kind, name: SimpleNamespace(codec=made))
     parse_codec.cache_clear()
     with pytest.raises(BadMessage, match=said):
-        received(Header(kind=Kind.EXCHANGE, length=3, form=Form.ENCODED, codec=f"own:{argument}"), memoryview(b"abc"))
+        received(
+            Header(
+                kind=Kind.EXCHANGE, length=3, form=Form.ENCODED, codec=f"own:{argument}", checksum=zlib.crc32(b"abc")
+            ),
+            memoryview(b"abc"),
+        )  # fmt: skip
     parse_codec.cache_clear()
 
 
@@ -190,6 +197,7 @@ QUANTISERS: dict[str, Callable[[Array], Array]] = {
     "topk:0.001": top(lambda size: math.ceil(size * 0.001), lambda values: rounded(values, 11)),
     "bsc:0.02,fp16": top(lambda size: math.ceil(size * 0.02), lambda values: rounded(values, 11)),
     "bsc:0.3+int8": top(lambda size: math.ceil(size * 0.3), by_blocks(int8, 256)),
+    "mpq:0.02": top(lambda size: math.ceil(size * 0.02), lambda values: rounded(values, 11)),
     "2bit:0.75": lambda array: np.where(array >= 0.75, 0.75, np.where(array <= -0.75, -0.75, 0)).astype(np.float32),
     "1bit:0.25": lambda array: np.where(array > 0.25, 1, -1).astype(np.float32),
     "sparseloco": sparseloco,
@@ -232,7 +240,7 @@ def simulate(spec: str, given: Sequence[Sequence[Array]], start: Array, *, optim
     """Results of rounds of parties' sums; with an optimizer the global weights are start - the decoded sums."""
     codec, quantise = parse_codec(spec), QUANTISERS[spec]
     assert codec is not None
-    decay, momentum = DECAY.get(spec, np.float32(1)), np.float32(0.9) if spec.startswith("bsc") else None
+    decay, momentum = DECAY.get(spec, np.float32(1)), np.float32(0.9) if spec.startswith(("bsc", "mpq")) else None
     residuals = [np.zeros_like(start) for _ in given[0]]
     momenta = [np.zeros_like(start) for _ in given[0]]
     weights = known = start
@@ -354,7 +362,8 @@ def test_an_initial_value_after_the_first_result_does_not_replace_it(overtaken: 
     assert two.follows
     codec = parse_codec("int8")
     assert codec is not None
-    answer(two, codec.encode(change), form=Form.CHANGE, codec="int8", value=2)
+    payload = codec.encode(change)
+    answer(two, payload, form=Form.CHANGE, codec="int8", value=2, checksum=zlib.crc32(payload))
     assert got[-1].tolist() == [132.0] * 4
 
 

@@ -11,7 +11,8 @@ from functools import partial
 import numpy as np
 
 from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
-from geomx_cli.ps.aggregation.compression import Compression, received
+from geomx_cli.ps.aggregation.codec import received
+from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.forwarder import Forwarder
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory

@@ -1,94 +1,30 @@
 """Encoding of exchanges with the global servers, and the per-slice state that each end keeps for it."""
 
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 
-from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.payload import DTYPES, Array, Content, cast, content, form_of, sum_payload
+from geomx_cli.ps.aggregation.codec import (
+    LARGEST,
+    Codec,
+    Encoded,
+    SliceRound,
+    codec_at,
+    encoded,
+    exact_dtype,
+    parse_codec,
+    sends_union,
+)
+from geomx_cli.ps.net.payload import DTYPES, Array, Content, cast, form_of, sum_payload
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, Form, Header
+from geomx_cli.ps.net.wire import Form
 
-__all__ = ["Codec", "Compression", "Encoded", "parse_codec", "received"]
+__all__ = ["Compression"]
 
 Where = tuple[int, int]
 """Key and index of a slice."""
-Encoded = tuple[memoryview, Form]
-"""A payload, and whether it is the elements (ENCODED) or their changes (CHANGE)."""
-_FP32 = np.dtype(np.float32)
-LARGEST = 2.0**120
-"""Codecs with a residual or changes encode only elements below this: the sum of 64 such elements is below 2^126, so it
-is finite in float32, and so is whatever decoding makes of their rounded values.
-"""
-
-
-class Codec(Protocol):
-    """Encodes the elements of a slice in fewer bytes. Stateless; used in the thread of one loop only.
-
-    decay: factor for the residual (the part of a contribution lost in encoding) that is added to the next contribution;
-    0 keeps no residual. momentum: coefficient of momentum correction with factor masking, see codecs/bsc.py; 0 for
-    none. results: whether results of rounds are sent as encoded values, as encoded changes of the values, or exact.
-    """
-
-    decay: float
-    momentum: float
-    results: Literal["values", "changes", "exact"]
-
-    def encode(self, array: Array) -> memoryview:
-        """Encode a 1-D array of float32 or float64, which is not modified, to a memoryview of bytes. If `decay` is not
-        0, the magnitude of each element is below LARGEST.
-        """
-
-    def decode(self, payload: memoryview, length: int) -> Array:
-        """Decode to a new 1-D array of `length` float32 elements. Raises BadMessage for a payload that `encode` cannot
-        produce.
-        """
-
-
-@lru_cache(64)
-def parse_codec(spec: str) -> Codec | None:
-    """The codec for `--compress SPEC`, NAME or NAME:ARGUMENT; None for "" and "none".
-
-    Raises InvalidSettings for an unknown codec or a bad argument.
-    """
-    if spec in ("", "none"):
-        return None
-    name, _, argument = spec.partition(":")
-    if len(spec) > MAX_CODEC:
-        raise InvalidSettings(f"a codec of {len(spec)} characters", "write NAME or NAME:ARGUMENT")
-    plugin = plugins.find("codec", name)
-    try:
-        made: Codec = plugin.codec(argument)  # type: ignore[attr-defined]
-    except InvalidSettings:
-        raise
-    except Exception as error:  # of an installed codec
-        hint = "see what this codec takes as ARGUMENT"
-        raise InvalidSettings(f"the codec {name} does not take {argument!r}: {error!r}", hint) from error
-    return made
-
-
-def received(header: Header, payload: memoryview | None) -> Content:
-    """Decode the content of a payload; for `form` CHANGE that is the change. Raises BadMessage."""
-    if header.form not in (Form.ENCODED, Form.CHANGE):
-        return content(header, payload)
-    try:
-        codec = parse_codec(header.codec)
-    except InvalidSettings as error:
-        raise BadMessage(error.message) from None
-    if codec is None or payload is None:
-        raise BadMessage("an encoded payload without a codec" if payload else "no payload where an encoded one belongs")
-    try:
-        array = codec.decode(payload, header.length)
-    except BadMessage:
-        raise
-    except Exception as error:  # of an installed codec: a bad payload must not end this process
-        raise BadMessage(f"a payload that {header.codec} cannot decode: {error!r}") from error
-    if array.shape != (header.length,):
-        raise BadMessage(f"{array.shape} elements from {header.codec} where {header.length} belong")
-    return array.astype(_exact(header.dtype), copy=False)
 
 
 class Compression:
@@ -123,29 +59,29 @@ class Compression:
     @property
     def changes(self) -> bool:
         """Whether results are sent as changes of previous ones, and so must be applied in order."""
-        return self._codec is not None and self._codec.results == "changes"
+        return self._sends_changes(self._codec)
 
     # Contributions, sending end.
 
-    def sum(self, where: Where, found: Content, dtype: int) -> tuple[memoryview, dict[str, Any]]:
+    def sum(self, where: SliceRound, found: Content) -> tuple[memoryview, dict[str, Any]]:
         """The payload of a party's sum and the header fields that describe it."""
-        if not isinstance(found, Rows) and (encoded := self.contribution(where, found, dtype)):
-            return encoded, {"form": Form.ENCODED}
-        payload, wide = sum_payload(found, dtype)
+        if not isinstance(found, Rows) and (sent := self.contribution(where, found)):
+            return sent
+        payload, wide = sum_payload(found, where.dtype)
         return payload, {"wide": wide, **form_of(found)}
 
-    def contribution(self, where: Where, array: Array, dtype: int) -> memoryview | None:
+    def contribution(self, where: SliceRound, array: Array) -> Encoded | None:
         """The encoded payload; None if the array is sent unencoded."""
-        codec = self._codec
+        codec = self._codec_at(where)
         if codec is None:
             return None
-        given = array.astype(_exact(dtype), copy=False)
+        given = array.astype(exact_dtype(where.dtype), copy=False)
         if not codec.decay:
-            return self._encode(codec, given, dtype)
+            return encoded(self._count(codec.encode(given), array, where), Form.ENCODED)
         if not _can_encode(given):
             return None
         # Error feedback: whatever the codec drops is kept in `residual` and sent with later contributions.
-        kept = self._kept.setdefault(where, {})
+        kept = self._kept.setdefault(where.id, {})
         residual = kept.setdefault("residual", np.zeros_like(given))
         if codec.momentum:
             momentum = kept.setdefault("momentum", np.zeros_like(given))
@@ -159,33 +95,42 @@ class Compression:
             del kept["residual"]
             kept.pop("momentum", None)
             return None
-        payload = self._encode(codec, residual, dtype)
+        payload = self._count(codec.encode(residual), array, where)
         sent = codec.decode(payload, len(array))
         residual -= sent
         if codec.momentum:
             momentum[sent != 0] = 0
-        return payload
+        return encoded(payload, Form.ENCODED)
 
     # Results, at a global server.
 
-    def starts_from(self, where: Where, member: int, value: Array, dtype: int) -> None:
+    def starts_from(self, where: SliceRound, member: int, value: Array) -> None:
         """Set the reference of a cohort's first round: every participant may have this value."""
-        if self.changes:
-            self._kept.setdefault(where, {}).setdefault(f"reference/{member}", value.astype(_exact(dtype), copy=False))
+        if self._sends_changes(self._codec_at(where)):
+            reference = value.astype(exact_dtype(where.dtype), copy=False)
+            self._kept.setdefault(where.id, {}).setdefault(f"reference/{member}", reference)
 
-    def result(
-        self, where: Where, member: int, array: Array, dtype: int, *, is_sum: bool
-    ) -> tuple[Array, Encoded | None]:
+    def contributed(self, where: SliceRound, total: Content) -> None:
+        """Note the elements contributed to a round whose results are values, for codecs that send the changes of these.
+        """
+        codec, kept = self._codec_at(where), self._kept.get(where.id, {})
+        if sends_union(codec):
+            for name in [name for name in kept if name.startswith("reference/")]:
+                reference = kept[name]
+                noted = kept.setdefault(f"contributed/{name.partition('/')[2]}", np.zeros(len(reference), np.float32))
+                noted[_dense(total, len(reference)) != 0] = 1
+
+    def result(self, where: SliceRound, member: int, array: Array, *, is_sum: bool) -> tuple[Array, Encoded | None]:
         """The result of a cohort's round as every receiver sees it, in the slice's dtype, and its encoding if there is
         one.
         """
-        codec = self._codec
+        codec = self._codec_at(where)
         if codec is None or codec.results == "exact":
             return array, None
         if codec.results == "values":
-            return self.newest(array, dtype)
-        exact = array.astype(_exact(dtype), copy=False)
-        kept, name = self._kept.setdefault(where, {}), f"reference/{member}"
+            return self.newest(where, array)
+        exact = array.astype(exact_dtype(where.dtype), copy=False)
+        kept, name = self._kept.setdefault(where.id, {}), f"reference/{member}"
         if is_sum:
             if not _can_encode(exact):
                 return array, None
@@ -194,21 +139,21 @@ class Compression:
             if not _can_encode(residual):
                 del kept["residual"]
                 return array, None
-            payload = self._encode(codec, residual, dtype)
+            payload = self._count(_encode_result(codec, residual, exact), array, where)
             sent = codec.decode(payload, len(array))
             residual -= sent
-            return cast(sent, dtype), (payload, Form.ENCODED)
-        reference = kept.get(name)
+            return cast(sent, where.dtype), encoded(payload, Form.ENCODED)
+        reference, noted = kept.get(name), kept.pop(f"contributed/{member}", None)
         with np.errstate(invalid="ignore", over="ignore"):
             change = None if reference is None else exact - reference
         if reference is None or change is None or not _can_encode(change):
             kept[name] = exact
             return array, None
-        payload = self._encode(codec, change, dtype)
+        payload = self._count(_encode_result(codec, change, noted), array, where)
         # The server decodes its own encoding and keeps that as the reference, exactly as the receivers do.
-        new = cast(reference + codec.decode(payload, len(array)), dtype)
-        kept[name] = new.astype(_exact(dtype), copy=False)
-        return new, (payload, Form.CHANGE)
+        new = cast(reference + codec.decode(payload, len(array)), where.dtype)
+        kept[name] = new.astype(exact_dtype(where.dtype), copy=False)
+        return new, encoded(payload, Form.CHANGE)
 
     def forget(self, where: Where, member: int) -> None:
         """Drop a cohort's reference after a round that changed only rows, since not every member has the value. The
@@ -216,14 +161,14 @@ class Compression:
         """
         self._kept.get(where, {}).pop(f"reference/{member}", None)
 
-    def newest(self, array: Array, dtype: int) -> tuple[Array, Encoded | None]:
+    def newest(self, where: SliceRound, array: Array) -> tuple[Array, Encoded | None]:
         """Encode a value pulled between rounds. The puller's reference is unknown, so only codecs of values encode it.
         """
-        codec = self._codec
+        codec = self._codec_at(where)
         if codec is None or codec.results != "values":
             return array, None
-        payload = self._encode(codec, array.astype(_exact(dtype), copy=False), dtype)
-        return cast(codec.decode(payload, len(array)), dtype), (payload, Form.ENCODED)
+        payload = self._count(codec.encode(array.astype(exact_dtype(where.dtype), copy=False)), array, where)
+        return cast(codec.decode(payload, len(array)), where.dtype), encoded(payload, Form.ENCODED)
 
     # Results, receiving end.
 
@@ -240,7 +185,7 @@ class Compression:
         if not self.changes or isinstance(found, Rows):
             return found
         new = cast(kept["reference"] + found if form == Form.CHANGE else found, dtype)
-        kept["reference"] = new.astype(_exact(dtype), copy=False)
+        kept["reference"] = new.astype(exact_dtype(dtype), copy=False)
         return new
 
     # State.
@@ -258,18 +203,30 @@ class Compression:
                 key, index, what = rest.split("/", 2)
                 self._kept.setdefault((int(key), int(index)), {})[what] = array.copy()
 
-    def _encode(self, codec: Codec, array: Array, dtype: int) -> memoryview:
-        payload = codec.encode(array)
-        given, encoded = self.bytes
-        self.bytes = (given + len(array) * DTYPES[dtype].itemsize, encoded + len(payload))
+    def _codec_at(self, where: SliceRound) -> Codec | None:
+        return codec_at(self._codec, where.size, where.round)
+
+    @staticmethod
+    def _sends_changes(codec: Codec | None) -> bool:
+        return codec is not None and codec.results == "changes"
+
+    def _count(self, payload: memoryview, array: Array, where: SliceRound) -> memoryview:
+        given, sent = self.bytes
+        self.bytes = (given + len(array) * DTYPES[where.dtype].itemsize, sent + len(payload))
         return payload
+
+
+def _encode_result(codec: Codec, array: Array, contributed: Array | None) -> memoryview:
+    """Encode all elements, or those that were contributed (not 0) if the codec sends only these."""
+    if sends_union(codec):
+        return codec.encode_only(array, np.flatnonzero(() if contributed is None else contributed))
+    return codec.encode(array)
+
+
+def _dense(total: Content, length: int) -> Array:
+    return total.dense(length) if isinstance(total, Rows) else total
 
 
 def _can_encode(array: Array) -> bool:
     """Whether all elements are below LARGEST in magnitude, and none is NaN."""
     return not len(array) or bool(array.min() > -LARGEST and array.max() < LARGEST)
-
-
-def _exact(dtype: int) -> "np.dtype[Any]":
-    """The dtype in which sums and changes of such slices are computed."""
-    return np.promote_types(DTYPES[dtype], _FP32)

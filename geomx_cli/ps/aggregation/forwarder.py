@@ -59,10 +59,10 @@ class Forwarder:
         entry.forwarded += 1
         hyper = merge_hyper(entry.hyper, accumulator.hyper)  # includes the changes of rounds that were not forwarded
         entry.hyper = {}
-        payload, about = self._compression.sum(entry.slot.id, total, entry.dtype) if weight else (None, {})
+        payload, about = self._compression.sum(entry.in_round(entry.forwarded), total) if weight else (None, {})
         header = Header(
             kind=Kind.EXCHANGE, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
-            length=entry.length, dtype=entry.dtype, row=entry.row, round=entry.forwarded,
+            length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, round=entry.forwarded,
             contributors=tuple(sorted(accumulator.ranks)) if self._own_rank is None else (self._own_rank(),),
             weight=weight, reply=self._reply(entry, cohort),
             priority=accumulator.priority, hyper=hyper, **about,

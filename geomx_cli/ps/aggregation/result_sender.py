@@ -48,12 +48,9 @@ class ResultSender:
         if self._table.is_root and changed is not None:
             self._compression.forget(entry.slot.id, cohort.member)
         elif self._table.is_root and array is not None:
-            # Without an optimizer and a starting value, each result is the sum of its own round.
-            optimized = self._history.present(entry.hyper) is not None
-            is_sum = not optimized and not self._table.algorithm.starts_from_value
-            array, encoded = self._compression.result(
-                entry.slot.id, cohort.member, array, entry.dtype, is_sum=is_sum
-            )
+            is_sum = self._history.gives_sums(entry.hyper, starts_from_value=self._table.algorithm.starts_from_value)
+            where = entry.in_round(cohort.finished)
+            array, encoded = self._compression.result(where, cohort.member, array, is_sum=is_sum)
             if encoded is not None:
                 self._given(entry, cohort.member, decoded=array)
         return Result(
@@ -67,9 +64,9 @@ class ResultSender:
         if found is None:
             raise BadMessage(f"a repeat of round {round_} that asks for more than before")
         if found is result.array and result.encoded is not None and waiter.codec == result.codec:
-            payload, form = result.encoded
-            if form == Form.ENCODED or waiter.follows:
-                self._send(entry, waiter, round_, result, payload, {"form": form, "codec": result.codec})
+            payload, about = result.encoded
+            if about["form"] == Form.ENCODED or waiter.follows:
+                self._send(entry, waiter, round_, result, payload, {"codec": result.codec, **about})
                 return
         self._send(entry, waiter, round_, result, as_payload(found, entry.dtype), form_of(found))
 
@@ -83,7 +80,7 @@ class ResultSender:
             return
         array, encoded = entry.give(), None
         if waiter.newest:
-            array, encoded = self._compression.newest(array, entry.dtype)
+            array, encoded = self._compression.newest(entry.in_round(0), array)
         self._given(entry, member, decoded=None if encoded is None else array)
         result = Result(array, entry.slot.version, encoded=encoded, codec=self._compression.spec)
         self.answer(entry, waiter, 0, result)
@@ -114,7 +111,7 @@ class ResultSender:
     ) -> None:
         header = Header(
             kind=Kind.RESULT, request=waiter.request, key=entry.slot.key, slice=entry.slot.index, offset=entry.offset,
-            length=entry.length, dtype=entry.dtype, row=entry.row, round=round_, value=result.version,
+            length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, round=round_, value=result.version,
             contributors=result.contributors, weight=result.weight, asynchronous=self._table.asynchronous,
             priority=waiter.priority, **about,
         )  # fmt: skip

@@ -32,7 +32,8 @@ def export_state(entries: SliceStates, optimizer: Optimizer | None) -> dict[str,
             continue
         cohorts = entry.cohorts.values()
         answered = entry.forwarded - sum(cohort.closed > cohort.finished and not cohort.held for cohort in cohorts)
-        place = [entry.slot.version, entry.root, entry.length, entry.dtype, entry.offset, answered, entry.row]
+        place = [entry.slot.version, entry.root, entry.length, entry.dtype, entry.offset, answered]
+        place += [entry.row, entry.size]
         if entry.slot.value is not None:  # a local server has none if only the root has all rows
             state[f"value/{key}/{index}"] = entry.slot.value.copy()
         state[f"slice/{key}/{index}"] = np.array(place, np.int64)
@@ -64,10 +65,10 @@ def import_state(state: Mapping[str, Array], entries: SliceStates, optimizer: Op
         kind, _, rest = name.partition("/")
         if kind == "slice":
             key, index = (int(part) for part in rest.split("/"))
-            version, root, length, dtype, offset, forwarded, row = (int(number) for number in array)
+            version, root, length, dtype, offset, forwarded, row, size = (int(number) for number in array)
             value = state.get(f"value/{rest}")
             slot = SliceView(key, index, None if value is None else value.copy(), version)
-            entry = entries[key, index] = SliceState(slot, root, length, dtype, offset, row, forwarded)
+            entry = entries[key, index] = SliceState(slot, root, length, dtype, offset, row, forwarded, size)
             for member, rounds, version in state[f"cohorts/{rest}"].tolist():
                 cohort = entry.cohort(member)
                 cohort.closed = cohort.finished = rounds

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from geomx_cli.ps.aggregation.accumulator import Accumulator
 from geomx_cli.ps.aggregation.algorithm import SliceView
-from geomx_cli.ps.aggregation.compression import Encoded
+from geomx_cli.ps.aggregation.codec import Encoded, SliceRound
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import DTYPES, Array, Content
 from geomx_cli.ps.net.rows import Rows
@@ -101,9 +101,9 @@ class Cohort:
 
 @dataclass(slots=True)
 class SliceState:
-    """One slice. `row`: elements in a row. `forwarded`: rounds sent to the root. `fetching`: the value was requested
-    from the root. `pulls`: those that wait for the value, by request number. `hyper`: the hyper-parameters set for its
-    optimizer.
+    """One slice. `row`: elements in a row. `size`: elements of its tensor. `forwarded`: rounds sent to the root.
+    `fetching`: the value was requested from the root. `pulls`: those that wait for the value, by request number.
+    `hyper`: the hyper-parameters set for its optimizer.
     """
 
     slot: SliceView
@@ -113,11 +113,16 @@ class SliceState:
     offset: int
     row: int = 1
     forwarded: int = 0
+    size: int = 0
     fetching: bool = False
     cohorts: dict[int, Cohort] = field(default_factory=dict)
     pulls: dict[Link, dict[int, Waiter]] = field(default_factory=dict)
     hyper: dict[str, float] = field(default_factory=dict)
     _own: Array | None = None  # the value, while no one else may read it: then it is written in place
+
+    def in_round(self, number: int) -> SliceRound:
+        """This slice in a round, for its codec."""
+        return SliceRound(self.slot.key, self.slot.index, self.dtype, self.size, number)
 
     def write(self, rows: Rows) -> None:
         """Write rows into the value. A value handed out by `give` is copied first, so readers never see the change."""

@@ -60,11 +60,14 @@ class SliceTable:
             if not self._declared(header):
                 raise BadMessage(f"slice {header.slice} of key {header.key} was not declared as it is here")
             slot = SliceView(header.key, header.slice)
-            entry = SliceState(slot, header.root, header.length, header.dtype, header.offset, header.row)
+            entry = SliceState(
+                slot, header.root, header.length, header.dtype, header.offset, header.row, size=header.size
+            )
             self.entries[header.key, header.slice] = entry
-        if (header.length, header.dtype, header.root, header.row) != (entry.length, entry.dtype, entry.root, entry.row):
-            found = f"{header.length} elements of {DTYPES[header.dtype]} in rows of {header.row}"
-            raise BadMessage(f"{found} for a slice of {entry.length} in rows of {entry.row}")
+        known = (entry.length, entry.dtype, entry.root, entry.row, entry.size)
+        if (header.length, header.dtype, header.root, header.row, header.size) != known:
+            found = f"{header.length} of {header.size} elements of {DTYPES[header.dtype]} in rows of {header.row}"
+            raise BadMessage(f"{found} for a slice of {entry.length} of {entry.size} in rows of {entry.row}")
         return entry
 
     def member(self, rank: int) -> int:

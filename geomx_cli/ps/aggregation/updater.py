@@ -24,7 +24,7 @@ class Updater:
         """Update the value, or some rows of it, from the sum of a closed round."""
         slot, before = entry.slot, entry.slot.version
         if not before and slot.value is not None:
-            self._compression.starts_from(slot.id, cohort.member, slot.value, entry.dtype)
+            self._compression.starts_from(entry.in_round(cohort.closed), cohort.member, slot.value)
         new = self._new_value(entry, cohort, accumulator, total)
         if isinstance(new, Rows):
             entry.write(new)
@@ -45,7 +45,10 @@ class Updater:
         optimizer = self._history.choose(slot.id, entry.hyper, cohort.closed, accumulator.hyper)
         if not isinstance(total, Rows):
             aggregate = Aggregate(total, accumulator.weight, cohort.member)
-            return algorithm.aggregate_global(slot, aggregate, optimizer)
+            value = algorithm.aggregate_global(slot, aggregate, optimizer)
+            if not self._history.gives_sums(entry.hyper, starts_from_value=algorithm.starts_from_value):
+                self._compression.contributed(entry.in_round(cohort.closed), total)
+            return value
         assert isinstance(algorithm, RowAlgorithm)
         new = algorithm.rows_at_root(slot, total, accumulator.weight, cohort.member, optimizer)
         # In an asynchronous job other parties have changed other rows meanwhile, so these are not the whole change.

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from geomx_cli.ps.aggregation.compression import Compression, received
+from geomx_cli.ps.aggregation.codec import received
+from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Content, row_numbers
@@ -143,7 +144,8 @@ def _check(asked: Header, result: Header) -> None:
     length = 0 if asked.kind == Kind.PUSH else asked.length
     wanted = (asked.key, asked.slice, round_, length)
     found = (result.key, result.slice, result.round, result.length)
-    if found != wanted or (length and (result.dtype != asked.dtype or result.row != asked.row or result.wide)):
+    same = (result.dtype, result.row, result.size) == (asked.dtype, asked.row, asked.size)
+    if found != wanted or (length and (not same or result.wide)):
         raise BadMessage(f"a result of (key, slice, round, length) {found} where {wanted} was asked for")
     of_rows = asked.form == Form.ROWS if asked.kind == Kind.PULL else asked.reply != Reply.FULL
     if result.form == Form.ROWS and not of_rows:

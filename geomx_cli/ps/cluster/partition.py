@@ -63,10 +63,10 @@ class Placement:
         row = self.tensor.row
         return 0 if any(item.offset % row or item.length % row for item in self.slices) else row
 
-    def shapes(self) -> dict[tuple[int, int], tuple[int, int, int]]:
-        """For each slice, by key and index: its elements, its dtype's code and the elements in a row."""
-        dtype, row = DTYPE_NAMES.index(self.tensor.dtype), self.row or 1
-        return {(self.key, index): (item.length, dtype, row) for index, item in enumerate(self.slices)}
+    def shapes(self) -> dict[tuple[int, int], tuple[int, int, int, int]]:
+        """For each slice, by key and index: its elements, its dtype's code, the elements in a row and of the tensor."""
+        dtype, row, size = DTYPE_NAMES.index(self.tensor.dtype), self.row or 1, self.tensor.size
+        return {(self.key, index): (item.length, dtype, row, size) for index, item in enumerate(self.slices)}
 
 
 class Partition:

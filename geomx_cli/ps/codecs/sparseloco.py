@@ -86,7 +86,7 @@ class SparseLoCo:
             place += size
         low = np.packbits(parts[0][: _LOW_BITS * count].reshape(-1, _LOW_BITS), axis=1)[:, 0] >> (8 - _LOW_BITS)
         ends = np.flatnonzero(parts[3] == 0)[:count]
-        if len(ends) < count:
+        if len(ends) < count or ends[-1] // 8 + 1 < len(parts[3]) // 8:
             raise BadMessage(f"{len(ends)} indices of sparseloco where there should be {count}")
         gaps = ((np.diff(ends, prepend=-1) - 1) << _LOW_BITS) + low
         total = np.cumsum(gaps + 1)

@@ -1,12 +1,19 @@
-"""topk:RATIO[,VALUES]: only the largest elements, with error feedback (Stich et al., arXiv:1809.07599).
+"""topk:RATIO[,VALUES][,pull=topk|union][,warmup=N][,min=N]: only the largest elements, with error feedback (Stich et
+al., arXiv:1809.07599).
 
 Of n elements the ceil(RATIO n) of largest magnitude are sent, their indices as gaps of one or two bytes, their values
 by the codec VALUES (fp16, the default, bf16, int8, q4) or unencoded (fp32). All others are added to the next
 contribution.
+
+pull: which elements a result has: `topk`, the default, the largest ones, as many as a contribution, and the others
+follow in later rounds; or `union`, all that a party has contributed to the round, so a result grows with the number of
+parties. warmup: in round r of the first N the ratio is RATIO^((r - 1) / N): 1 in the first one, then falling
+geometrically. min: tensors of fewer elements are sent unencoded; 0, the default, sends none so.
 """
 
+import copy
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -16,7 +23,7 @@ from geomx_cli.ps.codecs._sparse import decode_indices, encode_indices, largest
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.aggregation.compression import Codec
+    from geomx_cli.ps.aggregation.codec import Codec
     from geomx_cli.ps.net.payload import Array
 
 __all__ = ["TopK", "codec"]
@@ -27,51 +34,98 @@ _VALUES = {"fp16": fp16, "bf16": bf16, "int8": int8, "q4": q4, "fp32": None}
 
 
 def codec(argument: str) -> "TopK":
-    """RATIO[,VALUES]; a plus may replace the comma."""
+    """RATIO, VALUES and parameters; a plus may replace a comma."""
     return TopK(argument, "topk")
 
 
 class TopK:
-    """The payload: the number of elements as uint32, the indices, the values."""
+    """The payload: the number of elements as uint32, the indices, the values.
+
+    smallest: elements of the smallest tensor that is made sparse; None until the spec is completed. small: the codec
+    for smaller ones, None for none.
+    """
 
     decay = 1.0
     momentum = 0.0
-    results = "changes"
+    results: 'Literal["values", "changes", "exact"]' = "changes"
+    smallest: int | None = 0
+    small: "Codec | None" = None
 
     def __init__(self, argument: str, what: str) -> None:
-        ratio, _, values = argument.replace("+", ",").partition(",")
+        ratio, *words = argument.replace("+", ",").split(",")
+        self._what = f"{what}:{argument}"
         try:
             self._ratio = float(ratio)
         except ValueError:
             self._ratio = 0.0
         if not 0 < self._ratio <= 1:
-            raise InvalidSettings(f"{what}:{argument}: {ratio!r} is no ratio", f"write {what}:0.01 for 1 %")
+            raise InvalidSettings(f"{self._what}: {ratio!r} is no ratio", f"write {what}:0.01 for 1 %")
+        values = words.pop(0) if words and "=" not in words[0] else ""
         if (values or "fp16") not in _VALUES:
-            raise InvalidSettings(f"{what}:{argument}: no values of {values!r}", f"choose from {', '.join(_VALUES)}")
+            raise InvalidSettings(f"{self._what}: no values of {values!r}", f"choose from {', '.join(_VALUES)}")
         made = _VALUES[values or "fp16"]
         self._values: Codec | None = None if made is None else made.codec("")
+        params = dict(word.partition("=")[::2] for word in words)
+        pull = params.pop("pull", "topk")
+        if pull not in ("topk", "union"):
+            raise InvalidSettings(f"{self._what}: no pull={pull}", "write pull=topk or pull=union")
+        self.union = pull == "union"
+        self._warmup = self._whole(params.pop("warmup", "0"))
+        if "min" in params:
+            self.smallest = self._whole(params.pop("min"))
+        if params or len(words) > len({word.partition("=")[0] for word in words}):
+            wrong = ",".join([word for word in words if word.partition("=")[0] in params] or words)
+            hint = f"write {what}:RATIO,VALUES,pull=union,warmup=N,min=N; all but RATIO may be left out"
+            raise InvalidSettings(f"{self._what}: it does not take {wrong!r}", hint)
+        self._varies = self.union or self._warmup > 0
+        """Whether the number of elements differs from ceil(RATIO n) in some results."""
+
+    def _whole(self, text: str) -> int:
+        if not (text.isascii() and text.isdigit()):
+            raise InvalidSettings(f"{self._what}: {text!r} is no number of rounds or elements", "write digits, as in 4")
+        return int(text)
+
+    def completed(self, spec: str, smallest: int) -> str:
+        """See SizedCodec."""
+        return spec if self.smallest is not None else f"{spec},min={smallest}"
+
+    def at(self, size: int, round_: int) -> "Codec | None":
+        """See SizedCodec."""
+        if size < (self.smallest or 0):
+            return self.small
+        if not self._warmup or round_ > self._warmup:
+            return self
+        warming = copy.copy(self)
+        warming._ratio = self._ratio ** (max(round_ - 1, 0) / self._warmup)
+        return warming
 
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
-        chosen = largest(array, math.ceil(len(array) * self._ratio))
-        values = array[chosen].astype(np.float32, copy=False)
+        return self.encode_only(array, largest(array, math.ceil(len(array) * self._ratio)))
+
+    def encode_only(self, array: "Array", indices: "Array") -> memoryview:
+        """See SparseCodec."""
+        values = array[indices].astype(np.float32, copy=False)
         encoded = values.astype("<f4").tobytes() if self._values is None else self._values.encode(values)
-        head = np.array([len(chosen)], _COUNT).tobytes()
-        return memoryview(head + encode_indices(chosen, len(array)).tobytes() + bytes(encoded))
+        head = np.array([len(indices)], _COUNT).tobytes()
+        return memoryview(head + encode_indices(indices, len(array)).tobytes() + bytes(encoded))
 
     def decode(self, payload: memoryview, length: int) -> "Array":
         """See Codec."""
         if len(payload) < _COUNT.itemsize:
             raise BadMessage(f"{len(payload)} bytes of {length} sparse elements")
         count = int(np.frombuffer(payload, _COUNT, 1)[0])
-        if count > length:
+        if count > length or (count != math.ceil(length * self._ratio) and not self._varies):
             raise BadMessage(f"{count} of {length} elements")
         indices, rest = decode_indices(payload[_COUNT.itemsize :], count, length)
-        array = np.zeros(length, np.float32)
         if self._values is not None:
-            array[indices] = self._values.decode(rest, count)
+            values = self._values.decode(rest, count)
         elif len(rest) != 4 * count:
             raise BadMessage(f"{len(rest)} bytes of {count} values")
         else:
-            array[indices] = np.frombuffer(rest, "<f4")
+            values = np.frombuffer(rest, "<f4")
+        if not np.isfinite(values).all():
+            raise BadMessage("sparse elements that are not finite")
+        array = np.zeros(length, np.float32)
+        array[indices] = values
         return array

@@ -110,7 +110,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     version: of this format. job: `job_number` of the job's name; messages of another job are refused.
     kind, request (number repeated in the answer), topic (of a CONTROL).
     key, slice, root (rank of the root that owns the slice), offset and length in elements, dtype (index in
-    DTYPE_NAMES).
+    DTYPE_NAMES), size (elements of the whole tensor).
     server: of a worker's EXCHANGE: the rank of the server that it is for, whichever process delivers it.
     row: elements in a row of the slice; 1 for dense slices. rows: number of rows in the payload (`form`
     ROWS): their elements, followed by their uint32 numbers in the slice, strictly increasing; a PULL has only these.
@@ -122,6 +122,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     members that abstain. An EXCHANGE with a weight and no payload asks whether the contribution was received.
     wide: the payload of an fp16 slice is fp32.
     codec: of a payload of `form` ENCODED or CHANGE; of an EXCHANGE also the accepted encoding of its result.
+    checksum: CRC-32 of a payload of `form` ENCODED or CHANGE.
     follows: of an EXCHANGE: its sender has, or will have, the previous round's result.
     reply: of an EXCHANGE, see Reply. A RESULT with fewer than all elements is of `form` ROWS.
     asynchronous: of a RESULT: parties complete rounds separately, so the global servers may have a newer value.
@@ -160,6 +161,8 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     credit: _Count = 0
     hyper: _Hyper = {}
     server: _Rank = 0
+    size: _Count = 0
+    checksum: _U32 = 0
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -209,16 +209,19 @@ class KVStore(BaseStore):
     @_guarded
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Choose the codec for exchanges between parties and global servers, as in {"type": "fp16"} or {"type": "2bit",
-        "threshold": 0.5}; the threshold is the number after the colon in `--compress 2bit:0.5`. Blocks until all
-        servers use it. All workers must call it, before the first push. Raises MXNetError for an unknown codec.
+        "threshold": 0.5}; the threshold is the number after the colon in `--compress 2bit:0.5`, and all other items are
+        the codec's parameters, as in {"type": "bsc", "threshold": 0.01, "pull": "union"}. Blocks until all servers use
+        it. All workers must call it, before the first push. Raises MXNetError for an unknown codec.
         """
         params = dict(compression_params) if isinstance(compression_params, Mapping) else {}
         kind, argument = params.pop("type", None), params.pop("threshold", None)
         known = ("none", *plugins.codecs())
-        if kind not in known or params:
+        if kind not in known:
             hint = f"""set {{"type": ...}} to {" or ".join(f'"{name}"' for name in known)}"""
             raise InvalidSettings(f"there is no gradient compression {kind or compression_params!r}", hint)
-        self._store.set_compression(str(kind) if argument is None else f"{kind}:{argument}")
+        words = [] if argument is None else [str(argument)]
+        words += [f"{name}={value}" for name, value in params.items()]
+        self._store.set_compression(f"{kind}:{','.join(words)}" if words else str(kind))
 
     @_guarded
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:

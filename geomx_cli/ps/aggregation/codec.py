@@ -1,0 +1,171 @@
+"""The interface to codecs, their specs, and decoding of what was received."""
+
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, Protocol, TypeGuard
+
+import numpy as np
+
+from geomx_cli.core import plugins
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.net.payload import DTYPES, Array, Content, content
+from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, Form, Header
+
+__all__ = [
+    "LARGEST", "Codec", "Encoded", "SliceRound", "codec_at", "complete_spec", "encoded", "exact_dtype", "parse_codec",
+    "received", "sends_union",
+]  # fmt: skip
+
+Encoded = tuple[memoryview, dict[str, Any]]
+"""A payload and the header fields that describe it: whether it is the elements (ENCODED) or their changes (CHANGE), and
+its checksum.
+"""
+_FP32 = np.dtype(np.float32)
+LARGEST = 2.0**120
+"""Codecs with a residual or changes encode only elements below this: the sum of 64 such elements is below 2^126, so it
+is finite in float32, and so is whatever decoding makes of their rounded values.
+"""
+
+
+class Codec(Protocol):
+    """Encodes the elements of a slice in fewer bytes. Stateless; used in the thread of one loop only.
+
+    decay: factor for the residual (the part of a contribution lost in encoding) that is added to the next contribution;
+    0 keeps no residual. momentum: coefficient of momentum correction with factor masking, see codecs/bsc.py; 0 for
+    none. results: whether results of rounds are sent as encoded values, as encoded changes of the values, or exact.
+    """
+
+    decay: float
+    momentum: float
+    results: Literal["values", "changes", "exact"]
+
+    def encode(self, array: Array) -> memoryview:
+        """Encode a 1-D array of float32 or float64, which is not modified, to a memoryview of bytes. If `decay` is not
+        0, the magnitude of each element is below LARGEST.
+        """
+
+    def decode(self, payload: memoryview, length: int) -> Array:
+        """Decode to a new 1-D array of `length` float32 elements. Raises BadMessage for a payload that `encode` cannot
+        produce.
+        """
+
+
+class SizedCodec(Protocol):
+    """A codec that depends on the tensor's size or on the round."""
+
+    def completed(self, spec: str, smallest: int) -> str:
+        """The spec with the bound on the size of tensors, if this codec needs one and the spec has none."""
+
+    def at(self, size: int, round_: int) -> Codec | None:
+        """The codec for slices of a tensor of `size` elements in a round, the same at both ends; None for none."""
+
+
+class SparseCodec(Protocol):
+    """A codec that sends some elements. union: whether a result has those that were contributed to its round, instead
+    of those that `encode` chooses.
+    """
+
+    union: bool
+
+    def encode_only(self, array: Array, indices: Array) -> memoryview:
+        """Encode the elements at these indices, ascending, as zeros elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRound:
+    """A slice in one round: its key and index, its dtype's code, the elements of its tensor, the number of the round
+    (0: none).
+    """
+
+    key: int
+    index: int
+    dtype: int = 0
+    size: int = 0
+    round: int = 0
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """(key, index)."""
+        return (self.key, self.index)
+
+
+@lru_cache(64)
+def parse_codec(spec: str) -> Codec | None:
+    """The codec for `--compress SPEC`, NAME or NAME:ARGUMENT; None for "" and "none".
+
+    Raises InvalidSettings for an unknown codec or a bad argument.
+    """
+    if spec in ("", "none"):
+        return None
+    name, _, argument = spec.partition(":")
+    if len(spec) > MAX_CODEC:
+        raise InvalidSettings(f"a codec of {len(spec)} characters", "write NAME or NAME:ARGUMENT")
+    plugin = plugins.find("codec", name)
+    try:
+        made: Codec = plugin.codec(argument)  # type: ignore[attr-defined]
+    except InvalidSettings:
+        raise
+    except Exception as error:  # of an installed codec
+        hint = "see what this codec takes as ARGUMENT"
+        raise InvalidSettings(f"the codec {name} does not take {argument!r}: {error!r}", hint) from error
+    return made
+
+
+def complete_spec(spec: str, smallest: int) -> str:
+    """The spec as messages name it, with the bound of --compress-min if its codec needs that: so both ends know it.
+
+    Raises InvalidSettings as `parse_codec` does.
+    """
+    codec = parse_codec(spec)
+    if _is_sized(codec):
+        spec = codec.completed(spec, smallest)
+        parse_codec(spec)
+    return spec
+
+
+def codec_at(codec: Codec | None, size: int, round_: int) -> Codec | None:
+    """The codec for slices of a tensor of this size in this round."""
+    return codec.at(size, round_) if _is_sized(codec) else codec
+
+
+def sends_union(codec: Codec | None) -> TypeGuard[SparseCodec]:
+    """Whether results have exactly the elements that were contributed."""
+    return getattr(codec, "union", False)
+
+
+def _is_sized(codec: Codec | None) -> TypeGuard[SizedCodec]:
+    return hasattr(codec, "at")
+
+
+def encoded(payload: memoryview, form: Form) -> Encoded:
+    """The payload with the header fields that describe it."""
+    return payload, {"form": form, "checksum": zlib.crc32(payload)}
+
+
+def received(header: Header, payload: memoryview | None) -> Content:
+    """Decode the content of a payload; for `form` CHANGE that is the change. Raises BadMessage."""
+    if header.form not in (Form.ENCODED, Form.CHANGE):
+        return content(header, payload)
+    try:
+        codec = codec_at(parse_codec(header.codec), header.size, header.round)
+    except InvalidSettings as error:
+        raise BadMessage(error.message) from None
+    if codec is None or payload is None:
+        raise BadMessage("an encoded payload without a codec" if payload else "no payload where an encoded one belongs")
+    if zlib.crc32(payload) != header.checksum:
+        raise BadMessage(f"{len(payload)} bytes of {header.codec} with a wrong checksum")
+    try:
+        array = codec.decode(payload, header.length)
+    except BadMessage:
+        raise
+    except Exception as error:  # of an installed codec: a bad payload must not end this process
+        raise BadMessage(f"a payload that {header.codec} cannot decode: {error!r}") from error
+    if array.shape != (header.length,):
+        raise BadMessage(f"{array.shape} elements from {header.codec} where {header.length} belong")
+    return array.astype(exact_dtype(header.dtype), copy=False)
+
+
+def exact_dtype(dtype: int) -> "np.dtype[Any]":
+    """The dtype in which sums and changes of such slices are computed."""
+    return np.promote_types(DTYPES[dtype], _FP32)

@@ -1,0 +1,240 @@
+"""topk, bsc and mpq: the parameters of their specs, in rounds against numpy."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster import Cluster
+from test_mxnet_store import hooked
+from tree import Tree
+
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec
+from geomx_cli.ps.net.wire import MAX_CODEC
+from geomx_cli.runtime.algorithms.fsa import FsaServer
+
+Array = np.ndarray
+SIZE = 400
+
+
+def keep(array: Array, ratio: float) -> Array:
+    """The elements of largest magnitude, the others 0."""
+    chosen = sorted(range(len(array)), key=lambda place: -abs(array[place]))[: math.ceil(len(array) * ratio)]
+    found = np.zeros_like(array)
+    found[chosen] = array[chosen]
+    return found
+
+
+class Party:
+    """A party's error feedback; with momentum correction as bsc's."""
+
+    def __init__(self, momentum: float) -> None:
+        self.residual, self.momentum = np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)
+        self._factor = np.float32(momentum)
+
+    def send(self, given: Array, ratio: float) -> Array:
+        self.momentum = self.momentum * self._factor + given
+        self.residual = self.residual + self.momentum
+        sent = keep(self.residual, ratio)
+        self.residual = self.residual - sent
+        self.momentum = np.where(sent != 0, 0, self.momentum).astype(np.float32)
+        return sent
+
+
+def tree_of(spec: str, parties: int, **more: Any) -> Tree:
+    return Tree([1] * parties, lambda _, __: FsaServer(), size=SIZE, compress=spec, **more)
+
+
+def gradients(rounds: int, parties: int) -> Array:
+    return np.random.default_rng(5).standard_normal((rounds, parties, SIZE)).astype(np.float32)
+
+
+def run(tree: Tree, given: Sequence[Sequence[Array]]) -> list[list[Array]]:
+    """Each party's results, by round."""
+    for number, round_ in enumerate(given, 1):
+        for party, own in enumerate(round_):
+            tree.push((party, 0), number, own)
+    parties = range(len(given[0]))
+    return [[result.value for result in tree.got((party, 0)) if result.round] for party in parties]
+
+
+@pytest.mark.parametrize(("name", "momentum"), [("topk", 0.0), ("bsc", 0.9), ("mpq", 0.9)])
+def test_a_union_of_sums_is_the_whole_sum(name: str, momentum: float) -> None:
+    given = gradients(6, 3)
+    senders = [Party(momentum) for _ in range(3)]
+    wanted = []
+    for round_ in given:
+        sent = [sender.send(own, 0.05) for sender, own in zip(senders, round_, strict=True)]
+        wanted.append(sent[0] + sent[1] + sent[2])
+    for results in run(tree_of(f"{name}:0.05,fp32,pull=union", 3), given):
+        assert [one.tobytes() for one in results] == [one.tobytes() for one in wanted]
+
+
+def test_a_union_of_weights_changes_what_was_contributed_and_keeps_the_rest_for_later() -> None:
+    """With momentum the weights move everywhere; the result of a round has these changes where it has contributions."""
+    given, start = gradients(12, 2), np.linspace(-1, 1, SIZE, dtype=np.float32)
+    tree = tree_of("topk:0.05,fp32,pull=union", 2).use("sgd", learning_rate=0.5, momentum=0.9)
+    tree.init(start)
+    for party in (0, 1):
+        tree.pull((party, 0))
+    senders = [Party(0), Party(0)]
+    weights, moved, known = start, np.zeros(SIZE, np.float32), start
+    found = run(tree, given)
+    for number, round_ in enumerate(given):
+        sent = [sender.send(own, 0.05) for sender, own in zip(senders, round_, strict=True)]
+        moved = np.float32(0.9) * moved - np.float32(0.5) * (sent[0] + sent[1])
+        weights = weights + moved
+        contributed = (sent[0] != 0) | (sent[1] != 0)
+        known = np.where(contributed, known + (weights - known), known)
+        for party in (0, 1):
+            np.testing.assert_allclose(found[party][number], known, atol=1e-6)
+
+
+def test_a_union_has_what_other_parties_of_an_asynchronous_job_contributed_meanwhile() -> None:
+    spec = "topk:0.05,fp32,pull=union"
+    tree = Tree([1, 1], lambda _, __: FsaServer(asynchronous=True), size=SIZE, compress=spec)
+    tree.use("sgd", learning_rate=1.0).init(np.zeros(SIZE, np.float32))
+    first, second = keep(gradients(1, 2)[0, 0], 0.05), keep(gradients(1, 2)[0, 1], 0.05)
+    nothing = np.zeros(SIZE, np.float32)
+    for party in (0, 1):
+        tree.pull((party, 0))
+        tree.push((party, 0), 1, nothing)
+    tree.push((0, 0), 2, first)
+    tree.push((0, 0), 3, first)
+    tree.push((1, 0), 2, second)
+    assert np.array_equal(tree.last((0, 0)), -2 * first)
+    assert np.array_equal(tree.last((1, 0)), -2 * first - second)
+    tree.push((0, 0), 4, nothing)
+    assert np.array_equal(tree.last((0, 0)), -2 * first - second)
+
+
+@pytest.mark.parametrize("pull", ["topk", "union"])
+def test_only_a_union_grows_with_the_parties(pull: str) -> None:
+    sizes = []
+    for parties in (1, 2, 8):
+        tree = tree_of(f"topk:0.05,pull={pull}", parties)
+        given = np.zeros((1, parties, SIZE), np.float32)
+        for party in range(parties):
+            given[0, party, party * 20 : party * 20 + 20] = 1 + party
+        results = run(tree, given)
+        sizes.append(tree.crossed[-1])
+        assert np.count_nonzero(results[0][0]) == 20 * (parties if pull == "union" else 1)
+    if pull == "topk":
+        assert max(sizes) - min(sizes) <= 1, "one gap more than a byte holds"
+    else:
+        assert sizes[2] > 7 * sizes[0]
+
+
+def test_a_union_without_contributions_is_empty() -> None:
+    tree = tree_of("bsc:0.05,pull=union", 1)
+    tree.push((0, 0), 1, np.ones(SIZE, np.float32))
+    tree.push((0, 0), 2, None)
+    assert not tree.last((0, 0)).any()
+
+
+@pytest.mark.parametrize("optimizer", [False, True])
+@pytest.mark.parametrize("name", ["bsc", "mpq"])
+def test_small_tensors_are_not_made_sparse(name: str, optimizer: bool) -> None:
+    given = gradients(3, 2)
+    for tensor, spec in ((1999, complete_spec(f"{name}:0.05", 2000)), (199_999, f"{name}:0.05,min=200000")):
+        tree = tree_of(spec, 2, tensor=tensor)
+        if optimizer:
+            tree.use("sgd", learning_rate=1.0).init(np.zeros(SIZE, np.float32))
+        results, wanted = run(tree, given), np.zeros(SIZE, np.float32)
+        fp16 = (lambda array: array) if name == "bsc" else rounded
+        for number, round_ in enumerate(given):
+            total = fp16(round_[0]) + fp16(round_[1])
+            wanted = wanted - total if optimizer else total
+            assert [result[number].tobytes() for result in results] == [fp16(wanted).tobytes()] * 2
+        assert tree.crossed.count(4 * SIZE if name == "bsc" else 2 * SIZE + 2) == 12
+
+
+def rounded(array: Array) -> Array:
+    mantissa, exponent = np.frexp(array)
+    return np.ldexp(np.rint(mantissa * 2048) / 2048, exponent).astype(np.float32)
+
+
+@pytest.mark.parametrize("spec", ["bsc:0.05", "mpq:0.05", "bsc:0.05,min=0", "topk:0.05"])
+def test_large_tensors_are_made_sparse(spec: str) -> None:
+    completed = complete_spec(spec, 2000)
+    assert completed == (spec if "min" in spec or "topk" in spec else f"{spec},min=2000")
+    tree = tree_of(completed, 1, tensor=2000)
+    run(tree, gradients(2, 1))
+    assert max(tree.crossed) < 4 + 3 * 20 + 5
+    assert complete_spec("int8", 2000) == "int8"
+    assert complete_spec("", 2000) == ""
+
+
+def test_the_ratio_falls_geometrically_in_the_first_rounds() -> None:
+    spec, size, counts = "topk:0.0001,warmup=4", 100_000, []
+    array = gradients(1, 1)[0, 0].repeat(size // SIZE)
+    for number in range(1, 8):
+        codec = codec_at(parse_codec(spec), size, number)
+        assert codec is not None
+        payload = codec.encode(array)
+        counts.append(int.from_bytes(payload[:4], "little"))
+        assert np.count_nonzero(codec.decode(payload, size)) == counts[-1]
+    np.testing.assert_allclose(counts, [100_000, 10_000, 1000, 100, 10, 10, 10], rtol=1e-2, atol=1)
+
+
+def test_rounds_of_a_warm_up() -> None:
+    given, ratios = gradients(6, 2), [1.0, 0.01 ** (1 / 3), 0.01 ** (2 / 3), 0.01, 0.01, 0.01]
+    senders, down = [Party(0), Party(0)], np.zeros(SIZE, np.float32)
+    found = run(tree_of("topk:0.01,fp32,warmup=3", 2), given)
+    for number, (round_, ratio) in enumerate(zip(given, ratios, strict=True)):
+        sent = [sender.send(own, ratio) for sender, own in zip(senders, round_, strict=True)]
+        down = down + (sent[0] + sent[1])
+        result = keep(down, ratio)
+        down = down - result
+        assert [one[number].tobytes() for one in found] == [result.tobytes()] * 2
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("topk:0.1,pull=all", "no pull=all"),
+        ("topk:0.1,warmup=-1", "'-1' is no number"),
+        ("bsc:0.1,min=many", "'many' is no number"),
+        ("mpq:0.1,fp16,seed=1", "does not take 'seed=1'"),
+        ("bsc:0.1,min=1,min=2", "does not take 'min=1,min=2'"),
+        ("topk:0.1,fp16,int8", "does not take"),
+        ("topk:0.1,pull=union,int8", "does not take"),
+        ("topk:0.1+fp8", "no values of 'fp8'"),
+        ("mpq", "'' is no ratio"),
+        ("mpq:1.5", "'1.5' is no ratio"),
+        ("bsc:nan", "'nan' is no ratio"),
+    ],
+)
+def test_wrong_parameters(spec: str, said: str) -> None:
+    with pytest.raises(InvalidSettings, match=said):
+        parse_codec(spec)
+
+
+def test_a_spec_that_the_bound_makes_too_long() -> None:
+    spec = "bsc:0.01,pull=union,warmup=1".ljust(MAX_CODEC - 4, "0")
+    assert parse_codec(spec) is not None
+    with pytest.raises(InvalidSettings, match="codec of"):
+        complete_spec(spec, 200_000)
+
+
+def test_a_plus_replaces_a_comma() -> None:
+    array = gradients(1, 1)[0, 0]
+    payloads = {bytes(_encode(spec, array)) for spec in ("topk:0.1,int8", "topk:0.1+int8", "topk:0.1+int8+pull=topk")}
+    assert len(payloads) == 1
+
+
+def _encode(spec: str, array: Array) -> memoryview:
+    codec = parse_codec(spec)
+    assert codec is not None
+    return codec.encode(array)
+
+
+@pytest.mark.parametrize("kind", ["bsc", "mpq"])
+def test_a_script_asks_as_for_geomx(cluster: Cluster, kind: str) -> None:
+    """With tensors on both sides of the bound, cut into slices that are below it."""
+    argv, env = hooked("compressed_sparse.py", kind, "3000")
+    bounds = {"MXNET_KVSTORE_SIZE_LOWER_BOUND": "3000", "MXNET_KVSTORE_BIGARRAY_BOUND": "1500"}
+    cluster.launch(argv, env={**env, **bounds})
+    cluster.finish()
