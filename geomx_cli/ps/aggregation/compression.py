@@ -31,6 +31,7 @@ class Codec(Protocol):
     decay: factor for the residual (the part of a contribution lost in encoding) that is added to the next contribution;
     0 keeps no residual. momentum: coefficient of momentum correction with factor masking, see codecs/bsc.py; 0 for
     none. results: whether results of rounds are sent as encoded values, as encoded changes of the values, or exact.
+    A codec may also have prepare(): called in each process that encodes, before the first round.
     """
 
     decay: float
@@ -107,10 +108,11 @@ class Compression:
     """
 
     def __init__(self, spec: str = "") -> None:
-        self._codec = parse_codec(spec)
-        self.spec = spec if self._codec else ""
+        self._codec: Codec | None = None
+        self.spec = ""
         self.bytes = (0, 0)
         self._kept: dict[Where, dict[str, Array]] = {}
+        self.set(spec)
 
     def set(self, spec: str) -> None:
         """Use this codec from now on. Raises InvalidSettings if another one is in use."""
@@ -119,6 +121,8 @@ class Compression:
             what = f"gradient compression {spec or 'none'} where {self.spec} is in use"
             raise InvalidSettings(what, "let all workers, and --compress, ask for the same")
         self._codec, self.spec = codec, spec if codec else ""
+        if prepare := getattr(codec, "prepare", None):
+            prepare()
 
     @property
     def changes(self) -> bool:

@@ -1,4 +1,4 @@
-"""Kernels of the codecs in numpy: blocks that stay in the processor's cache, and no temporary arrays beside two of these.
+"""Kernels of the codecs in numpy, for blocks that stay in the processor's cache, without more temporary arrays.
 
 A 1-D array of fp32 elements is written to `out`, an array of the encoded elements, or decoded from it.
 """
@@ -37,7 +37,7 @@ def fp16_encode(array: "Array", factor: "np.float32", out: "Array") -> bool:
     other = np.empty(len(scaled), np.uint32)
     for start in range(0, len(array), _CACHED):
         given = array[start : start + _CACHED]
-        # With the exponent of fp16 in the lowest bits of fp32's, the lowest 13 bits of the significand are to be rounded.
+        # With fp16's exponent in the lowest bits of fp32's, the lowest 13 bits of the significand are rounded off.
         values, odd = scaled[: len(given)], other[: len(given)]
         np.multiply(given, factor, out=values)
         bits = values.view(np.uint32)
@@ -134,7 +134,7 @@ def q4_decode(packed: "Array", peaks: "Array", out: "Array") -> None:
     np.multiply(rows, peaks[:, None], out=rows)
 
 
-def encode_blocks(kernel: "Kernel", array: "Array", scales: "Array", out: "Array", each: int) -> None:
+def encode_blocks(kernel: Kernel, array: "Array", scales: "Array", out: "Array", each: int) -> None:
     """Call a kernel that encodes whole blocks, `each` elements to a byte; the last block is filled up with zeros."""
     blocks = len(array) // BLOCK
     whole = blocks * BLOCK

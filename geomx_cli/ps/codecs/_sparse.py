@@ -49,7 +49,7 @@ def largest_of_rows(rows: "Array", count: int) -> "Array":
     present = np.arange(counts.max(initial=count)) < counts[:, None]
     candidates = np.full(present.shape, -1, rows.dtype)
     candidates[present] = magnitude.reshape(-1)[found]
-    return found[_largest(candidates, count)[present]]
+    return np.asarray(found[_largest(candidates, count)[present]])
 
 
 def _largest(magnitude: "Array", count: int) -> "Array":

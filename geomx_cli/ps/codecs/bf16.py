@@ -9,6 +9,7 @@ import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.codecs import _kernels
+from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -33,12 +34,19 @@ class Bf16:
     momentum = 0.0
     results = "values"
 
+    def __init__(self) -> None:
+        self._encode = _kernels.bf16_encode
+
+    def prepare(self) -> None:
+        """See Codec."""
+        self._encode = compiled(_kernels.bf16_encode)
+
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
         with np.errstate(over="ignore"):
             single = array.astype("<f4", copy=False)
         halves = np.empty(len(single), "<u2")
-        _kernels.bf16_encode(single, halves)
+        self._encode(single, halves)
         if np.isnan(single.max(initial=0)):  # rounding may have turned NaN into another value
             halves[np.isnan(single)] = 0x7FC0
         return memoryview(halves.data).cast("B")

@@ -13,6 +13,7 @@ import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.codecs import _kernels
+from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -43,13 +44,20 @@ class Fp16:
     momentum = 0.0
     results = "values"
 
+    def __init__(self) -> None:
+        self._encode, self._decode = _kernels.fp16_encode, _kernels.fp16_decode
+
+    def prepare(self) -> None:
+        """See Codec."""
+        self._encode, self._decode = compiled(_kernels.fp16_encode), compiled(_kernels.fp16_decode)
+
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
         exponent, finite = _exponent(array)
         payload = np.empty(2 * len(array) + _EXPONENT.itemsize, np.uint8)
         halves = payload[: 2 * len(array)].view("<f2")
         fast = array.dtype == np.float32 and finite and exponent >= _FAST
-        if not (fast and _kernels.fp16_encode(array, np.float32(2.0 ** (exponent - 112)), halves.view("<u2"))):
+        if not (fast and self._encode(array, np.float32(2.0 ** (exponent - 112)), halves.view("<u2"))):
             with np.errstate(over="ignore"):  # float64 values beyond the range of fp32
                 np.multiply(array, array.dtype.type(2.0**exponent), out=halves, casting="same_kind")
         payload[2 * len(array) :].view(_EXPONENT)[0] = exponent
@@ -65,7 +73,7 @@ class Fp16:
         halves = np.frombuffer(payload, "<i2", length)
         if exponent >= _FAST and (halves & 0x7FFF).max(initial=0) < _INFINITY:
             array = np.empty(length, np.float32)
-            _kernels.fp16_decode(halves, np.float32(2.0 ** (112 - exponent)), array)
+            self._decode(halves, np.float32(2.0 ** (112 - exponent)), array)
             return array
         array = halves.view("<f2").astype(np.float32)
         with np.errstate(invalid="ignore", over="ignore"):  # of NaN and infinities
@@ -78,8 +86,6 @@ def _exponent(array: "Array") -> tuple[int, bool]:
     if not len(array):
         return 0, True
     peak = max(float(array.max()), -float(array.min()))
-    if finite := math.isfinite(peak):
-        largest = peak
-    else:
-        largest = float(np.abs(array[np.isfinite(array)]).max(initial=0))
+    finite = math.isfinite(peak)
+    largest = peak if finite else float(np.abs(array[np.isfinite(array)]).max(initial=0))
     return max(-_LIMIT, min(_LIMIT, 15 - math.frexp(largest)[1])) if largest else 0, finite

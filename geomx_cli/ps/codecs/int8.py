@@ -11,6 +11,7 @@ import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.codecs import _kernels
+from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.codecs._kernels import BLOCK
 from geomx_cli.ps.net.wire import BadMessage
 
@@ -36,12 +37,19 @@ class Int8:
     momentum = 0.0
     results = "changes"
 
+    def __init__(self) -> None:
+        self._encode = _kernels.int8_encode
+
+    def prepare(self) -> None:
+        """See Codec."""
+        self._encode = compiled(_kernels.int8_encode)
+
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
         count = -(-len(array) // BLOCK)
         payload = np.empty(4 * count + len(array), np.uint8)
         steps, codes = payload[: 4 * count].view("<f4"), payload[4 * count :].view(np.int8)
-        _kernels.encode_blocks(_kernels.int8_encode, array.astype(np.float32, copy=False), steps, codes, 1)
+        _kernels.encode_blocks(self._encode, array.astype(np.float32, copy=False), steps, codes, 1)
         return payload.data
 
     def decode(self, payload: memoryview, length: int) -> "Array":

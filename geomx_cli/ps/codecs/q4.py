@@ -11,6 +11,7 @@ import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.codecs import _kernels
+from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.codecs._kernels import BLOCK
 from geomx_cli.ps.net.wire import BadMessage
 
@@ -36,12 +37,19 @@ class Q4:
     momentum = 0.0
     results = "changes"
 
+    def __init__(self) -> None:
+        self._encode, self._decode = _kernels.q4_encode, _kernels.q4_decode
+
+    def prepare(self) -> None:
+        """See Codec."""
+        self._encode, self._decode = compiled(_kernels.q4_encode), compiled(_kernels.q4_decode)
+
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
         count, size = -(-len(array) // BLOCK), -(-len(array) // 2)
         payload = np.empty(4 * count + size, np.uint8)
         peaks, codes = payload[: 4 * count].view("<f4"), payload[4 * count :]
-        _kernels.encode_blocks(_kernels.q4_encode, array.astype(np.float32, copy=False), peaks, codes, 2)
+        _kernels.encode_blocks(self._encode, array.astype(np.float32, copy=False), peaks, codes, 2)
         return payload.data
 
     def decode(self, payload: memoryview, length: int) -> "Array":
@@ -55,9 +63,9 @@ class Q4:
         packed = np.frombuffer(payload, np.uint8, size, 4 * count)
         whole = length // BLOCK
         array = np.empty(count * BLOCK, np.float32)
-        _kernels.q4_decode(packed[: whole * BLOCK // 2], peaks[:whole], array[: whole * BLOCK])
+        self._decode(packed[: whole * BLOCK // 2], peaks[:whole], array[: whole * BLOCK])
         if count > whole:
             last = np.zeros(BLOCK // 2, np.uint8)
             last[: size - whole * BLOCK // 2] = packed[whole * BLOCK // 2 :]
-            _kernels.q4_decode(last, peaks[whole:], array[whole * BLOCK :])
+            self._decode(last, peaks[whole:], array[whole * BLOCK :])
         return array[:length]

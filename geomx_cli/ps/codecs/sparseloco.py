@@ -105,8 +105,8 @@ class SparseLoCo:
 
 
 class _Chunks:
-    """The chunks of a slice, and how many elements of each are sent; `first` is the position of the first of these among
-    all sent elements. For each sent element: the number of its chunk, and the chunk's offset and length.
+    """The chunks of a slice: how many elements of each are sent, and the position of the first of these among all sent
+    elements. For each sent element: the number of its chunk, and the chunk's offset and length.
     """
 
     def __init__(self, length: int) -> None:

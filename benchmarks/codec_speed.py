@@ -1,13 +1,15 @@
 """Measures the codecs: encoding and decoding the 62 tensors of ResNet-18 in slices, on one core.
 
-    python benchmarks/codecs.py                       every codec; with numba installed also compiled (fast)
-    python benchmarks/codecs.py int8 bsc:0.01 --repeat 20
+    python benchmarks/codec_speed.py                  every codec in numpy
+    python benchmarks/codec_speed.py --fast           kernels compiled by numba, and the time to load them
+    python benchmarks/codec_speed.py int8 bsc:0.01 --repeat 20
 
-Times are the best CPU time of --repeat passes over all slices, in milliseconds; "copy" is numpy's copy of the same bytes,
-to compare runs on machines of different speed.
+Times are the best CPU time of --repeat passes over all slices, in milliseconds; "copy" is numpy's copy of the same
+bytes, to compare runs on machines of different speed.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 
@@ -60,15 +62,21 @@ def main() -> None:
     parser.add_argument("--tensors", choices=list(LISTS), default="resnet18")
     parser.add_argument("--servers", type=int, default=1, help="servers to cut for (default 1)")
     parser.add_argument("--repeat", type=int, default=10, help="passes over all slices (default 10)")
+    parser.add_argument("--fast", action="store_true", help="compile with numba")
     chosen = parser.parse_args()
     keep_freed_memory()
     arrays = slices(chosen.tensors, chosen.servers)
     before = sum(array.nbytes for array in arrays)
-    print(f"{len(arrays)} slices, {before} bytes; copy {best(lambda: [a.copy() for a in arrays], chosen.repeat):.1f} ms")
+    copying = best(lambda: [array.copy() for array in arrays], chosen.repeat)
+    print(f"{len(arrays)} slices, {before} bytes; copy {copying:.1f} ms")
     print("| codec | encode | decode | bytes | ratio |\n|---|---|---|---|---|")
     for spec in chosen.specs:
         codec = parse_codec(spec)
         assert codec is not None
+        if chosen.fast and (prepare := getattr(codec, "prepare", None)):
+            begun = time.process_time()
+            prepare()
+            print(f"{spec} prepared in {1e3 * (time.process_time() - begun):.0f} ms", file=sys.stderr)
         encoding, decoding, size = measure(codec, arrays, chosen.repeat)
         print(f"| `{spec}` | {encoding:.1f} | {decoding:.1f} | {size} | {before / size:.1f} |", flush=True)
 
