@@ -34,6 +34,7 @@ class Codec(Protocol):
     decay: factor for the residual (the part of a contribution lost in encoding) that is added to the next contribution;
     0 keeps no residual. momentum: coefficient of momentum correction with factor masking, see codecs/bsc.py; 0 for
     none. results: whether results of rounds are sent as encoded values, as encoded changes of the values, or exact.
+    A codec may also have prepare(): called in each process that encodes, before the first round.
     """
 
     decay: float

@@ -43,10 +43,11 @@ class Compression:
     """
 
     def __init__(self, spec: str = "") -> None:
-        self._codec = parse_codec(spec)
-        self.spec = spec if self._codec else ""
+        self._codec: Codec | None = None
+        self.spec = ""
         self.bytes = (0, 0)
         self._kept: dict[Where, dict[str, Array]] = {}
+        self.set(spec)
 
     def set(self, spec: str) -> None:
         """Use this codec from now on. Raises InvalidSettings if another one is in use."""
@@ -55,6 +56,8 @@ class Compression:
             what = f"gradient compression {spec or 'none'} where {self.spec} is in use"
             raise InvalidSettings(what, "let all workers, and --compress, ask for the same")
         self._codec, self.spec = codec, spec if codec else ""
+        if prepare := getattr(codec, "prepare", None):
+            prepare()
 
     @property
     def changes(self) -> bool:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.codecs import _kernels
+from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -32,15 +34,21 @@ class Bf16:
     momentum = 0.0
     results = "values"
 
+    def __init__(self) -> None:
+        self._encode = _kernels.bf16_encode
+
+    def prepare(self) -> None:
+        """See Codec."""
+        self._encode = compiled(_kernels.bf16_encode)
+
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
         with np.errstate(over="ignore"):
-            single = array.astype("<f4")
-        bits = single.view("<u4")
-        nan = np.isnan(single)
-        bits += 0x7FFF + ((bits >> 16) & 1)
-        halves = (bits >> 16).astype("<u2")
-        halves[nan] = 0x7FC0  # rounding may have turned NaN into another value
+            single = array.astype("<f4", copy=False)
+        halves = np.empty(len(single), "<u2")
+        self._encode(single, halves)
+        if np.isnan(single.max(initial=0)):  # rounding may have turned NaN into another value
+            halves[np.isnan(single)] = 0x7FC0
         return memoryview(halves.data).cast("B")
 
     def decode(self, payload: memoryview, length: int) -> "Array":

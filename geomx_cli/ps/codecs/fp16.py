@@ -6,11 +6,14 @@ magnitude; smaller ones lose bits, and below 2^-39 of the largest become 0. Ther
 round is independent of all others. Infinities and NaN are preserved.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.codecs import _kernels
+from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -22,6 +25,9 @@ name = "fp16"
 _EXPONENT = np.dtype("<i2")
 _LIMIT = 126
 """Of the exponent: 2^126 and 2^-126 are normal numbers of fp32."""
+_FAST = -14
+"""The exponent from which on the kernels' factors are normal numbers."""
+_INFINITY = 0x7C00
 
 
 def codec(argument: str) -> "Fp16":
@@ -38,13 +44,22 @@ class Fp16:
     momentum = 0.0
     results = "values"
 
+    def __init__(self) -> None:
+        self._encode, self._decode = _kernels.fp16_encode, _kernels.fp16_decode
+
+    def prepare(self) -> None:
+        """See Codec."""
+        self._encode, self._decode = compiled(_kernels.fp16_encode), compiled(_kernels.fp16_decode)
+
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
-        exponent = _exponent(array)
+        exponent, finite = _exponent(array)
         payload = np.empty(2 * len(array) + _EXPONENT.itemsize, np.uint8)
         halves = payload[: 2 * len(array)].view("<f2")
-        with np.errstate(over="ignore"):  # float64 values beyond the range of fp32
-            np.multiply(array, array.dtype.type(2.0**exponent), out=halves, casting="same_kind")
+        fast = array.dtype == np.float32 and finite and exponent >= _FAST
+        if not (fast and self._encode(array, np.float32(2.0 ** (exponent - 112)), halves.view("<u2"))):
+            with np.errstate(over="ignore"):  # float64 values beyond the range of fp32
+                np.multiply(array, array.dtype.type(2.0**exponent), out=halves, casting="same_kind")
         payload[2 * len(array) :].view(_EXPONENT)[0] = exponent
         return payload.data
 
@@ -55,18 +70,22 @@ class Fp16:
         exponent = int(np.frombuffer(payload[2 * length :], _EXPONENT)[0])
         if abs(exponent) > _LIMIT:
             raise BadMessage(f"fp16 with the exponent {exponent}")
-        array = np.frombuffer(payload, "<f2", length).astype(np.float32)
+        halves = np.frombuffer(payload, "<i2", length)
+        if exponent >= _FAST and (halves & 0x7FFF).max(initial=0) < _INFINITY:
+            array = np.empty(length, np.float32)
+            self._decode(halves, np.float32(2.0 ** (112 - exponent)), array)
+            return array
+        array = halves.view("<f2").astype(np.float32)
         with np.errstate(invalid="ignore", over="ignore"):  # of NaN and infinities
             array *= np.float32(2.0**-exponent)
         return array
 
 
-def _exponent(array: "Array") -> int:
-    """The exponent of the power of two to multiply by."""
+def _exponent(array: "Array") -> tuple[int, bool]:
+    """The exponent of the power of two to multiply by, and whether all elements are finite."""
     if not len(array):
-        return 0
+        return 0, True
     peak = max(float(array.max()), -float(array.min()))
-    if not np.isfinite(peak):
-        finite = array[np.isfinite(array)]
-        peak = float(np.abs(finite).max()) if len(finite) else 0.0
-    return max(-_LIMIT, min(_LIMIT, 15 - int(np.frexp(peak)[1]))) if peak else 0
+    finite = math.isfinite(peak)
+    largest = peak if finite else float(np.abs(array[np.isfinite(array)]).max(initial=0))
+    return max(-_LIMIT, min(_LIMIT, 15 - math.frexp(largest)[1])) if largest else 0, finite

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.codecs import _kernels
+from geomx_cli.ps.codecs._compiled import compiled
+from geomx_cli.ps.codecs._kernels import BLOCK
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["codec"]
 
 name = "int8"
-_BLOCK = 256
 
 
 def codec(argument: str) -> "Int8":
@@ -35,38 +37,31 @@ class Int8:
     momentum = 0.0
     results = "changes"
 
+    def __init__(self) -> None:
+        self._encode = _kernels.int8_encode
+
+    def prepare(self) -> None:
+        """See Codec."""
+        self._encode = compiled(_kernels.int8_encode)
+
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
-        count = -(-len(array) // _BLOCK)
+        count = -(-len(array) // BLOCK)
         payload = np.empty(4 * count + len(array), np.uint8)
-        blocks = in_blocks(array, _BLOCK)
-        steps = np.maximum(blocks.max(axis=1), -blocks.min(axis=1)) / np.float32(127)
-        payload[: 4 * count].view("<f4")[:] = steps
-        steps[steps == 0] = 1
-        scaled = blocks / steps[:, None]
-        np.rint(scaled, out=scaled)
-        np.clip(scaled, -127, 127, out=scaled)  # division by a subnormal step may be far off
-        payload[4 * count :].view(np.int8)[:] = scaled.reshape(-1)[: len(array)]
+        steps, codes = payload[: 4 * count].view("<f4"), payload[4 * count :].view(np.int8)
+        _kernels.encode_blocks(self._encode, array.astype(np.float32, copy=False), steps, codes, 1)
         return payload.data
 
     def decode(self, payload: memoryview, length: int) -> "Array":
         """See Codec."""
-        count = -(-length // _BLOCK)
+        count = -(-length // BLOCK)
         if len(payload) != 4 * count + length:
             raise BadMessage(f"{len(payload)} bytes of int8 for {length} elements")
         steps = np.frombuffer(payload, "<f4", count)
         if not (np.isfinite(steps) & (steps >= 0)).all():
             raise BadMessage("int8 with a scale that is no finite number from 0")
         array = np.frombuffer(payload, np.int8, length, 4 * count).astype(np.float32)
-        whole = length - length % _BLOCK
-        array[:whole].reshape(-1, _BLOCK)[:] *= steps[: whole // _BLOCK, None]
+        whole = length - length % BLOCK
+        array[:whole].reshape(-1, BLOCK)[:] *= steps[: whole // BLOCK, None]
         array[whole:] *= steps[-1] if count else 1
         return array
-
-
-def in_blocks(array: "Array", size: int) -> "Array":
-    """As fp32 in rows of `size` elements, the last one padded with zeros; a view if possible."""
-    array = array.astype(np.float32, copy=False)
-    if rest := len(array) % size:
-        array = np.concatenate([array, np.zeros(size - rest, np.float32)])
-    return array.reshape(-1, size)

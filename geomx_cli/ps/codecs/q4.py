@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.codecs.int8 import in_blocks
+from geomx_cli.ps.codecs import _kernels
+from geomx_cli.ps.codecs._compiled import compiled
+from geomx_cli.ps.codecs._kernels import BLOCK
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -19,11 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["codec"]
 
 name = "q4"
-_BLOCK = 256
-_BOUNDS = (2.0 ** (np.arange(7) - 6.5)).astype(np.float32)
-"""Relative to m: from which magnitude on an element has the level 1, 2, ... 7."""
-_VALUES = np.concatenate([[0], 2.0 ** np.arange(-6, 1), [0], -(2.0 ** np.arange(-6, 1))]).astype(np.float32)
-"""What a code stands for, relative to m: the level, and 8 for a negative sign."""
 
 
 def codec(argument: str) -> "Q4":
@@ -40,31 +37,35 @@ class Q4:
     momentum = 0.0
     results = "changes"
 
+    def __init__(self) -> None:
+        self._encode, self._decode = _kernels.q4_encode, _kernels.q4_decode
+
+    def prepare(self) -> None:
+        """See Codec."""
+        self._encode, self._decode = compiled(_kernels.q4_encode), compiled(_kernels.q4_decode)
+
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
-        blocks = in_blocks(array, _BLOCK)
-        peaks = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
-        magnitude = np.abs(blocks)
-        magnitude /= np.where(peaks == 0, 1, peaks)[:, None]
-        # The bounds between levels are at half powers of two, so the exponent of magnitude * sqrt(2) gives the level.
-        exponent = (magnitude * np.float32(2**0.5)).view(np.int32) >> 23
-        codes = np.clip(exponent - 127 + 7, 0, 7).astype(np.uint8)
-        codes |= (blocks < 0).view(np.uint8) * np.uint8(8)
-        codes = codes.reshape(-1)[: len(array) + len(array) % 2]
-        packed = codes[::2] | (codes[1::2] << 4)
-        return memoryview(peaks.astype("<f4").tobytes() + packed.tobytes())
+        count, size = -(-len(array) // BLOCK), -(-len(array) // 2)
+        payload = np.empty(4 * count + size, np.uint8)
+        peaks, codes = payload[: 4 * count].view("<f4"), payload[4 * count :]
+        _kernels.encode_blocks(self._encode, array.astype(np.float32, copy=False), peaks, codes, 2)
+        return payload.data
 
     def decode(self, payload: memoryview, length: int) -> "Array":
         """See Codec."""
-        count, size = -(-length // _BLOCK), -(-length // 2)
+        count, size = -(-length // BLOCK), -(-length // 2)
         if len(payload) != 4 * count + size:
             raise BadMessage(f"{len(payload)} bytes of q4 for {length} elements")
         peaks = np.frombuffer(payload, "<f4", count)
         if not (np.isfinite(peaks) & (peaks >= 0)).all():
             raise BadMessage("q4 with a scale that is no finite number from 0")
         packed = np.frombuffer(payload, np.uint8, size, 4 * count)
-        codes = np.empty(2 * size, np.uint8)
-        codes[::2], codes[1::2] = packed & 15, packed >> 4
-        array: Array = _VALUES[codes][:length]
-        array *= np.repeat(peaks, _BLOCK)[:length]
-        return array
+        whole = length // BLOCK
+        array = np.empty(count * BLOCK, np.float32)
+        self._decode(packed[: whole * BLOCK // 2], peaks[:whole], array[: whole * BLOCK])
+        if count > whole:
+            last = np.zeros(BLOCK // 2, np.uint8)
+            last[: size - whole * BLOCK // 2] = packed[whole * BLOCK // 2 :]
+            self._decode(last, peaks[whole:], array[whole * BLOCK :])
+        return array[:length]

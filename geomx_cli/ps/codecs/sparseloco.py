@@ -7,12 +7,13 @@ The last chunk sends the same fraction of its elements, rounded up. Slices of fe
 fp16. In the residual of results that are sums nothing decays.
 """
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.codecs._sparse import largest
+from geomx_cli.ps.codecs._sparse import largest, largest_of_rows
 from geomx_cli.ps.codecs.fp16 import Fp16
 from geomx_cli.ps.net.wire import BadMessage
 
@@ -50,18 +51,18 @@ class SparseLoCo:
         """See Codec."""
         if len(array) < _CHUNK:
             return self._fp16.encode(array)
-        chunks = _Chunks(len(array))
-        indices = chunks.largest(np.abs(array))
+        chunks = _chunks_of(len(array))
+        indices = chunks.largest(array)
         values = array[chunks.starts + indices].astype(np.float32, copy=False)
         magnitude = np.abs(values)
-        high = magnitude > np.repeat(np.add.reduceat(magnitude, chunks.first) / chunks.counts, chunks.counts)
+        high = magnitude > (np.add.reduceat(magnitude, chunks.first) / chunks.counts)[chunks.numbers]
         levels = np.zeros((len(chunks.counts), 2), np.float32)
         for place, group in enumerate((~high, high)):
-            total = np.add.reduceat(np.where(group, magnitude, 0), chunks.first)
-            levels[:, place] = total / np.maximum(np.add.reduceat(group.astype(np.int64), chunks.first), 1)
+            total = np.add.reduceat(magnitude * group, chunks.first)
+            levels[:, place] = total / np.maximum(np.add.reduceat(group, chunks.first, dtype=np.int64), 1)
         gaps = np.diff(indices, prepend=-1) - 1
         gaps[chunks.first] = indices[chunks.first]
-        low = np.unpackbits((gaps << (8 - _LOW_BITS)).astype(np.uint8)[:, None], axis=1)[:, :_LOW_BITS]
+        low = np.unpackbits((gaps << (8 - _LOW_BITS)).astype(np.uint8)).reshape(-1, 8)[:, :_LOW_BITS]
         ends = np.cumsum((gaps >> _LOW_BITS) + 1) - 1
         unary = np.ones(int(ends[-1]) + 1, np.uint8)
         unary[ends] = 0
@@ -72,19 +73,21 @@ class SparseLoCo:
         """See Codec."""
         if length < _CHUNK:
             return self._fp16.decode(payload, length)
-        chunks = _Chunks(length)
-        count, place = int(chunks.counts.sum()), 2 * 2 * len(chunks.counts) + 2
+        chunks = _chunks_of(length)
+        count, place = len(chunks.starts), 2 * 2 * len(chunks.counts) + 2
         sizes = [-(-_LOW_BITS * count // 8), -(-count // 8), -(-count // 8)]
         if not place + sum(sizes) < len(payload) <= place + sum(sizes) + length // 8:
             raise BadMessage(f"{len(payload)} bytes of sparseloco for {length} elements")
-        levels = self._fp16.decode(payload[:place], 2 * len(chunks.counts)).reshape(-1, 2)
+        levels = self._fp16.decode(payload[:place], 2 * len(chunks.counts))
         if not (np.isfinite(levels) & (levels >= 0)).all():
             raise BadMessage("sparseloco with a level that is no finite number from 0")
         parts = []
         for size in (*sizes, len(payload) - place - sum(sizes)):
             parts.append(np.unpackbits(np.frombuffer(payload, np.uint8, size, place)))
             place += size
-        low = np.packbits(parts[0][: _LOW_BITS * count].reshape(-1, _LOW_BITS), axis=1)[:, 0] >> (8 - _LOW_BITS)
+        low_bits = np.zeros((count, 8), np.uint8)
+        low_bits[:, 8 - _LOW_BITS :] = parts[0][: _LOW_BITS * count].reshape(-1, _LOW_BITS)
+        low = np.packbits(low_bits)
         ends = np.flatnonzero(parts[3] == 0)[:count]
         if len(ends) < count or ends[-1] // 8 + 1 < len(parts[3]) // 8:
             raise BadMessage(f"{len(ends)} indices of sparseloco where there should be {count}")
@@ -92,36 +95,39 @@ class SparseLoCo:
         total = np.cumsum(gaps + 1)
         before = np.concatenate([[0], total[chunks.first[1:] - 1]])
         indices = total - np.repeat(before, chunks.counts) - 1
-        if (indices >= np.repeat(chunks.lengths, chunks.counts)).any():
+        if (indices >= chunks.limits).any():
             raise BadMessage("sparseloco with an index beyond its chunk")
-        values = levels[np.repeat(np.arange(len(chunks.counts)), chunks.counts), parts[2][:count]]
+        values = levels[2 * chunks.numbers + parts[2][:count]]
+        np.negative(values, out=values, where=parts[1][:count].view(np.bool_))
         array = np.zeros(length, np.float32)
-        array[chunks.starts + indices] = np.where(parts[1][:count], -values, values)
+        array[chunks.starts + indices] = values
         return array
 
 
 class _Chunks:
-    """The chunks of a slice: their lengths, how many elements of each are sent, and the position of the first of these
-    among all sent elements; `starts` has the chunk's offset for each sent element.
+    """The chunks of a slice: how many elements of each are sent, and the position of the first of these among all sent
+    elements. For each sent element: the number of its chunk, and the chunk's offset and length.
     """
 
     def __init__(self, length: int) -> None:
         whole, rest = divmod(length, _CHUNK)
-        self.lengths = np.array([_CHUNK] * whole + [rest] * (rest > 0))
-        self.counts = -(-self.lengths * _KEPT // _CHUNK)
+        lengths = np.array([_CHUNK] * whole + [rest] * (rest > 0))
+        self.counts = -(-lengths * _KEPT // _CHUNK)
         self.first = np.cumsum(self.counts) - self.counts
-        self.starts = np.repeat(np.arange(len(self.lengths)) * _CHUNK, self.counts)
+        self.numbers = np.repeat(np.arange(len(lengths)), self.counts)
+        self.starts = self.numbers * _CHUNK
+        self.limits = lengths[self.numbers]
 
-    def largest(self, magnitude: "Array") -> "Array":
+    def largest(self, array: "Array") -> "Array":
         """The index within its chunk of each sent element, ascending; ties go to the first."""
-        whole = len(magnitude) // _CHUNK
-        rows = magnitude[: whole * _CHUNK].reshape(whole, _CHUNK)
-        bounds = np.partition(rows, _CHUNK - _KEPT, axis=1)[:, _CHUNK - _KEPT]
-        taken = rows >= bounds[:, None]
-        for row in np.flatnonzero(np.count_nonzero(taken, axis=1) > _KEPT):
-            taken[row] = False
-            taken[row, largest(rows[row], _KEPT)] = True
-        found = np.flatnonzero(taken) % _CHUNK
-        if len(self.counts) == whole:
+        whole = len(array) // _CHUNK * _CHUNK
+        found = largest_of_rows(array[:whole].reshape(-1, _CHUNK), _KEPT) % _CHUNK
+        if whole == len(array):
             return found
-        return np.concatenate([found, largest(magnitude[whole * _CHUNK :], int(self.counts[-1]))])
+        return np.concatenate([found, largest(array[whole:], int(self.counts[-1]))])
+
+
+@lru_cache(16)
+def _chunks_of(length: int) -> _Chunks:
+    """Slices of a tensor have two lengths at most."""
+    return _Chunks(length)

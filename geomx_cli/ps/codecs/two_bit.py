@@ -44,25 +44,28 @@ class TwoBit:
     results = "exact"
 
     def __init__(self, threshold: "np.float32") -> None:
-        self._levels = np.array([0, threshold, -threshold, 0], np.float32)
+        levels = np.array([0, threshold, -threshold, 0], np.float32)
+        codes = np.arange(256)[:, None] >> np.array([0, 2, 4, 6]) & 3
+        self._fours = levels[codes].view(np.complex128).reshape(-1)  # the four elements that a byte stands for
         self._threshold = threshold
 
     def encode(self, array: "Array") -> memoryview:
         """See Codec."""
         codes = np.zeros(-(-len(array) // 4) * 4, np.uint8)
-        codes[: len(array)] = (array >= self._threshold) | ((array <= -self._threshold).view(np.uint8) << 1)
-        packed = codes[::4] | (codes[1::4] << 2) | (codes[2::4] << 4) | (codes[3::4] << 6)
-        return memoryview(packed.data)
+        negative = codes[: len(array)]
+        np.less_equal(array, -self._threshold, out=negative.view(np.bool_))
+        negative += negative
+        negative |= (array >= self._threshold).view(np.uint8)
+        fours = codes.view("<u4")
+        pairs = fours | fours >> 6
+        return memoryview((pairs | pairs >> 12).astype(np.uint8).data)
 
     def decode(self, payload: memoryview, length: int) -> "Array":
         """See Codec."""
         if len(payload) != -(-length // 4):
             raise BadMessage(f"{len(payload)} bytes of 2bit for {length} elements")
         packed = np.frombuffer(payload, np.uint8)
-        codes = np.empty((len(packed), 4), np.uint8)
-        for place in range(4):
-            codes[:, place] = (packed >> (2 * place)) & 3
-        if (codes == 3).any():
+        if (packed & packed >> 1 & 0b01010101).any():
             raise BadMessage("2bit with a code of 3")
-        found: Array = self._levels[codes.reshape(-1)[:length]]
+        found: Array = self._fours[packed].view(np.float32)[:length]
         return found

@@ -1,0 +1,155 @@
+"""The kernels as loops over elements, which numba compiles; slow as Python. They give the same bits as _kernels.
+
+Nothing here imports numba before `compiled` is called.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from geomx_cli.ps.codecs._kernels import BLOCK
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.net.payload import Array
+
+__all__ = ["compiled"]
+
+_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
+# Types of arguments, as compiled; `out` and scales to write are the ones without "const". Payloads need not be aligned.
+_SIGNATURES = {
+    "bf16_encode": ("const float32", "uint16"),
+    "fp16_decode": ("const int16", float, "float32"),
+    "fp16_encode": ("const float32", float, "uint16"),
+    "int8_encode": ("const float32", "float32", "int8"),
+    "q4_decode": ("const uint8", "const float32", "float32"),
+    "q4_encode": ("const float32", "float32", "uint8"),
+}
+_U, _I, _F, _BYTE = np.uint32, np.int32, np.float32, np.uint8
+_ROOT = np.float32(2**0.5)
+_SMALLEST = np.finfo(np.float32).tiny
+_CACHED = 2048
+
+
+def compiled(kernel: _Kernel) -> _Kernel:
+    """The compiled form of one of _kernels, without the GIL; `kernel` itself if numba is not installed.
+
+    Compiling takes about a second, unless a process on this machine has done it before: numba keeps the result in
+    __pycache__, or where that is not writable in the user's cache.
+    """
+    try:
+        import numba
+    except ImportError:
+        return kernel
+    types: list[Any] = []
+    for item in _SIGNATURES[kernel.__name__]:
+        if item is float:
+            types.append(numba.float32)
+        else:
+            const, _, name = str(item).rpartition(" ")
+            types.append(numba.types.Array(getattr(numba, name), 1, "C", readonly=bool(const), aligned=not const))
+    loop = globals()[kernel.__name__]
+    try:
+        found: _Kernel = numba.njit(tuple(types), nogil=True, cache=True)(loop)
+    except RuntimeError:  # no writable folder for the result
+        found = numba.njit(tuple(types), nogil=True)(loop)
+    return found
+
+
+def fp16_encode(array: "Array", factor: "np.float32", out: "Array") -> bool:
+    """See _kernels."""
+    values = np.empty(_CACHED, np.float32)
+    bits = values.view(np.uint32)
+    for start in range(0, len(array), _CACHED):
+        given, halves = array[start : start + _CACHED], out[start : start + _CACHED]
+        for place in range(len(given)):
+            values[place] = given[place] * factor
+        ties = False
+        for place in range(len(given)):
+            word = bits[place]
+            ties |= (word & _U(0x7F801FFF)) == _U(0x1000)
+            word += _U(0xFFF) + ((word >> _U(13)) & _U(1))
+            halves[place] = ((word >> _U(16)) & _U(0x8000)) | ((word >> _U(13)) & _U(0x7FFF))
+        if ties:
+            return False
+    return True
+
+
+def fp16_decode(halves: "Array", factor: "np.float32", out: "Array") -> None:
+    """See _kernels."""
+    bits = out.view(np.int32)
+    for place in range(len(out)):
+        bits[place] = (_I(halves[place]) << _I(13)) & _I(~0x70000000)
+    for place in range(len(out)):
+        out[place] *= factor
+
+
+def bf16_encode(array: "Array", out: "Array") -> None:
+    """See _kernels."""
+    bits = array.view(np.uint32)
+    for place in range(len(out)):
+        word = bits[place]
+        out[place] = (word + _U(0x7FFF) + ((word >> _U(16)) & _U(1))) >> _U(16)
+
+
+def int8_encode(array: "Array", steps: "Array", out: "Array") -> None:
+    """See _kernels."""
+    bits, peak = array.view(np.uint32), np.empty(1, np.float32)
+    peak_bits = peak.view(np.uint32)
+    for row in range(len(steps)):
+        given, codes = array[row * BLOCK : (row + 1) * BLOCK], out[row * BLOCK : (row + 1) * BLOCK]
+        words, largest = bits[row * BLOCK : (row + 1) * BLOCK], _U(0)
+        for place in range(BLOCK):
+            largest = max(largest, words[place] & _U(0x7FFFFFFF))
+        peak_bits[0] = largest
+        step = peak[0] / _F(127)
+        steps[row] = step
+        if step == 0:
+            step = _F(1)
+        if step < _SMALLEST:
+            for place in range(BLOCK):
+                codes[place] = np.int8(min(max(np.rint(given[place] / step), _F(-127)), _F(127)))
+        else:
+            for place in range(BLOCK):
+                codes[place] = np.int8(np.rint(given[place] / step))
+
+
+def q4_encode(array: "Array", peaks: "Array", out: "Array") -> None:
+    """See _kernels."""
+    bits, peak = array.view(np.uint32), np.empty(1, np.float32)
+    peak_bits = peak.view(np.uint32)
+    values, codes = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint8)
+    exponents = values.view(np.int32)
+    for row in range(len(peaks)):
+        given, packed = array[row * BLOCK : (row + 1) * BLOCK], out[row * BLOCK // 2 : (row + 1) * BLOCK // 2]
+        words, largest = bits[row * BLOCK : (row + 1) * BLOCK], _U(0)
+        for place in range(BLOCK):
+            largest = max(largest, words[place] & _U(0x7FFFFFFF))
+        peak_bits[0] = largest
+        peaks[row] = peak[0]
+        divisor = peak[0] if peak[0] else _F(1)
+        for place in range(BLOCK):
+            values[place] = abs(given[place]) / divisor * _ROOT
+        for place in range(BLOCK):
+            level = max((exponents[place] >> _I(23)) - _I(127 - 7), _I(0))
+            codes[place] = _BYTE(level) | (_BYTE(given[place] < _F(0)) << _BYTE(3))
+        for place in range(BLOCK // 2):
+            packed[place] = codes[2 * place] | (codes[2 * place + 1] << _BYTE(4))
+
+
+def q4_decode(packed: "Array", peaks: "Array", out: "Array") -> None:
+    """See _kernels."""
+    bits = out.view(np.uint32)
+    for row in range(len(peaks)):
+        codes, words = packed[row * BLOCK // 2 : (row + 1) * BLOCK // 2], bits[row * BLOCK : (row + 1) * BLOCK]
+        values = out[row * BLOCK : (row + 1) * BLOCK]
+        for place in range(BLOCK // 2):
+            # The sign and the exponent of 2^(level - 7); 0 for both signs of level 0.
+            code = _U(codes[place]) & _U(15)
+            level = code & _U(7)
+            words[2 * place] = (((code >> _U(3)) << _U(8)) + level + _U(127 - 7)) * _U(level > 0) << _U(23)
+            code = _U(codes[place]) >> _U(4)
+            level = code & _U(7)
+            words[2 * place + 1] = (((code >> _U(3)) << _U(8)) + level + _U(127 - 7)) * _U(level > 0) << _U(23)
+        for place in range(BLOCK):
+            values[place] *= peaks[row]

@@ -1,0 +1,151 @@
+"""Kernels of the codecs in numpy, for blocks that stay in the processor's cache, without more temporary arrays.
+
+A 1-D array of fp32 elements is written to `out`, an array of the encoded elements, or decoded from it.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.net.payload import Array
+
+__all__ = [
+    "BLOCK", "bf16_encode", "encode_blocks", "fp16_decode", "fp16_encode", "int8_encode", "q4_decode", "q4_encode",
+]  # fmt: skip
+
+Kernel = Callable[["Array", "Array", "Array"], None]
+BLOCK = 256
+"""Elements that share a scale in int8 and q4."""
+_CACHED = 65_536
+"""Elements worked on at a time: 256 KiB of fp32."""
+_ROWS = _CACHED // BLOCK
+_SMALLEST = np.finfo(np.float32).tiny
+_Q4_VALUES = np.concatenate([[0], 2.0 ** np.arange(-6, 1), [0], -(2.0 ** np.arange(-6, 1))]).astype(np.float32)
+_CODES = np.arange(256)
+_Q4_PAIRS = np.stack([_Q4_VALUES[_CODES & 15], _Q4_VALUES[_CODES >> 4]], axis=1).view(np.uint64).reshape(-1)
+"""The two elements that a byte stands for."""
+
+
+def fp16_encode(array: "Array", factor: "np.float32", out: "Array") -> bool:
+    """Round array * factor * 2^112 to nearest even; all of these must be below 65520, and factor a normal number.
+
+    False if some cannot be rounded in this way: what is in `out` is of no use then.
+    """
+    scaled = np.empty(min(_CACHED, len(array)), np.float32)
+    other = np.empty(len(scaled), np.uint32)
+    for start in range(0, len(array), _CACHED):
+        given = array[start : start + _CACHED]
+        # With fp16's exponent in the lowest bits of fp32's, the lowest 13 bits of the significand are rounded off.
+        values, odd = scaled[: len(given)], other[: len(given)]
+        np.multiply(given, factor, out=values)
+        bits = values.view(np.uint32)
+        # A tie in the subnormal range of fp32 may come from rounding in the multiplication.
+        np.bitwise_and(bits, 0x7F801FFF, out=odd)
+        if (odd == 0x1000).any():
+            return False
+        np.right_shift(bits, 13, out=odd)
+        np.bitwise_and(odd, 1, out=odd)
+        np.add(odd, 0xFFF, out=odd)
+        np.add(bits, odd, out=bits)
+        np.right_shift(bits, 16, out=odd)
+        np.bitwise_and(odd, 0x8000, out=odd)
+        np.right_shift(bits, 13, out=bits)
+        np.bitwise_or(bits, odd, out=bits)
+        np.copyto(out[start : start + _CACHED], bits, casting="unsafe")
+    return True
+
+
+def fp16_decode(halves: "Array", factor: "np.float32", out: "Array") -> None:
+    """Multiply finite fp16 elements, given as int16, by factor * 2^-112."""
+    for start in range(0, len(out), _CACHED):
+        values = out[start : start + _CACHED]
+        bits = values.view(np.int32)
+        np.copyto(bits, halves[start : start + _CACHED])
+        np.left_shift(bits, 13, out=bits)
+        np.bitwise_and(bits, np.int32(~0x70000000), out=bits)  # copies of the sign
+        np.multiply(values, factor, out=values)
+
+
+def bf16_encode(array: "Array", out: "Array") -> None:
+    """Round to nearest even; no element is NaN."""
+    bits = array.view(np.uint32)
+    other = np.empty(min(_CACHED, len(array)), np.uint32)
+    for start in range(0, len(array), _CACHED):
+        given = bits[start : start + _CACHED]
+        rounded = other[: len(given)]
+        np.right_shift(given, 16, out=rounded)
+        np.bitwise_and(rounded, 1, out=rounded)
+        np.add(rounded, 0x7FFF, out=rounded)
+        np.add(rounded, given, out=rounded)
+        np.right_shift(rounded, 16, out=rounded)
+        np.copyto(out[start : start + _CACHED], rounded, casting="unsafe")
+
+
+def int8_encode(array: "Array", steps: "Array", out: "Array") -> None:
+    """See codecs/int8.py. The array consists of whole blocks."""
+    rows, encoded = array.reshape(-1, BLOCK), out.reshape(-1, BLOCK)
+    scaled = np.empty((min(_ROWS, len(rows)), BLOCK), np.float32)
+    for start in range(0, len(rows), _ROWS):
+        given, step = rows[start : start + _ROWS], steps[start : start + _ROWS]
+        values = scaled[: len(given)]
+        np.abs(given, out=values)
+        np.max(values, axis=1, out=step)
+        step /= np.float32(127)
+        divisors = _divisors(step)
+        np.divide(given, divisors, out=values)
+        np.rint(values, out=values)
+        if divisors.min() < _SMALLEST:  # a subnormal step may be far off
+            np.clip(values, -127, 127, out=values)
+        np.copyto(encoded[start : start + _ROWS], values, casting="unsafe")
+
+
+def q4_encode(array: "Array", peaks: "Array", out: "Array") -> None:
+    """See codecs/q4.py. The array consists of whole blocks."""
+    rows, encoded = array.reshape(-1, BLOCK), out.reshape(-1, BLOCK // 2)
+    scaled = np.empty((min(_ROWS, len(rows)), BLOCK), np.float32)
+    codes, signs = np.empty((2, *scaled.shape), np.uint8)
+    for start in range(0, len(rows), _ROWS):
+        given, peak = rows[start : start + _ROWS], peaks[start : start + _ROWS]
+        values, code, sign = scaled[: len(given)], codes[: len(given)], signs[: len(given)]
+        np.abs(given, out=values)
+        np.max(values, axis=1, out=peak)
+        np.divide(values, _divisors(peak), out=values)
+        # The bounds between levels are at half powers of two, so the exponent of magnitude * sqrt(2) gives the level.
+        np.multiply(values, np.float32(2**0.5), out=values)
+        bits = values.view(np.int32)
+        np.right_shift(bits, 23, out=bits)
+        np.subtract(bits, 127 - 7, out=bits)
+        np.maximum(bits, 0, out=bits)
+        np.copyto(code, bits, casting="unsafe")
+        np.less(given, 0, out=sign.view(np.bool_))
+        np.left_shift(sign, 3, out=sign)
+        np.bitwise_or(code, sign, out=code)
+        pairs = code.view("<u2")
+        np.bitwise_or(pairs, pairs >> 4, out=pairs)
+        np.copyto(encoded[start : start + _ROWS], pairs, casting="unsafe")
+
+
+def q4_decode(packed: "Array", peaks: "Array", out: "Array") -> None:
+    """See codecs/q4.py. Of whole blocks."""
+    np.take(_Q4_PAIRS, packed, out=out.view(np.uint64), mode="clip")
+    rows = out.reshape(-1, BLOCK)
+    np.multiply(rows, peaks[:, None], out=rows)
+
+
+def encode_blocks(kernel: Kernel, array: "Array", scales: "Array", out: "Array", each: int) -> None:
+    """Call a kernel that encodes whole blocks, `each` elements to a byte; the last block is filled up with zeros."""
+    blocks = len(array) // BLOCK
+    whole = blocks * BLOCK
+    kernel(array[:whole], scales[:blocks], out[: whole // each])
+    if rest := len(array) - whole:
+        last, encoded = np.zeros(BLOCK, np.float32), np.empty(BLOCK // each, out.dtype)
+        last[:rest] = array[whole:]
+        kernel(last, scales[blocks:], encoded)
+        out[whole // each :] = encoded[: -(-rest // each)]
+
+
+def _divisors(scales: "Array") -> "Array":
+    """A column of the scales, 1 for 0."""
+    return np.where(scales == 0, np.float32(1), scales)[:, None]

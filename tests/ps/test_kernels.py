@@ -1,0 +1,98 @@
+"""Kernels of the codecs: numpy's and numba's give the same bits, and those of the rules."""
+
+import importlib.util
+import subprocess
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from geomx_cli.ps.aggregation.compression import Compression, parse_codec
+from geomx_cli.ps.codecs import bf16, fp16, int8, q4
+
+SIZES = [0, 1, 2, 255, 256, 257, 511, 2048, 2049, 65_536, 65_793, 140_000]
+Array = np.ndarray
+
+
+def arrays(size: int) -> list[Array]:
+    """Of usual and of extreme magnitudes, with ties, zeros of both signs and subnormal numbers."""
+    random = np.random.default_rng(size)
+    normal = random.standard_normal(size).astype(np.float32)
+    zeros = np.where(random.random(size) < 0.9, np.float32(-0.0) * normal, normal)
+    coarse = np.round(normal * 64) / 64 * 2.0 ** random.integers(-45, 1, size)
+    tiny = normal * np.float32(1e-41)
+    return [array.astype(np.float32) for array in (normal, zeros, coarse, coarse * 1e30, tiny, 0 * normal)]
+
+
+@pytest.mark.parametrize("module", [fp16, bf16, int8, q4], ids=lambda module: module.name)
+@pytest.mark.parametrize("size", SIZES)
+def test_numpy_and_numba_give_the_same_bits(module: ModuleType, size: int) -> None:
+    pytest.importorskip("numba")
+    plain, fast = module.codec(""), module.codec("")
+    fast.prepare()
+    for array in arrays(size):
+        payload = bytes(plain.encode(array))
+        assert bytes(fast.encode(array)) == payload
+        # As in a frame of several messages: not aligned, and read-only.
+        unaligned = memoryview(b"x" + payload)[1:]
+        assert plain.decode(unaligned, size).tobytes() == fast.decode(unaligned, size).tobytes()
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["numpy", "numba"])
+@pytest.mark.parametrize("size", SIZES)
+def test_fp16_rounds_as_numpy_does(size: int, fast: bool) -> None:
+    codec = fp16.codec("")
+    if fast:
+        pytest.importorskip("numba")
+        codec.prepare()
+    for array in arrays(size):
+        payload = codec.encode(array)
+        factor = 2.0 ** int(np.frombuffer(payload[2 * size :], "<i2")[0])
+        assert bytes(payload[: 2 * size]) == (array.astype(np.float64) * factor).astype("<f2").tobytes()
+        expected = (np.frombuffer(payload, "<f2", size).astype(np.float64) / factor).astype(np.float32)
+        assert codec.decode(payload, size).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["numpy", "numba"])
+def test_fp16_rounds_once_what_is_subnormal_in_the_kernel(fast: bool) -> None:
+    """Just above a tie between two subnormal numbers of fp16: rounding twice would give the lower one."""
+    codec = fp16.codec("")
+    if fast:
+        pytest.importorskip("numba")
+        codec.prepare()
+    array = np.array([2.0**14, 2.5 * 2.0**-24 * (1 + 2.0**-23), 2.5 * 2.0**-24], np.float32)
+    assert np.frombuffer(codec.encode(array), "<u2", 3)[1:].tolist() == [3, 2]
+
+
+@pytest.mark.processes
+def test_numba_is_loaded_where_a_process_encodes() -> None:
+    """Commands only parse the codec; topk has no kernels that are compiled."""
+    script = """
+import sys
+from geomx_cli.ps.aggregation.compression import Compression, parse_codec
+parse_codec("int8"), Compression("topk:0.01"), Compression("")
+assert "numba" not in sys.modules
+Compression("int8")
+assert ("numba" in sys.modules) == (sys.argv[1] == "True")
+"""
+    has = importlib.util.find_spec("numba") is not None
+    subprocess.run([sys.executable, "-c", script, str(has)], check=True, timeout=120)
+
+
+def test_without_numba_codecs_use_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    codec, array = q4.codec(""), arrays(700)[0]
+    codec.prepare()
+    found = codec.decode(codec.encode(array), 700)
+    assert np.abs(found - array).max() <= np.abs(array).max() / 2
+
+
+def test_what_a_script_asks_for_is_prepared() -> None:
+    pytest.importorskip("numba")
+    parse_codec.cache_clear()
+    codec = parse_codec("bf16")
+    before = codec._encode  # type: ignore[union-attr]
+    Compression().set("bf16")
+    assert codec._encode is not before  # type: ignore[union-attr]
+    parse_codec.cache_clear()
