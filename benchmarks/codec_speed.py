@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from tensors import LISTS
 
-from geomx_cli.ps.aggregation.compression import Codec, parse_codec
+from geomx_cli.ps.aggregation.codec import Codec, parse_codec
 from geomx_cli.ps.cluster.partition import Partition, Tensor
 from geomx_cli.ps.net.malloc import keep_freed_memory
 

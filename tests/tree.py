@@ -75,10 +75,11 @@ class Result:
 
 @dataclass
 class Node:
-    """A server, the ranks of its remaining members, and all links."""
+    """A server, the ranks of its remaining members, its client of the roots, if it is none, and all links."""
 
     rounds: Aggregator
     members: list[int]
+    upstream: UpstreamClient | None = None
     wires: dict[int, Wire] = field(default_factory=dict)
 
 
@@ -196,7 +197,7 @@ class Tree:
                 alone=lambda rank: min(rank, CENTRAL) + 1,
             ),
         )  # fmt: skip
-        return Node(rounds, members)
+        return Node(rounds, members, upstream)
 
     def _at_root(self, root: Node, party: int, header: Header, payload: memoryview | None) -> None:
         wire: Any = root.wires[party]

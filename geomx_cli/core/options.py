@@ -120,7 +120,7 @@ OPTIONS: tuple[Option, ...] = (
         " workers and servers.",
     ),
     _net(
-        "compress_min", "int", 200_000, "MXNET_KVSTORE_SIZE_LOWER_BOUND",
+        "compress_min", "int", 1000, "MXNET_KVSTORE_SIZE_LOWER_BOUND",
         "Elements of the smallest tensors that --compress bsc and mpq make sparse; bsc sends smaller ones unencoded,"
         " mpq in fp16.", minimum=0, maximum=10**12,
     ),

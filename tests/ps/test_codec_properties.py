@@ -240,7 +240,7 @@ def test_a_bad_contribution_or_result_is_refused_and_the_round_goes_on(spec: str
     size = SIZES.get(spec, 200)
     array = np.random.default_rng(2).standard_normal(size).astype(np.float32)
     tree, clean = (Tree([1], lambda _, __: FsaServer(), size=size, compress=spec) for _ in range(2))
-    root, upstream = tree.roots[0], tree.servers[0].rounds._upstream
+    root, upstream = tree.roots[0], tree.servers[0].upstream
     fields: dict[str, Any] = {"length": size, "round": 1, "contributors": (0,), "weight": 1.0, "codec": spec}
     for payload in damaged(spec, array):
         header = Header(kind=Kind.EXCHANGE, form=Form.ENCODED, checksum=zlib.crc32(payload), **fields)
