@@ -35,7 +35,7 @@ def inventory_options(command: _Command) -> _Command:
             show_envvar=True,
             help=f"The inventory file, which lists the machines; {DEFAULT_FILE} of this folder by default.",
         ),
-        click.option("--local", is_flag=True, help=f"Use only this machine, even if there is {DEFAULT_FILE} is."),
+        click.option("--local", is_flag=True, help=f"Use only this machine, even if there is a {DEFAULT_FILE}."),
         click.option(
             "--accept-new-host-keys", is_flag=True, help="Accept unknown SSH host keys on first connection."
         ),
