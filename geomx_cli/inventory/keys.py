@@ -33,22 +33,23 @@ class Key:
 def _option(name: str) -> values.Parse:
     """Return the parser of a cluster option at the top of the file."""
     option = next(option for option in OPTIONS if option.name == name)
+    if option.kind == "int":
+        return values.number(int(option.minimum), int(option.maximum))
 
-    def parse(value: Any) -> Any:
-        if option.kind == "int":
-            return values.number(int(option.minimum), int(option.maximum))(value)
-        found = values.text(f'"{option.default}"')(value)
+    def parse(value: Any, example: str) -> str:
+        found = values.text(value, example)
         try:
-            return check(option, found)
+            check(option, found)
         except InvalidSettings as error:
             raise InvalidSettings(f"there is no {name} {found!r}", error.hint) from None
+        return found
 
     return parse
 
 
-def _allocator(value: Any) -> str:
+def _allocator(value: Any, example: str) -> str:
     """Parse the name of a plug-in; "none" yields an empty string."""
-    found: str = values.text('"none"')(value)
+    found = values.text(value, example)
     known = ("none", *allocators())
     if found not in known:
         raise InvalidSettings(f"there is no allocator {found!r}", values.nearest(found, known))
@@ -59,7 +60,7 @@ _RESERVED = frozenset({"MXNET_KVSTORE_USE_HFA", *(option.env for option in table
 
 TOP_KEYS: tuple[Key, ...] = (
     Key(
-        "central", "file", values.name('"hub"'), '"hub"', "the party without devices, or else the first",
+        "central", "file", values.name, '"hub"', "the party without devices, or else the first",
         "The central party: it has the scheduler of the global plane and the master worker.", shared=False,
     ),
     Key(
@@ -84,11 +85,11 @@ TOP_KEYS: tuple[Key, ...] = (
 
 HOST_KEYS: tuple[Key, ...] = (
     Key(
-        "name", "who", values.name('"beijing-1"'), '"beijing-1"', "must be there",
+        "name", "who", values.name, '"beijing-1"', "must be there",
         "What plans, logs and messages call this host.", shared=False,
     ),
     Key(
-        "party", "who", values.name('"beijing"'), '"beijing"', "must be there",
+        "party", "who", values.name, '"beijing"', "must be there",
         "The party (data centre) that it belongs to. Parties are those that hosts name.", shared=False,
     ),
     Key(
@@ -100,13 +101,13 @@ HOST_KEYS: tuple[Key, ...] = (
         "This is the machine on which geomx is typed; no SSH is used.", shared=False,
     ),
     Key(
-        "ssh", "ssh", values.address('"203.0.113.7"'), '"203.0.113.7"', "the host's name",
+        "ssh", "ssh", values.address, '"203.0.113.7"', "the host's name",
         "Where SSH finds it: an IP address, a name, or an alias of your ~/.ssh/config.", shared=False,
     ),
     Key("ssh_port", "ssh", values.number(1, 65535), "2222", "that of ~/.ssh/config, or 22", "The port of its sshd."),
     Key("user", "ssh", values.user, '"alice"', "that of ~/.ssh/config, or yours", "The account there."),
     Key(
-        "key", "ssh", values.path, '"~/.ssh/id_ed25519"', "your SSH agent's, then the usual ones",
+        "key", "ssh", values.text, '"~/.ssh/id_ed25519"', "your SSH agent's, then the usual ones",
         "Your private key, on the machine where geomx is typed; a relative path is from the folder of this file.",
     ),
     Key(
@@ -118,12 +119,12 @@ HOST_KEYS: tuple[Key, ...] = (
         "your known_hosts", "Its host key, for a machine that known_hosts does not know yet.", shared=False,
     ),
     Key(
-        "address", "network", values.address('"10.0.0.11"'), '"10.0.0.11"',
+        "address", "network", values.address, '"10.0.0.11"',
         "that of the interface, or what SSH dials",
         "What hosts of its own party dial. IPv6 is written without brackets.", shared=False,
     ),
     Key(
-        "wan_address", "network", values.address('"203.0.113.7"'), '"203.0.113.7"',
+        "wan_address", "network", values.address, '"203.0.113.7"',
         "that of wan_interface, or the address",
         "What hosts of other parties dial, where that is another: behind NAT with its ports forwarded.", shared=False,
     ),
