@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from geomx_cli.core import env_names
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import OPTIONS, check
-from geomx_cli.core.plugins import allocators, table
+from geomx_cli.core.plugins import allocators
 from geomx_cli.inventory import values
 
 __all__ = ["DEFAULT_PORTS", "HOST_KEYS", "TOP_KEYS", "Key"]
@@ -55,8 +56,6 @@ def _allocator(value: Any, example: str) -> str:
         raise InvalidSettings(f"there is no allocator {found!r}", values.nearest(found, known))
     return "" if found == "none" else found
 
-
-_RESERVED = frozenset({"MXNET_KVSTORE_USE_HFA", *(option.env for option in table())})
 
 TOP_KEYS: tuple[Key, ...] = (
     Key(
@@ -161,7 +160,7 @@ HOST_KEYS: tuple[Key, ...] = (
         "Threads in the numeric libraries of each worker (OMP_NUM_THREADS).",
     ),
     Key(
-        "env", "work", values.env(_RESERVED), '{ LD_LIBRARY_PATH = "/opt/cuda/lib64" }', "none",
+        "env", "work", values.env(env_names.of_options()), '{ LD_LIBRARY_PATH = "/opt/cuda/lib64" }', "none",
         "Variables for each of its processes, on top of those in [defaults].",
     ),
     Key(
