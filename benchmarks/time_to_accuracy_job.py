@@ -55,7 +55,7 @@ class Job:
         self, options: Mapping[str, Value], directory: Path, wan: Wan | None, servers: Sequence[str] = "C",
         bound: int = 1_000_000,
     ) -> None:  # fmt: skip
-        forced_options = {} if options["algo"] == MXNET else plugins.forced_options(str(options["algo"]))
+        forced_options = {} if options["algo"] == MXNET else plugins.algorithms()[str(options["algo"])].forced_options
         self.options = {**options, **forced_options}
         self._servers = servers
         self._bound = bound

@@ -35,7 +35,7 @@ def inventory_options(command: _Command) -> _Command:
             show_envvar=True,
             help=f"The inventory file, which lists the machines; {DEFAULT_FILE} of this folder by default.",
         ),
-        click.option("--local", is_flag=True, help=f"Use only this machine, even if there is {DEFAULT_FILE} is."),
+        click.option("--local", is_flag=True, help=f"Use only this machine, even if there is a {DEFAULT_FILE}."),
         click.option(
             "--accept-new-host-keys", is_flag=True, help="Accept unknown SSH host keys on first connection."
         ),
@@ -104,7 +104,7 @@ def _fixed(values: Mapping[str, Value]) -> dict[str, Value]:
     """Return the cluster options fixed by the algorithm. Raises UsageError if the user set another value."""
     from geomx_cli.core import plugins
 
-    fixed = plugins.forced_options(str(values["algo"])) if "algo" in values else {}
+    fixed = plugins.algorithms()[str(values["algo"])].forced_options if "algo" in values else {}
     for name, value in fixed.items():
         if _written(name) and values[name] != value:
             flag = "--" + name.replace("_", "-")
@@ -118,7 +118,8 @@ def _shaped(inventory: "Inventory", values: Mapping[str, Value]) -> "Inventory":
     """
     from geomx_cli.core import plugins
 
-    wanted = "algo" in values and plugins.in_two_tiers(str(values["algo"])) and inventory.topology == "central"
+    algorithm = plugins.algorithms()[str(values["algo"])] if "algo" in values else None
+    wanted = algorithm is not None and algorithm.needs_local_server and inventory.topology == "central"
     chosen = {"delivery": values["delivery"]} if "delivery" in values else {}
     return inventory.model_copy(update={**chosen, **({"central_server": True} if wanted else {})})
 

@@ -10,7 +10,7 @@ from geomx_cli.core.errors import DoneInPart
 from geomx_cli.core.process_name import file_name
 from geomx_cli.core.units import counted
 
-__all__ = ["base_option", "network_option", "progress", "tell_problems"]
+__all__ = ["MOST_TOLD", "base_option", "network_option", "progress", "target_option", "tell_problems"]
 
 MOST_TOLD = 20
 
@@ -21,6 +21,10 @@ base_option = click.option(
 network_option = click.option(
     "-n", "--network", required=True, metavar="NAME", callback=lambda ctx, parameter, name: file_name(name),
     help="As in resnet18-v1, or MODULE:FUNCTION.",
+)  # fmt: skip
+target_option = click.option(
+    "--target", type=click.FloatRange(0, 1, min_open=True), default=0.8, show_default=True,
+    help="Target accuracy for time and bytes.",
 )  # fmt: skip
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from geomx_cli.commands._json import print_json
-from geomx_cli.commands._report import tell_problems
-from geomx_cli.core.errors import InvalidSettings, UsageError
+from geomx_cli.commands._report import target_option, tell_problems
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ ALIKE = ("parties", "workers", "central_workers", "network", "data", "split", "b
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="JOB...")
-@click.option("--target", type=float, default=0.8, show_default=True, help="Target accuracy for time and bytes.")
+@target_option
 @click.option("--json", is_flag=True, help="Print one JSON object instead of a table.")
 def compare(names: tuple[str, ...], target: float, json: bool) -> None:
     """Compare jobs: time and bytes to an accuracy, final accuracy, samples per second, and share of time computing.
@@ -36,8 +36,6 @@ def compare(names: tuple[str, ...], target: float, json: bool) -> None:
       geomx compare 20260729-17 20260729-18
       geomx compare results/cnn/hfa results/cnn/fsa --target 0.85
     """
-    if not 0 < target <= 1:
-        raise UsageError(f"--target {target:g} is not an accuracy", "give a number above 0, up to 1")
     from geomx_cli.observe.report import Summary
 
     trials = [_trial(name) for name in names]

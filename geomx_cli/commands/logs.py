@@ -9,12 +9,12 @@ import click
 
 from geomx_cli.commands._job import chosen, job_argument
 from geomx_cli.commands._json import print_json
+from geomx_cli.commands._report import MOST_TOLD
 from geomx_cli.core.errors import DoneInPart
 from geomx_cli.core.units import format_bytes
 
 __all__ = ["logs"]
 
-MOST_TOLD = 20
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geomx_cli.commands._json import print_json
-from geomx_cli.commands._report import base_option, network_option, progress, tell_problems
-from geomx_cli.core.errors import UsageError
+from geomx_cli.commands._report import base_option, network_option, progress, target_option, tell_problems
 from geomx_cli.core.units import counted, format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ __all__ = ["summarize"]
 @base_option
 @network_option
 @click.option("-m", "--mode", required=True, metavar="NAME", help="As in esync, or esync-niid.")
-@click.option("--target", type=float, default=0.8, show_default=True, help="Target accuracy for time and bytes.")
+@target_option
 @click.option("--parity", is_flag=True, help="Throughput, traffic and computing by ESync's own formulas.")
 @click.option("--json", is_flag=True, help="Print summary.json instead of text.")
 def summarize(base: Path, network: str, mode: str, target: float, parity: bool, json: bool) -> None:
@@ -42,8 +41,6 @@ def summarize(base: Path, network: str, mode: str, target: float, parity: bool, 
     from geomx_cli.observe.report import RunRecords, Summary
     from geomx_cli.observe.report.summary import write
 
-    if not 0 < target <= 1:
-        raise UsageError(f"--target {target:g} is not an accuracy", "give a number above 0, up to 1")
     trial = RunRecords.read(base, network, mode, progress)
     summary = Summary.of(trial, target, parity=parity)
     paths = write(trial, summary)

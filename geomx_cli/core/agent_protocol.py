@@ -70,24 +70,24 @@ class AgentStatus(TypedDict):
     failures: list[FailureWords]
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, tag_field="type", frozen=True):
     """Base class of messages; `process`, where present, is one of the sending host's own."""
 
 
-class Hello(Message, frozen=True):
+class Hello(Message, tag="hello", frozen=True):
     """The agent is connected or reconnected; or its status is known from `late` seconds ago."""
 
     status: AgentStatus
     late: float = 0.0
 
 
-class Started(Message, frozen=True):
+class Started(Message, tag="started", frozen=True):
     """A process was started."""
 
     process: str
 
 
-class ProcessEvent(Message, frozen=True):
+class ProcessEvent(Message, tag="event", frozen=True):
     """A process wrote an event `age` seconds ago."""
 
     process: str
@@ -95,13 +95,13 @@ class ProcessEvent(Message, frozen=True):
     age: float
 
 
-class Warned(Message, frozen=True):
+class Warned(Message, tag="warning", frozen=True):
     """A problem on the host that does not end the job."""
 
     message: str
 
 
-class Ended(Message, frozen=True):
+class Ended(Message, tag="ended", frozen=True):
     """A process has ended; `asked`: on request."""
 
     process: str
@@ -109,21 +109,21 @@ class Ended(Message, frozen=True):
     asked: bool
 
 
-class Failed(Message, frozen=True):
+class Failed(Message, tag="failure", frozen=True):
     """A process failed `age` seconds ago."""
 
     failure: FailureWords
     age: float
 
 
-class Stopping(Message, frozen=True):
+class Stopping(Message, tag="stopping", frozen=True):
     """A requester other than this control machine asked the agent to end the job."""
 
     who: str
     patience: float
 
 
-class Done(Message, frozen=True):
+class Done(Message, tag="done", frozen=True):
     """The agent has ended its part of the job."""
 
     why: str
@@ -131,15 +131,11 @@ class Done(Message, frozen=True):
     left: list[str]
 
 
-class Replaced(Message, frozen=True):
+class Replaced(Message, tag="replaced", frozen=True):
     """Another control machine took over the agent."""
 
 
-_KINDS: Mapping[str, type[Message]] = {
-    "hello": Hello, "started": Started, "event": ProcessEvent, "ended": Ended, "failure": Failed, "stopping": Stopping,
-    "warning": Warned,
-    "done": Done, "replaced": Replaced,
-}  # fmt: skip
+_KINDS: Mapping[str, type[Message]] = {str(kind.__struct_config__.tag): kind for kind in Message.__subclasses__()}
 
 
 def parse(message: Mapping[str, Any], host: str, places: Mapping[str, str]) -> Message | None:

@@ -1,26 +1,39 @@
-"""Detects environment variables without effect: unknown GEOMX_... names, and MXNet's and GeoMX's that geomx ignores."""
+"""Names of the environment variables of a job's processes, and of those without effect: unknown GEOMX_... names, and
+MXNet's and GeoMX's that geomx ignores.
+"""
 
 import difflib
 from collections.abc import Iterator, Mapping
 
 from geomx_cli.core.plugins import table
 
-__all__ = ["NO_EFFECT", "OWN", "strangers", "without_effect"]
+__all__ = ["NO_EFFECT", "OWN", "SETTINGS", "USE_HFA", "of_options", "strangers", "without_effect"]
 
 NO_EFFECT = " has no effect"
+USE_HFA = "MXNET_KVSTORE_USE_HFA"
+SETTINGS: Mapping[str, str] = {
+    "master": "DMLC_ROLE_MASTER_WORKER", "central_workers": "DMLC_ENABLE_CENTRAL_WORKER",
+    "num_all_workers": "DMLC_NUM_ALL_WORKER", "interface": "DMLC_INTERFACE", "node_host": "DMLC_NODE_HOST",
+    "job": "GEOMX_JOB", "job_dir": "GEOMX_JOB_DIR", "process": "GEOMX_PROCESS", "party": "GEOMX_PARTY",
+    "party_index": "GEOMX_PARTY_INDEX", "host": "GEOMX_HOST", "rank": "GEOMX_RANK", "global_rank": "GEOMX_GLOBAL_RANK",
+    "bind": "GEOMX_BIND", "advertise": "GEOMX_ADVERTISE", "key_file": "GEOMX_KEY_FILE", "insecure": "GEOMX_INSECURE",
+    "wan_share": "GEOMX_WAN_SHARE", "device": "GEOMX_DEVICE",
+}  # fmt: skip
+"""The variables of a process's settings, by field of NodeSettings."""
 OWN = frozenset(
-    f"GEOMX_{name}"
-    for name in (
-        "ADVERTISE", "BIND", "DEVICE", "GLOBAL_RANK", "GLOBAL_SCHEDULER", "HOST", "HOSTS", "INSECURE", "JOB",
-        "JOB_DIR", "KEY_FILE", "PARTY", "PARTY_INDEX", "PROCESS", "RANK", "SCHEDULER", "SCRIPT_PROCESS", "WAN_SHARE",
-    )
-)  # fmt: skip
+    ("GEOMX_GLOBAL_SCHEDULER", "GEOMX_HOSTS", "GEOMX_SCHEDULER", "GEOMX_SCRIPT_PROCESS", *SETTINGS.values())
+)
 """Variables read in addition to those of options."""
+
+
+def of_options() -> tuple[str, ...]:
+    """Return the variables that set options."""
+    return (USE_HFA, *(option.env for option in table()))
 
 
 def strangers(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence for each unknown GEOMX_... variable."""
-    known = OWN | {option.env for option in table()}
+    known = OWN.union(of_options())
     for name in sorted(environment):
         if name.startswith("GEOMX_") and name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
@@ -69,7 +82,7 @@ def without_effect(environment: Mapping[str, str], *, launching: bool = False) -
             continue
         if name in _WITHOUT_EFFECT:
             yield f"{name}{NO_EFFECT}: {_WITHOUT_EFFECT[name]}"
-        elif launching and name == "MXNET_KVSTORE_USE_HFA":
+        elif launching and name == USE_HFA:
             yield f"{name}{NO_EFFECT} on geomx launch: write --algo hfa"
         elif launching and name.startswith("DMLC_"):
             yield f"{name}{NO_EFFECT} on geomx launch: {_LAUNCH_SETS}"

@@ -169,10 +169,7 @@ class ProcessFinished(Event, tag="finished"):
     accuracy: Share | None = None
 
 
-_KINDS: Mapping[str, type[Event]] = {
-    "state": StateChanged, "telemetry": Telemetry, "round": RoundCompleted, "evaluation": Evaluated,
-    "warning": WarningRaised, "roster": RosterComplete, "failed": ProcessFailed, "finished": ProcessFinished,
-}  # fmt: skip
+_KINDS: Mapping[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in Event.__subclasses__()}
 
 
 def parse(fields: Mapping[str, Any]) -> Event | None:

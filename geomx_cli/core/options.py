@@ -13,7 +13,7 @@ from typing import Literal
 from geomx_cli.core import units
 from geomx_cli.core.errors import InvalidSettings
 
-__all__ = ["OPTIONS", "Kind", "Option", "Value", "decode", "defaults", "encode"]
+__all__ = ["OPTIMIZERS", "OPTIONS", "Kind", "Option", "Value", "decode", "defaults", "encode"]
 
 Value = bool | int | float | str
 Kind = Literal["bool", "int", "float", "text", "duration", "size", "wan"]
@@ -77,6 +77,15 @@ _cluster, _sync, _net, _train = (
     _option("transport"),
     _option("training"),
 )
+
+_MOMENTUM = {"momentum": "momentum"}
+_COMPENSATING = {**_MOMENTUM, "dc_lambda": "lamda"}
+OPTIMIZERS: Mapping[str, tuple[float, Mapping[str, str]]] = {
+    "sgd": (0.05, _MOMENTUM), "nag": (0.05, _MOMENTUM), "adam": (0.001, {}), "adagrad": (0.01, {}),
+    "rmsprop": (0.001, {}), "adamw": (0.001, {}), "dcasgd": (0.05, _COMPENSATING),
+    "dcasgd-a": (0.05, {**_COMPENSATING, "dc_decay": "decay"}), "dcasgd-mxnet": (0.05, _COMPENSATING),
+}  # fmt: skip
+"""For each optimizer: its default learning rate, and its hyper-parameters by option."""
 
 OPTIONS: tuple[Option, ...] = (
     _cluster("parties", "int", 2, "GEOMX_PARTIES", "Participating parties (data centres).", minimum=1, maximum=1024),
@@ -175,10 +184,7 @@ OPTIONS: tuple[Option, ...] = (
         minimum=1, maximum=100_000,
     ),
     _train("time_limit", "duration", 0.0, "GEOMX_TIME_LIMIT", "Stop training after this long; 0 is never.", minimum=0),
-    _train(
-        "optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer.",
-        choices=("sgd", "nag", "adam", "adagrad", "rmsprop", "adamw", "dcasgd", "dcasgd-a", "dcasgd-mxnet"),
-    ),
+    _train("optimizer", "text", "sgd", "GEOMX_OPTIMIZER", "Optimizer.", choices=tuple(OPTIMIZERS)),
     _train(
         "optimizer_on", "text", "server", "GEOMX_OPTIMIZER_ON",
         "Where the optimizer runs: global servers answer with weights, or with summed gradients for the workers.",

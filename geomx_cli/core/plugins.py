@@ -13,7 +13,7 @@ import importlib
 import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from types import ModuleType
 from typing import Any, Literal, Protocol, cast
@@ -22,6 +22,7 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import OPTIONS, Option, Value
 
 __all__ = [
+    "Algorithm",
     "Kind",
     "Plugin",
     "Side",
@@ -32,14 +33,10 @@ __all__ = [
     "deliveries",
     "factory",
     "find",
-    "forced_options",
-    "in_two_tiers",
-    "is_standalone",
     "merge",
     "mode",
     "modes",
     "peers",
-    "ranks_by_party",
     "scan",
     "table",
     "users",
@@ -91,6 +88,30 @@ class Plugin(Protocol):
 
     def refuses(self, spec: Spec) -> str | None:
         """Return why the job cannot use this plug-in, as a sentence without a full stop, or None."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The attributes of an algorithm's module; it may leave out those that have a default.
+
+    title, look: in reports; a look is a colour (e.g. "#E69F00"), a matplotlib marker and a hatch. variants: modes that
+    reports distinguish, with titles and looks, of which `variant` chooses by a job's options ("" for none).
+    forced_options: cluster options that it overrides. shared_options: options of other algorithms that it uses.
+    needs_local_server: every worker, including the central party's, needs one. ranks_by_party: its scripts count ranks
+    within a party. standalone: a single-worker baseline.
+    """
+
+    name: str
+    options: tuple[Option, ...]
+    title: str = ""
+    look: Look | None = None
+    variants: Mapping[str, tuple[str, Look]] = field(default_factory=dict)
+    variant: Callable[[Mapping[str, Value]], str] = lambda options: ""
+    forced_options: Mapping[str, Value] = field(default_factory=dict)
+    shared_options: tuple[str, ...] = ()
+    needs_local_server: bool = False
+    ranks_by_party: bool = False
+    standalone: bool = False
 
 
 def scan(package: str, parts: tuple[str, ...] = _PARTS) -> dict[str, Plugin]:
@@ -154,9 +175,13 @@ def _all(kind: Kind) -> Mapping[str, Plugin]:
     return found
 
 
-def algorithms() -> Mapping[str, Plugin]:
+def algorithms() -> Mapping[str, Algorithm]:
     """Return the synchronisation algorithms by name."""
-    return _all("algorithm")
+    names = [item.name for item in fields(Algorithm)]
+    return {
+        name: Algorithm(**{key: getattr(module, key) for key in names if hasattr(module, key)})
+        for name, module in _all("algorithm").items()
+    }
 
 
 def allocators() -> Mapping[str, Plugin]:
@@ -188,42 +213,19 @@ def factory(plugin: Plugin, side: Side) -> Callable[..., Any] | None:
 
 
 def modes() -> Mapping[str, tuple[str, Look | None]]:
-    """Return the modes distinguished in reports, sorted by name: the algorithms and their modules' `variants`. Values
-    are the title (the module's `title`, or its name) and the look in figures: colour (e.g. "#E69F00"), matplotlib
-    marker and hatch.
-    """
+    """Return title and look of each mode distinguished in reports, sorted by name: algorithms and their variants."""
     found: dict[str, tuple[str, Look | None]] = {}
-    for name, plugin in algorithms().items():
-        found |= getattr(plugin, "variants", {})
-        found[name] = str(getattr(plugin, "title", name)), getattr(plugin, "look", None)
+    for name, algorithm in algorithms().items():
+        found |= algorithm.variants
+        found[name] = algorithm.title or name, algorithm.look
     return dict(sorted(found.items()))
 
 
 def mode(options: Mapping[str, Value]) -> str:
-    """Return the mode of a job with these options: its algorithm, or the variant returned by its module's `variant`."""
+    """Return the mode of a job with these options: its algorithm, or a variant of that."""
     name = str(options["algo"])
-    variant: Callable[[Mapping[str, Value]], str] = getattr(algorithms().get(name), "variant", lambda _: "")
-    return variant(options) or name
-
-
-def is_standalone(algorithm: str) -> bool:
-    """Whether it is a single-worker baseline (`standalone` of its module)."""
-    return bool(getattr(algorithms().get(algorithm), "standalone", False))
-
-
-def forced_options(algorithm: str) -> Mapping[str, Value]:
-    """Return the cluster options that this algorithm overrides (`forced_options` of its module)."""
-    return dict(getattr(find("algorithm", algorithm), "forced_options", {}))
-
-
-def in_two_tiers(algorithm: str) -> bool:
-    """Whether every worker, including the central party's, needs a local server (`needs_local_server`)."""
-    return bool(getattr(find("algorithm", algorithm), "needs_local_server", False))
-
-
-def ranks_by_party(algorithm: str) -> bool:
-    """Whether its scripts count ranks within a party (`ranks_by_party` of its module)."""
-    return bool(getattr(find("algorithm", algorithm), "ranks_by_party", False))
+    known = algorithms().get(name)
+    return (known.variant(options) if known else "") or name
 
 
 def peers(delivery: str, workers: int) -> frozenset[tuple[int, int]]:
@@ -240,8 +242,8 @@ def users(option: str) -> list[str]:
     """
     return [
         name
-        for name, plugin in algorithms().items()
-        if option in getattr(plugin, "shared_options", ()) or any(option == own.name for own in plugin.options)
+        for name, algorithm in algorithms().items()
+        if option in algorithm.shared_options or any(option == own.name for own in algorithm.options)
     ]
 
 
@@ -262,5 +264,5 @@ def table() -> tuple[Option, ...]:
     """Return the complete table of options, with the plug-in names as choices."""
     choices = {"algo": tuple(algorithms()), "delivery": tuple(deliveries())}
     base = (replace(option, choices=choices.get(option.name, option.choices)) for option in OPTIONS)
-    kinds = (algorithms(), allocators(), deliveries())
+    kinds = (_all("algorithm"), allocators(), deliveries())
     return merge(base, [plugin for found in kinds for plugin in found.values()])

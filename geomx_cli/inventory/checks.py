@@ -61,7 +61,7 @@ def _host(table: Table) -> dict[str, Any]:
         **{name: table[name] for name in _PLAIN if name in table},
         "parties": (table["party"],),
         "access": {"kind": "local"} if table.get("local") else {"kind": "ssh", "address": address, **ssh},
-        "ports": table.get("ports") or values.ports(DEFAULT_PORTS),
+        "ports": table.get("ports") or values.ports(DEFAULT_PORTS, example=DEFAULT_PORTS),
     }
 
 

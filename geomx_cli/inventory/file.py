@@ -141,7 +141,7 @@ def _entries(
             continue
         for path, part in _parts(value):
             try:
-                parsed = known[name].parse(part)
+                parsed = known[name].parse(part, known[name].example)
                 found[name] = {**found.get(name, {}), **parsed} if path else parsed
             except InvalidSettings as error:
                 mistakes.add((*where, name, *path), f"{name}: {error.message}", error.hint)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from geomx_cli.core import env_names
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import OPTIONS, check
-from geomx_cli.core.plugins import allocators, table
+from geomx_cli.core.plugins import allocators
 from geomx_cli.inventory import values
 
 __all__ = ["DEFAULT_PORTS", "HOST_KEYS", "TOP_KEYS", "Key"]
@@ -33,33 +34,32 @@ class Key:
 def _option(name: str) -> values.Parse:
     """Return the parser of a cluster option at the top of the file."""
     option = next(option for option in OPTIONS if option.name == name)
+    if option.kind == "int":
+        return values.number(int(option.minimum), int(option.maximum))
 
-    def parse(value: Any) -> Any:
-        if option.kind == "int":
-            return values.number(int(option.minimum), int(option.maximum))(value)
-        found = values.text(f'"{option.default}"')(value)
+    def parse(value: Any, example: str) -> str:
+        found = values.text(value, example)
         try:
-            return check(option, found)
+            check(option, found)
         except InvalidSettings as error:
             raise InvalidSettings(f"there is no {name} {found!r}", error.hint) from None
+        return found
 
     return parse
 
 
-def _allocator(value: Any) -> str:
+def _allocator(value: Any, example: str) -> str:
     """Parse the name of a plug-in; "none" yields an empty string."""
-    found: str = values.text('"none"')(value)
+    found = values.text(value, example)
     known = ("none", *allocators())
     if found not in known:
         raise InvalidSettings(f"there is no allocator {found!r}", values.nearest(found, known))
     return "" if found == "none" else found
 
 
-_RESERVED = frozenset({"MXNET_KVSTORE_USE_HFA", *(option.env for option in table())})
-
 TOP_KEYS: tuple[Key, ...] = (
     Key(
-        "central", "file", values.name('"hub"'), '"hub"', "the party without devices, or else the first",
+        "central", "file", values.name, '"hub"', "the party without devices, or else the first",
         "The central party: it has the scheduler of the global plane and the master worker.", shared=False,
     ),
     Key(
@@ -84,11 +84,11 @@ TOP_KEYS: tuple[Key, ...] = (
 
 HOST_KEYS: tuple[Key, ...] = (
     Key(
-        "name", "who", values.name('"beijing-1"'), '"beijing-1"', "must be there",
+        "name", "who", values.name, '"beijing-1"', "must be there",
         "What plans, logs and messages call this host.", shared=False,
     ),
     Key(
-        "party", "who", values.name('"beijing"'), '"beijing"', "must be there",
+        "party", "who", values.name, '"beijing"', "must be there",
         "The party (data centre) that it belongs to. Parties are those that hosts name.", shared=False,
     ),
     Key(
@@ -100,13 +100,13 @@ HOST_KEYS: tuple[Key, ...] = (
         "This is the machine on which geomx is typed; no SSH is used.", shared=False,
     ),
     Key(
-        "ssh", "ssh", values.address('"203.0.113.7"'), '"203.0.113.7"', "the host's name",
+        "ssh", "ssh", values.address, '"203.0.113.7"', "the host's name",
         "Where SSH finds it: an IP address, a name, or an alias of your ~/.ssh/config.", shared=False,
     ),
     Key("ssh_port", "ssh", values.number(1, 65535), "2222", "that of ~/.ssh/config, or 22", "The port of its sshd."),
     Key("user", "ssh", values.user, '"alice"', "that of ~/.ssh/config, or yours", "The account there."),
     Key(
-        "key", "ssh", values.path, '"~/.ssh/id_ed25519"', "your SSH agent's, then the usual ones",
+        "key", "ssh", values.text, '"~/.ssh/id_ed25519"', "your SSH agent's, then the usual ones",
         "Your private key, on the machine where geomx is typed; a relative path is from the folder of this file.",
     ),
     Key(
@@ -118,12 +118,12 @@ HOST_KEYS: tuple[Key, ...] = (
         "your known_hosts", "Its host key, for a machine that known_hosts does not know yet.", shared=False,
     ),
     Key(
-        "address", "network", values.address('"10.0.0.11"'), '"10.0.0.11"',
+        "address", "network", values.address, '"10.0.0.11"',
         "that of the interface, or what SSH dials",
         "What hosts of its own party dial. IPv6 is written without brackets.", shared=False,
     ),
     Key(
-        "wan_address", "network", values.address('"203.0.113.7"'), '"203.0.113.7"',
+        "wan_address", "network", values.address, '"203.0.113.7"',
         "that of wan_interface, or the address",
         "What hosts of other parties dial, where that is another: behind NAT with its ports forwarded.", shared=False,
     ),
@@ -160,7 +160,7 @@ HOST_KEYS: tuple[Key, ...] = (
         "Threads in the numeric libraries of each worker (OMP_NUM_THREADS).",
     ),
     Key(
-        "env", "work", values.env(_RESERVED), '{ LD_LIBRARY_PATH = "/opt/cuda/lib64" }', "none",
+        "env", "work", values.env(env_names.of_options()), '{ LD_LIBRARY_PATH = "/opt/cuda/lib64" }', "none",
         "Variables for each of its processes, on top of those in [defaults].",
     ),
     Key(

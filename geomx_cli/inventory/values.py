@@ -1,4 +1,5 @@
-"""Parsers for the values of an inventory file. Each takes a TOML value and returns the typed one.
+"""Parsers for the values of an inventory file. Each takes a TOML value and an example of a valid one, as TOML, and
+returns the typed value.
 
 All raise InvalidSettings with the error, without the key's name, as message and the valid form as hint.
 """
@@ -15,10 +16,10 @@ from geomx_cli.ps.cluster.config import Role
 
 __all__ = [
     "Parse", "absolute", "address", "devices", "env", "fingerprint", "flag", "interface", "jump", "kind_of", "listen",
-    "name", "nearest", "number", "path", "ports", "python", "roles", "text", "user",
+    "name", "nearest", "number", "ports", "python", "roles", "text", "user",
 ]  # fmt: skip
 
-Parse = Callable[[Any], Any]
+Parse = Callable[[Any, str], Any]
 
 _WORD = 100  # maximum characters compared
 _USER = r"[A-Za-z_][A-Za-z0-9_.-]*\$?"
@@ -40,20 +41,16 @@ def nearest(word: str, known: Collection[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
 
 
-def text(example: str) -> Parse:
+def text(value: Any, example: str) -> str:
     """Non-empty text without control characters."""
-
-    def parse(value: Any) -> str:
-        if not isinstance(value, str):
-            raise InvalidSettings(f"it is {kind_of(value)} and must be text", f"write it in quotes, as {example}")
-        if not value.strip() or not value.isprintable():
-            raise InvalidSettings(f"{value!r} is no text that can be used", f"write {example}, or leave the key out")
-        return value.strip()
-
-    return parse
+    if not isinstance(value, str):
+        raise InvalidSettings(f"it is {kind_of(value)} and must be text", f"write it in quotes, as {example}")
+    if not value.strip() or not value.isprintable():
+        raise InvalidSettings(f"{value!r} is no text that can be used", f"write {example}, or leave the key out")
+    return value.strip()
 
 
-def flag(value: Any) -> bool:
+def flag(value: Any, _example: str) -> bool:
     """A boolean."""
     if not isinstance(value, bool):
         raise InvalidSettings(f"it is {kind_of(value)} and must be true or false", "leave quotes out")
@@ -63,7 +60,7 @@ def flag(value: Any) -> bool:
 def number(least: int, most: int) -> Parse:
     """An integer from `least` to `most`."""
 
-    def parse(value: Any) -> int:
+    def parse(value: Any, _example: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidSettings(
                 f"it is {kind_of(value)} and must be a whole number", f"write a number from {least} to {most}"
@@ -75,37 +72,29 @@ def number(least: int, most: int) -> Parse:
     return parse
 
 
-def name(example: str) -> Parse:
+def name(value: Any, example: str) -> str:
     """The name of a host or party."""
-
-    def parse(value: Any) -> str:
-        found: str = text(example)(value)
-        if not re.match(NAME, found):
-            raise InvalidSettings(
-                f"{found!r} is no name",
-                "a name begins with a letter, has at most 32 letters, digits, dots, hyphens and underscores",
-            )
-        return found
-
-    return parse
+    found = text(value, example)
+    if not re.match(NAME, found):
+        raise InvalidSettings(
+            f"{found!r} is no name",
+            "a name begins with a letter, has at most 32 letters, digits, dots, hyphens and underscores",
+        )
+    return found
 
 
-def address(example: str) -> Parse:
+def address(value: Any, example: str) -> str:
     """An IP address or host name."""
-
-    def parse(value: Any) -> str:
-        found: str = text(example)(value)
-        try:
-            found_ip = ipaddress.ip_address(found)
-        except ValueError:
-            return _host_name(found)
-        if found_ip.is_unspecified:
-            raise InvalidSettings(f"nobody can dial {found}", "listen says what a host binds; this is what others dial")
-        if "%" in found:
-            raise InvalidSettings(f"{found} means something on one machine only", "write an address without a zone")
-        return str(found_ip)
-
-    return parse
+    found = text(value, example)
+    try:
+        found_ip = ipaddress.ip_address(found)
+    except ValueError:
+        return _host_name(found)
+    if found_ip.is_unspecified:
+        raise InvalidSettings(f"nobody can dial {found}", "listen says what a host binds; this is what others dial")
+    if "%" in found:
+        raise InvalidSettings(f"{found} means something on one machine only", "write an address without a zone")
+    return str(found_ip)
 
 
 def _host_name(found: str) -> str:
@@ -126,9 +115,9 @@ def _host_name(found: str) -> str:
     return found
 
 
-def listen(value: Any) -> str:
+def listen(value: Any, example: str) -> str:
     """An IP address to bind."""
-    found: str = text('"0.0.0.0"')(value)
+    found = text(value, example)
     try:
         return str(ipaddress.ip_address(found))
     except ValueError:
@@ -137,17 +126,17 @@ def listen(value: Any) -> str:
         ) from None
 
 
-def user(value: Any) -> str:
+def user(value: Any, example: str) -> str:
     """An account name."""
-    found: str = text('"alice"')(value)
+    found = text(value, example)
     if not re.fullmatch(_USER, found):
-        raise InvalidSettings(f"{found!r} is no name of an account", 'write "alice"')
+        raise InvalidSettings(f"{found!r} is no name of an account", f"write {example}")
     return found
 
 
-def jump(value: Any) -> str:
+def jump(value: Any, example: str) -> str:
     """Jump hosts, separated by commas."""
-    found: str = text('"alice@gate.example.org:22"')(value)
+    found = text(value, example)
     for part in found.split(","):
         match = _JUMP.fullmatch(part.strip())
         if match is None or (match[3] and not 0 < int(match[3][1:]) < 65536):
@@ -158,9 +147,9 @@ def jump(value: Any) -> str:
     return ",".join(part.strip() for part in found.split(","))
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: Any, example: str) -> str:
     """The SHA-256 fingerprint of a host key."""
-    found: str = text('"SHA256:..."')(value)
+    found = text(value, example)
     if not re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}=?", found):
         raise InvalidSettings(
             f"{found!r} is no fingerprint of a host key",
@@ -169,23 +158,18 @@ def fingerprint(value: Any) -> str:
     return found.rstrip("=")
 
 
-def interface(value: Any) -> str:
+def interface(value: Any, example: str) -> str:
     """The name of a network interface."""
-    found: str = text('"eth0"')(value)
+    found = text(value, example)
     if len(found) > 15 or re.search(r"[\s/]", found):
-        raise InvalidSettings(f"{found!r} is no network interface", 'write its name, as ip address shows it: "eth0"')
+        hint = f"write its name, as ip address shows it: {example}"
+        raise InvalidSettings(f"{found!r} is no network interface", hint)
     return found
 
 
-def path(value: Any) -> str:
-    """A path on the control machine."""
-    found: str = text('"~/.ssh/id_ed25519"')(value)
-    return found
-
-
-def absolute(value: Any) -> str:
+def absolute(value: Any, example: str) -> str:
     """An absolute path on the host; ~ is the account's home there."""
-    found: str = text('"/data/geomx"')(value)
+    found = text(value, example)
     if not found.startswith(("/", "~/")):
         raise InvalidSettings(
             f"{found!r} is a relative path with no known base", f'write "/.../{found}", or "~/{found}"'
@@ -193,9 +177,9 @@ def absolute(value: Any) -> str:
     return found.rstrip("/") or "/"
 
 
-def python(value: Any) -> str:
+def python(value: Any, example: str) -> str:
     """A Python of the host: an absolute path, a path below its home (~/), or a command on its PATH."""
-    found: str = text('"/opt/geomx/bin/python"')(value)
+    found = text(value, example)
     if "/" in found and not found.startswith(("/", "~/")):
         raise InvalidSettings(
             f"{found!r} is a relative path",
@@ -204,38 +188,38 @@ def python(value: Any) -> str:
     return found
 
 
-def devices(value: Any) -> tuple[str, ...]:
+def devices(value: Any, example: str) -> tuple[str, ...]:
     """A list of devices, one per worker."""
-    found = _texts(value, '["gpu0", "gpu1"]')
+    found = _texts(value, example)
     for device in found:
         if not re.match(DEVICE, device):
             gpu = re.fullmatch(r"(?:gpu|cuda)[:_ -]?([0-9]{1,2})?", device.lower())
             hint = f'write "gpu{int(gpu[1] or 0)}"' if gpu else 'write "cpu", or "gpu0", "gpu1", ...'
             raise InvalidSettings(f"{device!r} is no device", hint)
-    _refuse_twice([device for device in found if device != "cpu"], "each GPU has one worker")
+    _refuse_repeated([device for device in found if device != "cpu"], "each GPU has one worker")
     return found
 
 
-def roles(value: Any) -> tuple[Role, ...]:
+def roles(value: Any, example: str) -> tuple[Role, ...]:
     """A list of roles that run on a host, besides workers."""
     known = [role for role in get_args(Role) if role != "worker"]
-    found = _texts(value, '["scheduler", "server"]')
+    found = _texts(value, example)
     for role in found:
         if role == "worker":
             raise InvalidSettings("workers follow from devices", 'take "worker" out, and write devices = ["cpu"]')
         if role not in known:
             raise InvalidSettings(f"there is no role {role!r}", nearest(role, known))
-    _refuse_twice(found, "once is enough")
+    _refuse_repeated(found, "once is enough")
     return found  # type: ignore[return-value]
 
 
-def ports(value: Any) -> tuple[int, ...]:
+def ports(value: Any, example: str) -> tuple[int, ...]:
     """Ports: a range such as "9100-9119", a list, or a single port."""
-    example = 'write "9100-9119", or a list such as [9100, 9101]'
+    hint = f"write {example}, or a list such as [9100, 9101]"
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([0-9]{1,5})(?:\s*-\s*([0-9]{1,5}))?\s*", value)
         if match is None:
-            raise InvalidSettings(f"{value!r} is no range of ports", example)
+            raise InvalidSettings(f"{value!r} is no range of ports", hint)
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last:
             raise InvalidSettings(f"{value!r} runs backwards", f'write "{last}-{first}"')
@@ -243,22 +227,22 @@ def ports(value: Any) -> tuple[int, ...]:
     elif isinstance(value, int) and not isinstance(value, bool):
         value = [value]
     if not isinstance(value, list | range):
-        raise InvalidSettings(f"it is {kind_of(value)} and must be a range or list of ports", example)
+        raise InvalidSettings(f"it is {kind_of(value)} and must be a range or list of ports", hint)
     for port in value:
         if isinstance(port, bool) or not isinstance(port, int):
-            raise InvalidSettings(f"{port!r} in the list is {kind_of(port)} and must be a number", example)
+            raise InvalidSettings(f"{port!r} in the list is {kind_of(port)} and must be a number", hint)
         if not 0 < port < 65536:
             raise InvalidSettings(f"{port} is no port", "a port lies between 1 and 65535")
     if not value:
-        raise InvalidSettings("the list is empty", example)
-    _refuse_twice(value, "each stands for itself")
+        raise InvalidSettings("the list is empty", hint)
+    _refuse_repeated(value, "each stands for itself")
     return tuple(value)
 
 
 def env(reserved: Collection[str]) -> Parse:
     """A table of environment variables; names in `reserved` or with prefix DMLC_ or GEOMX_ are rejected."""
 
-    def parse(value: Any) -> dict[str, str]:
+    def parse(value: Any, _example: str) -> dict[str, str]:
         if not isinstance(value, Mapping):
             raise InvalidSettings(f"it is {kind_of(value)} and must be a table", 'write { NAME = "value" }')
         for variable, content in value.items():
@@ -287,7 +271,7 @@ def _texts(value: Any, example: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _refuse_twice(items: Sequence[Any], hint: str) -> None:
+def _refuse_repeated(items: Sequence[Any], hint: str) -> None:
     seen = set()
     for item in items:
         if item in seen:

@@ -202,7 +202,7 @@ def run(argv: list[str], signals: "Signals | None") -> None:
 def _check_ranks(algorithm: str, rank_scope: str) -> None:
     from geomx_cli.core import plugins
 
-    if rank_scope == "global" and plugins.ranks_by_party(algorithm):
+    if rank_scope == "global" and plugins.algorithms()[algorithm].ranks_by_party:
         what = f"a script divides its weights by the workers of its party in {algorithm}, and GEOMX_RANK_SCOPE=global"
         raise InvalidSettings(f"{what} counts those of all", "leave GEOMX_RANK_SCOPE out")
 

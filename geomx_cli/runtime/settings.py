@@ -35,15 +35,16 @@ these; `GEOMX_*` carry additional data of the planner. The table of options give
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
+from geomx_cli.core.env_names import SETTINGS, USE_HFA
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Option, decode, encode
 from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings, Role
 
 __all__ = ["PlaneSettings", "Role", "Settings", "none_are_set"]
 
-_USE_HFA = "MXNET_KVSTORE_USE_HFA"
 _HFA = {"MXNET_KVSTORE_HFA_K1": "k1", "MXNET_KVSTORE_HFA_K2": "k2"}
 
 
@@ -56,27 +57,12 @@ class Settings(NodeSettings):
         env = {
             "DMLC_ROLE": "" if self.role == "global_scheduler" else self.role.removeprefix("global_"),
             "DMLC_ROLE_GLOBAL": self.role if self.role.startswith("global_") else "",
-            "DMLC_ROLE_MASTER_WORKER": "1" if self.master else "",
-            "DMLC_ENABLE_CENTRAL_WORKER": "1" if self.central_workers else "",
-            "DMLC_NUM_ALL_WORKER": str(self.num_all_workers or ""),
-            "DMLC_INTERFACE": self.interface,
-            "DMLC_NODE_HOST": self.node_host,
             "PORT": str(self.port or ""),
-            "GEOMX_JOB": self.job,
-            "GEOMX_JOB_DIR": self.job_dir,
-            "GEOMX_PROCESS": self.process,
-            "GEOMX_PARTY": self.party,
-            "GEOMX_PARTY_INDEX": _text(self.party_index),
-            "GEOMX_HOST": self.host,
-            "GEOMX_RANK": _text(self.rank),
-            "GEOMX_GLOBAL_RANK": _text(self.global_rank),
-            "GEOMX_BIND": " ".join(self.bind),
-            "GEOMX_ADVERTISE": " ".join(self.advertise),
-            "GEOMX_KEY_FILE": self.key_file,
-            "GEOMX_INSECURE": "1" if self.insecure else "",
-            "GEOMX_WAN_SHARE": "" if self.wan_share == 1 else repr(self.wan_share),
-            "GEOMX_DEVICE": self.device,
         }
+        for field in fields(NodeSettings):
+            value = getattr(self, field.name)
+            if field.name in SETTINGS and value != field.default:
+                env[SETTINGS[field.name]] = _encode(value)
         env |= _plane_to_environment(self.local, "", "GEOMX_SCHEDULER")
         env |= _plane_to_environment(self.upper, "GLOBAL_", "GEOMX_GLOBAL_SCHEDULER")
         for option in table:
@@ -84,7 +70,7 @@ class Settings(NodeSettings):
             if value != option.default:
                 env[option.env] = encode(option, value)
         if self.options.get("algo") == "hfa":
-            env |= {_USE_HFA: "1", **{name: str(self.options[key]) for name, key in _HFA.items()}}
+            env |= {USE_HFA: "1", **{name: str(self.options[key]) for name, key in _HFA.items()}}
         return {name: text for name, text in env.items() if text}
 
     @classmethod
@@ -96,36 +82,22 @@ class Settings(NodeSettings):
             role=role,
             local=_local(env, role),
             upper=_upper(env, role),
-            master=_int(env, "DMLC_ROLE_MASTER_WORKER", 0) == 1,
-            central_workers=_int(env, "DMLC_ENABLE_CENTRAL_WORKER", 0) == 1,
-            num_all_workers=_int(env, "DMLC_NUM_ALL_WORKER", 0),
-            interface=env.get("DMLC_INTERFACE", ""),
-            node_host=env.get("DMLC_NODE_HOST", ""),
             port=_int(env, "PORT", 0) if env.get("PORT", "0").isdigit() else 0,
-            job=env.get("GEOMX_JOB", ""),
-            job_dir=env.get("GEOMX_JOB_DIR", ""),
-            process=env.get("GEOMX_PROCESS", ""),
-            party=env.get("GEOMX_PARTY", ""),
-            party_index=_optional(env, "GEOMX_PARTY_INDEX"),
-            host=env.get("GEOMX_HOST", ""),
-            rank=_optional(env, "GEOMX_RANK"),
-            global_rank=_optional(env, "GEOMX_GLOBAL_RANK"),
-            bind=tuple(env.get("GEOMX_BIND", "").split()),
-            advertise=tuple(env.get("GEOMX_ADVERTISE", "").split()),
-            key_file=env.get("GEOMX_KEY_FILE", ""),
-            insecure=_int(env, "GEOMX_INSECURE", 0) == 1,
-            wan_share=_share(env, "GEOMX_WAN_SHARE"),
-            device=env.get("GEOMX_DEVICE", ""),
             options={
                 option.name: decode(option, env[option.env]) if env.get(option.env) else option.default
                 for option in table
+            },
+            **{
+                field.name: _decode(env, variable, field.default)
+                for field in fields(NodeSettings)
+                if (variable := SETTINGS.get(field.name)) and env.get(variable)
             },
         )
 
 
 def _with_hfa(env: Mapping[str, str]) -> Mapping[str, str]:
     """Translate the variables by which GeoMX scripts request HFA; both periods default to 1."""
-    if _int(env, _USE_HFA, 0) != 1 or env.get("GEOMX_ALGO", "hfa") != "hfa":
+    if _int(env, USE_HFA, 0) != 1 or env.get("GEOMX_ALGO", "hfa") != "hfa":
         return env
     return {**dict.fromkeys(_HFA, "1"), **env, "GEOMX_ALGO": "hfa"}
 
@@ -135,8 +107,24 @@ def none_are_set() -> bool:
     return not any(name.startswith("DMLC_") or name in ("GEOMX_JOB", "GEOMX_SCHEDULER") for name in os.environ)
 
 
-def _text(number: int | None) -> str:
-    return "" if number is None else str(number)
+def _encode(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return "1" if value is True else str(value)
+
+
+def _decode(env: Mapping[str, str], name: str, default: object) -> Any:
+    """Return the value of a variable that is set, for a field with this default."""
+    match default:
+        case str():
+            return env[name]
+        case bool():
+            return _int(env, name) == 1
+        case tuple():
+            return tuple(env[name].split())
+        case float():
+            return _share(env, name)
+    return _int(env, name)
 
 
 def _plane_to_environment(plane: PlaneSettings | None, infix: str, scheduler: str) -> dict[str, str]:
@@ -196,7 +184,7 @@ def _plane(env: Mapping[str, str], infix: str, scheduler: str) -> PlaneSettings:
     return PlaneSettings(env[uri], port, servers, workers, env.get(scheduler, ""))
 
 
-def _int(env: Mapping[str, str], name: str, default: int | None) -> int:
+def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = env.get(name, "")
     if not text:
         if default is None:
@@ -209,7 +197,7 @@ def _int(env: Mapping[str, str], name: str, default: int | None) -> int:
 
 
 def _share(env: Mapping[str, str], name: str) -> float:
-    text = env.get(name, "") or "1"
+    text = env[name]
     try:
         share = float(text)
     except ValueError:
@@ -217,7 +205,3 @@ def _share(env: Mapping[str, str], name: str) -> float:
     if not 0 < share <= 1:
         raise InvalidSettings(f"{name}={text!r} is no part of a link", "it lies between 0 and 1")
     return share
-
-
-def _optional(env: Mapping[str, str], name: str) -> int | None:
-    return _int(env, name, None) if env.get(name) else None

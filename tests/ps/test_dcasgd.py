@@ -14,7 +14,7 @@ from geomx_cli.core.options import defaults
 from geomx_cli.ps.net.payload import Array
 from geomx_cli.ps.optim.optimizers import Optimizer, create
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
-from geomx_cli.runtime.training.train_config import USUAL_RATES, TrainConfig
+from geomx_cli.runtime.training.train_config import TrainConfig
 
 SLOT = (3, 1)
 NAMES = ("dcasgd", "dcasgd-a", "dcasgd-mxnet")
@@ -244,7 +244,7 @@ def recipe(**given: Any) -> TrainConfig:
 def test_the_options_reach_the_optimizer() -> None:
     for name in NAMES:
         made = recipe(optimizer=name)
-        usual = create(name, {}).params | {"learning_rate": USUAL_RATES[name], "momentum": 0.9}
+        usual = create(name, {}).params | {"learning_rate": 0.05, "momentum": 0.9}
         assert create(name, made.optimizer_params).params == usual
     asked = {"optimizer": "dcasgd-a", "lr": 0.25, "momentum": 0.0, "dc_lambda": 1.5, "dc_decay": 0.5}
     params = {"learning_rate": 0.25, "momentum": 0.0, "lamda": 1.5, "decay": 0.5}

@@ -163,10 +163,11 @@ def contributions(job: Job, worker: str) -> int:
 
 
 def test_flat_algorithms_fix_the_topology() -> None:
-    assert plugins.forced_options("sync") == plugins.forced_options("async") == {"topology": "flat"}
-    assert plugins.forced_options("local") == {"topology": "flat", "parties": 1, "workers": 1}
-    assert [name for name in plugins.algorithms() if plugins.in_two_tiers(name)] == ["hfa"]
-    assert list(plugins.algorithms()) == ["async", "diloco", "esync", "fsa", "hfa", "local", "mixed", "sync"]
+    found = plugins.algorithms()
+    assert found["sync"].forced_options == found["async"].forced_options == {"topology": "flat"}
+    assert found["local"].forced_options == {"topology": "flat", "parties": 1, "workers": 1}
+    assert [name for name, algorithm in found.items() if algorithm.needs_local_server] == ["hfa"]
+    assert list(found) == ["async", "diloco", "esync", "fsa", "hfa", "local", "mixed", "sync"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from geomx_cli.agent.host_spec import HostSpec, Task
-from geomx_cli.core import plugins
+from geomx_cli.core import env_names
 from geomx_cli.core.errors import CheckFailed, DoneInPart, GeomxError, InvalidSettings
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.private import make_private
@@ -65,7 +65,7 @@ class Job:
         """Return each host's part of the plan. `working_dirs`: working directory of the processes per host; `lease`:
         seconds that they continue without the control machine, 0 for unlimited.
         """
-        clear = ("PORT", "MXNET_KVSTORE_USE_HFA", *(option.env for option in plugins.table()))
+        clear = ("PORT", *env_names.of_options())
         return {
             host: HostSpec(
                 job=self.id,

@@ -51,7 +51,7 @@ def choose(asked: str, script: Sequence[str], algorithm: str, inventory: Invento
             return Choice(asked)
     if inventory.topology == "flat" or not script:
         return Choice("party")
-    if plugins.ranks_by_party(algorithm):
+    if plugins.algorithms()[algorithm].ranks_by_party:
         return Choice("party", f"scripts for {algorithm} divide by the workers of their party", free=False)
     word, module = _python_code(script)
     base = _folder(word, inventory)

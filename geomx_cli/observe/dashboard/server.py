@@ -3,22 +3,19 @@
 import hmac
 import json
 import secrets
-import threading
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import bottle
 
 from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed
+from geomx_cli.observe.loopback_http import ADDRESS, LoopbackServer
 
 __all__ = ["Server", "remembered", "started", "write_private"]
 
-ADDRESS = "127.0.0.1"
 FILE = "dashboard.json"
 TOKEN = 24  # bytes, before encoding
 STATIC = {
@@ -34,7 +31,7 @@ HEADERS = {
 }
 
 
-class Server:
+class Server(LoopbackServer):
     """Serves from its construction on, in separate threads; `url` is the page's. Must be closed.
 
     `data` returns the page's content, as an object for JSON. Raises CheckFailed if the port is in use.
@@ -43,15 +40,7 @@ class Server:
     def __init__(self, data: Callable[[], dict[str, Any]], port: int, token: str) -> None:
         self._data = data
         self._token = token
-        try:
-            self._http = _Http((ADDRESS, port), _Quiet)
-        except OSError as error:
-            hint = "choose another with --port, or leave it out"
-            raise CheckFailed(f"cannot listen on {ADDRESS}:{port}: {error.strerror}", hint) from None
-        self.port: int = self._http.server_port
-        self._http.set_app(self._app())
-        self._thread = threading.Thread(target=self._http.serve_forever, name="dashboard", daemon=True)
-        self._thread.start()
+        super().__init__(self._app(), port, "choose another with --port, or leave it out")
 
     @property
     def url(self) -> str:
@@ -61,11 +50,6 @@ class Server:
     def remember(self, folder: Path) -> None:
         """Save port and token for `remembered`; write errors are ignored."""
         write_private(folder / FILE, json.dumps({"port": self.port, "token": self._token}))
-
-    def close(self) -> None:
-        """Stop serving."""
-        self._http.shutdown()
-        self._http.server_close()
 
     def _app(self) -> Any:
         app = bottle.Bottle(catchall=True)
@@ -149,21 +133,3 @@ def _read(name: str) -> bytes:
 def _error(error: bottle.HTTPError) -> str:
     bottle.response.content_type = "text/plain; charset=utf-8"
     return f"{error.status_line}: {error.body}\n"
-
-
-class _Http(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors of browsers that disconnect during a response."""
-
-
-class _Quiet(WSGIRequestHandler):
-    timeout = 30
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Log nothing: requests contain the token."""
-
-    def address_string(self) -> str:
-        return ADDRESS

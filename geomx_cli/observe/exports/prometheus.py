@@ -1,21 +1,17 @@
 """Prometheus metrics, by prometheus_client, on this machine's loopback interface."""
 
 import hmac
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from socketserver import ThreadingMixIn
+from collections.abc import Iterable, Iterator
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from geomx_cli.core.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState
+from geomx_cli.observe.loopback_http import ADDRESS, App, LoopbackServer
 
 __all__ = ["Metrics"]
 
-ADDRESS = "127.0.0.1"
 LABELS = ["job", "process", "party", "role"]
-_App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 GAUGES = {
     "round": "Rounds that the process has completed.",
     "samples_per_s": "Samples that the worker trains on in a second.",
@@ -25,18 +21,7 @@ GAUGES = {
 }
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class _Quiet(WSGIRequestHandler):
-    timeout = 10  # seconds to receive a request
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Log no requests."""
-
-
-def _guarded(app: _App, port: int, token: str) -> _App:
+def _guarded(app: App, port: int, token: str) -> App:
     """Reject requests with another host name (DNS rebinding) or without the token."""
 
     def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
@@ -53,8 +38,8 @@ def _guarded(app: _App, port: int, token: str) -> _App:
     return answer
 
 
-class Metrics:
-    """Serves `progress` at /metrics from its construction on, in a separate thread. Must be closed."""
+class Metrics(LoopbackServer):
+    """Serves `progress` at /metrics from its construction on, in separate threads. Must be closed."""
 
     def __init__(self, progress: Progress, port: int, token: str = "") -> None:
         """Raises InvalidSettings without prometheus_client, CheckFailed if the port is in use. token: required from
@@ -69,13 +54,7 @@ class Metrics:
         registry = client.CollectorRegistry()
         registry.register(self)
         answer = _guarded(client.make_wsgi_app(registry), port, token)
-        try:
-            self._server = make_server(ADDRESS, port, answer, _Server, _Quiet)
-        except OSError as error:
-            hint = "choose another port with --metrics-port"
-            raise CheckFailed(f"cannot listen on {ADDRESS}:{port}: {error.strerror}", hint) from None
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-        self._thread.start()
+        super().__init__(answer, port, "choose another port with --metrics-port")
 
     def collect(self) -> Iterator[Any]:
         """Return the job's current metrics; see prometheus_client's Collector."""
@@ -102,10 +81,4 @@ class Metrics:
 
     def _labels(self, row: ProcessState) -> list[str]:
         return [self._progress.job, row.process.name, row.process.party, row.process.role]
-
-    def close(self) -> None:
-        """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(timeout=5)
 

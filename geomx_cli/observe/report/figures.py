@@ -128,8 +128,9 @@ def _megabytes(trial: RunRecords, seconds: float) -> float:
 
 def _standalone(trials: Sequence[RunRecords]) -> float | None:
     """Return the final accuracy of a single worker, if that was tried too."""
+    standalone = [name for name, algorithm in plugins.algorithms().items() if algorithm.standalone]
     for trial in trials:
-        if plugins.is_standalone(trial.mode.removesuffix(NON_IID)) and trial.evaluator.accuracies:
+        if trial.mode.removesuffix(NON_IID) in standalone and trial.evaluator.accuracies:
             return trial.evaluator.accuracies[-1][1]
     return None
 

@@ -3,15 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from geomx_cli.core.options import Value
+from geomx_cli.core.options import OPTIMIZERS, Value
 
-__all__ = ["USUAL_RATES", "TrainConfig"]
-
-USUAL_RATES: Mapping[str, float] = {
-    "sgd": 0.05, "nag": 0.05, "adam": 0.001, "adamw": 0.001, "rmsprop": 0.001, "adagrad": 0.01,
-    "dcasgd": 0.05, "dcasgd-a": 0.05, "dcasgd-mxnet": 0.05,
-}  # fmt: skip
-"""Default learning rates by optimizer."""
+__all__ = ["TrainConfig"]
 
 
 @dataclass(frozen=True)
@@ -71,13 +65,6 @@ class TrainConfig:
 
 
 def _hyper_parameters(options: Mapping[str, Value]) -> dict[str, float]:
-    optimizer = str(options["optimizer"])
-    compensated = optimizer.startswith("dcasgd")
-    params = {"learning_rate": float(options["lr"]) or USUAL_RATES[optimizer]}
-    if optimizer in ("sgd", "nag") or compensated:
-        params["momentum"] = float(options["momentum"])
-    if compensated and options["dc_lambda"]:
-        params["lamda"] = float(options["dc_lambda"])
-    if optimizer == "dcasgd-a":
-        params["decay"] = float(options["dc_decay"])
-    return params
+    usual_rate, names = OPTIMIZERS[str(options["optimizer"])]
+    params = {name: float(options[key]) for key, name in names.items() if options[key] or key != "dc_lambda"}
+    return {"learning_rate": float(options["lr"]) or usual_rate, **params}
