@@ -89,7 +89,8 @@ def test_errors_are_bounded(spec: str, array: Array) -> None:
 def test_sparse_codecs_leave_out_the_smallest(spec: str, array: Array) -> None:
     codec = codec_of(spec)
     found = there_and_back(spec, array)
-    assert (np.abs(found) <= np.abs(array) * 1.5).all() or "q4" in spec or "int8" in spec
+    subnormal = np.abs(array).max(initial=0) * 2.0**-38  # of fp16, scaled so that the largest element fits
+    assert (np.abs(found) <= np.abs(array) * 1.5 + subnormal).all() or "q4" in spec or "int8" in spec
     out = found == 0
     if not out.all():
         assert np.abs(array[out]).max(initial=0) <= np.abs(array[~out]).max()
