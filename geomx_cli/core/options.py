@@ -197,7 +197,9 @@ OPTIONS: tuple[Option, ...] = (
         minimum=0, maximum=1e6,
     ),
     _train(
-        "momentum", "float", 0.9, "GEOMX_MOMENTUM", "Momentum of sgd, nag and dcasgd of any kind.", minimum=0, below=1
+        "momentum", "float", 0.9, "GEOMX_MOMENTUM",
+        "Momentum of sgd, nag and dcasgd of any kind. Where workers send gradients (fsa, mixed), 0 with --compress bsc"
+        " and mpq, which have momentum themselves.", minimum=0, below=1,
     ),
     _train(
         "dc_lambda", "float", 0.0, "GEOMX_DC_LAMBDA",

@@ -20,7 +20,10 @@ from test_faults import Job
 from geomx_cli.cli import main
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.options import defaults
+from geomx_cli.runtime.algorithms import fsa, mixed
 from geomx_cli.runtime.training.straggler_emulation import factor_of
+from geomx_cli.runtime.training.train_config import TrainConfig
 
 WAYS = {
     "fsa": "GEOMX_ALGO=fsa",
@@ -168,6 +171,17 @@ def test_flat_algorithms_fix_the_topology() -> None:
     assert found["local"].forced_options == {"topology": "flat", "parties": 1, "workers": 1}
     assert [name for name, algorithm in found.items() if algorithm.needs_local_server] == ["hfa"]
     assert list(found) == ["async", "diloco", "esync", "fsa", "hfa", "local", "mixed", "sync"]
+
+
+@pytest.mark.parametrize(
+    ("compress", "momentum"), [("", 0.9), ("topk:0.01", 0.9), ("bsc:0.01", 0.0), ("mpq:0.01,pull=union", 0.0)]
+)
+def test_a_codec_with_momentum_takes_the_place_of_the_optimizers(compress: str, momentum: float) -> None:
+    """For gradients; algorithms that send differences of weights have their optimizer on every worker."""
+    for algorithm in (fsa, mixed):
+        config = TrainConfig.from_options({**defaults(), "algo": algorithm.name, "compress": compress})
+        optimizer = algorithm.server_optimizer(config)
+        assert optimizer is not None and (optimizer[0], optimizer[1]["momentum"]) == ("sgd", momentum)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,16 @@ class FsaServer:
 
 def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | None:
     """The roots' optimizer; None if every worker applies the summed gradient itself."""
-    return (config.optimizer, config.optimizer_params) if config.optimizer_on == "server" else None
+    return (config.optimizer, _optimizer_params(config)) if config.optimizer_on == "server" else None
+
+
+def _optimizer_params(config: "TrainConfig") -> dict[str, float]:
+    """The optimizer's hyper-parameters: no momentum if the codec has it, as each gradient would count for 100."""
+    from geomx_cli.ps.aggregation.codec import parse_codec
+
+    codec = parse_codec(config.text("compress"))
+    own = {"momentum": 0.0} if codec is not None and codec.momentum else {}
+    return config.optimizer_params | {name: value for name, value in own.items() if name in config.optimizer_params}
 
 
 def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "FsaWorker":
@@ -112,7 +121,7 @@ def worker(client: "Client", model: "ModelAdapter", config: "TrainConfig") -> "F
     if config.optimizer_on == "worker":
         from geomx_cli.ps.optim import optimizers
 
-        optimizer = optimizers.create(config.optimizer, config.optimizer_params)
+        optimizer = optimizers.create(config.optimizer, _optimizer_params(config))
     return FsaWorker(client, model, client.num_all_workers, optimizer=optimizer)
 
 
