@@ -97,31 +97,6 @@ def gradient(rank: int, number: int) -> Array:
     return np.random.default_rng([rank, number]).standard_normal(SIZE).astype(np.float32)
 
 
-@pytest.mark.parametrize("optimizer", ["", "sgd", "adam", "rmsprop"])
-@pytest.mark.parametrize("dtype", [0, 2])
-def test_exported_state_goes_on_bit_for_bit(optimizer: str, dtype: int) -> None:
-    initial = np.random.default_rng(7).standard_normal(SIZE).astype(np.float32)
-    kind = np.dtype(["float32", "float64", "float16"][dtype])
-
-    def train(bench: Bench, numbers: range) -> Array:
-        for number in numbers:
-            for rank in (1, 0):
-                bench.push(rank, number, gradient(rank, number).astype(kind))
-        return bench.results()[-1][2]
-
-    whole, before, after = (Bench(optimizer, dtype=dtype) for _ in range(3))
-    whole.init(initial.astype(kind))
-    before.init(initial.astype(kind))
-    wanted = train(whole, range(1, 7))
-    train(before, range(1, 4))
-    after.rounds.import_state({name: array.copy() for name, array in before.rounds.export_state().items()})
-    after.push(0, 3, gradient(0, 3).astype(kind))
-    assert [(request, number) for request, number, _ in after.results()] == [(30, 3)], "round 3 is over"
-    found = train(after, range(4, 7))
-    assert found.tobytes() == wanted.tobytes()
-    assert found.dtype == kind
-
-
 def test_rounds_complete_in_order_and_early_ones_wait() -> None:
     bench = Bench("sgd")
     bench.init(np.zeros(SIZE, np.float32))

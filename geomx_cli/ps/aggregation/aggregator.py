@@ -17,14 +17,13 @@ from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.forwarder import Forwarder
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
 from geomx_cli.ps.aggregation.result_sender import ResultSender
-from geomx_cli.ps.aggregation.saved_state import export_state, import_state
 from geomx_cli.ps.aggregation.slice_state import Cohort, SliceState, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.updater import Updater
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import ValueService
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import DTYPES, Array
+from geomx_cli.ps.net.payload import DTYPES
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import MAX_HYPER, MAX_ROUNDS_AHEAD, BadMessage, Header
 from geomx_cli.ps.optim.optimizers import Optimizer
@@ -134,17 +133,6 @@ class Aggregator:
         self.table.changed()
         for entry in self.table.entries.values():
             self._advance(entry)
-
-    # State.
-
-    def export_state(self) -> dict[str, Array]:
-        """See saved_state.py."""
-        return export_state(self.table.entries, self.optimizer) | self.compression.export_state()
-
-    def import_state(self, state: dict[str, Array]) -> None:
-        """See saved_state.py."""
-        import_state(state, self.table.entries, self.optimizer)
-        self.compression.import_state(state)
 
     # Internals.
 

@@ -17,7 +17,7 @@ class SliceView:
     """One slice as seen by an algorithm: its key, index, current value (None before init) and version.
 
     version: the number of updates by the roots, as far as this server knows. `kept`: the algorithm's own arrays for
-    this slice, by name; saved with it.
+    this slice, by name.
     """
 
     key: int
