@@ -55,8 +55,8 @@ class Compression:
             what = f"gradient compression {spec or 'none'} where {self.spec} is in use"
             raise InvalidSettings(what, "let all workers, and --compress, ask for the same")
         self._codec, self.spec = codec, spec if codec else ""
-        if prepare := getattr(codec, "prepare", None):
-            prepare()
+        if codec is not None:
+            codec.prepare()
 
     @property
     def changes(self) -> bool:
