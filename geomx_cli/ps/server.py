@@ -64,13 +64,15 @@ class Server:
         )
         tell_roots = None if upstream is None else self._tell_roots
         self._deadlocks = DeadlockBreaker(self._table, self._members.links, tell_roots)
-        self.rounds = Aggregator(
+        self._aggregator = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._party_index, table=self._table,
             compression=compression,
             warn=lambda message: events.write(WarningRaised(message=message)),
         )  # fmt: skip
         self._party_index = 0
-        self._control = ControlService(self.node, self._members, self._upstream, self.rounds, lambda: self._party_index)
+        self._control = ControlService(
+            self.node, self._members, self._upstream, self._aggregator, lambda: self._party_index
+        )
         self._straggler_monitor = StragglerMonitor(self.node, self._members, self._waits)
         self._endpoints = self.node.listen(settings.local or settings.upper)
         self._rosters: dict[str, Membership] = {}  # of the members, by the plane in which they dial
@@ -198,7 +200,7 @@ class Server:
     def _leave(self, request: Request) -> None:
         self._members.leave(request.link)
         request.answer()
-        self.rounds.left(self._members.rank_of(request.link))
+        self._aggregator.left(self._members.rank_of(request.link))
         self._control.release_barriers()
         if self._upstream is not None and self._members.owing() == []:
             for root in self._upstream.links:
@@ -229,13 +231,13 @@ class Server:
             ranks = header.contributors
             if (ranks != (rank,) and not self._may_bring(link, rank, ranks)) or not self._members.trains(rank):
                 raise BadMessage(f"contributions of ranks {ranks} from rank {rank}")
-            self.rounds.on_exchange(link, header, payload, rank)
+            self._aggregator.on_exchange(link, header, payload, rank)
         elif header.kind == Kind.PULL:
-            self.rounds.values.on_pull(link, header, rank, payload)
+            self._aggregator.values.on_pull(link, header, rank, payload)
             if self._members.settle(rank):
-                self.rounds.members_changed()
+                self._aggregator.members_changed()
         else:
-            self.rounds.values.on_push(link, header, payload)
+            self._aggregator.values.on_push(link, header, payload)
 
     def _may_bring(self, link: Link, rank: int, ranks: tuple[int, ...]) -> bool:
         """Whether this member may contribute for all these ranks, in ascending order: members of its plane that the
@@ -258,7 +260,7 @@ class Server:
             request.answer({"processes": [] if self._upstream.waiting else self._straggler_monitor.stragglers()})
             return
         if self._upstream is not None and request.link in self._upstream.links and request.topic == "compression":
-            self.rounds.compression.set(str(request.body["spec"]))
+            self._aggregator.compression.set(str(request.body["spec"]))
             request.answer()
             return
         rank = self._members.rank_of(request.link)
@@ -275,7 +277,7 @@ class Server:
     def _serve(self) -> None:
         """A member has arrived, or the roots are dialled: process everything that waited for that."""
         self._control.serve()
-        self.rounds.members_changed()
+        self._aggregator.members_changed()
 
     def _waits(self) -> Iterator[PendingWait]:
         """The current waits for members: in a round, for a master, or at a barrier."""
@@ -291,6 +293,6 @@ class Server:
 
     def _report(self) -> None:
         self.node.telemetry.round = self._table.last_round
-        self.node.encoded = self.rounds.compression.bytes
+        self.node.encoded = self._aggregator.compression.bytes
         if self._is_root and self._table.asynchronous:
             self.node.telemetry.versions = self._members.by_party(self._table.finished)
