@@ -201,7 +201,7 @@ class ControlService:
         if self._upstream is not None:
             self._relay_to_all(request, self._upstream.links)
             return
-        if request.body["asynchronous"] and not self._aggregator.go_alone():
+        if request.body["asynchronous"] and not self._aggregator.switch_to_async():
             raise InvalidSettings("the rounds have begun", "create the store before training starts")
         request.answer()
 

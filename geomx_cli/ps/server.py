@@ -58,8 +58,8 @@ class Server:
         self._table = SliceTable(
             algorithm=algorithm,
             roots=None if upstream is None else lambda: len(upstream.links),
-            owing=self._members.owing,
-            alone=self._members.alone,
+            required_contributors=self._members.required_contributors,
+            cohort_of=self._members.cohort_of,
             declared=self._has_declared,
         )
         tell_roots = None if upstream is None else self._tell_roots
@@ -202,11 +202,11 @@ class Server:
         request.answer()
         self._aggregator.left(self._members.rank_of(request.link))
         self._control.release_barriers()
-        if self._upstream is not None and self._members.owing() == []:
+        if self._upstream is not None and self._members.required_contributors() == []:
             for root in self._upstream.links:
                 self.node.rpc.ask(root, "leave", {}, lambda _: None, self.node.fail)
 
-    def _farewell(self, request: Request) -> None:
+    def _on_goodbye(self, request: Request) -> None:
         done = self._members.goodbye(request.link)
         self.node.shutdown.answer_bye(request)
         if done:
@@ -270,7 +270,7 @@ class Server:
         elif request.topic == "leave":
             self._leave(request)
         elif request.topic == "bye":
-            self._farewell(request)
+            self._on_goodbye(request)
         else:
             self._control.take(request)
 
@@ -282,7 +282,7 @@ class Server:
     def _waits(self) -> Iterator[PendingWait]:
         """The current waits for members: in a round, for a master, or at a barrier."""
         missing = self._table.oldest()
-        masters = frozenset(self._members.setting_up()) if self._members.complete else frozenset()
+        masters = frozenset(self._members.initializing()) if self._members.complete else frozenset()
         if missing is not None and masters:
             owed = "set an optimizer, pulled or left"
             yield PendingWait(owed, missing[1], masters, "and the first round waits for that")

@@ -35,7 +35,7 @@ class KeptLink:
     def consumed(self, size: int) -> None:
         self.credit += size
 
-    def ask_for(self, key: int, index: int, round_: int) -> None:
+    def request_slice(self, key: int, index: int, round_: int) -> None:
         self.asked.append((key, index, round_))
 
     def ask_again(self, request: int) -> None:
@@ -61,14 +61,14 @@ class Bench:
     def __init__(
         self,
         optimizer: str = "",
-        owing: Callable[[], Any] = lambda: [0, 1],
+        required_contributors: Callable[[], Any] = lambda: [0, 1],
         dtype: int = 0,
         algorithm: FsaServer | None = None,
     ) -> None:
         self.links = [KeptLink(), KeptLink()]
         self.delivery = KeptDelivery()
         self.dtype = dtype
-        table = SliceTable(algorithm=algorithm or FsaServer(), roots=None, owing=owing)
+        table = SliceTable(algorithm=algorithm or FsaServer(), roots=None, required_contributors=required_contributors)
         self.rounds = Aggregator(delivery=self.delivery, upstream=None, own_rank=lambda: 0, table=table)
         self.deadlocks = DeadlockBreaker(table, lambda rank: [self.links[rank]])
         if optimizer:
@@ -158,11 +158,11 @@ def _with_values(bench: Bench) -> list[tuple[int, int, Array]]:
 
 
 def test_a_round_goes_on_without_who_has_left() -> None:
-    owing = [0, 1]
-    bench = Bench(owing=lambda: owing)
+    required_contributors = [0, 1]
+    bench = Bench(required_contributors=lambda: required_contributors)
     bench.init(np.zeros(SIZE, np.float32))
     bench.push(1, 1, np.ones(SIZE, np.float32))
-    owing.remove(0)
+    required_contributors.remove(0)
     bench.rounds.members_changed()
     assert bench.results()[0][2][0] == 1
 

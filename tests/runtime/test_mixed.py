@@ -164,16 +164,16 @@ def test_what_comes_before_the_job_is_made_asynchronous_counts_alone_too() -> No
     job.push((1, 0), 1, full(2))
     job.init(full(0), (1, 0))
     job.push((1, 0), 1, full(2), (1, 0))
-    assert job.roots[0].rounds.go_alone()
+    assert job.roots[0].rounds.switch_to_async()
     job.init(full(0))
     job.push((0, 0), 1, full(1), (1, 0))
     for party, where, wanted in ((2, (0, 0), 4), (1, (0, 0), 6), (1, (1, 0), 2), (0, (1, 0), 3)):
         (result,) = job.got((party, 0), where)
         assert result.contributors == (party,) and (result.value == -RATE * wanted).all()
-    assert not job.got((0, 0)) and job.roots[0].rounds.go_alone()
+    assert not job.got((0, 0)) and job.roots[0].rounds.switch_to_async()
     job = Tree([1, 1], lambda *_: FsaServer())
     job.push((0, 0), 1, full(4))
-    assert not job.roots[0].rounds.go_alone(), "it is the beginning of a sum"
+    assert not job.roots[0].rounds.switch_to_async(), "it is the beginning of a sum"
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "dcasgd"])

@@ -178,11 +178,11 @@ class EsyncWorker(WorkerAlgorithm):
 
     steps_per_round = 10  # an estimate: unknown in advance
 
-    def __init__(self, client: "Client", differences: PseudoGradient) -> None:
+    def __init__(self, client: "Client", pseudo_gradient: PseudoGradient) -> None:
         self.separate_comm_phase = True
         self._esync = EsyncClient(client)
-        self._pseudo_gradient = differences
-        self._tensors = differences.tensors
+        self._pseudo_gradient = pseudo_gradient
+        self._tensors = pseudo_gradient.tensors
 
     def start(self) -> None:
         """Pull the initial weights from the servers."""
