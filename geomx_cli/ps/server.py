@@ -8,7 +8,7 @@ spread    as central, with a root in each party
 One loop handles one message at a time. A server ends when all members have said goodbye.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.events import EventLog, StateChanged, WarningRaised
@@ -22,7 +22,7 @@ from geomx_cli.ps.aggregation.delivery_interface import ServerDelivery
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.straggler_monitor import PendingWait, StragglerMonitor
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.cluster.config import NodeSettings
+from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
@@ -93,27 +93,27 @@ class Server:
 
     def _join(self) -> None:
         settings, local, upper = self._settings, self._settings.local, self._settings.upper
-        endpoints = list(self._endpoints)
-        if local is None:
-            assert upper is not None
-            joined = self.node.join(upper, "server", lambda _: self._joined(), rank=settings.rank, endpoints=endpoints)
-        elif upper is None:
-            joined = self.node.join(local, "server", lambda _: self._joined(), rank=settings.rank, endpoints=endpoints)
-        elif self._is_root:
-            joined = self.node.join(upper, "server", self._join_central_plane, rank=settings.rank, endpoints=endpoints)
-        else:
-            joined = self.node.join(local, "server", self._join_global_plane, rank=settings.rank, endpoints=endpoints)
+        if not self._is_root:
+            assert local is not None
+            self._join_as_server("local", local, self._join_global_plane, settings.rank)
             if local.servers == 1 or settings.rank is not None:
                 self._join_upper(settings.rank or 0)
-        self._rosters["global" if self._is_root and upper is not None else "local"] = joined
+        elif upper is not None:
+            self._join_as_server("global", upper, self._join_central_plane if local else self._joined, settings.rank)
+        else:
+            assert local is not None
+            self._join_as_server("local", local, self._joined, settings.rank)
+
+    def _join_as_server(
+        self, name: str, plane: PlaneSettings, then: Callable[[Membership], None], rank: int | None
+    ) -> None:
+        endpoints = list(self._endpoints)
+        self._rosters[name] = self.node.join(plane, "server", then, rank=rank, endpoints=endpoints)
 
     def _join_central_plane(self, membership: Membership) -> None:
         assert self._settings.local is not None
         self._check_identities()
-        rank, endpoints, local = membership.rank, list(self._endpoints), self._settings.local
-        self._rosters["local"] = self.node.join(
-            local, "server", lambda _: self._joined(), rank=rank, endpoints=endpoints
-        )
+        self._join_as_server("local", self._settings.local, self._joined, membership.rank)
 
     def _join_global_plane(self, membership: Membership) -> None:
         self._check_identities()
@@ -141,9 +141,9 @@ class Server:
             )  # fmt: skip
             upstream.links.append(link)
             self.node.liveness.watch(link)
-        self._joined()
+        self._joined(membership)
 
-    def _joined(self) -> None:
+    def _joined(self, _: Membership) -> None:
         self._check_identities()
         self.node.telemetry.state = "serving"
         message = f"{self._kind()}, listening on {' '.join(self._endpoints)}"
