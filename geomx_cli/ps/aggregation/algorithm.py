@@ -16,7 +16,7 @@ Body = dict[str, Any]
 class SliceView:
     """One slice as seen by an algorithm: its key, index, current value (None before init) and version.
 
-    version: the number of updates by the roots, as far as this server knows. `kept`: the algorithm's own arrays for
+    version: the number of updates by the roots, as far as this server knows. `state`: the algorithm's own arrays for
     this slice, by name.
     """
 
@@ -24,7 +24,7 @@ class SliceView:
     index: int
     value: Array | None = None
     version: int = 0
-    kept: dict[str, Array] = field(default_factory=dict)
+    state: dict[str, Array] = field(default_factory=dict)
 
     @property
     def id(self) -> tuple[int, int]:
