@@ -193,8 +193,8 @@ class Tree:
             compression=Compression(self._compress) if upstream is None else upstream.compression,
             delivery=Delivery(self._sent, upstream), upstream=upstream, own_rank=lambda: party,  # type: ignore[arg-type]
             table=SliceTable(
-                algorithm=part, roots=None if upstream is None else lambda: len(upstream.links), owing=lambda: members,
-                alone=lambda rank: min(rank, CENTRAL) + 1,
+                algorithm=part, roots=None if upstream is None else lambda: len(upstream.links),
+                required_contributors=lambda: members, cohort_of=lambda rank: min(rank, CENTRAL) + 1,
             ),
         )  # fmt: skip
         return Node(rounds, members, upstream)

@@ -2,8 +2,8 @@
 the entry points of installed distributions.
 
 An algorithm, delivery or allocator is a module with `name`, `options` and `refuses`. It may have the factories
-`worker`, `server` and `scheduler`, one per side that it takes part in; they import expensive modules lazily, so that
-a scan is cheap. A codec is a module with `name` and the factory `codec`. A new plug-in is one new file.
+`worker` and `server`, one per side that it takes part in; they import expensive modules lazily, so that a scan is
+cheap. A codec is a module with `name` and the factory `codec`. A new plug-in is one new file.
 
 Modules whose name starts with "_" are skipped. External distributions register modules in the entry point groups
 geomx.algorithms, geomx.codecs, geomx.deliveries and geomx.allocators.
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 Kind = Literal["algorithm", "allocator", "codec", "delivery"]
-Side = Literal["worker", "server", "scheduler"]
+Side = Literal["worker", "server"]
 
 _PACKAGES: Mapping[Kind, str] = {
     "algorithm": "geomx_cli.runtime.algorithms",

@@ -30,16 +30,16 @@ class ControlService:
     """
 
     def __init__(
-        self, node: Node, members: ServerMembers, upstream: UpstreamClient | None, rounds: Aggregator,
+        self, node: Node, members: ServerMembers, upstream: UpstreamClient | None, aggregator: Aggregator,
         own_party: Callable[[], int],
     ) -> None:  # fmt: skip
         self._node = node
         self._members = members
         self._upstream = upstream
-        self._rounds = rounds
+        self._aggregator = aggregator
         self._own_party = own_party
         self._waiting: list[Request] = []
-        self._optimizer_service = OptimizerService(rounds, members)
+        self._optimizer_service = OptimizerService(aggregator, members)
         self._rank_scope = ""
         self._partition: Partition | None = None
         self._placements: dict[str, list[Any]] = {}
@@ -54,7 +54,7 @@ class ControlService:
             "compression": self._on_compression,
             **dict.fromkeys(OptimizerStateService.TOPICS, self._on_state),
         }
-        self._optimizer_states = OptimizerStateService(rounds, node.settings.number("timeout"))
+        self._optimizer_states = OptimizerStateService(aggregator, node.settings.number("timeout"))
 
     def take(self, request: Request) -> None:
         """Answer `request`, now or later; a malformed one is counted and refused."""
@@ -104,7 +104,7 @@ class ControlService:
 
     def _relay(self, request: Request) -> None:
         """Relay a topic that only the algorithm or the roots handle."""
-        answer = self._rounds.table.algorithm.on_request(request.topic, request.body, self._upstream is None)
+        answer = self._aggregator.table.algorithm.on_request(request.topic, request.body, self._upstream is None)
         if answer is not None:
             request.answer(answer)
             return
@@ -192,7 +192,7 @@ class ControlService:
     def _go_on(self) -> None:
         """Close the rounds that were held. An error there fails the job, not the request."""
         try:
-            self._rounds.members_changed()
+            self._aggregator.members_changed()
         except GeomxError as error:
             self._node.fail(error)
 
@@ -201,7 +201,7 @@ class ControlService:
         if self._upstream is not None:
             self._relay_to_all(request, self._upstream.links)
             return
-        if request.body["asynchronous"] and not self._rounds.go_alone():
+        if request.body["asynchronous"] and not self._aggregator.switch_to_async():
             raise InvalidSettings("the rounds have begun", "create the store before training starts")
         request.answer()
 
@@ -210,7 +210,7 @@ class ControlService:
         if self._upstream is not None:
             self._relay_to_all(request, self._upstream.links)
         else:
-            self._rounds.compression.set(str(request.body["spec"]))
+            self._aggregator.compression.set(str(request.body["spec"]))
             self._relay_to_all(request, self._members.local_servers())
 
     def _on_state(self, request: Request) -> None:

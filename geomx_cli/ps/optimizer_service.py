@@ -69,8 +69,8 @@ class OptimizerService:
     which are closed, then one for its optimizer from the next rounds on.
     """
 
-    def __init__(self, rounds: Aggregator, members: ServerMembers) -> None:
-        self._rounds = rounds
+    def __init__(self, aggregator: Aggregator, members: ServerMembers) -> None:
+        self._aggregator = aggregator
         self._members = members
         self._wishes: dict[int, _Wish] = {}
 
@@ -81,7 +81,7 @@ class OptimizerService:
             if trains:
                 raise InvalidSettings("a worker that trains cannot hold the others' rounds")
             self._members.set_up_again(rank)
-            return {"closed": list(self._rounds.table.closed().items())}
+            return {"closed": list(self._aggregator.table.closed().items())}
         try:
             self._set(body, trains)
         finally:
@@ -95,20 +95,20 @@ class OptimizerService:
         if not wish.name:
             self._leave_to_workers(wish, serial)
             return
-        if self._rounds.history.on_workers:
-            self._refuse_other(self._wishes[self._rounds.history.since], wish)
+        if self._aggregator.history.on_workers:
+            self._refuse_other(self._wishes[self._aggregator.history.since], wish)
         new, by_key = wish.make(), _by_key(body.get("multipliers", []))
         for hyper in by_key.values():
             new.tune(hyper)
         if serial == 0:
             if self._is_first(wish):
-                self._rounds.use(new, by_key)
+                self._aggregator.use(new, by_key)
             return
         self._refuse_other(self._wishes.get(serial), wish)
         if serial not in self._wishes:
             self._wishes[serial] = wish
             by_round = {int(key): int(round_) for key, round_ in body.get("by_round", [])}
-            self._rounds.history.add(serial, Successor(new, by_key, None if trains else by_round))
+            self._aggregator.history.add(serial, Successor(new, by_key, None if trains else by_round))
 
     def _is_first(self, wish: _Wish) -> bool:
         """Whether `wish` is the first optimizer or replaces it. Raises InvalidSettings for a conflict."""
@@ -116,7 +116,8 @@ class OptimizerService:
         if first is not None and first.by == wish.by and first.like(wish):
             return False
         if first is not None and first.by != wish.by:
-            gives_way = first.name == wish.name and self._rounds.table.last_round == 0 and wish.trains != first.trains
+            begun = self._aggregator.table.last_round > 0
+            gives_way = first.name == wish.name and not begun and wish.trains != first.trains
             if not (gives_way and wish.trains):
                 if not gives_way:
                     self._refuse_other(first, wish)
@@ -125,18 +126,18 @@ class OptimizerService:
         return True
 
     def _leave_to_workers(self, wish: _Wish, serial: int) -> None:
-        if self._rounds.table.asynchronous:
+        if self._aggregator.table.asynchronous:
             raise InvalidSettings(
                 f"the optimizer {wish.kind} cannot run on the servers, and parties that train asynchronously need one"
                 " there",
                 f"use one of {', '.join(optimizers.SUPPORTED)}, or train synchronously",
             )
-        if not wish.trains and self._rounds.table.last_round:
+        if not wish.trains and self._aggregator.table.last_round:
             what = f"{wish.by} asks for the optimizer {wish} and training has begun"
             raise InvalidSettings(what, "have the workers set it, or the master before they push")
         self._refuse_other(self._wishes.setdefault(serial, wish), wish)
         workers = sum(self._members.workers_by_party()) + self._members.central_workers()
-        self._rounds.history.leave_to_workers(wish.kind, wish.by if wish.trains else "", workers, serial)
+        self._aggregator.history.leave_to_workers(wish.kind, wish.by if wish.trains else "", workers, serial)
 
     def _refuse_other(self, former: _Wish | None, wish: _Wish) -> None:
         if former is not None and not former.like(wish):

@@ -55,8 +55,8 @@ class OptimizerStateService:
 
     TOPICS: ClassVar = ("state_open", "state_read", "state_close", "state_begin", "state_write")
 
-    def __init__(self, rounds: Aggregator, silence: float) -> None:
-        self._rounds = rounds
+    def __init__(self, aggregator: Aggregator, silence: float) -> None:
+        self._aggregator = aggregator
         self._silence = silence
         self._snapshots: dict[str, _Snapshot] = {}
         self._upload: _Upload | None = None
@@ -79,9 +79,9 @@ class OptimizerStateService:
         return self._write(by, _natural(body["at"]), memoryview(body["piece"]))
 
     def _optimizer(self) -> Optimizer:
-        if self._rounds.optimizer is None:
+        if self._aggregator.optimizer is None:
             raise InvalidSettings("there is no optimizer on the servers", "call set_optimizer first")
-        return self._rounds.optimizer
+        return self._aggregator.optimizer
 
     def _open(self, by: str) -> Body:
         optimizer = self._optimizer()
@@ -107,7 +107,7 @@ class OptimizerStateService:
             raise InvalidSettings(
                 f"the state is that of {name}, and the servers run {optimizer.name}", "set the optimizer that it is of"
             )
-        most = 8 * MAX_ARRAYS * sum(self._rounds.table.lengths().values()) + 2**20
+        most = 8 * MAX_ARRAYS * sum(self._aggregator.table.lengths().values()) + 2**20
         if new.size > most:
             raise InvalidSettings(f"state of {new.size} bytes is too much: these keys have {most} at the most")
         if self._taken == (optimizer, new.digest, optimizer.updates):
@@ -140,7 +140,7 @@ class OptimizerStateService:
         self._taken = (optimizer, upload.digest, optimizer.updates)
 
     def _check(self, named: Mapping[str, Array]) -> None:
-        lengths = self._rounds.table.lengths()
+        lengths = self._aggregator.table.lengths()
         for name, array in named.items():
             key, index, what = (*name.split("/", 2), "", "")[:3]
             if not (key.isdecimal() and index.isdecimal()) or (int(key), int(index)) not in lengths:

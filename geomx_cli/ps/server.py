@@ -8,7 +8,7 @@ spread    as central, with a root in each party
 One loop handles one message at a time. A server ends when all members have said goodbye.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.events import EventLog, StateChanged, WarningRaised
@@ -22,7 +22,7 @@ from geomx_cli.ps.aggregation.delivery_interface import ServerDelivery
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.straggler_monitor import PendingWait, StragglerMonitor
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.cluster.config import NodeSettings
+from geomx_cli.ps.cluster.config import NodeSettings, PlaneSettings
 from geomx_cli.ps.cluster.membership import Membership
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
@@ -58,19 +58,21 @@ class Server:
         self._table = SliceTable(
             algorithm=algorithm,
             roots=None if upstream is None else lambda: len(upstream.links),
-            owing=self._members.owing,
-            alone=self._members.alone,
+            required_contributors=self._members.required_contributors,
+            cohort_of=self._members.cohort_of,
             declared=self._has_declared,
         )
         tell_roots = None if upstream is None else self._tell_roots
         self._deadlocks = DeadlockBreaker(self._table, self._members.links, tell_roots)
-        self.rounds = Aggregator(
+        self._aggregator = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._party_index, table=self._table,
             compression=compression,
             warn=lambda message: events.write(WarningRaised(message=message)),
         )  # fmt: skip
         self._party_index = 0
-        self._control = ControlService(self.node, self._members, self._upstream, self.rounds, lambda: self._party_index)
+        self._control = ControlService(
+            self.node, self._members, self._upstream, self._aggregator, lambda: self._party_index
+        )
         self._straggler_monitor = StragglerMonitor(self.node, self._members, self._waits)
         self._endpoints = self.node.listen(settings.local or settings.upper)
         self._rosters: dict[str, Membership] = {}  # of the members, by the plane in which they dial
@@ -91,27 +93,27 @@ class Server:
 
     def _join(self) -> None:
         settings, local, upper = self._settings, self._settings.local, self._settings.upper
-        endpoints = list(self._endpoints)
-        if local is None:
-            assert upper is not None
-            joined = self.node.join(upper, "server", lambda _: self._joined(), rank=settings.rank, endpoints=endpoints)
-        elif upper is None:
-            joined = self.node.join(local, "server", lambda _: self._joined(), rank=settings.rank, endpoints=endpoints)
-        elif self._is_root:
-            joined = self.node.join(upper, "server", self._join_central_plane, rank=settings.rank, endpoints=endpoints)
-        else:
-            joined = self.node.join(local, "server", self._join_global_plane, rank=settings.rank, endpoints=endpoints)
+        if not self._is_root:
+            assert local is not None
+            self._join_as_server("local", local, self._join_global_plane, settings.rank)
             if local.servers == 1 or settings.rank is not None:
                 self._join_upper(settings.rank or 0)
-        self._rosters["global" if self._is_root and upper is not None else "local"] = joined
+        elif upper is not None:
+            self._join_as_server("global", upper, self._join_central_plane if local else self._joined, settings.rank)
+        else:
+            assert local is not None
+            self._join_as_server("local", local, self._joined, settings.rank)
+
+    def _join_as_server(
+        self, name: str, plane: PlaneSettings, then: Callable[[Membership], None], rank: int | None
+    ) -> None:
+        endpoints = list(self._endpoints)
+        self._rosters[name] = self.node.join(plane, "server", then, rank=rank, endpoints=endpoints)
 
     def _join_central_plane(self, membership: Membership) -> None:
         assert self._settings.local is not None
         self._check_identities()
-        rank, endpoints, local = membership.rank, list(self._endpoints), self._settings.local
-        self._rosters["local"] = self.node.join(
-            local, "server", lambda _: self._joined(), rank=rank, endpoints=endpoints
-        )
+        self._join_as_server("local", self._settings.local, self._joined, membership.rank)
 
     def _join_global_plane(self, membership: Membership) -> None:
         self._check_identities()
@@ -139,9 +141,9 @@ class Server:
             )  # fmt: skip
             upstream.links.append(link)
             self.node.liveness.watch(link)
-        self._joined()
+        self._joined(membership)
 
-    def _joined(self) -> None:
+    def _joined(self, _: Membership) -> None:
         self._check_identities()
         self.node.telemetry.state = "serving"
         message = f"{self._kind()}, listening on {' '.join(self._endpoints)}"
@@ -198,13 +200,13 @@ class Server:
     def _leave(self, request: Request) -> None:
         self._members.leave(request.link)
         request.answer()
-        self.rounds.left(self._members.rank_of(request.link))
+        self._aggregator.left(self._members.rank_of(request.link))
         self._control.release_barriers()
-        if self._upstream is not None and self._members.owing() == []:
+        if self._upstream is not None and self._members.required_contributors() == []:
             for root in self._upstream.links:
                 self.node.rpc.ask(root, "leave", {}, lambda _: None, self.node.fail)
 
-    def _farewell(self, request: Request) -> None:
+    def _on_goodbye(self, request: Request) -> None:
         done = self._members.goodbye(request.link)
         self.node.shutdown.answer_bye(request)
         if done:
@@ -229,13 +231,13 @@ class Server:
             ranks = header.contributors
             if (ranks != (rank,) and not self._may_bring(link, rank, ranks)) or not self._members.trains(rank):
                 raise BadMessage(f"contributions of ranks {ranks} from rank {rank}")
-            self.rounds.on_exchange(link, header, payload, rank)
+            self._aggregator.on_exchange(link, header, payload, rank)
         elif header.kind == Kind.PULL:
-            self.rounds.values.on_pull(link, header, rank, payload)
+            self._aggregator.values.on_pull(link, header, rank, payload)
             if self._members.settle(rank):
-                self.rounds.members_changed()
+                self._aggregator.members_changed()
         else:
-            self.rounds.values.on_push(link, header, payload)
+            self._aggregator.values.on_push(link, header, payload)
 
     def _may_bring(self, link: Link, rank: int, ranks: tuple[int, ...]) -> bool:
         """Whether this member may contribute for all these ranks, in ascending order: members of its plane that the
@@ -258,7 +260,7 @@ class Server:
             request.answer({"processes": [] if self._upstream.waiting else self._straggler_monitor.stragglers()})
             return
         if self._upstream is not None and request.link in self._upstream.links and request.topic == "compression":
-            self.rounds.compression.set(str(request.body["spec"]))
+            self._aggregator.compression.set(str(request.body["spec"]))
             request.answer()
             return
         rank = self._members.rank_of(request.link)
@@ -268,19 +270,19 @@ class Server:
         elif request.topic == "leave":
             self._leave(request)
         elif request.topic == "bye":
-            self._farewell(request)
+            self._on_goodbye(request)
         else:
             self._control.take(request)
 
     def _serve(self) -> None:
         """A member has arrived, or the roots are dialled: process everything that waited for that."""
         self._control.serve()
-        self.rounds.members_changed()
+        self._aggregator.members_changed()
 
     def _waits(self) -> Iterator[PendingWait]:
         """The current waits for members: in a round, for a master, or at a barrier."""
         missing = self._table.oldest()
-        masters = frozenset(self._members.setting_up()) if self._members.complete else frozenset()
+        masters = frozenset(self._members.initializing()) if self._members.complete else frozenset()
         if missing is not None and masters:
             owed = "set an optimizer, pulled or left"
             yield PendingWait(owed, missing[1], masters, "and the first round waits for that")
@@ -291,6 +293,6 @@ class Server:
 
     def _report(self) -> None:
         self.node.telemetry.round = self._table.last_round
-        self.node.encoded = self.rounds.compression.bytes
+        self.node.encoded = self._aggregator.compression.bytes
         if self._is_root and self._table.asynchronous:
             self.node.telemetry.versions = self._members.by_party(self._table.finished)

@@ -1,6 +1,6 @@
 """Framework-independent KVStore semantics over a client: keys, checks, initialization, hyper-parameters of pushes.
 
-Values are numpy arrays of float32, float64 or float16, of any shape; results go to C-contiguous arrays.
+Initial values are numpy arrays of float32, float64 or float16, of any shape; contributions and results are 1-D.
 """
 
 import math
@@ -34,7 +34,7 @@ _MASTER_ENDS = (
 class Store(BaseStore):
     """One worker's key-value store. optimizer: that of the global servers.
 
-    `init`, `broadcast` and `barrier` block; everything else returns at once, with futures. Callers of `start` and
+    `init` and `barrier` block; everything else returns at once, with futures. Callers of `start` and
     `fetch` from several threads must keep the order of calls per key; different keys need no order. After the job has
     failed, every call and future raises the client's error: PeerLost, TimedOut.
     """
@@ -44,7 +44,6 @@ class Store(BaseStore):
         self.optimizer = ServerOptimizer(client)
         self._key_type: type | None = None
         self._tensors: dict[str, Tensor] = {}
-        self._sources: dict[str, tuple[Array, PendingExchange]] = {}
 
     def init(
         self,
@@ -56,7 +55,7 @@ class Store(BaseStore):
 
         The master worker's values are used; those of the others only give size and dtype. For keys declared after the
         workers' first push, and thus after the end of a master that does not train, global rank 0's values are used.
-        hyper: the master's per-key hyper-parameters, by name. Afterwards `pull` returns the master's values on all
+        hyper: the master's per-key hyper-parameters, by name. Afterwards `fetch` returns the master's values on all
         workers. Raises InvalidSettings, with nothing changed, for an existing key, and for a dtype or size that this
         worker or another one rejects.
         """
@@ -115,49 +114,6 @@ class Store(BaseStore):
             )
         return name
 
-    def push(
-        self, keys: Key | Sequence[Key], values: Array | Sequence[Array] | Sequence[Sequence[Array]], priority: int = 0
-    ) -> list[PendingExchange]:
-        """Contribute the sum of each key's values to its next round. The values may be modified once this returns.
-
-        See `begin_training`.
-        """
-        checked = [(self._check(key, arrays), arrays) for key, arrays in pairs(keys, values)]
-        self.begin_training()
-        return [self.send(name, arrays, priority, self.optimizer.news(name)) for name, arrays in checked]
-
-    def pull(
-        self, keys: Key | Sequence[Key], outs: Array | Sequence[Array] | Sequence[Sequence[Array]], priority: int = 0
-    ) -> "list[Future[None]]":
-        """Write each key's result, see `fetch`, to all its arrays; return one future per array."""
-        checked = [(self._check(key, arrays), arrays) for key, arrays in pairs(keys, outs)]
-        for name, arrays in checked:
-            if not all(array.flags.c_contiguous and array.flags.writeable for array in arrays):
-                raise InvalidSettings(f"key {name!r} is to be pulled into an array that is not contiguous or writable")
-        return [self.fetch(name, array.reshape(-1), priority) for name, arrays in checked for array in arrays]
-
-    def pushpull(
-        self,
-        keys: Key | Sequence[Key],
-        values: Array | Sequence[Array] | Sequence[Sequence[Array]],
-        outs: Array | Sequence[Array] | Sequence[Sequence[Array]],
-        priority: int = 0,
-    ) -> "list[Future[None]]":
-        """`push`, then `pull`."""
-        self.push(keys, values, priority)
-        return self.pull(keys, outs, priority)
-
-    def broadcast(
-        self,
-        keys: Key | Sequence[Key],
-        values: Array | Sequence[Array] | Sequence[Sequence[Array]],
-        outs: Array | Sequence[Array] | Sequence[Sequence[Array]],
-    ) -> None:
-        """`init`, then `pull`; blocks until `outs` contain the master's values."""
-        self.init(keys, values)
-        for future in self.pull(keys, outs):
-            future.result()
-
     def begin_training(self) -> None:
         """Mark the transition from setup to training. Raises SystemExit in a master that does not train.
 
@@ -168,20 +124,6 @@ class Store(BaseStore):
             print(_MASTER_ENDS, file=sys.stderr, flush=True)
             raise SystemExit(0)
         self.optimizer.training = True
-
-    def _check(self, key: Key, arrays: Sequence[Array]) -> str:
-        return {self.lookup(key, array.size, str(array.dtype)) for array in arrays}.pop()
-
-    def send(self, name: str, arrays: Sequence[Array], priority: int, hyper: Hyper) -> PendingExchange:
-        """Begin the next round of one key with the sum of `arrays`, which are copied; fp16 is summed in fp32."""
-        tensor = self._tensors[name]
-        buffer, last = self._sources.get(name, (None, None))
-        if buffer is None or last is None or not last.sent.done():
-            buffer = np.empty(tensor.size, tensor.dtype)
-        _sum(arrays, buffer)
-        exchange = self.start(name, buffer, None, priority, hyper)
-        self._sources[name] = (buffer, exchange)
-        return exchange
 
     def has_rows(self, name: str, shape: Sequence[int]) -> bool:
         """Return whether an array of this shape has rows of the same size as those of a known key."""
@@ -229,17 +171,3 @@ class Store(BaseStore):
 def row_of(shape: Sequence[int]) -> int:
     """Return the number of elements per row of an array (fixed first index)."""
     return math.prod(shape[1:])
-
-
-def _sum(arrays: Sequence[Array], out: Array) -> None:
-    """Write the sum of arrays of any shape to `out` (1-D)."""
-    first, *rest = (array.reshape(-1) for array in arrays)
-    if rest and out.dtype == np.float16:
-        total = first.astype(np.float32)
-        for array in rest:
-            total += array
-        np.copyto(out, total, casting="same_kind")
-        return
-    np.copyto(out, first)
-    for array in rest:
-        np.add(out, array, out=out)

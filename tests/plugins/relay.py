@@ -124,7 +124,7 @@ class Gathering:
         self._numbers = itertools.count(1)
         table = SliceTable(
             algorithm=FsaServer(), roots=lambda: 65_536,
-            owing=lambda: [first + rank for rank in (0, 1) if rank not in left],
+            required_contributors=lambda: [first + rank for rank in (0, 1) if rank not in left],
         )  # fmt: skip
         self.rounds = Aggregator(delivery=self, upstream=upstream, own_rank=None, table=table)
         self.deadlocks = DeadlockBreaker(table, lambda rank: [below] if rank == first + 1 else [], self._tell_servers)

@@ -104,25 +104,22 @@ def test_sparse_codecs_leave_out_the_smallest(spec: str, array: Array) -> None:
 @settings(max_examples=30)
 @given(first=vectors, second=vectors)
 def test_sent_and_residual_are_what_was_given(spec: str, dtype: type, first: Array, second: Array) -> None:
-    """Over two contributions, with what `decay` leaves of the first residual; momentum correction is added as given."""
+    """Three contributions: each has what `decay` leaves of the last residual; momentum correction is added as given."""
     size, compression, codec = min(len(first), len(second)), Compression(spec), codec_of(spec)
     kept: Array = np.zeros(size, dtype)
     speed = np.zeros(size, dtype)
-    for array in (first[:size].astype(dtype), second[:size].astype(dtype)):
+    for array in (first[:size].astype(dtype), second[:size].astype(dtype), np.zeros(size, dtype)):
         where = SliceRound(0, 0, dtype=int(dtype == np.float64), round=9)
         found = compression.contribution(where, array)
         assert found is not None
         sent = codec.decode(found[0], size)
         speed = speed * dtype(codec.momentum) + array
         owed = kept * dtype(codec.decay) + (speed if codec.momentum else array)
+        assert bytes(found[0]) == bytes(codec.encode(owed))
         speed = np.where(sent != 0, 0, speed).astype(dtype)
-        state = compression.export_state()
-        kept = state["codec/0/0/residual"]
-        assert np.array_equal(kept, (owed.astype(np.longdouble) - sent).astype(dtype))
+        kept = (owed.astype(np.longdouble) - sent).astype(dtype)
         if spec in EXACT:
             assert np.array_equal(kept.astype(np.longdouble) + sent, owed)
-        if codec.momentum:
-            assert np.array_equal(state["codec/0/0/momentum"], speed)
 
 
 @pytest.mark.parametrize("spec", FEEDBACK)

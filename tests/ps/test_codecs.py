@@ -373,7 +373,7 @@ def test_who_takes_no_elements_of_a_round_gets_the_next_result_exact(in_flight: 
     links, size, one = [Wire(), Wire()], 4, np.ones(4, np.float32)
     clients = [UpstreamClient(Compression("int8")) for _ in links]
     sent: deque[Callable[[], None]] = deque()
-    table = SliceTable(algorithm=FsaServer(), roots=None, owing=lambda: [0, 1])
+    table = SliceTable(algorithm=FsaServer(), roots=None, required_contributors=lambda: [0, 1])
     root = Aggregator(
         delivery=Delivery(sent, None), upstream=None, own_rank=None, table=table,  # type: ignore[arg-type]
         compression=Compression("int8"),

@@ -59,7 +59,7 @@ class Party:
         upstream, delivery = UpstreamClient(), Direct()
         upstream.links.append(KeptLink())  # type: ignore[arg-type]
         delivery.begin(None, upstream)  # type: ignore[arg-type]
-        table = SliceTable(algorithm=FsaServer(), roots=lambda: 1, owing=lambda: [0, 1])
+        table = SliceTable(algorithm=FsaServer(), roots=lambda: 1, required_contributors=lambda: [0, 1])
         self.rounds = Aggregator(delivery=delivery, upstream=upstream, own_rank=lambda: 0, table=table)
         self.deadlocks = DeadlockBreaker(table, lambda rank: [self.links[rank]], self._tell)  # type: ignore[list-item]
 

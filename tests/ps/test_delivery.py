@@ -266,7 +266,7 @@ def test_a_merged_contribution_counts_for_all_its_ranks_and_is_answered_once() -
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["the part first", "the sum first"])
 def test_a_sum_and_a_part_of_it_count_once_and_both_are_answered(order: tuple[int, int]) -> None:
     """Both are pending until rank 2 contributes; rank 1's own contribution arrived separately, as after a cut."""
-    bench = Bench(owing=lambda: [0, 1, 2])
+    bench = Bench(required_contributors=lambda: [0, 1, 2])
     bench.links.append(bench.links[0])
     steps = [lambda: bench.push(1, 1, gradient(1, 1)), lambda: merged(bench, 0, 1, (0, 1))]
     for step in order:
@@ -306,6 +306,6 @@ def test_whoever_asks_hears_whether_all_of_a_merged_contribution_is_here() -> No
 def test_members_that_go_through_rounds_by_themselves_cannot_be_merged() -> None:
     bench = Bench("sgd")
     bench.init(np.zeros(SIZE, np.float32))
-    assert bench.rounds.go_alone()
+    assert bench.rounds.switch_to_async()
     with pytest.raises(BadMessage, match="go through rounds by themselves"):
         merged(bench, 0, 1, (0, 1))

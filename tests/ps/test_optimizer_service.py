@@ -88,7 +88,8 @@ class Root(Bench):
     def __init__(self, *, asynchronous: bool = False) -> None:
         plane = PlaneSettings("localhost", 1, servers=1, workers=1)
         self.members = ServerMembers(NodeSettings(role="global_server", local=plane, upper=plane), True)
-        super().__init__(owing=self.members.owing, algorithm=FsaServer(asynchronous=asynchronous))
+        algorithm = FsaServer(asynchronous=asynchronous)
+        super().__init__(required_contributors=self.members.required_contributors, algorithm=algorithm)
         self.links = [Member("global"), Member("local")]
         for link in self.links:
             self.members.arrive(link)  # type: ignore[arg-type]
@@ -137,7 +138,7 @@ def test_what_is_wrong_is_refused_and_changes_nothing(body: dict[str, Any], word
     root = Root()
     with pytest.raises(InvalidSettings, match=words):
         root.ask(**body)
-    assert root.rounds.optimizer is None and root.members.setting_up() == [CENTRAL]
+    assert root.rounds.optimizer is None and root.members.initializing() == [CENTRAL]
 
 
 @pytest.mark.parametrize("body", [{"schedule": ("poly",)}, {"multipliers": [4]}, {"params": 3}, {"serial": "x"}])

@@ -82,21 +82,6 @@ def test_impossible_acknowledgements_are_refused(number: int, acked: int) -> Non
         bench.push(0, number, gradient(0, number), acked=acked)
 
 
-def test_exported_state_has_the_results_that_somebody_may_ask_for() -> None:
-    before, after = Bench("sgd"), Bench("sgd")
-    before.init(np.zeros(SIZE, np.float32))
-    wanted = {}
-    for number in (1, 2, 3):
-        for rank in (0, 1):
-            before.push(rank, number, gradient(rank, number), acked=max(0, number - 2))
-        wanted[number] = before.results()[0][2].copy()
-    after.rounds.import_state({name: array.copy() for name, array in before.rounds.export_state().items()})
-    for number in (2, 3):
-        after.push(1, number, gradient(1, number), acked=1)
-        ((_, answered, value),) = after.results()
-        assert (answered, value.tobytes()) == (number, wanted[number].tobytes())
-
-
 # Abstaining.
 
 

@@ -293,24 +293,6 @@ def test_a_repeat_gets_what_its_round_has_changed_and_counts_once(rule: str) -> 
         assert changed.tobytes() == whole[number - 1].tobytes()
 
 
-def test_exported_state_goes_on_with_rows() -> None:
-    before, after = tree().use("sgd", **SGD), tree().use("sgd", **SGD)
-    before.init(dense(0))
-    for number in (1, 2, 3):
-        for rank, who in enumerate(WHO):
-            before.push(who, number, some([number, rank]), acked=max(0, number - 2))
-    for old, new in zip([*before.roots, *before.servers], [*after.roots, *after.servers], strict=True):
-        new.rounds.import_state({name: array.copy() for name, array in old.rounds.export_state().items()})
-    for job in (before, after):
-        for rank, who in enumerate(WHO):
-            job.push(who, 3, some([3, rank]), acked=1)
-            job.push(who, 4, some([4, rank]), acked=2)
-        for who in WHO:
-            job.pull(who)
-    assert after.last((1, 1)).tobytes() == before.last((1, 1)).tobytes()
-    assert [result.round for result in after.got((0, 0))] == [3, 4, 0]
-
-
 def test_who_leaves_or_abstains_is_not_waited_for() -> None:
     job = tree().use("sgd", learning_rate=1.0)
     job.init(np.zeros(SIZE, np.float32))

@@ -8,56 +8,21 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from geomx_cli.core.errors import InvalidSettings, PeerLost
-from geomx_cli.ps.net.loop import Loop
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.algorithms import _esync_http
-from geomx_cli.runtime.algorithms._esync_http import Reply, serve
-from geomx_cli.runtime.algorithms._esync_state import StateServer
+from geomx_cli.runtime.algorithms._esync_http import serve
 from geomx_cli.runtime.algorithms.esync import EsyncServer
 
 
-class Owner:
-    """A loop's thread, as in a scheduler or server; it alone accesses what it owns."""
-
-    def __init__(self) -> None:
-        self.threads: set[int] = set()
-        self._loop = Loop()
-        self._thread = threading.Thread(target=self._loop.run)
-        self._thread.start()
-
-    def call(self, action: Callable[[], Reply]) -> Reply:
-        future: Future[Reply] = Future()
-
-        def run() -> None:
-            self.threads.add(threading.get_ident())
-            future.set_result(action())
-
-        self._loop.submit(run)
-        return future.result(10)
-
-    def end(self) -> None:
-        self._loop.submit(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
 @pytest.fixture
-def owner() -> Iterator[Owner]:
-    made = Owner()
-    yield made
-    made.end()
-
-
-@pytest.fixture
-def port(owner: Owner) -> Iterator[int]:
-    """The port of a state server that runs in a loop's thread."""
-    server = serve(StateServer(), "127.0.0.1", 0, owner.call)
+def port() -> Iterator[int]:
+    """The port of a state server."""
+    server = serve("127.0.0.1", 0)
     yield server.port
     server.close()
 
@@ -99,10 +64,10 @@ def spoken(port: int, *pieces: bytes, end: bool = False) -> bytes:
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_two_rounds_of_three_workers_whose_clocks_differ(owner: Owner) -> None:
+def test_two_rounds_of_three_workers_whose_clocks_differ() -> None:
     ours = [1_700_000_000.0]
     skews = [0.0, -40.0, 3_600.0]  # how far each worker's clock is ahead of ours
-    server = serve(StateServer(), "127.0.0.1", 0, owner.call, clock=lambda: ours[0])
+    server = serve("127.0.0.1", 0, clock=lambda: ours[0])
     port = server.port
 
     def ask(now: float, r: int, k: int, c: float) -> int:
@@ -133,13 +98,12 @@ def test_two_rounds_of_three_workers_whose_clocks_differ(owner: Owner) -> None:
     post(port, "/reset/", r=2, t=2, te=start + 4.25 - 7.0)
     post(port, "/reset/", r=1, t=2, te=start + 4.25 - 40.0)
     assert [ask(7.0, 0, 22, 0.125), ask(7.25, 0, 23, 0.125), ask(7.75, 2, 1, 3.5)] == [0, 1, 1]
-    assert owner.threads and threading.get_ident() not in owner.threads and len(owner.threads) == 1
     server.close()
 
 
-def test_an_age_counts(owner: Owner) -> None:
+def test_an_age_counts() -> None:
     ours = [100.0]
-    server = serve(StateServer(), "127.0.0.1", 0, owner.call, clock=lambda: ours[0])
+    server = serve("127.0.0.1", 0, clock=lambda: ours[0])
     post(server.port, "/init/", num_workers=2, epsilon=0.25)
     post(server.port, "/reset/", r=1, t=1, te=500.0)  # its clock is 400 s ahead
     ours[0] = 103.0
@@ -273,10 +237,10 @@ def trickled(connection: socket.socket) -> bytes:
             return connection.recv(65536)
 
 
-def test_more_connections_than_it_takes(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_connections_than_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_esync_http, "LIMIT", 0.5)
     monkeypatch.setattr(_esync_http, "MAX_CONNECTIONS", 4)
-    server = serve(StateServer(), "127.0.0.1", 0, owner.call)
+    server = serve("127.0.0.1", 0)
     with contextlib.ExitStack() as stack:
         for _ in range(4):
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 10))
@@ -284,26 +248,22 @@ def test_more_connections_than_it_takes(owner: Owner, monkeypatch: pytest.Monkey
     server.close()
 
 
-def test_the_owner_is_gone() -> None:
-    def call(action: Callable[[], Reply]) -> Reply:
-        raise PeerLost("the scheduler has ended")
-
-    server = serve(StateServer(), "127.0.0.1", 0, call)
-    assert refused(server.port, "/init/", b"") == (503, "the scheduler has ended")
+def test_a_closed_server_refuses_connections() -> None:
+    server = serve("127.0.0.1", 0)
     server.close()
     with pytest.raises(urllib.error.URLError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=60)
 
 
-def test_where_it_cannot_listen(port: int, owner: Owner) -> None:
+def test_where_it_cannot_listen(port: int) -> None:
     for host, taken in [("127.0.0.1", port), ("192.0.2.1", 0), ("no-such-host.invalid", 0)]:
         with pytest.raises(InvalidSettings, match=f"cannot listen for ESync's workers on {host} port {taken}"):
-            serve(StateServer(), host, taken, owner.call)
+            serve(host, taken)
 
 
-def test_ipv6(owner: Owner) -> None:
+def test_ipv6() -> None:
     try:
-        server = serve(StateServer(), "::1", 0, owner.call)
+        server = serve("::1", 0)
     except InvalidSettings:
         pytest.skip("this machine has no IPv6")
     with urllib.request.urlopen(f"http://[::1]:{server.port}/", timeout=60) as answer:

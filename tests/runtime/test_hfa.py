@@ -223,26 +223,6 @@ def test_in_a_flat_cluster_the_root_averages_weights() -> None:
     np.testing.assert_allclose(job.last((-1, 2)), 5, rtol=1e-6)
 
 
-def test_state_goes_on_bit_for_bit() -> None:
-    """A party's server that restores another's state between two milestones."""
-
-    def rounds(job: Tree, numbers: range) -> None:
-        for number in numbers:
-            for rank in range(2):
-                job.push((0, rank), number, np.random.default_rng([rank, number]).random(8, np.float32))
-
-    whole, before, after = (tree([2], k2=3) for _ in range(3))
-    for job in (whole, before):
-        job.init(full(1))
-    rounds(whole, range(1, 9))
-    rounds(before, range(1, 6))
-    for node, other in zip((*before.roots, *before.servers), (*after.roots, *after.servers), strict=True):
-        state = {name: array.copy() for name, array in node.rounds.export_state().items()}
-        other.rounds.import_state(state)
-    rounds(after, range(6, 9))
-    assert_same([result.value for result in after.got((0, 0))], [item.value for item in whole.got((0, 0))[5:]])
-
-
 # Clusters.
 
 

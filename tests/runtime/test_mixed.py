@@ -164,16 +164,16 @@ def test_what_comes_before_the_job_is_made_asynchronous_counts_alone_too() -> No
     job.push((1, 0), 1, full(2))
     job.init(full(0), (1, 0))
     job.push((1, 0), 1, full(2), (1, 0))
-    assert job.roots[0].rounds.go_alone()
+    assert job.roots[0].rounds.switch_to_async()
     job.init(full(0))
     job.push((0, 0), 1, full(1), (1, 0))
     for party, where, wanted in ((2, (0, 0), 4), (1, (0, 0), 6), (1, (1, 0), 2), (0, (1, 0), 3)):
         (result,) = job.got((party, 0), where)
         assert result.contributors == (party,) and (result.value == -RATE * wanted).all()
-    assert not job.got((0, 0)) and job.roots[0].rounds.go_alone()
+    assert not job.got((0, 0)) and job.roots[0].rounds.switch_to_async()
     job = Tree([1, 1], lambda *_: FsaServer())
     job.push((0, 0), 1, full(4))
-    assert not job.roots[0].rounds.go_alone(), "it is the beginning of a sum"
+    assert not job.roots[0].rounds.switch_to_async(), "it is the beginning of a sum"
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "dcasgd"])
@@ -204,30 +204,6 @@ def test_each_slice_is_read_at_one_version_wherever_a_writer_comes(optimizer: st
             exchange.take(1000 * header.slice, value, header.value)
         assert exchange.done.done()
         assert (exchange.lowest, exchange.highest) == (2 if point == 0 else 0, 0 if point == count else 2)
-
-
-@pytest.mark.parametrize("bound", [-1, 1])
-def test_state_with_parties_in_different_rounds_goes_on_bit_for_bit(bound: int) -> None:
-    """Also while a result is held back, whose contribution is in the value and must not count again."""
-
-    def play(job: Tree, turns: list[tuple[int, int]]) -> None:
-        for party, number in turns:
-            job.push((party, 0), number, gradient(party, number))
-
-    first, later = [(0, 1), (1, 1), (0, 2), (0, 3)], [(1, 2), (1, 3), (0, 4)]
-    whole, before, after = (tree([1, 1], bound).use("dcasgd", learning_rate=RATE, momentum=0.9) for _ in range(3))
-    for job in (whole, before):
-        job.init(full(1))
-        play(job, first)
-    for node, other in zip((*before.roots, *before.servers), (*after.roots, *after.servers), strict=True):
-        other.rounds.import_state({name: array.copy() for name, array in node.rounds.export_state().items()})
-    assert len(before.got((0, 0))) == (3 if bound < 0 else 2)
-    if bound > 0:
-        after.push((0, 0), 3, gradient(0, 3))
-    play(whole, later)
-    play(after, later)
-    assert whole.last((0, 0)).tobytes() == after.last((0, 0)).tobytes()
-    assert whole.last((1, 0)).tobytes() == after.last((1, 0)).tobytes()
 
 
 # Who is done.

@@ -90,12 +90,12 @@ class Accumulator:
         """Whether the contributions of all these ranks are present, added or parked."""
         return self.ranks.union(*(item.ranks for item in self._parked.values())).issuperset(ranks)
 
-    def merge(self, owing: Iterable[int]) -> bool:
+    def merge(self, required_contributors: Iterable[int]) -> bool:
         """Add parked contributions in rank order, up to the first missing rank. Returns True if none is missing.
 
-        owing: the ranks that have not left. They and the parked ranks make up the order of the sum.
+        required_contributors: the ranks that have not left. They and the parked ranks make up the order of the sum.
         """
-        for rank in sorted({*owing, *self._parked} - self.ranks):
+        for rank in sorted({*required_contributors, *self._parked} - self.ranks):
             if rank in self.ranks:
                 continue
             contribution = self._parked.pop(rank, None)
@@ -115,9 +115,9 @@ class Accumulator:
         """The contributions received and not yet added."""
         return list(self._parked.values())
 
-    def missing(self, owing: Iterable[int]) -> set[int]:
-        """The ranks of `owing` whose contributions were not received."""
-        return set(owing).difference(self.ranks, self.without_credit())
+    def missing(self, required_contributors: Iterable[int]) -> set[int]:
+        """The ranks of `required_contributors` whose contributions were not received."""
+        return set(required_contributors).difference(self.ranks, self.without_credit())
 
     def without_credit(self) -> set[int]:
         """The ranks whose contributions are held until others arrive; these occupy their senders' windows."""

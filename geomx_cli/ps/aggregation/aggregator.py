@@ -17,14 +17,13 @@ from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.forwarder import Forwarder
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
 from geomx_cli.ps.aggregation.result_sender import ResultSender
-from geomx_cli.ps.aggregation.saved_state import export_state, import_state
 from geomx_cli.ps.aggregation.slice_state import Cohort, SliceState, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.updater import Updater
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import ValueService
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import DTYPES, Array
+from geomx_cli.ps.net.payload import DTYPES
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import MAX_HYPER, MAX_ROUNDS_AHEAD, BadMessage, Header
 from geomx_cli.ps.optim.optimizers import Optimizer
@@ -115,9 +114,9 @@ class Aggregator:
         for entry in self.table.entries.values():
             entry.hyper = {}
 
-    def go_alone(self) -> bool:
-        """See SliceTable.go_alone."""
-        if not self.table.go_alone():
+    def switch_to_async(self) -> bool:
+        """See SliceTable.switch_to_async."""
+        if not self.table.switch_to_async():
             return False
         self.members_changed()
         return True
@@ -134,17 +133,6 @@ class Aggregator:
         self.table.changed()
         for entry in self.table.entries.values():
             self._advance(entry)
-
-    # State.
-
-    def export_state(self) -> dict[str, Array]:
-        """See saved_state.py."""
-        return export_state(self.table.entries, self.optimizer) | self.compression.export_state()
-
-    def import_state(self, state: dict[str, Array]) -> None:
-        """See saved_state.py."""
-        import_state(state, self.table.entries, self.optimizer)
-        self.compression.import_state(state)
 
     # Internals.
 
@@ -164,17 +152,18 @@ class Aggregator:
     def _advance(self, entry: SliceState) -> None:
         """Close this slice's complete rounds in order, and answer those that were held back by the bound on staleness.
         """
-        while self.table.owing() is not None and any(self._go_on(entry, item) for item in list(entry.cohorts.values())):
-            pass
+        while self.table.required_contributors() is not None:
+            if not any(self._go_on(entry, cohort) for cohort in list(entry.cohorts.values())):
+                return
 
     def _go_on(self, entry: SliceState, cohort: Cohort) -> bool:
         """Close the cohort's next round, or answer the one that is held back. Returns False if that has to wait."""
-        if cohort.held is None:
+        if cohort.deferred is None:
             return self._close_next(entry, cohort)
         if self.table.too_far_behind(entry, cohort):
             # The round is in the value already; only its answer waits, for the cohorts that are too far behind.
             return False
-        accumulator, cohort.held = cohort.held, None
+        accumulator, cohort.deferred = cohort.deferred, None
         self._finish(entry, cohort, accumulator)
         return True
 
@@ -197,7 +186,7 @@ class Aggregator:
         if self._forwarder is None:
             self._updater.update(entry, cohort, accumulator, total)
             # A root answers in _go_on: the answer may have to wait for cohorts that are too far behind.
-            cohort.held = accumulator
+            cohort.deferred = accumulator
         elif self._forwarder.decide(entry, cohort, accumulator, total):
             self._finish(entry, cohort, accumulator)
         return True

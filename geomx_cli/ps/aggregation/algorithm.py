@@ -16,15 +16,15 @@ Body = dict[str, Any]
 class SliceView:
     """One slice as seen by an algorithm: its key, index, current value (None before init) and version.
 
-    version: the number of updates by the roots, as far as this server knows. `kept`: the algorithm's own arrays for
-    this slice, by name; saved with it.
+    version: the number of updates by the roots, as far as this server knows. `state`: the algorithm's own arrays for
+    this slice, by name.
     """
 
     key: int
     index: int
     value: Array | None = None
     version: int = 0
-    kept: dict[str, Array] = field(default_factory=dict)
+    state: dict[str, Array] = field(default_factory=dict)
 
     @property
     def id(self) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """The interface to codecs, their specs, and decoding of what was received."""
 
 import zlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeGuard
@@ -13,8 +14,8 @@ from geomx_cli.ps.net.payload import DTYPES, Array, Content, content
 from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, Form, Header
 
 __all__ = [
-    "LARGEST", "Codec", "Encoded", "SliceRound", "codec_at", "complete_spec", "encoded", "exact_dtype", "parse_codec",
-    "received", "sends_union",
+    "LARGEST", "Codec", "Encoded", "SliceRound", "codec_at", "complete_spec", "encoded", "exact_dtype", "no_argument",
+    "parse_codec", "received", "sends_union",
 ]  # fmt: skip
 
 Encoded = tuple[memoryview, dict[str, Any]]
@@ -28,24 +29,29 @@ is finite in float32, and so is whatever decoding makes of their rounded values.
 """
 
 
-class Codec(Protocol):
-    """Encodes the elements of a slice in fewer bytes. Stateless; used in the thread of one loop only.
+class Codec(ABC):
+    """Base class of codecs, which encode the elements of a slice in fewer bytes. Stateless; used in the thread of one
+    loop only.
 
     decay: factor for the residual (the part of a contribution lost in encoding) that is added to the next contribution;
     0 keeps no residual. momentum: coefficient of momentum correction with factor masking, see codecs/bsc.py; 0 for
     none. results: whether results of rounds are sent as encoded values, as encoded changes of the values, or exact.
-    A codec may also have prepare(): called in each process that encodes, before the first round.
     """
 
-    decay: float
-    momentum: float
+    decay: float = 0.0
+    momentum: float = 0.0
     results: Literal["values", "changes", "exact"]
 
+    def prepare(self) -> None:  # noqa: B027
+        """Called in each process that encodes, before the first round."""
+
+    @abstractmethod
     def encode(self, array: Array) -> memoryview:
         """Encode a 1-D array of float32 or float64, which is not modified, to a memoryview of bytes. If `decay` is not
         0, the magnitude of each element is below LARGEST.
         """
 
+    @abstractmethod
     def decode(self, payload: memoryview, length: int) -> Array:
         """Decode to a new 1-D array of `length` float32 elements. Raises BadMessage for a payload that `encode` cannot
         produce.
@@ -71,6 +77,12 @@ class SparseCodec(Protocol):
 
     def encode_only(self, array: Array, indices: Array) -> memoryview:
         """Encode the elements at these indices, ascending, as zeros elsewhere."""
+
+
+def no_argument(name: str, argument: str) -> None:
+    """Raise InvalidSettings if there is an argument, for a codec that takes none."""
+    if argument:
+        raise InvalidSettings(f"{name}:{argument}: {name} takes no argument", f"write {name}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """Encoding of exchanges with the global servers, and the per-slice state that each end keeps for it."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -56,8 +55,8 @@ class Compression:
             what = f"gradient compression {spec or 'none'} where {self.spec} is in use"
             raise InvalidSettings(what, "let all workers, and --compress, ask for the same")
         self._codec, self.spec = codec, spec if codec else ""
-        if prepare := getattr(codec, "prepare", None):
-            prepare()
+        if codec is not None:
+            codec.prepare()
 
     @property
     def changes(self) -> bool:
@@ -190,21 +189,6 @@ class Compression:
         new = cast(kept["reference"] + found if form == Form.CHANGE else found, dtype)
         kept["reference"] = new.astype(exact_dtype(dtype), copy=False)
         return new
-
-    # State.
-
-    def export_state(self) -> dict[str, Array]:
-        """Copies of all residuals and references, by "codec/KEY/SLICE/NAME"."""
-        kept = self._kept.items()
-        return {f"codec/{key}/{index}/{name}": item.copy() for (key, index), own in kept for name, item in own.items()}
-
-    def import_state(self, state: Mapping[str, Array]) -> None:
-        """Restore what `export_state` of another process returned."""
-        for name, array in state.items():
-            kind, _, rest = name.partition("/")
-            if kind == "codec":
-                key, index, what = rest.split("/", 2)
-                self._kept.setdefault((int(key), int(index)), {})[what] = array.copy()
 
     def _codec_at(self, where: SliceRound) -> Codec | None:
         return codec_at(self._codec, where.size, where.round)

@@ -106,7 +106,7 @@ class DeadlockBreaker:
                 count += 1
                 asked.add(rank)
                 for link in self._links_of(rank):
-                    link.ask_for(key, index, number)
+                    link.request_slice(key, index, number)
         if stuck and not count and not young and self._tell_roots is not None and self._told != self._table.moves:
             self._told = self._table.moves
             # No slice here can be completed by asking: the members may be blocked at another root, so tell the roots.

@@ -75,10 +75,10 @@ class Cohort:
 
     closed: the last decided round. finished: the last answered round. results: of finished rounds, kept until all
     members have acknowledged them. Members acknowledge with their next contribution, so in a job with one round per
-    worker in flight this is only the value itself, otherwise one per round in flight. held: at a root, the round that
-    is in the value and not yet answered because other cohorts are too far behind. version: of the value that the last
-    round produced, or that the members have received since. changed: the rows changed by a round of rows that is closed
-    and not finished.
+    worker in flight this is only the value itself, otherwise one per round in flight. deferred: at a root, the round
+    that is in the value and not yet answered because other cohorts are too far behind. version: of the value that the
+    last round produced, or that the members have received since. changed: the rows changed by a round of rows that is
+    closed and not finished.
     """
 
     member: int
@@ -86,7 +86,7 @@ class Cohort:
     closed: int = 0
     finished: int = 0
     results: dict[int, Result] = field(default_factory=dict)
-    held: Accumulator | None = None
+    deferred: Accumulator | None = None
     version: int = 0
     changed: Rows | None = None
 

@@ -16,8 +16,9 @@ MAX_SLICES = 1_000_000
 class SliceTable:
     """All slices of one server. Used by the loop's thread only.
 
-    roots: returns the number of roots above; None at a root. owing: returns the ranks that owe contributions, None
-    while no round may close. alone: maps a rank to the member under which its rounds run in an asynchronous job.
+    roots: returns the number of roots above; None at a root. required_contributors: returns the ranks that owe
+    contributions, None while no round may close. cohort_of: maps a rank to the number of its cohort in an asynchronous
+    job.
     declared: whether the slice in a header was declared, as far as this server knows.
 
     `asynchronous`: whether the roots handle each party's contributions separately; a local server learns it from their
@@ -31,18 +32,18 @@ class SliceTable:
         *,
         algorithm: ServerAlgorithm,
         roots: Callable[[], int] | None,
-        owing: Callable[[], Collection[int] | None],
-        alone: Callable[[int], int] = lambda rank: rank,
+        required_contributors: Callable[[], Collection[int] | None],
+        cohort_of: Callable[[int], int] = lambda rank: rank,
         declared: Callable[[Header], bool] = lambda _: True,
     ) -> None:
         self.algorithm = algorithm
         self.asynchronous = algorithm.asynchronous
         self.takes_rows = isinstance(algorithm, RowAlgorithm) and algorithm.takes_rows
         self.is_root = roots is None
-        self.owing = owing
+        self.required_contributors = required_contributors
         self.entries: dict[tuple[int, int], SliceState] = {}
         self._roots = roots
-        self._alone = alone
+        self._cohort_of = cohort_of
         self._declared = declared
         self._open: dict[tuple[int, int, int, int], tuple[SliceState, Cohort, RoundState]] = {}
         self.finished: dict[int, int] = {}
@@ -72,7 +73,7 @@ class SliceTable:
 
     def member(self, rank: int) -> int:
         """The cohort number of this rank: 0 if all members complete rounds together."""
-        return self._alone(rank) if self.asynchronous and self.is_root else 0
+        return self._cohort_of(rank) if self.asynchronous and self.is_root else 0
 
     def round(
         self, entry: SliceState, cohort: Cohort, number: int, priority: int, ranks: Iterable[int]
@@ -89,16 +90,15 @@ class SliceTable:
 
     def members(self, cohort: Cohort) -> list[int]:
         """The ranks that owe contributions to this cohort's rounds."""
-        return [rank for rank in self.owing() or () if self.member(rank) == cohort.member]
+        return [rank for rank in self.required_contributors() or () if self.member(rank) == cohort.member]
 
     def too_far_behind(self, entry: SliceState, cohort: Cohort) -> set[int]:
         """The ranks that are behind this cohort by more than the bound on staleness; its next result waits for them."""
         bound = self.algorithm.max_staleness
         if not self.asynchronous or bound < 0 or not self.is_root:
             return set()
-        return {
-            rank for rank in self.owing() or () if cohort.closed - entry.cohort(self.member(rank)).closed > bound
-        }
+        ranks = self.required_contributors() or ()
+        return {rank for rank in ranks if cohort.closed - entry.cohort(self.member(rank)).closed > bound}
 
     def waits_no_more(self, entry: SliceState, cohort: Cohort) -> None:
         """The cohort's closed round no longer waits for members."""
@@ -124,7 +124,7 @@ class SliceTable:
             found[key] = max(found.get(key, 0), *(cohort.closed for cohort in entry.cohorts.values()), 0)
         return {key: round_ for key, round_ in found.items() if round_}
 
-    def go_alone(self) -> bool:
+    def switch_to_async(self) -> bool:
         """Switch a root to handling each member's contributions separately, including those waiting for others.
 
         Returns False if a round is finished, or if contributions were already added up, here or before they were sent.

@@ -66,7 +66,7 @@ class ServerMembers:
 
     def settle(self, rank: int) -> bool:
         """This member has finished setting up the job; True if rounds were waiting for that."""
-        waited = rank in self.setting_up()
+        waited = rank in self.initializing()
         self._settled.add(rank)
         return waited
 
@@ -100,7 +100,7 @@ class ServerMembers:
         """Whether this rank is a party with local servers, not a worker."""
         return self._two_planes and rank < CENTRAL
 
-    def alone(self, rank: int) -> int:
+    def cohort_of(self, rank: int) -> int:
         """The cohort of this rank if parties complete rounds separately; central workers share one.
 
         Starts at 1, as 0 is the cohort of all members together.
@@ -108,15 +108,15 @@ class ServerMembers:
         return (CENTRAL if self._two_planes and rank >= CENTRAL else rank) + 1
 
     def by_party(self, rounds: Mapping[int, int]) -> dict[str, int]:
-        """Map values by number of `alone` to the names of parties, or of workers in a flat cluster."""
+        """Map values by number of `cohort_of` to the names of parties, or of workers in a flat cluster."""
         names = {
-            self.alone(rank): str(links[0].hello.get("party")) if self._two_planes else links[0].name
+            self.cohort_of(rank): str(links[0].hello.get("party")) if self._two_planes else links[0].name
             for rank, links in self._links.items()
             if self.trains(rank)
         }
         return {name: rounds.get(number, 0) for number, name in names.items()}
 
-    def setting_up(self) -> list[int]:
+    def initializing(self) -> list[int]:
         """The master workers that do not train and have not finished setting up the job.
 
         One has finished when it has set an optimizer, pulled, or left. No round closes before: the others may be
@@ -124,10 +124,10 @@ class ServerMembers:
         """
         return [rank for rank in self._links if not self.trains(rank) and rank not in self._settled | self._left]
 
-    def owing(self) -> list[int] | None:
+    def required_contributors(self) -> list[int] | None:
         """All ranks that owe contributions; None while no round may close: members are missing, or one is setting up.
         """
-        return self.training() if self.complete and not self.setting_up() else None
+        return self.training() if self.complete and not self.initializing() else None
 
     def training(self) -> list[int]:
         """The members that train and have not left."""

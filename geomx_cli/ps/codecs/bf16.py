@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.codec import Codec, no_argument
 from geomx_cli.ps.codecs import _kernels
 from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.net.wire import BadMessage
@@ -21,17 +21,14 @@ name = "bf16"
 
 
 def codec(argument: str) -> "Bf16":
-    """Takes no argument."""
-    if argument:
-        raise InvalidSettings(f"bf16:{argument}: bf16 takes no argument", "write bf16")
+    """Takes no argument. Raises InvalidSettings."""
+    no_argument(name, argument)
     return Bf16()
 
 
-class Bf16:
+class Bf16(Codec):
     """The payload: the upper halves of the elements as fp32, little-endian."""
 
-    decay = 0.0
-    momentum = 0.0
     results = "values"
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ name = "bsc"
 
 
 def codec(argument: str) -> "Bsc":
-    """RATIO, VALUES and parameters; a plus may replace a comma."""
+    """See topk.codec."""
     return Bsc(argument, "bsc")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.codec import Codec, no_argument
 from geomx_cli.ps.codecs import _kernels
 from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.net.wire import BadMessage
@@ -31,17 +31,14 @@ _INFINITY = 0x7C00
 
 
 def codec(argument: str) -> "Fp16":
-    """Takes no argument."""
-    if argument:
-        raise InvalidSettings(f"fp16:{argument}: fp16 takes no argument", "write fp16")
+    """Takes no argument. Raises InvalidSettings."""
+    no_argument(name, argument)
     return Fp16()
 
 
-class Fp16:
+class Fp16(Codec):
     """The payload: the elements as little-endian fp16, then the exponent of the power of two as int16."""
 
-    decay = 0.0
-    momentum = 0.0
     results = "values"
 
     def __init__(self) -> None:

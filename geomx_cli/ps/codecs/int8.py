@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.codec import Codec, no_argument
 from geomx_cli.ps.codecs import _kernels
 from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.codecs._kernels import BLOCK
@@ -24,17 +24,15 @@ name = "int8"
 
 
 def codec(argument: str) -> "Int8":
-    """Takes no argument."""
-    if argument:
-        raise InvalidSettings(f"int8:{argument}: int8 takes no argument", "write int8")
+    """Takes no argument. Raises InvalidSettings."""
+    no_argument(name, argument)
     return Int8()
 
 
-class Int8:
+class Int8(Codec):
     """The payload: m / 127 of each block as little-endian fp32, then the elements as int8."""
 
     decay = 1.0
-    momentum = 0.0
     results = "changes"
 
     def __init__(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.codec import Codec
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ name = "1bit"
 
 
 def codec(argument: str) -> "OneBit":
-    """The threshold, by default 0."""
+    """The threshold, by default 0. Raises InvalidSettings."""
     try:
         with np.errstate(over="ignore"):  # refused below
             threshold = np.float32(argument or 0)
@@ -31,11 +32,10 @@ def codec(argument: str) -> "OneBit":
     return OneBit(threshold)
 
 
-class OneBit:
+class OneBit(Codec):
     """The payload: eight elements per byte, the first one in its highest bit; 1 is 1, 0 is -1."""
 
     decay = 1.0
-    momentum = 0.0
     results = "exact"
 
     def __init__(self, threshold: "np.float32") -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.codec import Codec, no_argument
 from geomx_cli.ps.codecs import _kernels
 from geomx_cli.ps.codecs._compiled import compiled
 from geomx_cli.ps.codecs._kernels import BLOCK
@@ -24,17 +24,15 @@ name = "q4"
 
 
 def codec(argument: str) -> "Q4":
-    """Takes no argument."""
-    if argument:
-        raise InvalidSettings(f"q4:{argument}: q4 takes no argument", "write q4")
+    """Takes no argument. Raises InvalidSettings."""
+    no_argument(name, argument)
     return Q4()
 
 
-class Q4:
+class Q4(Codec):
     """The payload: m of each block as little-endian fp32, then two codes per byte, the first one in its low bits."""
 
     decay = 1.0
-    momentum = 0.0
     results = "changes"
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.codec import Codec, no_argument
 from geomx_cli.ps.codecs._sparse import largest, largest_of_rows
 from geomx_cli.ps.codecs.fp16 import Fp16
 from geomx_cli.ps.net.wire import BadMessage
@@ -28,20 +28,18 @@ _LEVEL = np.dtype("<f2")
 
 
 def codec(argument: str) -> "SparseLoCo":
-    """Takes no argument."""
-    if argument:
-        raise InvalidSettings(f"sparseloco:{argument}: sparseloco takes no argument", "write sparseloco")
+    """Takes no argument. Raises InvalidSettings."""
+    no_argument(name, argument)
     return SparseLoCo()
 
 
-class SparseLoCo:
+class SparseLoCo(Codec):
     """The payload: two levels of each chunk in fp16, the power of two that they are multiplied by as int16, then bits,
     each kind starting at a byte boundary: the low bits of gaps, signs, levels, and the gaps' high parts in unary (ones
     and a zero).
     """
 
     decay = 0.95
-    momentum = 0.0
     results = "changes"
 
     def __init__(self) -> None:

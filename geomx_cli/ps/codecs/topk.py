@@ -13,17 +13,17 @@ geometrically. min: tensors of fewer elements are sent unencoded; 0, the default
 
 import copy
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.codec import Codec
 from geomx_cli.ps.codecs import bf16, fp16, int8, q4
 from geomx_cli.ps.codecs._sparse import decode_indices, encode_indices, largest
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.aggregation.codec import Codec
     from geomx_cli.ps.net.payload import Array
 
 __all__ = ["TopK", "codec"]
@@ -34,11 +34,11 @@ _VALUES = {"fp16": fp16, "bf16": bf16, "int8": int8, "q4": q4, "fp32": None}
 
 
 def codec(argument: str) -> "TopK":
-    """RATIO, VALUES and parameters; a plus may replace a comma."""
+    """RATIO, VALUES and parameters; a plus may replace a comma. Raises InvalidSettings."""
     return TopK(argument, "topk")
 
 
-class TopK:
+class TopK(Codec):
     """The payload: the number of elements as uint32, the indices, the values.
 
     smallest: elements of the smallest tensor that is made sparse; None until the spec is completed. small: the codec
@@ -46,10 +46,9 @@ class TopK:
     """
 
     decay = 1.0
-    momentum = 0.0
-    results: 'Literal["values", "changes", "exact"]' = "changes"
+    results = "changes"
     smallest: int | None = 0
-    small: "Codec | None" = None
+    small: Codec | None = None
 
     def __init__(self, argument: str, what: str) -> None:
         ratio, *words = argument.replace("+", ",").split(",")
@@ -89,7 +88,7 @@ class TopK:
         """See SizedCodec."""
         return spec if self.smallest is not None else f"{spec},min={smallest}"
 
-    def at(self, size: int, round_: int) -> "Codec | None":
+    def at(self, size: int, round_: int) -> Codec | None:
         """See SizedCodec."""
         if size < (self.smallest or 0):
             return self.small

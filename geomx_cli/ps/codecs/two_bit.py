@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.aggregation.codec import Codec
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ name = "2bit"
 
 
 def codec(argument: str) -> "TwoBit":
-    """The threshold, by default 0.5."""
+    """The threshold, by default 0.5. Raises InvalidSettings."""
     return TwoBit(threshold_of(argument, name))
 
 
@@ -36,11 +37,10 @@ def threshold_of(argument: str, what: str) -> "np.float32":
     return threshold
 
 
-class TwoBit:
+class TwoBit(Codec):
     """The payload: four elements per byte, the first one in its lowest bits; 1 is T, 2 is -T."""
 
     decay = 1.0
-    momentum = 0.0
     results = "exact"
 
     def __init__(self, threshold: "np.float32") -> None:

@@ -125,7 +125,7 @@ class Link:
         if parts:
             self._hand_over("tensors", parts)
 
-    def ask_for(self, key: int, index: int, round_: int) -> None:
+    def request_slice(self, key: int, index: int, round_: int) -> None:
         """Ask the peer to send this slice beyond its window."""
         self._emit(Header(topic="want", key=key, slice=index, round=round_), None)
 

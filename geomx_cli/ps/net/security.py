@@ -2,11 +2,10 @@
 
 `geomx launch` generates them, one file of mode 0600 per process. All listening processes share the job's server key;
 every process has its own client key. A listening process holds the client keys of the processes that dial it, with each
-one's identity, and trusts nothing else about them. Keys for datagrams are derived from the job secret.
+one's identity, and trusts nothing else about them.
 """
 
 import json
-import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -36,7 +35,6 @@ class KeyRing:
     """
 
     job: str
-    secret: str = field(repr=False)
     public: str
     private: str = field(repr=False)
     server_public: str
@@ -54,12 +52,10 @@ def generate(job: str, processes: Mapping[str, Mapping[str, Identity] | None]) -
     """
     server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
     pairs = {name: tuple(key.decode() for key in zmq.curve_keypair()) for name in processes}
-    secret = secrets.token_hex(32)
     return {
         name: json.dumps(
             {
                 "job": job,
-                "secret": secret,
                 "public": pairs[name][0],
                 "private": pairs[name][1],
                 "server_public": server_public,

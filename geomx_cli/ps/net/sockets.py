@@ -163,9 +163,9 @@ class Sockets:
         router.set(zmq.CURVE_SECRETKEY, self._keys.server_secret.encode())
         if self._authenticator is None:
             self._authenticator = ZapAuthenticator(self._context, self._keys)
-            self._loop.watch(self._authenticator.socket, self._open_the_door)
+            self._loop.watch(self._authenticator.socket, self._authenticate)
 
-    def _open_the_door(self) -> None:
+    def _authenticate(self) -> None:
         assert self._authenticator is not None
         before = self._authenticator.refused
         self._authenticator.answer()

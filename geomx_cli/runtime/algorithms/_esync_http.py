@@ -17,16 +17,15 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any, TypeVar, cast
 from urllib.parse import parse_qsl
 
-from geomx_cli.core.errors import GeomxError, InvalidSettings
+from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.algorithms._esync_state import MAX_SECONDS, StateServer
 
-__all__ = ["Call", "HttpServer", "Reply", "serve"]
+__all__ = ["HttpServer", "serve"]
 
 MAX_HEAD = 16_384
 MAX_BODY = 1_024
@@ -34,12 +33,6 @@ MAX_CONNECTIONS = 128
 LIMIT = 5.0
 """Time limit in seconds for receiving a request, and again for sending the response."""
 
-Reply = tuple[HTTPStatus, bytes]
-Call = Callable[[Callable[[], Reply]], Reply]
-"""Runs a function on the thread that owns the state server, and returns its result.
-
-Raises a GeomxError if that thread has ended or does not respond.
-"""
 Number = TypeVar("Number", int, float)
 Action = Callable[[float, Mapping[str, str]], bytes]
 
@@ -62,15 +55,14 @@ class HttpServer:
         self._thread.join()
 
 
-def serve(state: StateServer, host: str, port: int, call: Call, clock: Callable[[], float] = time.time) -> HttpServer:
-    """Serve host:port (0 for any free port) from a separate thread until `close`.
+def serve(host: str, port: int, clock: Callable[[], float] = time.time) -> HttpServer:
+    """Serve a new state server at host:port (0 for any free port) from a separate thread until `close`.
 
-    `call` runs accesses to `state` on the thread that owns it. `clock` gives all times passed to `state`.
-    Raises InvalidSettings if it cannot listen.
+    `clock` gives all times passed to it. Raises InvalidSettings if it cannot listen.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return HttpServer(_Listener(family, address, _Service(state, clock), call))
+        return HttpServer(_Listener(family, address, _Service(clock)))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise InvalidSettings(
@@ -80,24 +72,31 @@ def serve(state: StateServer, host: str, port: int, call: Call, clock: Callable[
 
 
 class _Service:
-    """The handlers by path. For the thread that owns the state server.
+    """The handlers by path, of which one runs at a time.
 
     Workers report `te` by their own clocks, whose error may exceed a step's duration. A worker reports the start of a
     round immediately, so that report gives its clock offset, by which the ends of its steps are corrected. Before the
     first such report, the smallest difference seen is used.
     """
 
-    def __init__(self, state: StateServer, clock: Callable[[], float]) -> None:
-        self.clock = clock
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.routes: Mapping[str, tuple[str, Action]] = {
             "/": ("GET", self._home),
             "/init/": ("POST", self._init),
             "/apply/": ("POST", self._apply),
             "/reset/": ("POST", self._reset),
         }
-        self._state = state
+        self._state = StateServer()
+        self._clock = clock
+        self._lock = threading.Lock()
         self._lag: dict[int, float] = {}
         self._told: dict[int, float] = {}
+
+    def answer(self, action: Action, body: bytes) -> bytes:
+        """Carry out a request. Raises InvalidSettings for a body or a field that is none."""
+        now = self._clock()
+        with self._lock:
+            return action(now, _fields(body))
 
     def _init(self, now: float, fields: Mapping[str, str]) -> bytes:
         epsilon = _read(fields, "epsilon", _seconds, "0.5")
@@ -133,10 +132,9 @@ class _Listener(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     request_queue_size = MAX_CONNECTIONS
 
-    def __init__(self, family: int, address: Any, service: _Service, call: Call) -> None:
+    def __init__(self, family: int, address: Any, service: _Service) -> None:
         self.address_family = family
         self.service = service
-        self.call = call
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__(address, _Handler)
 
@@ -195,12 +193,10 @@ class _Handler(BaseHTTPRequestHandler):
         if method != self.command:
             raise _Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} is for {method}")
         body = self._body() if method == "POST" else b""
-        now = server.service.clock()
         try:
-            status, content = server.call(partial(_carry_out, action, now, body))
-        except GeomxError as error:
-            raise _Refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error)) from None
-        self._send(status, content, "application/json" if status == HTTPStatus.OK else "text/plain; charset=utf-8")
+            self._send(HTTPStatus.OK, server.service.answer(action, body), "application/json")
+        except InvalidSettings as error:
+            raise _Refusal(HTTPStatus.BAD_REQUEST, str(error)) from None
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
@@ -261,13 +257,6 @@ class _Bounded(io.RawIOBase):
         if self._left < 0:
             raise _Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"a head is at most {MAX_HEAD} bytes")
         return count
-
-
-def _carry_out(action: Action, now: float, body: bytes) -> Reply:
-    try:
-        return HTTPStatus.OK, action(now, _fields(body))
-    except InvalidSettings as error:
-        return HTTPStatus.BAD_REQUEST, str(error).encode(errors="replace")
 
 
 def _fields(body: bytes) -> dict[str, str]:

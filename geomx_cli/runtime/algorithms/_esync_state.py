@@ -4,7 +4,6 @@ Z. Li, H. Zhou, T. Zhou, H. Yu, Z. Xu, G. Sun: ESync: Accelerating Intra-Domain 
 Data Centers. IEEE Transactions on Services Computing 15(4), 2022, Algorithm 2.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +24,10 @@ class Decision:
 
     ready: synchronize now; otherwise there is time for another step.
     slowest: this is the worker whose steps take longest.
-    rest: predicted seconds until the slowest has completed its steps of this round, 0 if completed or overdue; inf
-    while the slowest is unknown or has not begun the round.
     """
 
     ready: bool
     slowest: bool
-    rest: float
 
 
 @dataclass(slots=True)
@@ -54,11 +50,11 @@ class StateServer:
 
     A worker is ready if it could not complete another step before the slowest completes its own, with `epsilon` seconds
     of margin; the slowest is ready after its first step, which determines the round's duration. Time is a parameter:
-    `now` and `te` are seconds of the same arbitrary clock. Workers with their own clocks report the age of an event
-    instead (`query`, `entered`), so clock differences do not matter.
+    `now` is in seconds of an arbitrary clock. Workers report ages of events, so differences between their clocks do
+    not matter.
 
     In all methods r is a worker's rank; k the steps it has completed in this round; c its capability, the seconds that
-    its last step took (0 if not measured); te the time when that step ended, or, with k = 0, when it began
+    its last step took (0 if not measured); te (in `home`) the time when that step ended, or, with k = 0, when it began
     the round; t a round, counted from 1. InvalidSettings is raised before `init`, for an unknown rank or one that has
     left, and for a number out of range; nothing has changed then. Not thread-safe.
     """
@@ -84,27 +80,41 @@ class StateServer:
         self._epsilon, self._min_steps, self._round = epsilon, min_steps, 1
         self._slowest = None
 
-    def apply(self, now: float, r: int, k: int, c: float, te: float) -> bool:
-        """Return whether worker r must synchronize now. Its report is recorded in any case."""
-        _seconds("te, when the step ended,", te)
-        return self._decide(now, r, k, c, te).ready
+    def query(self, now: float, r: int, k: int, c: float, age: float) -> Decision:
+        """Record a report of worker r, whose step ended `age` seconds before `now`, and return the decision for it."""
+        _seconds("the age of the step's end", age)
+        worker = self._present(r)
+        check_whole("k, the number of steps,", k, 0, MAX_COUNT)
+        _seconds("c, the time of a step,", c)
+        self._note(worker, k, c, now - age)
+        slowest = self._slowest
+        if slowest is None or slowest.round != self._round:
+            # While no step has been measured, another one is cheap and determines the slowest worker.
+            return Decision(ready=False, slowest=worker is slowest)
+        missing = max(1, self._min_steps - slowest.steps)
+        rest = slowest.step_time * missing + slowest.ended - now
+        late = worker.step_time + self.epsilon > rest
+        ready = k >= self._min_steps and (worker is slowest or slowest.ready or late)
+        worker.ready |= ready
+        return Decision(ready, worker is slowest)
 
-    def reset(self, r: int, t: int, te: float) -> None:
-        """Record that worker r began round t at te; the first such report begins the round for all.
+    def entered(self, now: float, r: int, t: int) -> None:
+        """Record that worker r begins round t; the first such report begins the round for all.
 
         Raises InvalidSettings for a past round: returning to it would keep the others from ever ending theirs.
         """
-        _seconds("te, when the round began,", te)
-        self._begin(r, t, te)
-
-    def query(self, now: float, r: int, k: int, c: float, age: float) -> Decision:
-        """Like `apply`, for a step that ended `age` seconds before `now`."""
-        _seconds("the age of the step's end", age)
-        return self._decide(now, r, k, c, now - age)
-
-    def entered(self, now: float, r: int, t: int) -> None:
-        """Like `reset`, for a worker that has begun round t just now."""
-        self._begin(r, t, now)
+        worker = self._present(r)
+        check_whole("t, the round,", t, 1, MAX_COUNT)
+        if t < self._round:
+            raise InvalidSettings(
+                f"worker {r} begins round {t}, but round {self._round} has begun already",
+                "each worker begins each round once, and takes part in all",
+            )
+        if t > self._round:
+            self._round = t
+            for record in self._records:
+                record.steps, record.ready = 0, False
+        worker.round, worker.ended = t, now
 
     def leave(self, r: int) -> None:
         """Remove worker r, which has ended or was lost, so that nobody waits for its steps. Idempotent."""
@@ -126,36 +136,6 @@ class StateServer:
             "epsilon": self.epsilon,
             "records": [[w.rank, w.steps, w.step_time, w.ended, w.ready, w.round] for w in self._records],
         }
-
-    def _decide(self, now: float, r: int, k: int, c: float, te: float) -> Decision:
-        worker = self._present(r)
-        check_whole("k, the number of steps,", k, 0, MAX_COUNT)
-        _seconds("c, the time of a step,", c)
-        self._note(worker, k, c, te)
-        slowest = self._slowest
-        if slowest is None or slowest.round != self._round:
-            # While no step has been measured, another one is cheap and determines the slowest worker.
-            return Decision(ready=False, slowest=worker is slowest, rest=math.inf)
-        missing = max(1, self._min_steps - slowest.steps)
-        rest = slowest.step_time * missing + slowest.ended - now
-        late = worker.step_time + self.epsilon > rest
-        ready = k >= self._min_steps and (worker is slowest or slowest.ready or late)
-        worker.ready |= ready
-        return Decision(ready, worker is slowest, 0.0 if slowest.ready else max(0.0, rest))
-
-    def _begin(self, r: int, t: int, te: float) -> None:
-        worker = self._present(r)
-        check_whole("t, the round,", t, 1, MAX_COUNT)
-        if t < self._round:
-            raise InvalidSettings(
-                f"worker {r} begins round {t}, but round {self._round} has begun already",
-                "each worker begins each round once, and takes part in all",
-            )
-        if t > self._round:
-            self._round = t
-            for record in self._records:
-                record.steps, record.ready = 0, False
-        worker.round, worker.ended = t, te
 
     def _note(self, worker: _Record, k: int, c: float, te: float) -> None:
         """Store a report and update the slowest worker; searches all only when that one has become faster."""

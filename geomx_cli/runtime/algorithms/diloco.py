@@ -120,9 +120,9 @@ class DilocoWorker(FiniteWorkerAlgorithm):
     `_wait`: steps until the result of the pending exchange is taken; -1 if there is none.
     """
 
-    def __init__(self, differences: PseudoGradient, config: "TrainConfig") -> None:
+    def __init__(self, pseudo_gradient: PseudoGradient, config: "TrainConfig") -> None:
         self.separate_comm_phase = True
-        self._pseudo_gradient = differences
+        self._pseudo_gradient = pseudo_gradient
         self._fragments = int(config.number("fragments"))
         self._overlap = int(config.number("overlap"))
         self._mix = config.number("mix") if self._overlap else 0.0

@@ -12,7 +12,6 @@ The state server runs in an existing server: the rank-0 root for all workers of 
 that one's next step would delay all others.
 """
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -120,19 +119,14 @@ class EsyncServer(MeanServer):
         Raises InvalidSettings if it cannot listen there, and for non-loopback addresses unless `insecure`.
         """
         from geomx_cli.ps.net.addresses import is_private
-        from geomx_cli.runtime.algorithms._esync_http import Call, serve
+        from geomx_cli.runtime.algorithms._esync_http import serve
 
         if not insecure and not is_private(f"tcp://{place}"):
             hint = "give an address of its loopback, or set GEOMX_INSECURE=1 there in a network that you trust"
             raise InvalidSettings(f"refusing to answer at {place}: HTTP has no password", hint)
 
-        def call(do: Any) -> Any:
-            with lock:
-                return do()
-
-        lock, (host, _, port) = threading.Lock(), place.rpartition(":")
-        guarded: Call = call
-        self._http = serve(StateServer(), host.strip("[]"), int(port), guarded)
+        host, _, port = place.rpartition(":")
+        serve(host.strip("[]"), int(port))  # until this process ends
 
     def on_request(self, topic: str, body: dict[str, Any], is_root: bool) -> dict[str, Any] | None:
         """Handle a worker's request; see EsyncClient."""
@@ -184,11 +178,11 @@ class EsyncWorker(WorkerAlgorithm):
 
     steps_per_round = 10  # an estimate: unknown in advance
 
-    def __init__(self, client: "Client", differences: PseudoGradient) -> None:
+    def __init__(self, client: "Client", pseudo_gradient: PseudoGradient) -> None:
         self.separate_comm_phase = True
         self._esync = EsyncClient(client)
-        self._pseudo_gradient = differences
-        self._tensors = differences.tensors
+        self._pseudo_gradient = pseudo_gradient
+        self._tensors = pseudo_gradient.tensors
 
     def start(self) -> None:
         """Pull the initial weights from the servers."""

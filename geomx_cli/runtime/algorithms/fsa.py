@@ -70,7 +70,7 @@ class FsaServer:
         if optimizer is not None and slot.value is not None:
             return optimizer.update(slot.id, slot.value, total.array, member=total.member)
         self._check_synchronous()
-        slot.kept.pop("rows", None)
+        slot.state.pop("rows", None)
         return total.array
 
     def rows_at_root(
@@ -83,7 +83,7 @@ class FsaServer:
         if optimizer is not None:
             return optimizer.update_rows(slot.id, slot.value, total, member=member)
         self._check_synchronous()
-        before, slot.kept["rows"] = slot.kept.get("rows"), total.numbers
+        before, slot.state["rows"] = slot.state.get("rows"), total.numbers
         return total.with_zeros(total.not_zero(slot.value) if before is None else before)
 
     def _check_synchronous(self) -> None:

@@ -103,9 +103,9 @@ class HfaServer:
 
         assert slot.value is not None
         mean = self._mean(total) if total.weight else slot.value.astype(total.array.dtype, copy=False)
-        milestone = slot.kept.setdefault("milestone", slot.value.astype(mean.dtype))
-        count = slot.kept.setdefault("means", np.zeros(1, np.int64))
-        given = slot.kept.setdefault("weight", np.zeros(1, np.float64))
+        milestone = slot.state.setdefault("milestone", slot.value.astype(mean.dtype))
+        count = slot.state.setdefault("means", np.zeros(1, np.int64))
+        given = slot.state.setdefault("weight", np.zeros(1, np.float64))
         count += 1
         given += total.weight
         if count[0] % self._k2:
@@ -116,7 +116,7 @@ class HfaServer:
 
     def on_global(self, slot: "SliceView", result: "Array") -> "Array":
         """Store the next milestone."""
-        slot.kept["milestone"] = result.astype(slot.kept["milestone"].dtype)
+        slot.state["milestone"] = result.astype(slot.state["milestone"].dtype)
         return result
 
     def aggregate_global(self, slot: "SliceView", total: "Aggregate", optimizer: "Optimizer | None") -> "Array":

@@ -83,7 +83,7 @@ class Loop:
         self._all_steps = config.epochs * -(-len(shard) // config.batch_size)
         self._record = Record(client, steps=self._all_steps, time_limit=config.time_limit)
         self._loss = 0.0
-        self._doubt = ""
+        self._warning = ""
         self.samples = 0
         self.stopped = ""
 
@@ -116,7 +116,7 @@ class Loop:
         if self._evaluation is None:
             return None
         self._evaluation.run(self._model, self._part.rounds)
-        self._judge(self._evaluation)
+        self._check_divergence(self._evaluation)
         return self._evaluation.accuracy
 
     def _batches(self) -> Iterator[Batch]:
@@ -255,16 +255,16 @@ class Loop:
     def _tell_accuracy(self, evaluation: Evaluation) -> None:
         self._evaluations += 1
         self._record.evaluation(evaluation.round, evaluation.accuracy, evaluation.seconds)
-        self._judge(evaluation)
+        self._check_divergence(evaluation)
 
-    def _judge(self, evaluation: Evaluation) -> None:
+    def _check_divergence(self, evaluation: Evaluation) -> None:
         """Warn, once, if training fails."""
         rate = self._config.optimizer_params["learning_rate"]
         split = self._config.split
-        before = self._doubt
-        self._doubt = divergence_warning(self._loss, evaluation.accuracy, evaluation.test, rate, split)
-        if self._doubt and not before:
-            self._record.warn(self._doubt)
+        before = self._warning
+        self._warning = divergence_warning(self._loss, evaluation.accuracy, evaluation.test, rate, split)
+        if self._warning and not before:
+            self._record.warn(self._warning)
 
     def _reason_to_stop(self) -> str:
         if self._rank != 0:
