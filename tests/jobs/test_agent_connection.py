@@ -26,8 +26,6 @@ from geomx_cli.jobs.actions.agent_connection import AgentConnection, Inbox
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_to
 from geomx_cli.jobs.actions.local_messages import Gone, LocalMessage
-from geomx_cli.jobs.store import Job
-from geomx_cli.plan import JobSpec
 
 SLEEP = "import signal; signal.pause()"
 # Writes the number n as an event once the file go-n exists.
@@ -67,8 +65,7 @@ class Site:
 
     def new_fleet(self) -> AgentPool:
         """Another control machine."""
-        job = Job.of(JobSpec("", job_dir=str(self.folder)))
-        return AgentPool(job, {self.host.name: self.host}, {self.host.name: self.host_spec})
+        return AgentPool({self.host.name: self.host}, {self.host.name: self.host_spec})
 
     def start(self) -> None:
         """Start the agent and its tasks."""
@@ -343,8 +340,7 @@ def test_agent_that_says_nothing_is_waited_for_aloud(tmp_path: Path, monkeypatch
     python.chmod(0o700)
     site = Site(tmp_path, LocalConnector("alpha", str(python)), SLEEP, 6)
     notes: list[str] = []
-    job = Job.of(JobSpec("", job_dir=str(site.folder)))
-    fleet = AgentPool(job, {"alpha": site.host}, {"alpha": site.host_spec}, notes.append)
+    fleet = AgentPool({"alpha": site.host}, {"alpha": site.host_spec}, notes.append)
     with pytest.raises(TimedOut, match="agent on host alpha did not answer within 1 s") as caught:
         fleet.start({})
     assert "agent.log" in caught.value.hint
@@ -383,9 +379,8 @@ def test_agents_start_when_all_hosts_have_their_files(tmp_path: Path) -> None:
 
     slow = Site(tmp_path / "slow", Slow("beta"), SLEEP, 6)
     sites = {"alpha": quick, "beta": slow}
-    job = Job.of(JobSpec("", job_dir=str(tmp_path)))
     given = {name: site.host_spec for name, site in sites.items()}
-    fleet = AgentPool(job, {name: site.host for name, site in sites.items()}, given)
+    fleet = AgentPool({name: site.host for name, site in sites.items()}, given)
     try:
         fleet.start({name: site.files for name, site in sites.items()})
         assert early == []

@@ -8,17 +8,21 @@ from dataclasses import replace
 from queue import SimpleQueue
 
 from geomx_cli.agent.host_spec import FileDigest, HostSpec
-from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted
+from geomx_cli.core.errors import CheckFailed, DoneInPart, GeomxError, Interrupted
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.root_cause import describe_status
+from geomx_cli.core.units import counted
+from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts import Connector, File, everywhere
 from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection, Inbox, JsonObject
 from geomx_cli.jobs.actions.local_messages import Gone
-from geomx_cli.jobs.store import Job
 
 __all__ = ["AgentPool", "Inbox", "JsonObject"]
 
 _HEARTBEAT = 1.0
 _ENDING = 2.0
 _AGAIN = 0.5
+_CLEANUP_LIMIT = 20.0
 _PATIENCE = 3.0  # seconds before a wait is reported
 
 
@@ -28,18 +32,16 @@ class AgentPool:
 
     One thread per agent reads, and one sends heartbeats, so that a blocked terminal does not end the job.
     `close` leaves no process, key file or socket on any reachable host; it is safe after any failure. `note` is called
-    from a thread with the reason when `start` or `close` waits for long.
+    with warnings, and from a thread with the reason when `start` or `close` waits for long.
     """
 
     def __init__(
         self,
-        job: Job,
         hosts: Mapping[str, Connector],
         host_specs: Mapping[str, HostSpec],
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.inbox: Inbox = SimpleQueue()
-        self._job = job
         self._note = note
         self._lines = {name: AgentConnection(hosts[name], given, self.inbox) for name, given in host_specs.items()}
         self._begun: set[str] = set()  # hosts that may hold files of the job
@@ -115,7 +117,7 @@ class AgentPool:
             line.over = True
 
     def close(self) -> list[str]:
-        """End everything that still runs; return descriptions of the errors."""
+        """End everything that still runs; note and return descriptions of the errors."""
         self._closing.set()
         for host in self._begun:
             self.give_up(host)
@@ -125,17 +127,17 @@ class AgentPool:
         everywhere(AgentConnection.close, self._lines.values())
         if self._heart.is_alive():
             self._heart.join(_ENDING)
+        for problem in self._problems:
+            self._note(f"warning: {problem}")
+        for name, line in self._lines.items():
+            if line.ignored:
+                self._note(f"warning: host {name} sent {counted(line.ignored, 'message')} that were invalid")
         return self._problems
-
-    @property
-    def ignored(self) -> dict[str, int]:
-        """Number of malformed messages by host, for hosts with any."""
-        return {name: line.ignored for name, line in self._lines.items() if line.ignored}
 
     def _end(self, line: AgentConnection) -> None:
         try:
             if not line.over:
-                self._job.clean_up(line.host, line.host_spec.directory)
+                _clean_up(line.host, line.host_spec.directory)
                 line.over = True
         except (GeomxError, OSError) as error:
             self._problems.append(str(error))
@@ -202,3 +204,20 @@ class AgentPool:
                 line.send({"type": "heartbeat", "seen": line.seen})
                 if self._started and not line.seen:  # the connection may have broken under the first "start"
                     line.send({"type": "start"})
+
+
+def _clean_up(host: Connector, directory: str) -> None:
+    """End the leftover processes of a killed or hung agent on `host`, and remove its key files and sockets.
+    `directory`: the agent's directory on that host.
+
+    Raises DoneInPart if something cannot be ended, HostUnreachable or TimedOut if the host does not answer.
+    """
+    done = host.run(module_command(host.python, "geomx_cli.agent", "clean-up", directory), limit=_CLEANUP_LIMIT)
+    if done.status == 0:
+        return
+    pids = done.output.decode(errors="replace").strip()
+    if done.status == 1 and pids.replace(" ", "").isdecimal():
+        raise DoneInPart(f"processes still running on {host.name}: {pids}", "end them by hand")
+    words = last_line(done.errors.decode(errors="replace"), describe_status(done.status))
+    hint = f"see that {host.python} -m geomx_cli.agent works there, then run geomx stop"
+    raise DoneInPart(f"could not check {host.name} for leftover processes: {words}", hint)

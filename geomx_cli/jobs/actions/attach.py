@@ -21,8 +21,8 @@ from geomx_cli.jobs.actions.local_messages import Gone
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.jobs.view.end import End
-from geomx_cli.jobs.view.follow import View, view_for
+from geomx_cli.jobs.view.end import End, conclude
+from geomx_cli.jobs.view.follow import view_for
 from geomx_cli.jobs.view.job_view import JobView
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
@@ -54,9 +54,7 @@ def attach(job: KnownJob) -> End:
     if outcome.left:
         return End()
     outcome.problems += release(job.inventory, job.plan.job)
-    end = End.of(job.job(), job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
-    job_state.finish(job.directory, end.result)
-    return end
+    return conclude(job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
 
 
 def _again(state: job_state.JobState) -> End:
@@ -74,7 +72,7 @@ def _follow(
     """Follow until the job ends or the user detaches; errors in ending it are among the outcome's problems."""
     host_specs = dict(everywhere(lambda host: (host.name, _host_spec(job, host)), hosts.values()))
     progress, view = Progress.of(job.plan, job_view.progress.began), view_for()
-    fleet = AgentPool(job.job(), hosts, host_specs, view.note)
+    fleet = AgentPool(hosts, host_specs, view.note)
     outcome = Outcome(left="it could not be attached to")
     try:
         with interrupts_to(fleet.inbox):
@@ -85,7 +83,10 @@ def _follow(
             view.note(f"job {job.id}: following again; {how}")
             with suspends_to(fleet.inbox):
                 outcome = Watch(job.plan, fleet, progress, view, detaches=detaches).run()
-            outcome.problems += _close(fleet, view, outcome.left)
+            if outcome.left:
+                fleet.leave()
+                view.note(outcome.left)
+            outcome.problems += fleet.close()
     except BaseException:
         fleet.leave()
         fleet.close()
@@ -97,16 +98,6 @@ def _follow(
     if outcome.left:
         job_state.detach(job.directory)
     return outcome, progress
-
-
-def _close(fleet: AgentPool, view: View, left: str) -> list[str]:
-    if left:
-        fleet.leave()
-        view.note(left)
-    problems = fleet.close()
-    for problem in problems:
-        view.note(f"warning: {problem}")
-    return problems
 
 
 def _tell_ended(fleet: AgentPool, job_view: JobView) -> None:

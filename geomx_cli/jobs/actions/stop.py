@@ -17,7 +17,7 @@ from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.jobs.view.end import End
+from geomx_cli.jobs.view.end import conclude
 from geomx_cli.jobs.view.job_view import JobView
 from geomx_cli.jobs.view.outcome import Outcome
 
@@ -183,5 +183,4 @@ def _mark(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -> 
         job_view.conclude()
         return
     outcome, seconds = Outcome(interrupted=True, stopped_by="geomx stop"), max(0.0, time.time() - job.started)
-    end = End.of(job.job(), job.plan, outcome, job_view.progress.totals(), seconds)
-    job_state.finish(job.directory, end.result)
+    conclude(job.plan, outcome, job_view.progress.totals(), seconds)
