@@ -58,7 +58,7 @@ class Control:
         selector.register(self._listener, selectors.EVENT_READ)
         self._connections: dict[socket.socket, _Connection] = {}
         self._machine: _Connection | None = None
-        self._outbox = Outbox()
+        self.outbox = Outbox()
         self.lost = False
         self.heard = time.monotonic()
 
@@ -78,30 +78,17 @@ class Control:
                 return self._receive(connection)
         return []
 
-    @property
-    def full(self) -> bool:
-        """Whether the unacknowledged backlog is so large that events should be held back."""
-        return self._outbox.full
-
     def send(self, message: Message) -> None:
         """Queue a message; dropped if no control machine is connected."""
         self._queue(encode(message))
 
     def tell(self, message: Message) -> None:
         """Queue a message for guaranteed delivery to this or a later control machine."""
-        self._queue(self._outbox.add(message))
-
-    def acknowledge(self, seen: int) -> None:
-        """Discard messages up to number `seen`, which the control machine has acknowledged."""
-        self._outbox.acknowledge(seen)
-
-    def unseen(self) -> bytes:
-        """Return all unacknowledged messages, as lines."""
-        return self._outbox.unseen()
+        self._queue(self.outbox.add(message))
 
     def tell_again(self) -> None:
         """Queue all unacknowledged messages again."""
-        self._queue(self._outbox.unseen())
+        self._queue(self.outbox.unseen())
 
     def close(self, limit: float) -> None:
         """Flush queued output for at most `limit` seconds and close all sockets."""

@@ -74,7 +74,7 @@ class Supervisor:
             ended = {"left": left, "why": self._lifecycle.why, "asked": self._asked_by}
             self._control.tell({"type": "done", **ended})
             with suppress(OSError):  # full disk; a connected control machine still gets "done"
-                (self._directory / "agent-end.jsonl").write_bytes(self._control.unseen())
+                (self._directory / "agent-end.jsonl").write_bytes(self._control.outbox.unseen())
             self._control.close(TERMINATE)
         return 1 if left else 0
 
@@ -179,14 +179,14 @@ class Supervisor:
 
     def _acknowledge(self, message: Message) -> None:
         seen = message.get("seen")
-        self._control.acknowledge(seen if isinstance(seen, int) else 0)
+        self._control.outbox.acknowledge(seen if isinstance(seen, int) else 0)
 
     def _forward(self, child: Child) -> None:
         for event in child.new_events():
             written = event.get("time")  # untrusted: written by a script
             age = max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
             self._status.note(child.name, event)
-            if not self._control.full:  # else the next hello's status has the newest of each kind
+            if not self._control.outbox.full:  # else the next hello's status has the newest of each kind
                 self._control.tell({"type": "event", "process": child.name, "age": age, "event": event})
 
     def _check_end(self, child: Child) -> None:

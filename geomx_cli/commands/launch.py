@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,15 +101,11 @@ def launch(
     if detach and (tensorboard or metrics_port):
         hint = "geomx dashboard --tensorboard DIR --metrics-port NUMBER exports it afterwards"
         raise UsageError("with --detach nothing is exported: launch ends at once", hint)
-    for sentence in strangers(os.environ):
-        click.echo(f"warning: {sentence}", err=True)
+    _warn(strangers(os.environ))
     inventory, options = machines(hosts, local, values(table(), parameters))
     ignored = _without_effect(inventory)
-    for sentence, where in ignored.items():
-        click.echo(f"warning: {where}{sentence}", err=True)
-    idle = unused(click.get_current_context(), table(), str(options["algo"]), script=bool(script))
-    for sentence in idle:
-        click.echo(f"warning: {sentence}", err=True)
+    _warn(f"{where}{sentence}" for sentence, where in ignored.items())
+    _warn(unused(click.get_current_context(), table(), str(options["algo"]), script=bool(script)))
     from geomx_cli.jobs.store import rank_scope
     from geomx_cli.jobs.store.script import check_script
     from geomx_cli.plan import JobSpec
@@ -139,9 +136,14 @@ def launch(
         warned=tuple(ignored),
         ssh=ssh_options(accept_new_host_keys),
         chooses_ports=inventory_path(hosts, local=local) is not None,
-        listening=lambda progress: exporting(progress, tensorboard, metrics_port, metrics_token),
+        exporting=lambda progress: exporting(progress, tensorboard, metrics_port, metrics_token),
     )
     return tell(launching.launch(inventory, spec, launch_options), json=json)
+
+
+def _warn(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        click.echo(f"warning: {sentence}", err=True)
 
 
 def _without_effect(inventory: "Inventory") -> dict[str, str]:

@@ -47,8 +47,8 @@ class LaunchOptions:
     other process of the job. With `detach` the lease is unlimited, and launch returns once all processes run. `sync`:
     paths copied to hosts behind SSH in addition to the script. `warned`: warnings already shown, which are not repeated
     when processes write them. `chooses_ports`: concurrent launches may choose the same ports. `on_download` receives
-    the progress of a local data set download. The callback that `listening` yields receives each event forwarded by the
-    agents, with the process that wrote it, until the job ends or is detached.
+    the progress of a local data set download. `exporting` opens the exports of a job's metrics: a function that
+    receives each event forwarded by the agents, with the process that wrote it, until the job ends or is detached.
     """
 
     on_download: "OnDownload"
@@ -58,7 +58,7 @@ class LaunchOptions:
     warned: tuple[str, ...] = ()
     ssh: SshOptions = field(default_factory=SshOptions)
     chooses_ports: bool = False
-    listening: Callable[[Progress], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda *_: None)
+    exporting: Callable[[Progress], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda *_: None)
 
 
 def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> End:
@@ -92,7 +92,7 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> End:
             inventory = _checked(reached, inventory, spec, view)
             planned = plan(inventory, spec)
             progress = Progress.of(planned, began)
-            on_event = stack.enter_context(options.listening(progress))
+            on_event = stack.enter_context(options.exporting(progress))
             provide(planned, inventory, reached, view.note, options.on_download)
             directory.write_plan(planned, inventory)
             view.note(f"job {spec.job}: {_count(planned)}; {log_paths(planned)}")
@@ -133,14 +133,14 @@ def _lease(options: LaunchOptions, default: float) -> float:
 def _checked(reached: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:
     """Return the resolved inventory. Raises HostUnreachable or CheckFailed if the job cannot start."""
     began = time.monotonic()
-    resolved, checks = preflight.quick(reached, inventory, spec)
-    for check in checks:
+    report = preflight.examine(reached, inventory, spec, full=False)
+    for check in report.checks:
         if check.level == "warning":
             view.note(f"warning: {check.text} ({check.fix})")
-    preflight.refuse(checks)
+    preflight.refuse(report.checks)
     took = format_duration(time.monotonic() - began)
-    view.note(f"{counted(len(checks), 'check')} of {counted(len(reached), 'host')} in {took}")
-    return resolved
+    view.note(f"{counted(len(report.checks), 'check')} of {counted(len(reached), 'host')} in {took}")
+    return report.inventory
 
 
 def _carry_out(
