@@ -4,7 +4,7 @@
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -60,7 +60,7 @@ class AgentStatus(TypedDict):
     time: float
     uptime: float
     boot: str
-    agent: NotRequired[tuple[int, int]]
+    agent: tuple[int, int]
     stage: str
     why: str
     asked: str

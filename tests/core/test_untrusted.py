@@ -16,7 +16,7 @@ from geomx_cli.agent import processes
 from geomx_cli.agent.oom_watcher import OomWatcher
 from geomx_cli.core.agent_protocol import parse
 from geomx_cli.core.errors import CheckFailed, TrainingFailed
-from geomx_cli.core.jsonlines import lines
+from geomx_cli.core.jsonlines import object_lines
 from geomx_cli.core.options import defaults
 from geomx_cli.core.untrusted import decode, plain
 from geomx_cli.hosts.local import LocalConnector
@@ -70,8 +70,9 @@ def follower_is_gone(known: KnownJob) -> KnownJob:
 def write_status(known: KnownJob, host: str, **changes: Any) -> None:
     """Write the final status file of a host's agent."""
     content = {
-        "time": time.time(), "uptime": processes.uptime(), "boot": processes.boot_id(), "stage": "over", "why": "",
-        "asked": "", "ordered": False, "left": [], "processes": {}, "failures": [], **changes,
+        "time": time.time(), "uptime": processes.uptime(), "boot": processes.boot_id(), "agent": (1, 0),
+        "stage": "over", "why": "", "asked": "", "ordered": False, "left": [], "processes": {}, "failures": [],
+        **changes,
     }  # fmt: skip
     path = Path(known.directory_on(host), "status.json")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,10 +101,10 @@ def test_text_does_a_terminal_no_harm() -> None:
 
 
 def test_lines_and_json_have_bounds() -> None:
-    pieces = iter([b"one\ntw", b"o\n", b"no end", b""])
-    assert list(lines(lambda: next(pieces), "it")) == [b"one", b"two"]
+    pieces = iter([b"Welcome\n{one\n{tw", b"o\n", b"{no end", b""])
+    assert list(object_lines(lambda: next(pieces), "it")) == [b"{one", b"{two"]
     with pytest.raises(CheckFailed, match="it sent a line of more than 16 MiB"):
-        list(lines(lambda: b"x" * (1 << 20), "it"))
+        list(object_lines(lambda: b"x" * (1 << 20), "it"))
     for bad in ("{", "[" * 200_000, "[1e400, 2]", '["\x1b[31m"'):
         with pytest.raises(ValueError):
             decode(bad, dict[str, int])

@@ -10,7 +10,7 @@ from queue import Queue
 import msgspec
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, UsageError
-from geomx_cli.core.jsonlines import lines as whole_lines
+from geomx_cli.core.jsonlines import object_lines
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Channel, Connector, everywhere
@@ -201,9 +201,8 @@ class _Source:
         """Yield lines until the connection ends."""
         assert self._channel is not None
         try:
-            for data in whole_lines(self._channel.receive, "it"):
-                if data.startswith(b"{"):  # a login shell may have printed a greeting
-                    yield from self._take(decode(data, _Said))
+            for data in object_lines(self._channel.receive, "it"):
+                yield from self._take(decode(data, _Said))
         except (CheckFailed, ValueError) as error:
             self._over, self._lost = True, f"what it sends is damaged: {first_line(error)}"
             self._channel.close()

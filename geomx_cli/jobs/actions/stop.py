@@ -158,18 +158,13 @@ def _stop(job: KnownJob, host: Connector, party: str, grace: float) -> HostStop:
     except (GeomxError, OSError) as error:
         return HostStop(host.name, problem=first_line(error, host.name))
     try:
-        said = decode(_report(done.output), _Said)
+        said = decode(last_line(done.output.decode(errors="replace"), ""), _Said)
     except ValueError:
         otherwise = f"what it said is damaged (exit status {done.status})"
         return HostStop(host.name, problem=last_line(done.errors.decode(errors="replace"), otherwise))
     left = ", ".join(f"pid {pid}" for pid in said.left)
     problem = f"{left} cannot be ended" if left else ""
     return HostStop(host.name, said.agent, said.processes, said.others, said.note, problem)
-
-
-def _report(output: bytes) -> bytes:
-    """Return the report line; a login shell may have printed a greeting."""
-    return next((line for line in output.splitlines() if line.startswith(b"{")), b"")
 
 
 def _mark(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -> None:
