@@ -38,8 +38,8 @@ class Control:
 
     The first line of a connection determines its kind. A stop or kill request makes it a visitor (e.g. `geomx stop`
     on this host): its requests are executed, it receives nothing, and its disconnect is ignored. Any other first line
-    makes it the control machine; the previous one receives "replaced" and is dropped. Messages sent by `tell` are
-    kept until acknowledged and resent to a later control machine.
+    makes it the control machine; the previous one receives "replaced" and is dropped. Messages sent by `send_durable`
+    are kept until acknowledged and resent to a later control machine.
 
     `lost` is set when the control machine disconnects, violates the protocol or does not drain its output, but not
     when it is replaced.
@@ -82,11 +82,11 @@ class Control:
         """Queue a message; dropped if no control machine is connected."""
         self._queue(encode(message))
 
-    def tell(self, message: Message) -> None:
+    def send_durable(self, message: Message) -> None:
         """Queue a message for guaranteed delivery to this or a later control machine."""
         self._queue(self.outbox.add(message))
 
-    def tell_again(self) -> None:
+    def resend(self) -> None:
         """Queue all unacknowledged messages again."""
         self._queue(self.outbox.unseen())
 

@@ -23,9 +23,9 @@ __all__ = [
     "exists",
     "identify",
     "marked",
+    "send_signal",
     "session_members",
     "state",
-    "tell",
     "uptime",
 ]
 
@@ -147,12 +147,12 @@ def end(find: Callable[[], list[Identity]], limit: float) -> list[Identity]:
     """Kill what `find` returns until it returns nothing; return what is left after `limit` seconds."""
     deadline = time.monotonic() + limit
     while (left := find()) and time.monotonic() < deadline:
-        tell(left, signal.SIGKILL)
+        send_signal(left, signal.SIGKILL)
         time.sleep(0.02)
     return left
 
 
-def tell(whom: Iterable[Identity], number: signal.Signals) -> None:
+def send_signal(whom: Iterable[Identity], number: signal.Signals) -> None:
     """Send a signal to those that still exist."""
     for who in whom:
         if exists(who):

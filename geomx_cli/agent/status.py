@@ -39,11 +39,11 @@ class StatusFile:
     thread-safe.
 
     Its size is bounded by the number of processes. A full disk does not end the job: the file becomes stale, which
-    its reader detects, and the control machine gets one "warning" through `tell`.
+    its reader detects, and the control machine gets one "warning" through `warn`.
     """
 
-    def __init__(self, directory: Path, host_spec: HostSpec, tell: Callable[[dict[str, Any]], None]) -> None:
-        self._tell = tell
+    def __init__(self, directory: Path, host_spec: HostSpec, warn: Callable[[dict[str, Any]], None]) -> None:
+        self._warn = warn
         self._warned = False
         self._path = directory / FILE_NAME
         self._host_spec = host_spec
@@ -104,7 +104,7 @@ class StatusFile:
             if not self._warned:
                 self._warned = True
                 what = f"{self._path} cannot be written ({error.strerror}): geomx status shows outdated values"
-                self._tell({"type": "warning", "message": what})
+                self._warn({"type": "warning", "message": what})
 
 
 def _describe(child: Child, newest: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

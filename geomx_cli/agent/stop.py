@@ -85,7 +85,7 @@ def _ask(path: str, agent: Identity, names: Collection[str] | None, patience: fl
             return True
         except OSError:
             if names is None:
-                processes.tell([agent], signal.SIGTERM)
+                processes.send_signal([agent], signal.SIGTERM)
             return names is None
 
 

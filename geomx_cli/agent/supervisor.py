@@ -48,7 +48,7 @@ class Supervisor:
         self._asked_by = ""  # the requester, if a user stopped the job
         self._ordered = False  # the control machine stopped the job for its own reasons
         self._suspended = False  # the control machine announced a pause in its heartbeats
-        self._status = StatusFile(directory, host_spec, self._control.tell)
+        self._status = StatusFile(directory, host_spec, self._control.send_durable)
         self._lifecycle = Lifecycle(self._children, self._status.change)
         self._ending = PartialStop()
         self._memory = OomWatcher()
@@ -72,7 +72,7 @@ class Supervisor:
             self._host_spec.remove_secrets()
             self._status.write(self._content("over", left))
             ended = {"left": left, "why": self._lifecycle.why, "asked": self._asked_by}
-            self._control.tell({"type": "done", **ended})
+            self._control.send_durable({"type": "done", **ended})
             with suppress(OSError):  # full disk; a connected control machine still gets "done"
                 (self._directory / "agent-end.jsonl").write_bytes(self._control.outbox.unseen())
             self._control.close(TERMINATE)
@@ -103,7 +103,7 @@ class Supervisor:
                 status = self._content(self._lifecycle.stage.name.lower())
                 self._control.send({"type": "hello", "pid": os.getpid(), "status": status})
                 self._acknowledge(message)
-                self._control.tell_again()
+                self._control.resend()
                 self._suspended = False
             case "start" if self._lifecycle.stage is Stage.WAITING:
                 self._start()
@@ -129,7 +129,7 @@ class Supervisor:
         self._ordered |= not who
         if who and not self._asked_by and self._lifecycle.stage <= Stage.RUNNING:
             self._asked_by = who
-            self._control.tell({"type": "stopping", "who": who, "patience": patience})
+            self._control.send_durable({"type": "stopping", "who": who, "patience": patience})
         self._lifecycle.set_patience(patience)
         by = f" by {who}" if who else ""
         self._lifecycle.stop(f"was asked to stop{by}", float(message.get("grace", 0)))
@@ -147,7 +147,7 @@ class Supervisor:
                 self._fail(child, Failure(child.name, self._host_spec.host, what, time.time()))
                 break
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
-            self._control.tell(child.started_message())
+            self._control.send_durable(child.started_message())
         self._write_state()
 
     def _tick(self, now: float) -> None:
@@ -161,7 +161,7 @@ class Supervisor:
                 if (failure := child.check_stopped()) is not None:
                     self._fail(child, failure)
                 if notice := child.stop_notice():
-                    self._control.tell({"type": "warning", "message": notice})
+                    self._control.send_durable({"type": "warning", "message": notice})
         self._memory.ran_out()
         self._check_lease(now)
         self._ending.check(now)
@@ -187,7 +187,7 @@ class Supervisor:
             age = max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
             self._status.note(child.name, event)
             if not self._control.outbox.full:  # else the next hello's status has the newest of each kind
-                self._control.tell({"type": "event", "process": child.name, "age": age, "event": event})
+                self._control.send_durable({"type": "event", "process": child.name, "age": age, "event": event})
 
     def _check_end(self, child: Child) -> None:
         if not child.check_end():
@@ -198,7 +198,7 @@ class Supervisor:
         if failure is not None and not child.asked and self._precedes_sigterm(child):
             self._fail(child, failure)
         ended = {"process": child.name, "status": child.status, "asked": child.asked}
-        self._control.tell({"type": "ended", **ended})
+        self._control.send_durable({"type": "ended", **ended})
         self._status.change()
 
     def _precedes_sigterm(self, child: Child) -> bool:
@@ -210,7 +210,7 @@ class Supervisor:
         child.failed = True
         self._status.fail(failure)
         age = max(0.0, time.time() - failure.when)
-        self._control.tell({"type": "failure", "age": age, "failure": failure.to_message()})
+        self._control.send_durable({"type": "failure", "age": age, "failure": failure.to_message()})
         self._lifecycle.stop(f"{failure.process} {failure.cause}", _GRACE)
 
     def _sweep(self) -> list[str]:
@@ -221,7 +221,7 @@ class Supervisor:
             return processes.descendants(me)
 
         if self._lifecycle.stage <= Stage.RUNNING and (strays := find()):  # left by processes that ended normally
-            processes.tell(strays, signal.SIGTERM)
+            processes.send_signal(strays, signal.SIGTERM)
             _wait_until_none(find, TERMINATE)
         left = processes.end(find, KILL)
         for child in self._children:

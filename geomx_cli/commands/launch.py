@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from geomx_cli.commands._end import tell
+from geomx_cli.commands._end import report
 from geomx_cli.commands._exports import export_options, exporting
 from geomx_cli.commands._inventory import inventory_options, inventory_path, machines, ssh_options
 from geomx_cli.commands._job import Duration
@@ -138,7 +138,7 @@ def launch(
         chooses_ports=inventory_path(hosts, local=local) is not None,
         exporting=lambda progress: exporting(progress, tensorboard, metrics_port, metrics_token),
     )
-    return tell(launching.launch(inventory, spec, launch_options), json=json)
+    return report(launching.launch(inventory, spec, launch_options), json=json)
 
 
 def _warn(sentences: Iterable[str]) -> None:

@@ -311,7 +311,7 @@ def test_killed_relay_is_replaced_on_this_machine(start: Start) -> None:
     site = start(lease=6, local=True)
     site.until("started")
     relays = [who for who in processes.commanded("run", site.host_spec.directory) if who.pid != site.agent]
-    processes.tell(relays, signal.SIGKILL)
+    processes.send_signal(relays, signal.SIGKILL)
     site.until("broken")
     site.until("mended")
     site.fleet.broadcast({"type": "stop"})
@@ -478,7 +478,7 @@ def test_trouble_of_our_own_while_a_line_is_mended_is_not_its_end(tmp_path: Path
     site = Site(tmp_path, Forgetful("alpha"), SLEEP, 20)
     site.start()
     site.until("started")
-    processes.tell(
+    processes.send_signal(
         [who for who in processes.commanded("run", site.host_spec.directory) if who.pid != site.agent], signal.SIGKILL
     )
     site.until("broken")

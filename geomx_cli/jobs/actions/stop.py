@@ -111,7 +111,7 @@ def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
 def end_launch(job: str, who: Identity) -> StopReport:
     """End the launch `who`, which has not started anything of `job`. Raises DoneInPart if it keeps running."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        processes.tell([who], number)
+        processes.send_signal([who], number)
         if not _lasts(who, _LAUNCH):
             return StopReport(job, ())
     raise DoneInPart(f"launch (process {who.pid}), which is preparing job {job}, does not exit", "stop it again")
@@ -143,7 +143,7 @@ def _end(who: Identity | None) -> bool:
         return False
     for limit in _FOLLOWER:
         if _lasts(who, limit):
-            processes.tell([who], signal.SIGTERM)
+            processes.send_signal([who], signal.SIGTERM)
     return True
 
 
