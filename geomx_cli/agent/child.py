@@ -12,7 +12,7 @@ from typing import Any
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.host_spec import Task
-from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.safe_open import open_record
 from geomx_cli.core.atomic import open_atomic
 from geomx_cli.core.errors import CheckFailed
@@ -40,7 +40,7 @@ class Child:
         self.task = task
         self.name = task.name
         self.status: int | None = None
-        self.identity: Identity | None = None
+        self.identity: ProcessId | None = None
         self.pidfd = -1
         self.failed = False
         self.asked = False  # its end was requested

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from geomx_cli.agent.processes import Identity, boot_id
+from geomx_cli.agent.processes import ProcessId, boot_id
 from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.process_name import file_name
@@ -150,8 +150,8 @@ class AgentState:
     killed.
     """
 
-    agent: Identity
-    processes: Mapping[str, Identity]
+    agent: ProcessId
+    processes: Mapping[str, ProcessId]
     boot: str
 
     def write(self, directory: Path) -> None:
@@ -165,7 +165,7 @@ class AgentState:
             fields = json.loads((directory / "agent-state.json").read_bytes())
             if fields["boot"] != boot_id():
                 return None
-            processes = {name: Identity(*who) for name, who in fields["processes"].items()}
-            return cls(Identity(*fields["agent"]), processes, fields["boot"])
+            processes = {name: ProcessId(*who) for name, who in fields["processes"].items()}
+            return cls(ProcessId(*fields["agent"]), processes, fields["boot"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -17,9 +17,9 @@ from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.jsonlines import encode
 from geomx_cli.core.root_cause import Failure
 
-__all__ = ["FILE_NAME", "STATUS_VERSION", "StatusFile"]
+__all__ = ["FILE_NAME", "StatusFile"]
 
-STATUS_VERSION = 1
+_SCHEMA_VERSION = 1
 FILE_NAME = "status.json"
 _EVERY = 1.0  # seconds
 _FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -78,7 +78,7 @@ class StatusFile:
     def content(self, children: Iterable[Child], stage: str, **facts: Any) -> dict[str, Any]:
         """Return the whole status as JSON data. `facts` are the supervisor's own fields (why it stops, ...)."""
         return {
-            "schema_version": STATUS_VERSION,
+            "schema_version": _SCHEMA_VERSION,
             "job": self._host_spec.job,
             "host": self._host_spec.host,
             "time": time.time(),

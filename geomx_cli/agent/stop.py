@@ -12,7 +12,7 @@ from typing import Any
 from geomx_cli.agent import processes
 from geomx_cli.agent.cleanup import clean_up, host_spec_of, remains
 from geomx_cli.agent.host_spec import AgentState
-from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.core.jsonlines import encode
 
@@ -72,7 +72,7 @@ def stop(directory: Path, *, party: str = "", patience: float = 10.0) -> dict[st
     }
 
 
-def _ask(path: str, agent: Identity, names: Collection[str] | None, patience: float) -> bool:
+def _ask(path: str, agent: ProcessId, names: Collection[str] | None, patience: float) -> bool:
     """Send the request to the agent's socket; if that fails and everything is to end, send SIGTERM instead."""
     message: dict[str, Any] = {"type": "stop", "who": _WHO, "patience": patience}
     if names is not None:
@@ -109,7 +109,7 @@ def _statuses(directory: Path) -> Mapping[str, int | None]:
 
 
 def _fate(
-    who: Identity | None, ran: bool, rest: Collection[Identity], left: Collection[int], status: int | None
+    who: ProcessId | None, ran: bool, rest: Collection[ProcessId], left: Collection[int], status: int | None
 ) -> str:
     if who is None:
         return "was not running"
@@ -123,7 +123,7 @@ def _fate(
 
 
 def _agent_fate(
-    state: AgentState | None, agent: Identity | None, rest: Collection[Identity], left: Collection[int]
+    state: AgentState | None, agent: ProcessId | None, rest: Collection[ProcessId], left: Collection[int]
 ) -> str:
     if state is not None and agent is not None and agent not in rest and processes.exists(agent):
         return "goes on"

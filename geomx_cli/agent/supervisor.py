@@ -17,7 +17,7 @@ from geomx_cli.agent.host_spec import AgentState, HostSpec
 from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, Stage
 from geomx_cli.agent.oom_watcher import OomWatcher
 from geomx_cli.agent.partial_stop import PartialStop
-from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.status import StatusFile
 from geomx_cli.core.root_cause import Failure
 
@@ -217,7 +217,7 @@ class Supervisor:
         """Terminate all remaining descendants, reap, and return those that could not be terminated."""
         me = os.getpid()
 
-        def find() -> list[Identity]:
+        def find() -> list[ProcessId]:
             return processes.descendants(me)
 
         if self._lifecycle.stage <= Stage.RUNNING and (strays := find()):  # left by processes that ended normally
@@ -241,7 +241,7 @@ class Supervisor:
         AgentState(me, started, processes.boot_id()).write(self._directory)
 
 
-def _wait_until_none(find: Callable[[], list[Identity]], limit: float) -> None:
+def _wait_until_none(find: Callable[[], list[ProcessId]], limit: float) -> None:
     deadline = time.monotonic() + limit
     while find() and time.monotonic() < deadline:
         time.sleep(0.02)

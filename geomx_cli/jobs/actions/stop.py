@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.processes import ProcessId
 from geomx_cli.core.errors import DoneInPart, GeomxError, UsageError
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import decode, first_line, last_line
@@ -108,7 +108,7 @@ def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
     return replace(report, problems=release(job.inventory, job.plan.job))
 
 
-def end_launch(job: str, who: Identity) -> StopReport:
+def end_launch(job: str, who: ProcessId) -> StopReport:
     """End the launch `who`, which has not started anything of `job`. Raises DoneInPart if it keeps running."""
     for number in (signal.SIGINT, signal.SIGTERM):
         processes.send_signal([who], number)
@@ -117,7 +117,7 @@ def end_launch(job: str, who: Identity) -> StopReport:
     raise DoneInPart(f"launch (process {who.pid}), which is preparing job {job}, does not exit", "stop it again")
 
 
-def _lasts(who: Identity, limit: float) -> bool:
+def _lasts(who: ProcessId, limit: float) -> bool:
     """Return whether the process still runs after `limit` seconds."""
     deadline = time.monotonic() + limit
     while processes.exists(who) and time.monotonic() < deadline:
@@ -129,13 +129,13 @@ def _stop_all(job: KnownJob, hosts: Mapping[str, Connector], party: str, grace: 
     return StopReport(job.id, tuple(everywhere(lambda host: _stop(job, host, party, grace), hosts.values())))
 
 
-def _follower(job: KnownJob) -> Identity | None:
+def _follower(job: KnownJob) -> ProcessId | None:
     """The process that follows the job now."""
     state = job_state.JobState.read(job.directory)
-    return Identity(state.pid, state.pid_started) if state is not None and state.followed else None
+    return ProcessId(state.pid, state.pid_started) if state is not None and state.followed else None
 
 
-def _end(who: Identity | None) -> bool:
+def _end(who: ProcessId | None) -> bool:
     """Return whether a process followed the job. A launch with agents ends when they do; one that is still starting
     is signalled.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli import hosts as ways
-from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.processes import ProcessId
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.private import require_private
 from geomx_cli.hosts import Connector
@@ -20,7 +20,7 @@ from geomx_cli.plan import JobSpec, Plan, Process
 from geomx_cli.plan.endpoints import Endpoint
 from geomx_cli.plan.job_paths import jobs_folder
 
-__all__ = ["KnownJob", "all_jobs", "find", "prepared"]
+__all__ = ["KnownJob", "all_jobs", "find", "in_preparation"]
 
 _DAMAGED = "without this file the job cannot be reached"
 
@@ -121,14 +121,14 @@ def all_jobs() -> list[KnownJob]:
     return sorted(found, key=lambda job: (job.started, job.id), reverse=True)
 
 
-def prepared(name: str = "") -> tuple[str, Identity] | None:
+def in_preparation(name: str = "") -> tuple[str, ProcessId] | None:
     """Return the newest job in preparation by a launch on this machine whose id begins with `name`, and that launch."""
     folder, found = jobs_folder(), []
     for entry in folder.iterdir() if folder.is_dir() else ():
         state = None if (entry / "plan.json").exists() else JobState.read(entry)
         if state is not None and state.followed and entry.name.startswith(name):
             require_private(entry)
-            found.append((state.started, entry.name, Identity(state.pid, state.pid_started)))
+            found.append((state.started, entry.name, ProcessId(state.pid, state.pid_started)))
     return max(found)[1:] if found else None
 
 

@@ -20,7 +20,7 @@ from geomx_cli.jobs.view.reducer import ProcessState
 
 __all__ = ["JobView"]
 
-STATUS_VERSION = 1
+_SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class JobView:
         """The snapshot as one JSON object."""
         progress = self.progress
         return {
-            "schema_version": STATUS_VERSION,
+            "schema_version": _SCHEMA_VERSION,
             "job": self.job.plan.job,
             "state": self.state,
             "phase": progress.phase,
