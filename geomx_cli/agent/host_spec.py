@@ -97,14 +97,14 @@ class HostSpec:
         try:
             fields = json.loads(data)
             tasks = tuple(Task(task["name"], tuple(task["argv"]), task["env"]) for task in fields.pop("tasks"))
-            files = {path: FileDigest(**seal) for path, seal in fields.pop("files").items()}
+            files = {path: FileDigest(**digest) for path, digest in fields.pop("files").items()}
             return cls(**{**fields, "clear": tuple(fields["clear"]), "tasks": tasks, "files": files})
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"no host spec: {error!r}") from None
 
     def check_files(self) -> None:
         """Raise CheckFailed if a file of the job is missing or differs from what was copied."""
-        problems = [text for path, seal in self.files.items() if (text := seal.problem(path))]
+        problems = [text for path, digest in self.files.items() if (text := digest.problem(path))]
         if problems:
             raise CheckFailed("; ".join(problems), "somebody else writes there, or the disk is full: launch again")
 

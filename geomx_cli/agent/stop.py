@@ -60,12 +60,12 @@ def stop(directory: Path, *, party: str = "", patience: float = 10.0) -> dict[st
     rest = set(remains(directory, only)())
     left = clean_up(directory, only)
     statuses = _statuses(directory)
-    told = {
+    fates = {
         name: _fate(started.get(name), name in before, rest, left, statuses.get(name)) for name in names
     }
     return {
         "agent": _agent_fate(state, agent, rest, left),
-        "processes": told,
+        "processes": fates,
         "others": len(rest - set(started.values()) - ({state.agent} if state else set())),
         "left": left,
         "note": _note(directory, host_spec is None, state is None),
@@ -102,8 +102,8 @@ def _wait(lasts: Callable[[], bool], limit: float) -> bool:
 def _statuses(directory: Path) -> Mapping[str, int | None]:
     """Return the exit statuses recorded by the agent."""
     try:
-        told = json.loads((directory / FILE_NAME).read_bytes())["processes"]
-        return {name: fields["status"] for name, fields in told.items()}
+        found = json.loads((directory / FILE_NAME).read_bytes())["processes"]
+        return {name: fields["status"] for name, fields in found.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
@@ -130,10 +130,10 @@ def _agent_fate(
     return _fate(state.agent if state else None, agent is not None, rest, left, None)
 
 
-def _note(directory: Path, no_assignment: bool, no_state: bool) -> str:
+def _note(directory: Path, no_host_spec: bool, no_state: bool) -> str:
     """Return why there was less to do than usual, or ""."""
     if not directory.is_dir():
         return f"{directory} is not there: nothing to do"
-    if no_assignment:
+    if no_host_spec:
         return "agent.json is missing or damaged: its key files and sockets are not known"
     return "nothing was started since the machine was booted" if no_state else ""

@@ -379,8 +379,8 @@ def test_file_that_is_not_what_was_put_is_refused(agents: Any, tmp_path: Path) -
     for mode, content, words in cases:
         agent = Agent.__new__(Agent)
         agent.directory, agent.sockets, agent.lease = tmp_path, tmp_path / "s", 6
-        seal = FileDigest(mode, hashlib.sha256(content.encode()).hexdigest() if content else digest)
-        agent.begin([agent.task("one", SLEEP)], {str(key): seal})
+        expected = FileDigest(mode, hashlib.sha256(content.encode()).hexdigest() if content else digest)
+        agent.begin([agent.task("one", SLEEP)], {str(key): expected})
         assert agent.process.wait(60) == 1
         assert words in agent.process.stderr.read().decode()
         agent.close()

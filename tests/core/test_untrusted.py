@@ -148,14 +148,14 @@ def watched(known: KnownJob, messages: Sequence[tuple[str, dict[str, Any] | Loca
     """The outcome when agents send these messages."""
     hosts = {name: LocalConnector(name) for name in known.plan.hosts}
     given = host_specs(known.plan, dict.fromkeys(hosts, ""), 6)
-    fleet = AgentPool(hosts, given)
+    pool = AgentPool(hosts, given)
     for message in messages:
-        fleet.inbox.put(message)
+        pool.inbox.put(message)
     try:
         progress = Progress.of(known.plan, time.monotonic())
-        return Watch(known.plan, fleet, progress, PlainView(io.StringIO())).run()
+        return Watch(known.plan, pool, progress, PlainView(io.StringIO())).run()
     finally:
-        fleet.close()
+        pool.close()
 
 
 @pytest.mark.processes

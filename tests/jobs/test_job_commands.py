@@ -66,7 +66,7 @@ def test_jobs_from_start_to_end(desk: Desk) -> None:
     os.kill(second.process.pid, signal.SIGKILL)
     second.finish()
     assert {job: (state, code) for job, state, code in in_jobs(desk)} == {
-        first.id: ("done", 0), second.id: ("lost control", None),
+        first.id: ("done", 0), second.id: ("orphaned", None),
     }  # fmt: skip
     assert desk.json("status", str(desk.folder / "else"))["job"] == second.id
     lines = desk.geomx("jobs").stdout.splitlines()

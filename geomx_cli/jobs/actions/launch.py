@@ -99,11 +99,11 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> End:
             if spec.script:
                 view.note(f"what the script prints: geomx logs {spec.job} -f")
             dirs = working_dirs(inventory, planned)
-            fleet = AgentPool(reached, host_specs(planned, dirs, lease), view.note)
+            pool = AgentPool(reached, host_specs(planned, dirs, lease), view.note)
             watch = Watch(
-                planned, fleet, progress, view, on_event=on_event, on_listening=lock.release, warned=options.warned
+                planned, pool, progress, view, on_event=on_event, on_listening=lock.release, warned=options.warned
             )
-            outcome = _carry_out(watch, fleet, _files(planned, inventory, packed), view, detach=options.detach)
+            outcome = _carry_out(watch, pool, _files(planned, inventory, packed), view, detach=options.detach)
             allocation.kept = outcome is None or bool(outcome.left)
     finally:
         view.close()
@@ -144,21 +144,21 @@ def _checked(reached: Mapping[str, Connector], inventory: Inventory, spec: JobSp
 
 
 def _carry_out(
-    watch: Watch, fleet: AgentPool, files: Mapping[str, Mapping[str, File]], view: View, *, detach: bool
+    watch: Watch, pool: AgentPool, files: Mapping[str, Mapping[str, File]], view: View, *, detach: bool
 ) -> Outcome | None:
     """Run the job and return its outcome; None if it was detached."""
     outcome: Outcome | None = None
-    with interrupts_to(fleet.inbox, fleet.interrupt):
+    with interrupts_to(pool.inbox, pool.interrupt):
         try:
             began = time.monotonic()
-            fleet.start(files)
+            pool.start(files)
             view.note(f"agents ready after {format_duration(time.monotonic() - began)}")
-            with suspends_to(fleet.inbox):
+            with suspends_to(pool.inbox):
                 outcome = watch.run_until_started() if detach else watch.run()
             if outcome is None or outcome.left:
-                fleet.leave()
+                pool.leave()
         finally:
-            problems = fleet.close()
+            problems = pool.close()
     if outcome is not None:
         outcome.problems += problems
     return outcome

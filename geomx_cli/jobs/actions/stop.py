@@ -31,7 +31,7 @@ _LAUNCH = 10.0  # seconds for a launch that has started nothing
 _POLL = 0.03
 
 
-class _Said(msgspec.Struct):
+class _AgentReport(msgspec.Struct):
     """The output of agent/stop.py."""
 
     agent: str
@@ -158,13 +158,13 @@ def _stop(job: KnownJob, host: Connector, party: str, grace: float) -> HostStop:
     except (GeomxError, OSError) as error:
         return HostStop(host.name, problem=first_line(error, host.name))
     try:
-        said = decode(last_line(done.output.decode(errors="replace"), ""), _Said)
+        report = decode(last_line(done.output.decode(errors="replace"), ""), _AgentReport)
     except ValueError:
         otherwise = f"what it said is damaged (exit status {done.status})"
         return HostStop(host.name, problem=last_line(done.errors.decode(errors="replace"), otherwise))
-    left = ", ".join(f"pid {pid}" for pid in said.left)
+    left = ", ".join(f"pid {pid}" for pid in report.left)
     problem = f"{left} cannot be ended" if left else ""
-    return HostStop(host.name, said.agent, said.processes, said.others, said.note, problem)
+    return HostStop(host.name, report.agent, report.processes, report.others, report.note, problem)
 
 
 def _mark(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -> None:

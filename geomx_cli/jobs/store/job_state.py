@@ -53,8 +53,8 @@ class JobState:
 
     @property
     def shown(self) -> str:
-        """`state`, or "lost control" if the process that followed the job is gone and has not recorded its end."""
-        return "lost control" if self.state == "running" and not self.followed else self.state
+        """`state`, or "orphaned" if the process that followed the job is gone and has not recorded its end."""
+        return "orphaned" if self.state == "running" and not self.followed else self.state
 
     @property
     def over(self) -> bool:

@@ -65,7 +65,7 @@ class KnownJob:
     @property
     def state_shown(self) -> str:
         """See JobState.shown."""
-        return self.state.shown if self.state else "lost control"
+        return self.state.shown if self.state else "orphaned"
 
     def directory_on(self, host: str) -> str:
         """Return the job's directory that the agent of `host` was given."""

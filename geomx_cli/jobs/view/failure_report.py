@@ -32,9 +32,9 @@ def explain(failure: Failure, plan: Plan) -> TrainingFailed:
 
 def _news(failure: Failure) -> list[str]:
     """The end of the log, if it adds to the cause and the hint."""
-    told = (failure.cause, failure.hint)
+    known = (failure.cause, failure.hint)
     said = [line.strip().removeprefix("error: ") for line in failure.tail]
-    return [] if all(any(line in text for text in told) for line in said) else list(failure.tail)
+    return [] if all(any(line in text for text in known) for line in said) else list(failure.tail)
 
 
 def _usual(failure: Failure) -> str:

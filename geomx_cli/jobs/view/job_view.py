@@ -71,8 +71,8 @@ class JobView:
     @property
     def state(self) -> str:
         """The state as a short text. The hosts' state takes precedence over the local one."""
-        state = self.known.shown if self.known else "lost control"
-        if state in ("running", "detached", "lost control") and self.over:
+        state = self.known.shown if self.known else "orphaned"
+        if state in ("running", "detached", "orphaned") and self.over:
             return self._outcome_state()
         return state
 
