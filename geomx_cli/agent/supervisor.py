@@ -154,7 +154,7 @@ class Supervisor:
         for child in self._children:
             if child.running:
                 self._forward(child)
-                child.shorten_log()
+                child.log.shorten()
         if now >= self._next_look:
             self._next_look = now + _LOOK
             for child in self._children:
@@ -182,7 +182,7 @@ class Supervisor:
         self._control.outbox.acknowledge(seen if isinstance(seen, int) else 0)
 
     def _forward(self, child: Child) -> None:
-        for event in child.new_events():
+        for event in child.events.read():
             written = event.get("time")  # untrusted: written by a script
             age = max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
             self._status.note(child.name, event)

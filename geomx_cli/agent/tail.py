@@ -97,7 +97,7 @@ class _Tail:
     def _print_from(self, log: BinaryIO) -> None:
         if self._offset < 0:
             self._seek(_start(log, self._lines))
-        if os.fstat(log.fileno()).st_size < self._offset:  # truncated by Child.shorten_log
+        if os.fstat(log.fileno()).st_size < self._offset:  # truncated by OutputLog.shorten
             self._seek(0)
         log.seek(self._offset)
         self._thinned = 1 + (os.fstat(log.fileno()).st_size - self._offset) // _LONG
