@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.child import Child
@@ -19,6 +18,7 @@ from geomx_cli.agent.oom_watcher import OomWatcher
 from geomx_cli.agent.partial_stop import PartialStop
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.status import StatusFile
+from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.root_cause import Failure
 
 __all__ = ["Supervisor"]
@@ -230,9 +230,11 @@ class Supervisor:
         _reap_adopted()
         return [f"pid {who.pid}" for who in left]
 
-    def _content(self, stage: str, left: Sequence[str] = ()) -> dict[str, Any]:
-        facts = {"why": self._lifecycle.why, "asked": self._asked_by, "ordered": self._ordered, "left": list(left)}
-        return self._status.content(self._children, stage, **facts)
+    def _content(self, stage: str, left: Sequence[str] = ()) -> AgentStatus:
+        return self._status.content(
+            self._children, stage=stage, why=self._lifecycle.why, asked=self._asked_by, ordered=self._ordered,
+            left=list(left),
+        )  # fmt: skip
 
     def _write_state(self) -> None:
         me = processes.identify(os.getpid())

@@ -70,7 +70,8 @@ def follower_is_gone(known: KnownJob) -> KnownJob:
 def write_status(known: KnownJob, host: str, **changes: Any) -> None:
     """Write the final status file of a host's agent."""
     content = {
-        "time": time.time(), "uptime": processes.uptime(), "boot": processes.boot_id(), "agent": (1, 0),
+        "schema_version": 1, "job": known.id, "host": host, "time": time.time(), "uptime": processes.uptime(),
+        "boot": processes.boot_id(), "agent": (1, 0),
         "stage": "over", "why": "", "asked": "", "ordered": False, "left": [], "processes": {}, "failures": [],
         **changes,
     }  # fmt: skip

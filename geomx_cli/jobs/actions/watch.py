@@ -9,7 +9,6 @@ from typing import Any
 
 from geomx_cli.core import events
 from geomx_cli.core.agent_protocol import (
-    AgentStatus,
     Done,
     Ended,
     Failed,
@@ -23,6 +22,7 @@ from geomx_cli.core.agent_protocol import (
     failures_of,
     parse,
 )
+from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.env_names import NO_EFFECT
 from geomx_cli.core.events import Event, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause

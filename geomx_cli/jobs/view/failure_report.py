@@ -1,5 +1,6 @@
 """Failure messages for users: process, host, cause, end of the log, and hint."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from geomx_cli.core.errors import TrainingFailed
@@ -52,5 +53,5 @@ def _usual(failure: Failure) -> str:
 
 def failure_fields(failure: Failure) -> dict[str, Any]:
     """The failure's fields for JSON output."""
-    fields = failure.to_message()
+    fields: Mapping[str, object] = failure.to_message()
     return {name: fields[name] for name in ("process", "host", "cause", "hint", "tail")}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from geomx_cli.agent.status import FILE_NAME
-from geomx_cli.core.agent_protocol import AgentStatus
+from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.core.untrusted import decode, first_line
 from geomx_cli.hosts import Connector, everywhere
