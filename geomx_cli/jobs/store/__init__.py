@@ -37,8 +37,8 @@ class JobDirectory:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Claim the directory for this process. If the body fails before there is a plan, the
-        directory is removed. A GeomxError is recorded in state.json.
+        """Claim the directory for this process. If the body fails before there is a plan, the directory is removed. A
+        GeomxError is recorded in state.json.
 
         Raises InvalidSettings if the directory has another job or anything else, CheckFailed if it cannot be written,
         or is writable for other users.
