@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from geomx_cli.observe.report.record import Record
+from geomx_cli.observe.report.record import RoundRecord
 
 GEOMX = [sys.executable, "-m", "geomx_cli"]
 WATCHED = 20.0
@@ -39,7 +39,7 @@ def write_records(folder: Path, workers: int, rounds: int) -> None:
         for number in range(1, rounds + 1):
             accuracy = number / rounds if worker == 0 and number % 100 == 0 else None
             times = {"0": step, "1": step, "2": {"global update": 0.05}}
-            record = Record(
+            record = RoundRecord(
                 number, times, 128, 0.1 * number, accuracy, 715_048, 715_048, 0.047, 0.05, 0.04, 0.5
             )
             (place / f"iter-{number}.txt").write_bytes(msgspec.json.encode(record))

@@ -100,7 +100,7 @@ def serve() -> None:
 
 def start(directory: Path, story: str) -> int:
     """Launch; errors become text and an exit status as on the command line."""
-    from geomx_cli.commands._end import tell
+    from geomx_cli.commands._end import report
     from geomx_cli.core.errors import GeomxError
     from geomx_cli.core.options import defaults
     from geomx_cli.jobs.actions.launch import LaunchOptions, launch
@@ -113,7 +113,7 @@ def start(directory: Path, story: str) -> int:
     inventory = this_machine(options, free_ports(ports_needed(options)), python=str(HERE), env=env)
     try:
         spec = JobSpec("", options=options, job_dir=str(directory))
-        return tell(launch(inventory, spec, LaunchOptions(on_download=lambda *_: None)), json=True)
+        return report(launch(inventory, spec, LaunchOptions(on_download=lambda *_: None)), json=True)
     except GeomxError as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         return error.exit_code

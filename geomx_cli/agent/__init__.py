@@ -3,6 +3,9 @@
     host_spec.py    the agent's spec and the record of started processes: two small files in its directory
     processes.py    process inspection through /proc, and termination
     child.py        one process of the job
+    output_log.py   its log
+    event_tail.py   its event log, as it is forwarded
+    stop_detector.py  detects that it has been stopped, as by SIGSTOP
     relay.py        starts the agent and relays between the control machine and its socket
     control.py      the agent's listening socket
     outbox.py       messages not yet acknowledged by the control machine

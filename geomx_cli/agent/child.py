@@ -11,22 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
+from geomx_cli.agent.event_tail import EventTail
 from geomx_cli.agent.host_spec import Task
-from geomx_cli.agent.processes import Identity
-from geomx_cli.agent.safe_open import open_record
-from geomx_cli.core.atomic import open_atomic
-from geomx_cli.core.errors import CheckFailed
-from geomx_cli.core.jsonlines import read_objects
+from geomx_cli.agent.output_log import OutputLog
+from geomx_cli.agent.processes import ProcessId
+from geomx_cli.agent.stop_detector import StopDetector
 from geomx_cli.core.root_cause import Failure, describe_status, exception_line
 
 __all__ = ["Child"]
 
-_TAIL_LINES, _TAIL_BYTES = 15, 1 << 14
-_STOPPED_NOTICE = 5.0
 _TELLING = 500  # maximum length of a forwarded message or exception line
 _DISK_FULL = 1 << 16  # bytes; a log entry may need a page of its own
-_LOG_MOST, _LOG_KEPT = 64 << 20, 32 << 20  # bytes: maximum size of a log; size kept on truncation
-_SHOWN = 4096  # maximum characters of a string in a forwarded event
 
 
 class Child:
@@ -40,32 +35,26 @@ class Child:
         self.task = task
         self.name = task.name
         self.status: int | None = None
-        self.identity: Identity | None = None
+        self.identity: ProcessId | None = None
         self.pidfd = -1
         self.failed = False
         self.asked = False  # its end was requested
         self.ended: float | None = None  # when its end was detected, Unix seconds
+        self.log = OutputLog(job_dir / "logs" / f"{task.file_name}.log")
+        self.events = EventTail(job_dir / "events" / f"{task.file_name}.jsonl")
         self._host = host
         self._job_dir = job_dir
-        self._log = job_dir / "logs" / f"{task.file_name}.log"
-        self._events = job_dir / "events" / f"{task.file_name}.jsonl"
-        self._offset = 0
-        self._saw_round = False
-        self._samples = 0
-        self._own_words: dict[str, Any] | None = None
-        self._silence = silence
-        self._stopped_since: float | None = None
-        self._stop_noticed = False
+        self._stops = StopDetector(silence)
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, inherited: Mapping[str, str], working_dir: str) -> None:
         """Start the process. Raises OSError if the program or working directory is missing or the log cannot be
         written.
         """
-        self._log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.log.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if working_dir and Path(working_dir).is_relative_to(self._job_dir):
             Path(working_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._log.open("ab") as log:
+        with self.log.path.open("ab") as log:
             self._process = subprocess.Popen(
                 self.task.argv,
                 stdin=subprocess.DEVNULL,
@@ -94,54 +83,12 @@ class Child:
                 self.ended = time.time()
         return self.status is not None
 
-    def shorten_log(self) -> None:
-        """Rotate an oversized log: copy its tail to NAME.1, replacing that file, and truncate the log. Output written
-        concurrently may be lost.
-        """
-        try:
-            with open_record(self._log) as log:
-                size = os.fstat(log.fileno()).st_size
-                if size <= _LOG_MOST:
-                    return
-                log.seek(size - _LOG_KEPT)
-                with open_atomic(self._log.with_name(f"{self._log.name}.1")) as kept:
-                    for _ in range(_LOG_KEPT >> 20):  # bounded: the process may write faster than we read
-                        kept.write(log.read(1 << 20))
-                os.truncate(self._log, 0)
-        except (OSError, CheckFailed):  # not created yet, disk full, or not a regular file
-            return
-
-    def new_events(self) -> list[dict[str, Any]]:
-        """Return the events written since the last call; of its round events only the very first and the newest.
-
-        Round events get the field "samples", summed over all rounds so far. Long strings are truncated, long lists
-        and objects dropped.
-        """
-        if not self._events.is_file():  # not created yet, or replaced by a pipe
-            return []
-        events: list[dict[str, Any]] = []
-        newest: dict[str, Any] | None = None
-        for written, offset in read_objects(self._events, self._offset):
-            self._offset = offset
-            event = {name: _shortened(value) for name, value in written.items() if not _is_long(value)}
-            kind = event.get("event")
-            if kind == "round":
-                event["samples"] = self._samples = self._samples + _count(event.get("num_samples"))
-                if self._saw_round:
-                    newest = event
-                    continue
-                self._saw_round = True
-            if kind == "failed":
-                self._own_words = event
-            events.append(event)
-        return events if newest is None else [*events, newest]
-
     def failure(self, *, memory: bool) -> Failure | None:
-        """Return its failure, or None. Call `new_events` first, so that its own failure event is included."""
+        """Return its failure, or None. Read `events` first, so that its own failure event is included."""
         if not self.status:
             return None
-        tail = self.tail()
-        words = self._own_words or {}
+        tail = self.log.tail()
+        words = self.events.failure or {}
         what = str(words.get("message") or "") or exception_line(tail)
         how = "failed" if words and self.status < 0 else describe_status(self.status, memory=memory)  # reported first
         cause = how + (f": {what[:_TELLING]}" if what else "")
@@ -156,39 +103,24 @@ class Child:
 
     def failed_before(self, when: float) -> bool:
         """Whether it reported its failure before `when` (time.time()), even if it ended much later."""
-        written = (self._own_words or {}).get("time")
+        written = (self.events.failure or {}).get("time")
         return isinstance(written, int | float) and written < when
 
     def check_stopped(self) -> Failure | None:
         """Return a failure, once, if the process has been stopped (e.g. by SIGSTOP) for longer than `silence`."""
-        if not self.running or self.identity is None or processes.state(self.identity) != "T":
-            self._stopped_since = None
-            self._stop_noticed = False
-            return None
-        now = time.monotonic()
-        self._stopped_since = self._stopped_since or now
-        if self.failed or now - self._stopped_since < self._silence:
+        stopped = self.running and self.identity is not None and processes.state(self.identity) == "T"
+        if not self._stops.check(stopped=stopped) or self.failed:
             return None
         hint = "find out who sent it SIGSTOP; a debugger does, for example"
-        when = time.time() - self._silence
-        return Failure(self.name, self._host, "was stopped (SIGSTOP)", when, hint, "", self.tail())
+        when = time.time() - self._stops.limit
+        return Failure(self.name, self._host, "was stopped (SIGSTOP)", when, hint, "", self.log.tail())
 
     def stop_notice(self) -> str:
         """Return a warning, once, if the process has been stopped for a while; call after `check_stopped`."""
-        since = self._stopped_since
-        if since is None or self._stop_noticed or time.monotonic() - since < _STOPPED_NOTICE:
+        if not self._stops.notices():
             return ""
-        self._stop_noticed = True
-        return f"{self.name} is stopped (SIGSTOP); the job waits for it, for {self._silence:g} s at most (--silence)"
-
-    def tail(self) -> list[str]:
-        """Return the last lines of its log."""
-        try:
-            with open_record(self._log) as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                return log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
-        except (OSError, CheckFailed):
-            return []
+        limit = f"{self._stops.limit:g} s"
+        return f"{self.name} is stopped (SIGSTOP); the job waits for it, for {limit} at most (--silence)"
 
     def _disk_is_full(self) -> bool:
         try:
@@ -213,20 +145,3 @@ class Child:
     def started_message(self) -> dict[str, Any]:
         """Return its "started" message for the control machine."""
         return {"type": "started", "process": self.name, "pid": self.identity.pid if self.identity else 0}
-
-
-def _count(value: Any) -> int:
-    """Return `value` if it is a positive int, else 0: event fields written by a script are untrusted."""
-    return value if isinstance(value, int) and value > 0 else 0
-
-
-def _is_long(value: Any) -> bool:
-    """Whether a field is too long to forward; it remains in the event log."""
-    return isinstance(value, dict | list) and len(str(value)) > 16 * _SHOWN
-
-
-def _shortened(value: Any) -> Any:
-    """Truncate a long string for forwarding: event fields written by a script are untrusted."""
-    if isinstance(value, str) and len(value) > _SHOWN:
-        return f"{value[:_SHOWN]}... ({len(value)} characters; the event log has them)"
-    return value

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.host_spec import AgentState, HostSpec
-from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.processes import ProcessId
 from geomx_cli.core.errors import CheckFailed
 
 __all__ = ["clean_up", "host_spec_of", "main", "remains"]
@@ -33,7 +33,7 @@ def clean_up(directory: Path, names: Collection[str] | None = None) -> list[int]
     return sorted({who.pid for who in left})
 
 
-def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[], list[Identity]]:
+def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[], list[ProcessId]]:
     """Return a function that finds what still runs of this host's part of the job: the agent, its processes (with
     `names` only these, without the agent), and their descendants.
 
@@ -47,7 +47,7 @@ def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[
     if names is None and state is not None:
         known.append(state.agent)
 
-    def find() -> list[Identity]:
+    def find() -> list[ProcessId]:
         alive = [who for who in known if processes.exists(who)]
         found = {*alive, *processes.session_members(who.pid for who in alive), *processes.marked(*marks)}
         if names is None:  # a new agent may not have written its state yet

@@ -38,8 +38,8 @@ class Control:
 
     The first line of a connection determines its kind. A stop or kill request makes it a visitor (e.g. `geomx stop`
     on this host): its requests are executed, it receives nothing, and its disconnect is ignored. Any other first line
-    makes it the control machine; the previous one receives "replaced" and is dropped. Messages sent by `tell` are
-    kept until acknowledged and resent to a later control machine.
+    makes it the control machine; the previous one receives "replaced" and is dropped. Messages sent by `send_durable`
+    are kept until acknowledged and resent to a later control machine.
 
     `lost` is set when the control machine disconnects, violates the protocol or does not drain its output, but not
     when it is replaced.
@@ -58,7 +58,7 @@ class Control:
         selector.register(self._listener, selectors.EVENT_READ)
         self._connections: dict[socket.socket, _Connection] = {}
         self._machine: _Connection | None = None
-        self._outbox = Outbox()
+        self.outbox = Outbox()
         self.lost = False
         self.heard = time.monotonic()
 
@@ -78,30 +78,17 @@ class Control:
                 return self._receive(connection)
         return []
 
-    @property
-    def full(self) -> bool:
-        """Whether the unacknowledged backlog is so large that events should be held back."""
-        return self._outbox.full
-
     def send(self, message: Message) -> None:
         """Queue a message; dropped if no control machine is connected."""
         self._queue(encode(message))
 
-    def tell(self, message: Message) -> None:
+    def send_durable(self, message: Message) -> None:
         """Queue a message for guaranteed delivery to this or a later control machine."""
-        self._queue(self._outbox.add(message))
+        self._queue(self.outbox.add(message))
 
-    def acknowledge(self, seen: int) -> None:
-        """Discard messages up to number `seen`, which the control machine has acknowledged."""
-        self._outbox.acknowledge(seen)
-
-    def unseen(self) -> bytes:
-        """Return all unacknowledged messages, as lines."""
-        return self._outbox.unseen()
-
-    def tell_again(self) -> None:
+    def resend(self) -> None:
         """Queue all unacknowledged messages again."""
-        self._queue(self._outbox.unseen())
+        self._queue(self.outbox.unseen())
 
     def close(self, limit: float) -> None:
         """Flush queued output for at most `limit` seconds and close all sockets."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from geomx_cli.agent.processes import Identity, boot_id
+from geomx_cli.agent.processes import ProcessId, boot_id
 from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.process_name import file_name
@@ -97,14 +97,14 @@ class HostSpec:
         try:
             fields = json.loads(data)
             tasks = tuple(Task(task["name"], tuple(task["argv"]), task["env"]) for task in fields.pop("tasks"))
-            files = {path: FileDigest(**seal) for path, seal in fields.pop("files").items()}
+            files = {path: FileDigest(**digest) for path, digest in fields.pop("files").items()}
             return cls(**{**fields, "clear": tuple(fields["clear"]), "tasks": tasks, "files": files})
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"no host spec: {error!r}") from None
 
     def check_files(self) -> None:
         """Raise CheckFailed if a file of the job is missing or differs from what was copied."""
-        problems = [text for path, seal in self.files.items() if (text := seal.problem(path))]
+        problems = [text for path, digest in self.files.items() if (text := digest.problem(path))]
         if problems:
             raise CheckFailed("; ".join(problems), "somebody else writes there, or the disk is full: launch again")
 
@@ -150,8 +150,8 @@ class AgentState:
     killed.
     """
 
-    agent: Identity
-    processes: Mapping[str, Identity]
+    agent: ProcessId
+    processes: Mapping[str, ProcessId]
     boot: str
 
     def write(self, directory: Path) -> None:
@@ -165,7 +165,7 @@ class AgentState:
             fields = json.loads((directory / "agent-state.json").read_bytes())
             if fields["boot"] != boot_id():
                 return None
-            processes = {name: Identity(*who) for name, who in fields["processes"].items()}
-            return cls(Identity(*fields["agent"]), processes, fields["boot"])
+            processes = {name: ProcessId(*who) for name, who in fields["processes"].items()}
+            return cls(ProcessId(*fields["agent"]), processes, fields["boot"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 __all__ = [
-    "Identity",
+    "ProcessId",
     "adopt_orphans",
     "boot_id",
     "commanded",
@@ -23,9 +23,9 @@ __all__ = [
     "exists",
     "identify",
     "marked",
+    "send_signal",
     "session_members",
     "state",
-    "tell",
     "uptime",
 ]
 
@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Identity(NamedTuple):
+class ProcessId(NamedTuple):
     """A process: its pid and its start time in clock ticks since boot."""
 
     pid: int
@@ -62,19 +62,19 @@ def _all() -> Iterator[tuple[int, _Status]]:
             yield int(entry.name), status
 
 
-def identify(pid: int) -> Identity | None:
+def identify(pid: int) -> ProcessId | None:
     """Return the identity of the process with this pid, or None."""
     status = _read(pid)
-    return Identity(pid, status.started) if status else None
+    return ProcessId(pid, status.started) if status else None
 
 
-def state(who: Identity) -> str:
+def state(who: ProcessId) -> str:
     """Return the proc(5) state: R, S, D, T (stopped), t (traced), Z (zombie), or "" if the process is gone."""
     status = _read(who.pid)
     return status.state if status and status.started == who.started else ""
 
 
-def exists(who: Identity) -> bool:
+def exists(who: ProcessId) -> bool:
     """Whether it still runs; a zombie does not."""
     return state(who) not in ("", "Z", "X")
 
@@ -89,17 +89,17 @@ def uptime() -> float:
     return float(Path("/proc/uptime").read_text().split()[0])
 
 
-def session_members(sessions: Iterable[int]) -> list[Identity]:
+def session_members(sessions: Iterable[int]) -> list[ProcessId]:
     """Return the running processes of these sessions (session ids)."""
     wanted = set(sessions)
     return [
-        Identity(pid, status.started)
+        ProcessId(pid, status.started)
         for pid, status in _all()
         if status.session in wanted and status.state not in "ZX"
     ]
 
 
-def descendants(ancestor: int) -> list[Identity]:
+def descendants(ancestor: int) -> list[ProcessId]:
     """Return the running descendants of a process, in whatever session."""
     children: dict[int, list[tuple[int, _Status]]] = {}
     for pid, status in _all():
@@ -109,11 +109,11 @@ def descendants(ancestor: int) -> list[Identity]:
         for pid, status in children.get(open_.pop(), ()):
             open_.append(pid)
             if status.state not in "ZX":
-                found.append(Identity(pid, status.started))
+                found.append(ProcessId(pid, status.started))
     return found
 
 
-def marked(*kinds: Mapping[str, str]) -> list[Identity]:
+def marked(*kinds: Mapping[str, str]) -> list[ProcessId]:
     """Return the running processes whose initial environment has all variables of one of `kinds`. Skips processes
     with an unreadable environment.
     """
@@ -125,11 +125,11 @@ def marked(*kinds: Mapping[str, str]) -> list[Identity]:
         except OSError:
             continue
         if any(environment.issuperset(entries) for entries in wanted):
-            found.append(Identity(pid, status.started))
+            found.append(ProcessId(pid, status.started))
     return found
 
 
-def commanded(*arguments: str) -> list[Identity]:
+def commanded(*arguments: str) -> list[ProcessId]:
     """Return the running processes whose command line ends with these arguments."""
     wanted = [argument.encode() for argument in arguments]
     found = []
@@ -139,20 +139,20 @@ def commanded(*arguments: str) -> list[Identity]:
         except OSError:
             continue
         if command[-len(wanted) :] == wanted:
-            found.append(Identity(pid, status.started))
+            found.append(ProcessId(pid, status.started))
     return found
 
 
-def end(find: Callable[[], list[Identity]], limit: float) -> list[Identity]:
+def end(find: Callable[[], list[ProcessId]], limit: float) -> list[ProcessId]:
     """Kill what `find` returns until it returns nothing; return what is left after `limit` seconds."""
     deadline = time.monotonic() + limit
     while (left := find()) and time.monotonic() < deadline:
-        tell(left, signal.SIGKILL)
+        send_signal(left, signal.SIGKILL)
         time.sleep(0.02)
     return left
 
 
-def tell(whom: Iterable[Identity], number: signal.Signals) -> None:
+def send_signal(whom: Iterable[ProcessId], number: signal.Signals) -> None:
     """Send a signal to those that still exist."""
     for who in whom:
         if exists(who):

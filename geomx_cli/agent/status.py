@@ -13,13 +13,14 @@ from typing import Any
 from geomx_cli.agent import processes
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec
+from geomx_cli.core.agent_status import AgentStatus, FailureFields, ProcessStatus
 from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.jsonlines import encode
 from geomx_cli.core.root_cause import Failure
 
-__all__ = ["FILE_NAME", "STATUS_VERSION", "StatusFile"]
+__all__ = ["FILE_NAME", "StatusFile"]
 
-STATUS_VERSION = 1
+_SCHEMA_VERSION = 1
 FILE_NAME = "status.json"
 _EVERY = 1.0  # seconds
 _FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -39,16 +40,16 @@ class StatusFile:
     thread-safe.
 
     Its size is bounded by the number of processes. A full disk does not end the job: the file becomes stale, which
-    its reader detects, and the control machine gets one "warning" through `tell`.
+    its reader detects, and the control machine gets one "warning" through `warn`.
     """
 
-    def __init__(self, directory: Path, host_spec: HostSpec, tell: Callable[[dict[str, Any]], None]) -> None:
-        self._tell = tell
+    def __init__(self, directory: Path, host_spec: HostSpec, warn: Callable[[dict[str, Any]], None]) -> None:
+        self._warn = warn
         self._warned = False
         self._path = directory / FILE_NAME
         self._host_spec = host_spec
         self._newest: dict[str, dict[str, dict[str, Any]]] = {task.name: {} for task in host_spec.tasks}
-        self._failures: list[dict[str, Any]] = []
+        self._failures: list[FailureFields] = []
         self._next = 0.0
 
     def note(self, process: str, event: Mapping[str, Any]) -> None:
@@ -75,18 +76,25 @@ class StatusFile:
         """Schedule a write without delay."""
         self._next = 0.0
 
-    def content(self, children: Iterable[Child], stage: str, **facts: Any) -> dict[str, Any]:
-        """Return the whole status as JSON data. `facts` are the supervisor's own fields (why it stops, ...)."""
+    def content(
+        self, children: Iterable[Child], *, stage: str, why: str, asked: str, ordered: bool, left: list[str]
+    ) -> AgentStatus:
+        """Return the whole status; see AgentStatus for the fields."""
+        me = processes.identify(os.getpid())
+        assert me is not None
         return {
-            "schema_version": STATUS_VERSION,
+            "schema_version": _SCHEMA_VERSION,
             "job": self._host_spec.job,
             "host": self._host_spec.host,
             "time": time.time(),
             "uptime": processes.uptime(),
             "boot": processes.boot_id(),
-            "agent": processes.identify(os.getpid()),
+            "agent": me,
             "stage": stage,
-            **facts,
+            "why": why,
+            "asked": asked,
+            "ordered": ordered,
+            "left": left,
             "processes": {child.name: _describe(child, self._newest[child.name]) for child in children},
             "failures": self._failures,
         }
@@ -95,7 +103,7 @@ class StatusFile:
         """Whether the next write is due."""
         return time.monotonic() >= self._next
 
-    def write(self, content: Mapping[str, Any]) -> None:
+    def write(self, content: AgentStatus) -> None:
         """Replace status.json atomically."""
         self._next = time.monotonic() + _EVERY
         try:
@@ -104,10 +112,10 @@ class StatusFile:
             if not self._warned:
                 self._warned = True
                 what = f"{self._path} cannot be written ({error.strerror}): geomx status shows outdated values"
-                self._tell({"type": "warning", "message": what})
+                self._warn({"type": "warning", "message": what})
 
 
-def _describe(child: Child, newest: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _describe(child: Child, newest: Mapping[str, dict[str, Any]]) -> ProcessStatus:
     return {
         "pid": child.identity.pid if child.identity else 0,
         "state": "running" if child.running else "not started" if child.status is None else "ended",

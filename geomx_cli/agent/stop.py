@@ -12,7 +12,7 @@ from typing import Any
 from geomx_cli.agent import processes
 from geomx_cli.agent.cleanup import clean_up, host_spec_of, remains
 from geomx_cli.agent.host_spec import AgentState
-from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.core.jsonlines import encode
 
@@ -60,19 +60,19 @@ def stop(directory: Path, *, party: str = "", patience: float = 10.0) -> dict[st
     rest = set(remains(directory, only)())
     left = clean_up(directory, only)
     statuses = _statuses(directory)
-    told = {
+    fates = {
         name: _fate(started.get(name), name in before, rest, left, statuses.get(name)) for name in names
     }
     return {
         "agent": _agent_fate(state, agent, rest, left),
-        "processes": told,
+        "processes": fates,
         "others": len(rest - set(started.values()) - ({state.agent} if state else set())),
         "left": left,
         "note": _note(directory, host_spec is None, state is None),
     }
 
 
-def _ask(path: str, agent: Identity, names: Collection[str] | None, patience: float) -> bool:
+def _ask(path: str, agent: ProcessId, names: Collection[str] | None, patience: float) -> bool:
     """Send the request to the agent's socket; if that fails and everything is to end, send SIGTERM instead."""
     message: dict[str, Any] = {"type": "stop", "who": _WHO, "patience": patience}
     if names is not None:
@@ -85,7 +85,7 @@ def _ask(path: str, agent: Identity, names: Collection[str] | None, patience: fl
             return True
         except OSError:
             if names is None:
-                processes.tell([agent], signal.SIGTERM)
+                processes.send_signal([agent], signal.SIGTERM)
             return names is None
 
 
@@ -102,14 +102,14 @@ def _wait(lasts: Callable[[], bool], limit: float) -> bool:
 def _statuses(directory: Path) -> Mapping[str, int | None]:
     """Return the exit statuses recorded by the agent."""
     try:
-        told = json.loads((directory / FILE_NAME).read_bytes())["processes"]
-        return {name: fields["status"] for name, fields in told.items()}
+        found = json.loads((directory / FILE_NAME).read_bytes())["processes"]
+        return {name: fields["status"] for name, fields in found.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
 def _fate(
-    who: Identity | None, ran: bool, rest: Collection[Identity], left: Collection[int], status: int | None
+    who: ProcessId | None, ran: bool, rest: Collection[ProcessId], left: Collection[int], status: int | None
 ) -> str:
     if who is None:
         return "was not running"
@@ -123,17 +123,17 @@ def _fate(
 
 
 def _agent_fate(
-    state: AgentState | None, agent: Identity | None, rest: Collection[Identity], left: Collection[int]
+    state: AgentState | None, agent: ProcessId | None, rest: Collection[ProcessId], left: Collection[int]
 ) -> str:
     if state is not None and agent is not None and agent not in rest and processes.exists(agent):
         return "goes on"
     return _fate(state.agent if state else None, agent is not None, rest, left, None)
 
 
-def _note(directory: Path, no_assignment: bool, no_state: bool) -> str:
+def _note(directory: Path, no_host_spec: bool, no_state: bool) -> str:
     """Return why there was less to do than usual, or ""."""
     if not directory.is_dir():
         return f"{directory} is not there: nothing to do"
-    if no_assignment:
+    if no_host_spec:
         return "agent.json is missing or damaged: its key files and sockets are not known"
     return "nothing was started since the machine was booted" if no_state else ""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.child import Child
@@ -17,8 +16,9 @@ from geomx_cli.agent.host_spec import AgentState, HostSpec
 from geomx_cli.agent.lifecycle import KILL, TERMINATE, Lifecycle, Stage
 from geomx_cli.agent.oom_watcher import OomWatcher
 from geomx_cli.agent.partial_stop import PartialStop
-from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.status import StatusFile
+from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.root_cause import Failure
 
 __all__ = ["Supervisor"]
@@ -48,7 +48,7 @@ class Supervisor:
         self._asked_by = ""  # the requester, if a user stopped the job
         self._ordered = False  # the control machine stopped the job for its own reasons
         self._suspended = False  # the control machine announced a pause in its heartbeats
-        self._status = StatusFile(directory, host_spec, self._control.tell)
+        self._status = StatusFile(directory, host_spec, self._control.send_durable)
         self._lifecycle = Lifecycle(self._children, self._status.change)
         self._ending = PartialStop()
         self._memory = OomWatcher()
@@ -72,9 +72,9 @@ class Supervisor:
             self._host_spec.remove_secrets()
             self._status.write(self._content("over", left))
             ended = {"left": left, "why": self._lifecycle.why, "asked": self._asked_by}
-            self._control.tell({"type": "done", **ended})
+            self._control.send_durable({"type": "done", **ended})
             with suppress(OSError):  # full disk; a connected control machine still gets "done"
-                (self._directory / "agent-end.jsonl").write_bytes(self._control.unseen())
+                (self._directory / "agent-end.jsonl").write_bytes(self._control.outbox.unseen())
             self._control.close(TERMINATE)
         return 1 if left else 0
 
@@ -103,7 +103,7 @@ class Supervisor:
                 status = self._content(self._lifecycle.stage.name.lower())
                 self._control.send({"type": "hello", "pid": os.getpid(), "status": status})
                 self._acknowledge(message)
-                self._control.tell_again()
+                self._control.resend()
                 self._suspended = False
             case "start" if self._lifecycle.stage is Stage.WAITING:
                 self._start()
@@ -129,7 +129,7 @@ class Supervisor:
         self._ordered |= not who
         if who and not self._asked_by and self._lifecycle.stage <= Stage.RUNNING:
             self._asked_by = who
-            self._control.tell({"type": "stopping", "who": who, "patience": patience})
+            self._control.send_durable({"type": "stopping", "who": who, "patience": patience})
         self._lifecycle.set_patience(patience)
         by = f" by {who}" if who else ""
         self._lifecycle.stop(f"was asked to stop{by}", float(message.get("grace", 0)))
@@ -147,21 +147,21 @@ class Supervisor:
                 self._fail(child, Failure(child.name, self._host_spec.host, what, time.time()))
                 break
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
-            self._control.tell(child.started_message())
+            self._control.send_durable(child.started_message())
         self._write_state()
 
     def _tick(self, now: float) -> None:
         for child in self._children:
             if child.running:
                 self._forward(child)
-                child.shorten_log()
+                child.log.shorten()
         if now >= self._next_look:
             self._next_look = now + _LOOK
             for child in self._children:
                 if (failure := child.check_stopped()) is not None:
                     self._fail(child, failure)
                 if notice := child.stop_notice():
-                    self._control.tell({"type": "warning", "message": notice})
+                    self._control.send_durable({"type": "warning", "message": notice})
         self._memory.ran_out()
         self._check_lease(now)
         self._ending.check(now)
@@ -179,15 +179,15 @@ class Supervisor:
 
     def _acknowledge(self, message: Message) -> None:
         seen = message.get("seen")
-        self._control.acknowledge(seen if isinstance(seen, int) else 0)
+        self._control.outbox.acknowledge(seen if isinstance(seen, int) else 0)
 
     def _forward(self, child: Child) -> None:
-        for event in child.new_events():
+        for event in child.events.read():
             written = event.get("time")  # untrusted: written by a script
             age = max(0.0, time.time() - written) if isinstance(written, int | float) else 0.0
             self._status.note(child.name, event)
-            if not self._control.full:  # else the next hello's status has the newest of each kind
-                self._control.tell({"type": "event", "process": child.name, "age": age, "event": event})
+            if not self._control.outbox.full:  # else the next hello's status has the newest of each kind
+                self._control.send_durable({"type": "event", "process": child.name, "age": age, "event": event})
 
     def _check_end(self, child: Child) -> None:
         if not child.check_end():
@@ -198,7 +198,7 @@ class Supervisor:
         if failure is not None and not child.asked and self._precedes_sigterm(child):
             self._fail(child, failure)
         ended = {"process": child.name, "status": child.status, "asked": child.asked}
-        self._control.tell({"type": "ended", **ended})
+        self._control.send_durable({"type": "ended", **ended})
         self._status.change()
 
     def _precedes_sigterm(self, child: Child) -> bool:
@@ -210,18 +210,18 @@ class Supervisor:
         child.failed = True
         self._status.fail(failure)
         age = max(0.0, time.time() - failure.when)
-        self._control.tell({"type": "failure", "age": age, "failure": failure.to_message()})
+        self._control.send_durable({"type": "failure", "age": age, "failure": failure.to_message()})
         self._lifecycle.stop(f"{failure.process} {failure.cause}", _GRACE)
 
     def _sweep(self) -> list[str]:
         """Terminate all remaining descendants, reap, and return those that could not be terminated."""
         me = os.getpid()
 
-        def find() -> list[Identity]:
+        def find() -> list[ProcessId]:
             return processes.descendants(me)
 
         if self._lifecycle.stage <= Stage.RUNNING and (strays := find()):  # left by processes that ended normally
-            processes.tell(strays, signal.SIGTERM)
+            processes.send_signal(strays, signal.SIGTERM)
             _wait_until_none(find, TERMINATE)
         left = processes.end(find, KILL)
         for child in self._children:
@@ -230,9 +230,11 @@ class Supervisor:
         _reap_adopted()
         return [f"pid {who.pid}" for who in left]
 
-    def _content(self, stage: str, left: Sequence[str] = ()) -> dict[str, Any]:
-        facts = {"why": self._lifecycle.why, "asked": self._asked_by, "ordered": self._ordered, "left": list(left)}
-        return self._status.content(self._children, stage, **facts)
+    def _content(self, stage: str, left: Sequence[str] = ()) -> AgentStatus:
+        return self._status.content(
+            self._children, stage=stage, why=self._lifecycle.why, asked=self._asked_by, ordered=self._ordered,
+            left=list(left),
+        )  # fmt: skip
 
     def _write_state(self) -> None:
         me = processes.identify(os.getpid())
@@ -241,7 +243,7 @@ class Supervisor:
         AgentState(me, started, processes.boot_id()).write(self._directory)
 
 
-def _wait_until_none(find: Callable[[], list[Identity]], limit: float) -> None:
+def _wait_until_none(find: Callable[[], list[ProcessId]], limit: float) -> None:
     deadline = time.monotonic() + limit
     while find() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -86,7 +86,8 @@ class _Tail:
             with open_record(self._path) as log:
                 self._print_from(log)
         except FileNotFoundError:  # not started yet
-            self._begin(0)
+            if self._offset < 0:
+                self._seek(0)
         except CheckFailed as error:
             self._left_out = True
             print(json.dumps({"problem": error.message}))
@@ -95,10 +96,9 @@ class _Tail:
 
     def _print_from(self, log: BinaryIO) -> None:
         if self._offset < 0:
-            self._begin(_start(log, self._lines))
-        if os.fstat(log.fileno()).st_size < self._offset:  # truncated by Child.shorten_log
-            self._offset, self._rest = 0, b""
-            self._tell_next(0)
+            self._seek(_start(log, self._lines))
+        if os.fstat(log.fileno()).st_size < self._offset:  # truncated by OutputLog.shorten
+            self._seek(0)
         log.seek(self._offset)
         self._thinned = 1 + (os.fstat(log.fileno()).st_size - self._offset) // _LONG
         while data := log.read(_CHUNK):
@@ -111,14 +111,13 @@ class _Tail:
                 self._print([self._rest])
                 self._rest, behind = b"", 0
             if behind >= 0:
-                self._tell_next(self._offset - behind)
+                self._print_next(self._offset - behind)
 
-    def _begin(self, place: int) -> None:
-        if self._offset < 0:
-            self._offset = place
-            self._tell_next(place)
+    def _seek(self, place: int) -> None:
+        self._offset, self._rest = place, b""
+        self._print_next(place)
 
-    def _tell_next(self, place: int) -> None:
+    def _print_next(self, place: int) -> None:
         print(json.dumps({"process": self._name, "next": place}))
 
     def _print(self, lines: Sequence[bytes]) -> None:
@@ -126,7 +125,6 @@ class _Tail:
             if self._path.suffix == ".jsonl" and not self._wanted(line):
                 continue
             print(json.dumps({"process": self._name, "line": line.decode(errors="replace").rstrip("\r")}))
-
 
     def _wanted(self, event: bytes) -> bool:
         if _ROUND in event:

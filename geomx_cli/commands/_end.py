@@ -9,10 +9,10 @@ from geomx_cli.commands._json import print_json
 if TYPE_CHECKING:
     from geomx_cli.jobs.view.end import End
 
-__all__ = ["tell"]
+__all__ = ["report"]
 
 
-def tell(end: "End", *, json: bool) -> int:
+def report(end: "End", *, json: bool) -> int:
     """Print the result, as a summary or one JSON object; return 0, or raise the end's error."""
     from geomx_cli.jobs.view.result import in_words
 

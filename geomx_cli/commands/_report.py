@@ -10,9 +10,9 @@ from geomx_cli.core.errors import DoneInPart
 from geomx_cli.core.process_name import file_name
 from geomx_cli.core.units import counted
 
-__all__ = ["MOST_TOLD", "base_option", "network_option", "progress", "target_option", "tell_problems"]
+__all__ = ["MOST_REPORTED", "base_option", "network_option", "progress", "target_option", "report_problems"]
 
-MOST_TOLD = 20
+MOST_REPORTED = 20
 
 base_option = click.option(
     "-b", "--base", type=click.Path(path_type=Path), required=True, metavar="DIR",
@@ -34,11 +34,11 @@ def progress(done: int, count: int) -> None:
         click.echo(f"\r{done} of {counted(count, 'worker')} read", nl=done == count, err=True)
 
 
-def tell_problems(problems: Sequence[str], rest: str) -> None:
+def report_problems(problems: Sequence[str], rest: str) -> None:
     """Print problems with records, and raise DoneInPart if there are any; `rest` says what happened to the others."""
-    for problem in problems[:MOST_TOLD]:
+    for problem in problems[:MOST_REPORTED]:
         click.echo(f"warning: {problem}", err=True)
-    if len(problems) > MOST_TOLD:
-        click.echo(f"warning: and {len(problems) - MOST_TOLD} more", err=True)
+    if len(problems) > MOST_REPORTED:
+        click.echo(f"warning: and {len(problems) - MOST_REPORTED} more", err=True)
     if problems:
         raise DoneInPart(f"{counted(len(problems), 'problem')} with records; {rest}")

@@ -2,7 +2,7 @@
 
 import click
 
-from geomx_cli.commands._end import tell
+from geomx_cli.commands._end import report
 from geomx_cli.commands._job import chosen, job_argument
 
 __all__ = ["attach"]
@@ -25,4 +25,4 @@ def attach(name: str, json: bool) -> int:
     """
     from geomx_cli.jobs.actions.attach import attach as attaching
 
-    return tell(attaching(chosen(name)), json=json)
+    return report(attaching(chosen(name)), json=json)

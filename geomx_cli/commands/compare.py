@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from geomx_cli.commands._json import print_json
-from geomx_cli.commands._report import target_option, tell_problems
+from geomx_cli.commands._report import report_problems, target_option
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.units import format_bytes, format_duration
 
@@ -52,7 +52,7 @@ def compare(names: tuple[str, ...], target: float, json: bool) -> None:
     unlike = sorted(_unlike(trials))
     if unlike:
         click.echo(f"note: these jobs differ in more than the algorithm: {', '.join(unlike)}", err=True)
-    tell_problems(problems, "the rest is compared")
+    report_problems(problems, "the rest is compared")
 
 
 def _unlike(trials: "list[RunRecords]") -> set[str]:

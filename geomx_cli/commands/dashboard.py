@@ -39,11 +39,11 @@ def dashboard(
     from geomx_cli.observe.dashboard.job_model import JobModel
     from geomx_cli.observe.dashboard.show import show
 
-    def tell(url: str) -> None:
+    def show_url(url: str) -> None:
         click.echo(url)
         click.echo("Ctrl-C ends the dashboard; the job goes on", err=True)
 
     job = chosen(name)
     model = JobModel(job.plan, job.started)
     with exporting(model.progress, tensorboard, metrics_port, metrics_token) as on_event:
-        show(job, model, port, opens=opens, on_url=tell, on_event=on_event)
+        show(job, model, port, opens=opens, on_url=show_url, on_event=on_event)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from geomx_cli.commands._report import base_option, network_option, progress, tell_problems
+from geomx_cli.commands._report import base_option, network_option, progress, report_problems
 from geomx_cli.core.errors import InvalidSettings, UsageError
 
 __all__ = ["draw"]
@@ -66,4 +66,4 @@ def draw(base: Path, network: str, output: Path | None, form: str, terminal: boo
         folder = output or base / network / "figures"
         for figure in found:
             click.echo(str(plots.draw(figure, folder, form)))
-    tell_problems(problems + [problem for trial in trials for problem in trial.problems], "the rest is drawn")
+    report_problems(problems + [problem for trial in trials for problem in trial.problems], "the rest is drawn")

@@ -20,7 +20,7 @@ def jobs(json: bool) -> None:
     """List the jobs launched from this machine, newest first.
 
     No host is contacted: a detached job may have ended since; geomx status JOB queries the hosts. "running" means that
-    a geomx process follows the job, "lost control" that this process was killed.
+    a geomx process follows the job, "orphaned" that this process was killed.
 
     \b
     Examples:

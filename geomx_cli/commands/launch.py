@@ -2,13 +2,14 @@
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from geomx_cli.commands._end import tell
+from geomx_cli.commands._end import report
 from geomx_cli.commands._exports import export_options, exporting
 from geomx_cli.commands._inventory import inventory_options, inventory_path, machines, ssh_options
 from geomx_cli.commands._job import Duration
@@ -100,15 +101,11 @@ def launch(
     if detach and (tensorboard or metrics_port):
         hint = "geomx dashboard --tensorboard DIR --metrics-port NUMBER exports it afterwards"
         raise UsageError("with --detach nothing is exported: launch ends at once", hint)
-    for sentence in strangers(os.environ):
-        click.echo(f"warning: {sentence}", err=True)
+    _warn(strangers(os.environ))
     inventory, options = machines(hosts, local, values(table(), parameters))
     ignored = _without_effect(inventory)
-    for sentence, where in ignored.items():
-        click.echo(f"warning: {where}{sentence}", err=True)
-    idle = unused(click.get_current_context(), table(), str(options["algo"]), script=bool(script))
-    for sentence in idle:
-        click.echo(f"warning: {sentence}", err=True)
+    _warn(f"{where}{sentence}" for sentence, where in ignored.items())
+    _warn(unused(click.get_current_context(), table(), str(options["algo"]), script=bool(script)))
     from geomx_cli.jobs.store import rank_scope
     from geomx_cli.jobs.store.script import check_script
     from geomx_cli.plan import JobSpec
@@ -139,9 +136,14 @@ def launch(
         warned=tuple(ignored),
         ssh=ssh_options(accept_new_host_keys),
         chooses_ports=inventory_path(hosts, local=local) is not None,
-        listening=lambda progress: exporting(progress, tensorboard, metrics_port, metrics_token),
+        exporting=lambda progress: exporting(progress, tensorboard, metrics_port, metrics_token),
     )
-    return tell(launching.launch(inventory, spec, launch_options), json=json)
+    return report(launching.launch(inventory, spec, launch_options), json=json)
+
+
+def _warn(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        click.echo(f"warning: {sentence}", err=True)
 
 
 def _without_effect(inventory: "Inventory") -> dict[str, str]:
@@ -158,12 +160,12 @@ def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, js
     from geomx_cli.commands._plan_shell import plan_shell
     from geomx_cli.commands._plan_text import plan_text
     from geomx_cli.jobs.actions.launch import prepared, working_dirs
-    from geomx_cli.jobs.store import Job, payload
+    from geomx_cli.jobs.store import payload
     from geomx_cli.plan import plan
     from geomx_cli.plan.ports import choose
 
     inventory = choose(inventory, None)
-    spec = prepared(Job.of(spec), replace(spec, carried=payload.pack(spec.script, sync).words))
+    spec = prepared(replace(spec, carried=payload.pack(spec.script, sync).words))
     found = plan(inventory, replace(spec, key_dir="") if shell else spec)
     if shell:
         click.echo(plan_shell(found, working_dirs(inventory, found)))

@@ -9,7 +9,7 @@ import click
 
 from geomx_cli.commands._job import chosen, job_argument
 from geomx_cli.commands._json import print_json
-from geomx_cli.commands._report import MOST_TOLD
+from geomx_cli.commands._report import MOST_REPORTED
 from geomx_cli.core.errors import DoneInPart
 from geomx_cli.core.units import format_bytes
 
@@ -112,6 +112,6 @@ def collect(name: str, folder: Path, replace: bool, json: bool) -> None:
             click.echo(f"records in {manifest['records']}")
     if manifest["problems"]:
         texts = [f"host {one['host']}: {one['problem']}" for one in manifest["problems"]]
-        more = f"; and {len(texts) - MOST_TOLD} more" if len(texts) > MOST_TOLD else ""
+        more = f"; and {len(texts) - MOST_REPORTED} more" if len(texts) > MOST_REPORTED else ""
         hint = "collect again into the same folder when the hosts can be reached"
-        raise DoneInPart(f"partially collected: {'; '.join(texts[:MOST_TOLD])}{more}", hint)
+        raise DoneInPart(f"partially collected: {'; '.join(texts[:MOST_REPORTED])}{more}", hint)

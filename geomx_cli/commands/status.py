@@ -101,5 +101,5 @@ def _print(job_view: "JobView") -> None:
     if job_view.stopped_by:
         click.echo(f"it was stopped by {job_view.stopped_by}")
     elif job_view.failure is not None:
-        error = explain(job_view.failure, job.plan, job.job())
+        error = explain(job_view.failure, job.plan)
         click.echo(f"{error.message}\n  {error.hint}")

@@ -41,9 +41,9 @@ def stop(name: str, party: str, grace: float, json: bool) -> None:
     """
     from geomx_cli.jobs.actions.stop import end_launch
     from geomx_cli.jobs.actions.stop import stop as stopping
-    from geomx_cli.jobs.store.registry import prepared
+    from geomx_cli.jobs.store.registry import in_preparation
 
-    if not party and (found := prepared(name)) is not None:
+    if not party and (found := in_preparation(name)) is not None:
         click.echo(f"job {found[0]} is still being prepared; ending its launch", err=True)
         report = end_launch(*found)
     else:

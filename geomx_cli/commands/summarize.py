@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geomx_cli.commands._json import print_json
-from geomx_cli.commands._report import base_option, network_option, progress, target_option, tell_problems
+from geomx_cli.commands._report import base_option, network_option, progress, report_problems, target_option
 from geomx_cli.core.units import counted, format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def summarize(base: Path, network: str, mode: str, target: float, parity: bool, 
         click.echo("\n".join(_lines(summary, "MiB/s" if parity else "MB/s")))
     for path in paths:
         click.echo(f"written: {path}", err=True)
-    tell_problems(trial.problems, "the rest is summarised; summary.json lists all")
+    report_problems(trial.problems, "the rest is summarised; summary.json lists all")
 
 
 def _lines(summary: "Summary", unit: str) -> list[str]:

@@ -1,18 +1,17 @@
-"""Validated types of what an agent sends: its status (written by agent/status.py) and messages (agent/supervisor.py).
-"""
+"""Validated types of the messages that an agent sends (agent/supervisor.py)."""
 
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import msgspec
 
+from geomx_cli.core.agent_status import AgentStatus, FailureFields
 from geomx_cli.core.root_cause import Failure
 from geomx_cli.core.untrusted import convert
 
 __all__ = [
-    "AgentStatus",
     "Done",
     "Ended",
     "Failed",
@@ -27,47 +26,6 @@ __all__ = [
     "failures_of",
     "parse",
 ]
-
-
-class FailureWords(TypedDict):
-    """Serialized Failure; `when` is by the host's clock."""
-
-    process: str
-    host: str
-    cause: str
-    when: float
-    hint: str
-    peer: str
-    tail: list[str]
-
-
-class ProcessStatus(TypedDict):
-    """One process; `newest`: its newest events by kind, unvalidated."""
-
-    pid: int
-    state: str
-    status: int | None
-    ended: float | None
-    asked: bool
-    newest: dict[str, dict[str, Any]]
-
-
-class AgentStatus(TypedDict):
-    """The whole status of an agent. Times are Unix seconds of its host; `uptime` counts seconds since boot; `agent`
-    is the agent's pid and start time in kernel ticks.
-    """
-
-    time: float
-    uptime: float
-    boot: str
-    agent: NotRequired[tuple[int, int]]
-    stage: str
-    why: str
-    asked: str
-    ordered: bool
-    left: list[str]
-    processes: dict[str, ProcessStatus]
-    failures: list[FailureWords]
 
 
 class Message(msgspec.Struct, tag_field="type", frozen=True):
@@ -112,7 +70,7 @@ class Ended(Message, tag="ended", frozen=True):
 class Failed(Message, tag="failure", frozen=True):
     """A process failed `age` seconds ago."""
 
-    failure: FailureWords
+    failure: FailureFields
     age: float
 
 
@@ -169,7 +127,7 @@ def failures_of(status: AgentStatus, late: float, host: str, places: Mapping[str
             yield failure_of(fields, host, now - (status["time"] - fields["when"]))
 
 
-def failure_of(fields: FailureWords, host: str, when: float) -> Failure:
+def failure_of(fields: FailureFields, host: str, when: float) -> Failure:
     """Build the Failure reported by `host` for one of its processes."""
     process, cause, hint, peer = fields["process"], fields["cause"], fields["hint"], fields["peer"]
     return Failure(process, host, cause, when, hint, peer, fields["tail"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from geomx_cli.core.errors import CheckFailed
 
-__all__ = ["LineBuffer", "decode", "encode", "lines", "read_objects"]
+__all__ = ["LineBuffer", "decode", "encode", "object_lines", "read_objects"]
 
 _LIMIT = 16 << 20  # bytes
 
@@ -50,15 +50,16 @@ class LineBuffer:
             raise ValueError(f"a line of more than {self._limit >> 20} MiB")
 
 
-def lines(receive: Callable[[], bytes], what: str) -> Iterator[bytes]:
-    """Yield complete lines until `receive` returns b"". An unterminated last line is dropped.
+def object_lines(receive: Callable[[], bytes], what: str) -> Iterator[bytes]:
+    """Yield the complete lines that begin as objects do, until `receive` returns b"". Others are dropped, as an
+    interpreter that is a wrapper script may print them first, and so is an unterminated last line.
 
     Raises CheckFailed, with `what` as the sender's name, for a line longer than 16 MiB.
     """
     buffer = LineBuffer(_LIMIT)
     while data := receive():
         try:
-            yield from buffer.feed(data)
+            yield from (line for line in buffer.feed(data) if line.startswith(b"{"))
         except ValueError as error:
             raise CheckFailed(f"{what} sent {error}", "see what runs there") from None
 

@@ -3,8 +3,10 @@
 import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
+
+from geomx_cli.core.agent_status import FailureFields
 
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _SILENT = re.compile(r"(?P<peer>\S+) has been silent for (?P<limit>\d+ s)")  # message of ps/ for a lost member
@@ -30,9 +32,12 @@ class Failure:
     tail: Sequence[str] = field(default=())
     fault: Literal["", "host", "link"] = ""
 
-    def to_message(self) -> dict[str, Any]:
+    def to_message(self) -> FailureFields:
         """Return its fields as JSON data."""
-        return {**asdict(self), "tail": list(self.tail)}
+        return {
+            "process": self.process, "host": self.host, "cause": self.cause, "when": self.when, "hint": self.hint,
+            "peer": self.peer, "tail": list(self.tail),
+        }  # fmt: skip
 
 
 def describe_status(status: int, *, memory: bool = False) -> str:

@@ -47,7 +47,8 @@ class Channel(Protocol):
 class Connector(Protocol):
     """Access to one host of the inventory. Paths are absolute paths on that host. Thread-safe.
 
-    Every method raises HostUnreachable if the host cannot be reached, and OSError if the operation is rejected.
+    Output of a command is the command's own: what the account's start-up files print is not part of it. Every method
+    raises HostUnreachable if the host cannot be reached, and OSError if the operation is rejected.
     """
 
     @property

@@ -15,7 +15,7 @@ from geomx_cli.plan.callers import callers
 from geomx_cli.plan.endpoints import Endpoint
 from geomx_cli.plan.job_spec import JobSpec
 from geomx_cli.plan.processes import Layout, Process
-from geomx_cli.plan.topology import Node, build_topology
+from geomx_cli.plan.topology import TopologyNode, build_topology
 from geomx_cli.ps.net.security import Identity
 from geomx_cli.runtime.training import catalog, networks
 from geomx_cli.runtime.training.straggler_emulation import factors
@@ -164,7 +164,7 @@ def _check_training(spec: JobSpec, topology: str) -> None:
     catalog.check_split(str(spec.options["split"]), flat=topology == "flat")
 
 
-def _check_slowdown(spec: JobSpec, nodes: Sequence[Node]) -> None:
+def _check_slowdown(spec: JobSpec, nodes: Sequence[TopologyNode]) -> None:
     """Reject a slowdown of unknown workers or parties."""
     workers = [node for node in nodes if node.role == "worker"]
     known = {node.name for node in workers} | {node.party for node in workers}

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
-from geomx_cli.plan.topology import GLOBAL, Link
+from geomx_cli.plan.topology import GLOBAL, TopologyLink
 from geomx_cli.ps.net.security import Identity
 
 __all__ = ["callers"]
 
 
-def callers(links: Sequence[Link]) -> Mapping[str, Mapping[str, Identity]]:
+def callers(links: Sequence[TopologyLink]) -> Mapping[str, Mapping[str, Identity]]:
     """Return, for each dialled process by name, its callers by name with role and rank.
 
     A scheduler sees each caller as "server" or "worker" with its rank in the plane: in the global plane, local
@@ -29,6 +29,6 @@ def callers(links: Sequence[Link]) -> Mapping[str, Mapping[str, Identity]]:
     return found
 
 
-def _same_step(other: Link, link: Link) -> bool:
+def _same_step(other: TopologyLink, link: TopologyLink) -> bool:
     """Whether a link leads from a local server to the same listener."""
     return other.listener is link.listener and other.plane == link.plane and other.dialler.role == "server"

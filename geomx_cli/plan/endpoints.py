@@ -7,7 +7,7 @@ from typing import Literal
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.process_name import file_name
 from geomx_cli.inventory import Host, is_ip
-from geomx_cli.plan.topology import Link, Node
+from geomx_cli.plan.topology import TopologyLink, TopologyNode
 from geomx_cli.ps.net.addresses import tcp
 
 __all__ = ["Endpoint", "dialled", "lay_endpoints", "takes_port"]
@@ -36,21 +36,21 @@ class Endpoint:
     port: int
 
 
-def dialled(wires: Iterable[Link]) -> dict[str, list[Link]]:
+def dialled(wires: Iterable[TopologyLink]) -> dict[str, list[TopologyLink]]:
     """Group links by the name of the listener."""
-    found: dict[str, list[Link]] = {}
+    found: dict[str, list[TopologyLink]] = {}
     for wire in wires:
         found.setdefault(wire.listener.name, []).append(wire)
     return found
 
 
-def takes_port(node: Node, wires: Iterable[Link]) -> bool:
+def takes_port(node: TopologyNode, wires: Iterable[TopologyLink]) -> bool:
     """Whether a process with these incoming links needs a port: schedulers, and those dialled from other hosts."""
     return node.role.endswith("scheduler") or any(not wire.near for wire in wires)
 
 
 def lay_endpoints(
-    nodes: Sequence[Node], wires: Sequence[Link], socket_dirs: Mapping[str, str]
+    nodes: Sequence[TopologyNode], wires: Sequence[TopologyLink], socket_dirs: Mapping[str, str]
 ) -> Mapping[str, Sequence[Endpoint]]:
     """Return the endpoints of each listening process, by name. `socket_dirs`: each host's folder for unix sockets.
 
@@ -78,7 +78,7 @@ def lay_endpoints(
     return found
 
 
-def _of(node: Node, wires: Sequence[Link], port: int, socket_dir: str) -> Iterator[Endpoint]:
+def _of(node: TopologyNode, wires: Sequence[TopologyLink], port: int, socket_dir: str) -> Iterator[Endpoint]:
     plane: Literal["local", "global"] = "global" if node.role.startswith("global_") else "local"
     purpose: Literal["membership", "slices"] = "membership" if node.role.endswith("scheduler") else "slices"
     if any(wire.near for wire in wires):
@@ -101,7 +101,7 @@ def _listening(address: str, dialled_as: set[str]) -> str:
     return "::" if any(":" in known for known in (address, *dialled_as)) else "0.0.0.0"
 
 
-def _socket(node: Node, socket_dir: str) -> str:
+def _socket(node: TopologyNode, socket_dir: str) -> str:
     path = f"{socket_dir}/{file_name(node.name)}.sock"
     if not socket_dir.startswith("/") or len(path.split()) > 1:
         raise InvalidSettings(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from geomx_cli.inventory import RankScope
-from geomx_cli.plan.topology import Node, Plane
+from geomx_cli.plan.topology import Plane, TopologyNode
 
 __all__ = ["PLACEHOLDERS", "fill", "values_for"]
 
@@ -13,7 +13,7 @@ PLACEHOLDERS = ("rank", "num_workers", "global_rank", "num_all_workers", "party"
 _PATTERN = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 
 
-def values_for(node: Node, plane: Plane, all_workers: int, rank_scope: RankScope) -> dict[str, str]:
+def values_for(node: TopologyNode, plane: Plane, all_workers: int, rank_scope: RankScope) -> dict[str, str]:
     """Return the placeholders' values for one worker; `plane` is that of its party."""
     global_rank = -1 if node.global_rank is None else node.global_rank
     ranks_are_global = rank_scope == "global"

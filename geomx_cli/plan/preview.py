@@ -7,7 +7,7 @@ from typing import Any
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import ports
 from geomx_cli.plan.endpoints import lay_endpoints
-from geomx_cli.plan.topology import Node, build_topology, links
+from geomx_cli.plan.topology import TopologyNode, build_topology, links
 
 __all__ = ["Preview", "preview"]
 
@@ -48,7 +48,7 @@ def preview(inventory: Inventory) -> tuple[Preview, ...]:
     )
 
 
-def _of(host: Host, nodes: list[Node], open_ports: Mapping[str, int]) -> Preview:
+def _of(host: Host, nodes: list[TopologyNode], open_ports: Mapping[str, int]) -> Preview:
     return Preview(
         host=host.name,
         parties=host.parties,

@@ -11,7 +11,7 @@ from geomx_cli.inventory import Host, RankScope, is_ip
 from geomx_cli.plan.endpoints import Endpoint, lay_endpoints
 from geomx_cli.plan.job_spec import JobSpec
 from geomx_cli.plan.placeholders import fill, values_for
-from geomx_cli.plan.topology import Link, Node, Plane, links, planes
+from geomx_cli.plan.topology import Plane, TopologyLink, TopologyNode, links, planes
 from geomx_cli.ps.cluster.config import PlaneSettings, Role
 from geomx_cli.ps.net.addresses import is_loopback
 from geomx_cli.runtime.settings import Settings
@@ -23,7 +23,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 @dataclass(frozen=True)
 class Process:
-    """One process. `rank` is among the processes of its role (see topology.Node); `env` is complete."""
+    """One process. `rank` is among the processes of its role (see topology.TopologyNode); `env` is complete."""
 
     name: str
     host: str
@@ -48,7 +48,7 @@ class Layout:
     """
 
     spec: JobSpec
-    wires: tuple[Link, ...]
+    wires: tuple[TopologyLink, ...]
     planes: Mapping[str, Plane]
     endpoints: Mapping[str, Sequence[Endpoint]]
     socket_dirs: Mapping[str, str]
@@ -56,7 +56,7 @@ class Layout:
     all_workers: int
 
     @classmethod
-    def of(cls, nodes: Sequence[Node], spec: JobSpec) -> "Layout":
+    def of(cls, nodes: Sequence[TopologyNode], spec: JobSpec) -> "Layout":
         """Build the layout. Raises InvalidSettings as lay_endpoints does."""
         wires = links(nodes)
         socket_dirs = {node.host.name: spec.socket_dir_on(node.host) for node in nodes}
@@ -70,7 +70,7 @@ class Layout:
             all_workers=sum(node.global_rank is not None for node in nodes),
         )
 
-    def process(self, node: Node) -> Process:
+    def process(self, node: TopologyNode) -> Process:
         """Return the planned process of `node`."""
         spec = self.spec
         python = node.host.python or spec.python
@@ -103,7 +103,7 @@ class Layout:
         )
 
 
-def _settings(node: Node, layout: "Layout") -> Settings:
+def _settings(node: TopologyNode, layout: "Layout") -> Settings:
     spec, own = layout.spec, layout.endpoints.get(node.name, ())
     carriers = layout.carriers.get(node.party, ())
     return Settings(
@@ -138,7 +138,7 @@ def _node_host(host: Host) -> str:
     return address if is_ip(address) and not is_loopback(address) else ""
 
 
-def _plane(name: str, node: Node, layout: "Layout") -> PlaneSettings | None:
+def _plane(name: str, node: TopologyNode, layout: "Layout") -> PlaneSettings | None:
     if not name:
         return None
     plane = layout.planes[name]
@@ -154,7 +154,7 @@ def _plane(name: str, node: Node, layout: "Layout") -> PlaneSettings | None:
     )
 
 
-def _carriers(wires: Sequence[Link]) -> dict[str, set[str]]:
+def _carriers(wires: Sequence[TopologyLink]) -> dict[str, set[str]]:
     """Return, for each party, the processes that send or receive slices over its emulated link."""
     found: dict[str, set[str]] = {}
     for wire in wires:

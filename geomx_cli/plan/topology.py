@@ -13,13 +13,13 @@ from geomx_cli.inventory import Host, Inventory, Party
 from geomx_cli.plan.placement import hosts_for, placement_errors
 from geomx_cli.ps.cluster.config import Role
 
-__all__ = ["GLOBAL", "Link", "Node", "Plane", "build_topology", "links", "planes"]
+__all__ = ["GLOBAL", "Plane", "TopologyLink", "TopologyNode", "build_topology", "links", "planes"]
 
 GLOBAL = "global"
 
 
 @dataclass(frozen=True)
-class Node:
+class TopologyNode:
     """One process. `local` and `upper` are its planes, "" for none; `index` is that of its party.
 
     `rank` is among the processes of its role in its party; for global servers and workers of a flat cluster, in all
@@ -52,17 +52,17 @@ class Plane:
     A local server is a server of its party's plane and a client of the global one.
     """
 
-    leader: Node
-    servers: list[Node] = field(default_factory=list)
-    clients: list[Node] = field(default_factory=list)
+    leader: TopologyNode
+    servers: list[TopologyNode] = field(default_factory=list)
+    clients: list[TopologyNode] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Link:
+class TopologyLink:
     """A connection from `dialler` to `listener` in `plane`."""
 
-    dialler: Node
-    listener: Node
+    dialler: TopologyNode
+    listener: TopologyNode
     plane: str
 
     @property
@@ -76,7 +76,7 @@ class Link:
         return self.dialler.host.name == self.listener.host.name
 
 
-def build_topology(inventory: Inventory) -> tuple[Node, ...]:
+def build_topology(inventory: Inventory) -> tuple[TopologyNode, ...]:
     """Return every process: the central party first, then the participating ones in order.
 
     In topology "spread", and with `central_server`, a central party that trains becomes the last participating party:
@@ -97,7 +97,7 @@ def build_topology(inventory: Inventory) -> tuple[Node, ...]:
     )
 
 
-def planes(nodes: Sequence[Node]) -> dict[str, Plane]:
+def planes(nodes: Sequence[TopologyNode]) -> dict[str, Plane]:
     """Return all planes by name, in order of first appearance in `nodes`."""
     found = dict.fromkeys(plane for node in nodes for plane in (node.upper, node.local) if plane)
     leaders = {node.upper or node.local: node for node in nodes if node.role.endswith("scheduler")}
@@ -112,34 +112,35 @@ def planes(nodes: Sequence[Node]) -> dict[str, Plane]:
     return made
 
 
-def links(nodes: Sequence[Node]) -> tuple[Link, ...]:
+def links(nodes: Sequence[TopologyNode]) -> tuple[TopologyLink, ...]:
     """Return all links: members of a plane dial its scheduler, clients its servers, and workers each other if the
     delivery links them.
     """
-    found: list[Link] = []
+    found: list[TopologyLink] = []
     for name, plane in planes(nodes).items():
-        found += [Link(node, plane.leader, name) for node in (*plane.servers, *plane.clients)]
-        found += [Link(client, server, name) for client in plane.clients for server in plane.servers]
-        found += [Link(node, peer, name) for node in plane.clients for peer in plane.clients if peer.rank in node.dials]
+        found += [TopologyLink(node, plane.leader, name) for node in (*plane.servers, *plane.clients)]
+        found += [TopologyLink(client, server, name) for client in plane.clients for server in plane.servers]
+        pairs = ((node, peer) for node in plane.clients for peer in plane.clients if peer.rank in node.dials)
+        found += [TopologyLink(node, peer, name) for node, peer in pairs]
     return tuple(found)
 
 
-def _flat(inventory: Inventory) -> Iterator[Node]:
+def _flat(inventory: Inventory) -> Iterator[TopologyNode]:
     central = inventory.central.name
     yield from _scheduler(inventory, central)
     for rank, host in enumerate(hosts_for(inventory, central, "server", inventory.global_servers)):
-        yield Node("server", central, rank, host, local=central)
+        yield TopologyNode("server", central, rank, host, local=central)
     global_rank = 0
     for index, party in enumerate(inventory.parties):
         for host, device in _placed(inventory, party):
-            yield Node(
+            yield TopologyNode(
                 "worker", party.name, global_rank, host, local=central, index=index, global_rank=global_rank,
                 device=device,
             )  # fmt: skip
             global_rank += 1
 
 
-def _hierarchy(inventory: Inventory) -> Iterator[Node]:
+def _hierarchy(inventory: Inventory) -> Iterator[TopologyNode]:
     central = inventory.central
     spread = inventory.topology == "spread"
     ranks_are_global = inventory.rank_scope == "global"
@@ -156,28 +157,28 @@ def _hierarchy(inventory: Inventory) -> Iterator[Node]:
             yield from _roots(inventory, name, first, alone=alone)
         yield from _scheduler(inventory, name, index)
         for rank, host in enumerate(hosts_for(inventory, name, "server", inventory.local_servers)):
-            yield Node("server", name, rank, host, local=name, upper=GLOBAL, index=index)
+            yield TopologyNode("server", name, rank, host, local=name, upper=GLOBAL, index=index)
         for rank, (host, device) in enumerate(_placed(inventory, party)):
             master = global_rank == 0 if ranks_are_global else party is central and rank == 0
-            yield Node(
+            yield TopologyNode(
                 "worker", name, rank, host, local=name, index=index, global_rank=global_rank, master=master,
                 device=device,
             )  # fmt: skip
             global_rank += 1
 
 
-def _leader(inventory: Inventory) -> Iterator[Node]:
+def _leader(inventory: Inventory) -> Iterator[TopologyNode]:
     central = inventory.central.name
     (host,) = hosts_for(inventory, central, "global_scheduler")
-    yield Node("global_scheduler", central, 0, host, upper=GLOBAL)
+    yield TopologyNode("global_scheduler", central, 0, host, upper=GLOBAL)
 
 
-def _scheduler(inventory: Inventory, party: str, index: int | None = None) -> Iterator[Node]:
+def _scheduler(inventory: Inventory, party: str, index: int | None = None) -> Iterator[TopologyNode]:
     (host,) = hosts_for(inventory, party, "scheduler")
-    yield Node("scheduler", party, 0, host, local=party, index=index)
+    yield TopologyNode("scheduler", party, 0, host, local=party, index=index)
 
 
-def _central(inventory: Inventory) -> Iterator[Node]:
+def _central(inventory: Inventory) -> Iterator[TopologyNode]:
     central = inventory.central
     yield from _leader(inventory)
     if inventory.topology == "central":
@@ -187,20 +188,20 @@ def _central(inventory: Inventory) -> Iterator[Node]:
     idle = [(inventory.hosts_of(central.name)[0], "")]
     for rank, (host, device) in enumerate(_placed(inventory, central) or idle):
         global_rank = before + rank if central.workers else None
-        yield Node(
+        yield TopologyNode(
             "worker", central.name, rank, host, local=central.name, global_rank=global_rank,
             master=rank == 0 and inventory.rank_scope == "party", device=device,
         )  # fmt: skip
 
 
-def _roots(inventory: Inventory, party: str, first: int = 0, *, alone: bool = False) -> Iterator[Node]:
+def _roots(inventory: Inventory, party: str, first: int = 0, *, alone: bool = False) -> Iterator[TopologyNode]:
     """Yield the root servers of one party, ranked from `first`; `alone`: the central party's plane has no members
     below them.
     """
     below = "" if alone else inventory.central.name
     hosts = hosts_for(inventory, party, "global_server", inventory.global_servers)
     for rank, host in enumerate(hosts, first):
-        yield Node("global_server", party, rank, host, local=below, upper=GLOBAL)
+        yield TopologyNode("global_server", party, rank, host, local=below, upper=GLOBAL)
 
 
 def _placed(inventory: Inventory, party: Party) -> list[tuple[Host, str]]:

@@ -1,4 +1,4 @@
-"""Checks of hosts and network: `quick` before a launch, `examine` for `geomx doctor`.
+"""Checks of hosts and network: `examine` before a launch, and in full for `geomx doctor`.
 
     check.py               one finding, and the aggregation of several
     requirements.py        a job's requirements for each host
@@ -13,7 +13,7 @@
 """
 
 from geomx_cli.preflight.check import Check, exit_code, refuse
-from geomx_cli.preflight.report import Report, examine, examine_inventory, quick
+from geomx_cli.preflight.report import Report, examine, examine_inventory
 from geomx_cli.preflight.wan import Measured
 
-__all__ = ["Check", "Measured", "Report", "examine", "examine_inventory", "exit_code", "quick", "refuse"]
+__all__ = ["Check", "Measured", "Report", "examine", "examine_inventory", "exit_code", "refuse"]

@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from geomx_cli.core.errors import CheckFailed, HostUnreachable, TimedOut
-from geomx_cli.core.jsonlines import decode, encode, lines
+from geomx_cli.core.jsonlines import decode, encode, object_lines
 from geomx_cli.hosts import Channel
 
 __all__ = ["ProbeClient"]
@@ -81,7 +81,7 @@ class ProbeClient:
 
     def _read(self) -> None:
         with suppress(CheckFailed):
-            for line in lines(self._receive, "the checker"):
+            for line in object_lines(self._receive, "the checker"):
                 self._deliver(line)
         with self._lock:
             self._ended = True
@@ -95,7 +95,7 @@ class ProbeClient:
             return b""
 
     def _deliver(self, line: bytes) -> None:
-        """Deliver a response to its requester. Other lines, e.g. output of the shell's start-up files, are ignored."""
+        """Deliver a response to its requester. Anything else is ignored."""
         try:
             answer = decode(line)
             number = int(answer["id"])

@@ -188,7 +188,7 @@ def _explain(host: Connector, client: ProbeClient) -> CheckFailed:
     """Return the cause of a probe's immediate exit. Raises HostUnreachable if the host is lost."""
     python = host.python
     done = host.run([python, "-c", _PYTHON], limit=_START_LIMIT)
-    words = done.output.decode(errors="replace").split()[-2:]  # a shell's start-up file may print something first
+    words = done.output.decode(errors="replace").split()[-2:]  # a wrapper may print something first
     if done.status != 0 or len(words) < 2:
         return _no_python(host)
     version, there = words

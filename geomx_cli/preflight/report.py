@@ -25,7 +25,7 @@ from geomx_cli.preflight.probe_pool import Facts, ProbePool
 from geomx_cli.preflight.requirements import DISTRIBUTIONS, requirements
 from geomx_cli.preflight.wan import Measured, check_bandwidth, measure
 
-__all__ = ["Report", "examine", "examine_inventory", "quick"]
+__all__ = ["Report", "examine", "examine_inventory"]
 
 SCHEMA_VERSION = 1
 
@@ -61,23 +61,17 @@ class Report:
         }
 
 
-def quick(hosts: Mapping[str, Connector], inventory: Inventory, spec: JobSpec) -> tuple[Inventory, list[Check]]:
-    """Run the checks that precede a launch: return the completed inventory, and the checks of hosts, ports and links.
-
-    `hosts` are those of the inventory. Everything started on them has ended on return, so the ports are free. A host
-    that is unreachable or fails is reported as a problem, and the others are still checked; with invalid ports or
-    interfaces no plan is possible and no link is dialled. Takes at most about 10 s in addition to connecting, even if
-    no host responds. Raises InvalidSettings for a job that cannot be planned.
-    """
-    report = examine(hosts, inventory, spec, full=False)
-    return report.inventory, list(report.checks)
-
-
 def examine(
     hosts: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, *, full: bool, say: Say = lambda text: None
 ) -> Report:
-    """Run the checks of `quick` and, with `full`, those of GPUs, cores and the bandwidth of each link between
-    parties, which take 4 s per link for links that share a machine. `say` receives progress messages.
+    """Run the checks of hosts, ports and links that precede a launch and, with `full`, those of GPUs, cores and the
+    bandwidth of each link between parties, which take 4 s per link for links that share a machine. `say` receives
+    progress messages.
+
+    `hosts` are those of the inventory. Everything started on them has ended on return, so the ports are free. A host
+    that is unreachable or fails is reported as a problem, and the others are still checked; with invalid ports or
+    interfaces no plan is possible and no link is dialled. Without `full` takes at most about 10 s in addition to
+    connecting, even if no host responds. Raises InvalidSettings for a job that cannot be planned.
     """
     job = spec if spec.job_dir and spec.socket_dir else complete(spec)
     say(f"asking {counted(len(hosts), 'host')}")

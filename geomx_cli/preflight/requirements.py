@@ -7,7 +7,7 @@ from pathlib import Path
 
 from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import JobSpec
-from geomx_cli.plan.topology import Node, build_topology
+from geomx_cli.plan.topology import TopologyNode, build_topology
 from geomx_cli.runtime.training import networks
 
 __all__ = ["DISTRIBUTIONS", "Requirements", "requirements"]
@@ -39,7 +39,7 @@ def requirements(inventory: Inventory, spec: JobSpec) -> Mapping[str, Requiremen
     }
 
 
-def _required(host: Host, nodes: list[Node], spec: JobSpec, frameworks: tuple[str, ...]) -> Requirements:
+def _required(host: Host, nodes: list[TopologyNode], spec: JobSpec, frameworks: tuple[str, ...]) -> Requirements:
     workers = sum(node.role == "worker" for node in nodes)
     training = sum(node.global_rank is not None for node in nodes)
     bundled = 0 if spec.script else workers

@@ -21,7 +21,7 @@ from cluster import ROOT
 from geomx_cli.agent import processes
 from geomx_cli.agent.cleanup import clean_up
 from geomx_cli.agent.host_spec import AgentState, FileDigest, HostSpec, Task
-from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.processes import ProcessId
 from geomx_cli.core.errors import TimedOut
 from geomx_cli.hosts import everywhere
 from geomx_cli.hosts.local import LocalConnector
@@ -379,8 +379,8 @@ def test_file_that_is_not_what_was_put_is_refused(agents: Any, tmp_path: Path) -
     for mode, content, words in cases:
         agent = Agent.__new__(Agent)
         agent.directory, agent.sockets, agent.lease = tmp_path, tmp_path / "s", 6
-        seal = FileDigest(mode, hashlib.sha256(content.encode()).hexdigest() if content else digest)
-        agent.begin([agent.task("one", SLEEP)], {str(key): seal})
+        expected = FileDigest(mode, hashlib.sha256(content.encode()).hexdigest() if content else digest)
+        agent.begin([agent.task("one", SLEEP)], {str(key): expected})
         assert agent.process.wait(60) == 1
         assert words in agent.process.stderr.read().decode()
         agent.close()
@@ -444,7 +444,7 @@ def test_reaping_spares_a_process_that_has_the_pid_of_one_of_ours(agents: Any) -
     assert known is not None
     who = processes.identify(bystander.pid)
     assert who is not None and processes.state(who) in "SRD"
-    stale = Identity(who.pid, who.started - 1)
+    stale = ProcessId(who.pid, who.started - 1)
     AgentState(known.agent, {"one": stale}, known.boot).write(agent.directory)
     try:
         assert clean_up(agent.directory) == []
@@ -517,7 +517,7 @@ def test_errors_of_several_hosts_are_all_told() -> None:
     assert everywhere(fail, "cc") == ["c", "c"]
 
 
-def _command(who: Identity) -> str:
+def _command(who: ProcessId) -> str:
     try:
         return Path(f"/proc/{who.pid}/cmdline").read_text()
     except OSError:

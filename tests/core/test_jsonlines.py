@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geomx_cli.core.errors import CheckFailed
-from geomx_cli.core.jsonlines import LineBuffer, decode, encode, lines
+from geomx_cli.core.jsonlines import LineBuffer, decode, encode, object_lines
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text()
 VALUES: Any = st.recursive(LEAVES, lambda item: st.lists(item) | st.dictionaries(st.text(), item))
@@ -26,7 +26,7 @@ def test_messages_come_whole_however_the_stream_is_cut(
     found = [line for i, j in itertools.pairwise(places) for line in buffer.feed(stream[i:j])]
     assert [decode(line) for line in found] == messages
     pieces = iter([stream[i:j] for i, j in itertools.pairwise(places) if i < j] + [b""])
-    assert list(lines(lambda: next(pieces), "it")) == found
+    assert list(object_lines(lambda: next(pieces), "it")) == found
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"[1]", b"1", b"null", b"\xff", b"[" * 100_000, b'{"a": ' * 100_000])
@@ -46,4 +46,4 @@ def test_a_line_that_is_too_long_comes_after_those_before_it() -> None:
 
 def test_a_sender_of_such_a_line_is_named() -> None:
     with pytest.raises(CheckFailed, match="the agent sent a line of more than 16 MiB"):
-        list(lines(lambda: b"x" * (1 << 20), "the agent"))
+        list(object_lines(lambda: b"x" * (1 << 20), "the agent"))

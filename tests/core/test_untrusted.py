@@ -16,7 +16,7 @@ from geomx_cli.agent import processes
 from geomx_cli.agent.oom_watcher import OomWatcher
 from geomx_cli.core.agent_protocol import parse
 from geomx_cli.core.errors import CheckFailed, TrainingFailed
-from geomx_cli.core.jsonlines import lines
+from geomx_cli.core.jsonlines import object_lines
 from geomx_cli.core.options import defaults
 from geomx_cli.core.untrusted import decode, plain
 from geomx_cli.hosts.local import LocalConnector
@@ -26,7 +26,8 @@ from geomx_cli.jobs.actions.local_messages import Gone, LocalMessage
 from geomx_cli.jobs.actions.logs import LogReader, select
 from geomx_cli.jobs.actions.stop import stop
 from geomx_cli.jobs.actions.watch import Watch
-from geomx_cli.jobs.store import Job, job_state
+from geomx_cli.jobs.store import JobDirectory, job_state
+from geomx_cli.jobs.store.host_specs import host_specs
 from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob, all_jobs
 from geomx_cli.jobs.view.failure_report import explain
@@ -35,7 +36,7 @@ from geomx_cli.jobs.view.job_view import JobView
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.plan import JobSpec, plan
-from geomx_cli.plan.job_paths import jobs_folder
+from geomx_cli.plan.job_paths import complete, jobs_folder
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 
@@ -46,13 +47,12 @@ NASTY = "\x1b]0;title\x07red \x1b[31;1mtext\x1b[0m\x9b2J\x08\r\u202eend"
 def known(tmp_path: Path) -> KnownJob:
     """A job that was planned and stored, but not started."""
     options = defaults()
-    spec = JobSpec(options=options, job_dir=str(tmp_path / "job"), socket_dir="/tmp/none", python="python")
-    job = Job.of(spec)
+    spec = complete(JobSpec(options=options, job_dir=str(tmp_path / "job"), socket_dir="/tmp/none", python="python"))
     inventory = this_machine(options, free_ports(ports_needed(options)))
     (tmp_path / "job").mkdir(mode=0o755)
-    job.write_plan(plan(inventory, job.complete(spec)), inventory)
-    job_state.begin(job.directory)
-    known = KnownJob.at(job.directory)
+    JobDirectory(spec.job, tmp_path / "job").write_plan(plan(inventory, spec), inventory)
+    job_state.begin(tmp_path / "job")
+    known = KnownJob.at(tmp_path / "job")
     assert known is not None
     return known
 
@@ -70,8 +70,10 @@ def follower_is_gone(known: KnownJob) -> KnownJob:
 def write_status(known: KnownJob, host: str, **changes: Any) -> None:
     """Write the final status file of a host's agent."""
     content = {
-        "time": time.time(), "uptime": processes.uptime(), "boot": processes.boot_id(), "stage": "over", "why": "",
-        "asked": "", "ordered": False, "left": [], "processes": {}, "failures": [], **changes,
+        "schema_version": 1, "job": known.id, "host": host, "time": time.time(), "uptime": processes.uptime(),
+        "boot": processes.boot_id(), "agent": (1, 0),
+        "stage": "over", "why": "", "asked": "", "ordered": False, "left": [], "processes": {}, "failures": [],
+        **changes,
     }  # fmt: skip
     path = Path(known.directory_on(host), "status.json")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,10 +102,10 @@ def test_text_does_a_terminal_no_harm() -> None:
 
 
 def test_lines_and_json_have_bounds() -> None:
-    pieces = iter([b"one\ntw", b"o\n", b"no end", b""])
-    assert list(lines(lambda: next(pieces), "it")) == [b"one", b"two"]
+    pieces = iter([b"Welcome\n{one\n{tw", b"o\n", b"{no end", b""])
+    assert list(object_lines(lambda: next(pieces), "it")) == [b"{one", b"{two"]
     with pytest.raises(CheckFailed, match="it sent a line of more than 16 MiB"):
-        list(lines(lambda: b"x" * (1 << 20), "it"))
+        list(object_lines(lambda: b"x" * (1 << 20), "it"))
     for bad in ("{", "[" * 200_000, "[1e400, 2]", '["\x1b[31m"'):
         with pytest.raises(ValueError):
             decode(bad, dict[str, int])
@@ -146,15 +148,15 @@ def test_no_host_can_speak_for_the_control_machine(known: KnownJob, kind: str) -
 def watched(known: KnownJob, messages: Sequence[tuple[str, dict[str, Any] | LocalMessage]]) -> Outcome:
     """The outcome when agents send these messages."""
     hosts = {name: LocalConnector(name) for name in known.plan.hosts}
-    host_specs = known.job().host_specs(known.plan, dict.fromkeys(hosts, ""), 6)
-    fleet = AgentPool(known.job(), hosts, host_specs)
+    given = host_specs(known.plan, dict.fromkeys(hosts, ""), 6)
+    pool = AgentPool(hosts, given)
     for message in messages:
-        fleet.inbox.put(message)
+        pool.inbox.put(message)
     try:
         progress = Progress.of(known.plan, time.monotonic())
-        return Watch(known.plan, fleet, progress, PlainView(io.StringIO())).run()
+        return Watch(known.plan, pool, progress, PlainView(io.StringIO())).run()
     finally:
-        fleet.close()
+        pool.close()
 
 
 @pytest.mark.processes
@@ -218,7 +220,7 @@ def test_host_speaks_for_its_own_processes_only(known: KnownJob) -> None:
     job_view = JobView.of(again, again.open_hosts())
     ended = {row.process.host for row in job_view.progress.rows.values() if row.status is not None}
     assert ended == {first} and job_view.failure is not None and job_view.failure.host == first
-    text = explain(job_view.failure, known.plan, known.job()).message
+    text = explain(job_view.failure, known.plan).message
     assert "red text2Jend" in text and not any(code in text for code in "\x1b\x07\x08\r\x9b")
     json.dumps(job_view.to_json())
 

@@ -89,7 +89,7 @@ class World:
     def close(self) -> None:
         """Kill everything."""
         for who in processes.marked({MARK: self.mark}):
-            processes.tell([who], signal.SIGKILL)
+            processes.send_signal([who], signal.SIGKILL)
         for machine in self.machines.values():
             machine.stop()
 

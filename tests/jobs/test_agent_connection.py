@@ -26,8 +26,6 @@ from geomx_cli.jobs.actions.agent_connection import AgentConnection, Inbox
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_to
 from geomx_cli.jobs.actions.local_messages import Gone, LocalMessage
-from geomx_cli.jobs.store import Job
-from geomx_cli.plan import JobSpec
 
 SLEEP = "import signal; signal.pause()"
 # Writes the number n as an event once the file go-n exists.
@@ -45,7 +43,7 @@ def as_message(item: dict[str, Any] | LocalMessage) -> dict[str, Any]:
 
 
 class Site:
-    """A machine with one agent, and the fleet that controls it."""
+    """A machine with one agent, and the pool that controls it."""
 
     machine: Sshd
 
@@ -63,21 +61,20 @@ class Site:
         )  # fmt: skip
         self.files = {key: File(b"secret")}
         self.said: list[dict[str, Any]] = []
-        self.fleet = self.new_fleet()
+        self.pool = self.new_pool()
 
-    def new_fleet(self) -> AgentPool:
+    def new_pool(self) -> AgentPool:
         """Another control machine."""
-        job = Job.of(JobSpec("", job_dir=str(self.folder)))
-        return AgentPool(job, {self.host.name: self.host}, {self.host.name: self.host_spec})
+        return AgentPool({self.host.name: self.host}, {self.host.name: self.host_spec})
 
     def start(self) -> None:
         """Start the agent and its tasks."""
-        self.fleet.start({self.host.name: self.files})
+        self.pool.start({self.host.name: self.files})
 
-    def until(self, kind: str, fleet: AgentPool | None = None) -> dict[str, Any]:
+    def until(self, kind: str, pool: AgentPool | None = None) -> dict[str, Any]:
         """The next message of this kind; earlier ones, except answers to heartbeats, are kept in `said`."""
         while True:
-            _, item = (fleet or self.fleet).inbox.get(timeout=60)
+            _, item = (pool or self.pool).inbox.get(timeout=60)
             message = as_message(item)
             if message["type"] == kind:
                 return message
@@ -106,7 +103,7 @@ class Site:
 
     def close(self) -> None:
         """Kill everything."""
-        self.fleet.close()
+        self.pool.close()
         self.host.close()
         processes.end(lambda: processes.commanded("run", self.host_spec.directory), 5)
         processes.end(lambda: processes.marked(self.mark), 5)
@@ -146,7 +143,7 @@ def test_job_over_ssh_from_start_to_end(start: Start) -> None:
     assert site.until("done")["left"] == []
     kinds = [message["type"] for message in site.said]
     assert kinds == ["hello", "started", "event", "event", "event", "ended"]
-    assert site.fleet.close() == []
+    assert site.pool.close() == []
     site.wait_until_clean()
     log = Path(site.host_spec.directory, "agent.log").read_text()
     assert log == ""
@@ -166,7 +163,7 @@ def test_a_start_that_is_lost_with_the_connection_is_sent_again(
     lost: list[object] = []
     site_of: list[Site] = []
     monkeypatch.setattr(AgentConnection, "send", lose)
-    monkeypatch.setattr(Site, "start", lambda site: (site_of.append(site), site.fleet.start({"alpha": site.files})))
+    monkeypatch.setattr(Site, "start", lambda site: (site_of.append(site), site.pool.start({"alpha": site.files})))
     site = start(TELLS)
     site.until("mended")
     for number in range(3):
@@ -275,27 +272,27 @@ def test_lease_that_is_over_ends_everything(start: Start) -> None:
     gone = site.until("gone")
     assert gone["how"] == "cannot be reached: its connection broke, for more than 1.5 s"
     site.wait_until_clean()
-    problems = site.fleet.close()
+    problems = site.pool.close()
     assert len(problems) == 1 and "refuses the connection" in problems[0]
 
 
 def test_agent_without_lease_waits_for_ever_and_is_taken_over(start: Start) -> None:
     site = start(TELLS, lease=0)
     site.until("started")
-    older, site.fleet = site.fleet, site.new_fleet()
-    site.fleet.follow(["alpha"])
+    older, site.pool = site.pool, site.new_pool()
+    site.pool.follow(["alpha"])
     site.until("replaced", older)
     assert older.close() == []
     site.go(0)
     assert site.until("event")["event"]["message"] == "0"
-    site.fleet.leave()
-    assert site.fleet.close() == []
+    site.pool.leave()
+    assert site.pool.close() == []
     assert processes.marked(site.mark) != []
-    site.fleet = site.new_fleet()
-    site.fleet.follow(["alpha"])
+    site.pool = site.new_pool()
+    site.pool.follow(["alpha"])
     hello = site.until("hello")
     assert hello["status"]["processes"]["one"]["state"] == "running"
-    site.fleet.broadcast({"type": "stop"})
+    site.pool.broadcast({"type": "stop"})
     assert site.until("done")["why"] == "was asked to stop"
     site.wait_until_clean()
 
@@ -306,7 +303,7 @@ def test_killed_agent_is_not_waited_for(start: Start, local: bool) -> None:
     site.until("started")
     os.kill(site.agent, signal.SIGKILL)
     assert site.until("gone")["how"] == "died: its connection ended"
-    assert site.fleet.close() == []
+    assert site.pool.close() == []
     site.wait_until_clean()
 
 
@@ -314,12 +311,12 @@ def test_killed_relay_is_replaced_on_this_machine(start: Start) -> None:
     site = start(lease=6, local=True)
     site.until("started")
     relays = [who for who in processes.commanded("run", site.host_spec.directory) if who.pid != site.agent]
-    processes.tell(relays, signal.SIGKILL)
+    processes.send_signal(relays, signal.SIGKILL)
     site.until("broken")
     site.until("mended")
-    site.fleet.broadcast({"type": "stop"})
+    site.pool.broadcast({"type": "stop"})
     assert site.until("done")["left"] == []
-    assert site.fleet.close() == []
+    assert site.pool.close() == []
     site.wait_until_clean()
 
 
@@ -329,7 +326,7 @@ def test_agent_that_does_not_start_says_why(tmp_path: Path) -> None:
     Path(site.host_spec.sockets).mkdir(mode=0o755)
     with pytest.raises(CheckFailed, match=r"agent on host alpha did not start: .* is not a folder that only you"):
         site.start()
-    assert site.fleet.close() == []
+    assert site.pool.close() == []
     assert json.loads(Path(site.host_spec.directory, "agent.json").read_text())["job"] == site.mark["GEOMX_JOB"]
     site.close()
 
@@ -343,13 +340,12 @@ def test_agent_that_says_nothing_is_waited_for_aloud(tmp_path: Path, monkeypatch
     python.chmod(0o700)
     site = Site(tmp_path, LocalConnector("alpha", str(python)), SLEEP, 6)
     notes: list[str] = []
-    job = Job.of(JobSpec("", job_dir=str(site.folder)))
-    fleet = AgentPool(job, {"alpha": site.host}, {"alpha": site.host_spec}, notes.append)
+    pool = AgentPool({"alpha": site.host}, {"alpha": site.host_spec}, notes.append)
     with pytest.raises(TimedOut, match="agent on host alpha did not answer within 1 s") as caught:
-        fleet.start({})
+        pool.start({})
     assert "agent.log" in caught.value.hint
     assert notes == ["waiting for the agent on alpha to answer, for 20 s at most"]
-    fleet.close()
+    pool.close()
     site.close()
 
 
@@ -362,7 +358,7 @@ def test_file_that_was_changed_on_the_way_is_refused(tmp_path: Path) -> None:
             super().put(path, data[:3] if path.endswith(".key") else data, mode)
 
     site.host = Careless("alpha")
-    site.fleet = site.new_fleet()
+    site.pool = site.new_pool()
     with pytest.raises(CheckFailed, match=r"one\.key differs from what was copied"):
         site.start()
     site.close()
@@ -383,16 +379,15 @@ def test_agents_start_when_all_hosts_have_their_files(tmp_path: Path) -> None:
 
     slow = Site(tmp_path / "slow", Slow("beta"), SLEEP, 6)
     sites = {"alpha": quick, "beta": slow}
-    job = Job.of(JobSpec("", job_dir=str(tmp_path)))
     given = {name: site.host_spec for name, site in sites.items()}
-    fleet = AgentPool(job, {name: site.host for name, site in sites.items()}, given)
+    pool = AgentPool({name: site.host for name, site in sites.items()}, given)
     try:
-        fleet.start({name: site.files for name, site in sites.items()})
+        pool.start({name: site.files for name, site in sites.items()})
         assert early == []
-        quick.until("started", fleet)
-        quick.until("started", fleet)
+        quick.until("started", pool)
+        quick.until("started", pool)
     finally:
-        assert fleet.close() == []
+        assert pool.close() == []
         quick.close()
         slow.close()
 
@@ -413,10 +408,10 @@ def test_interrupt_ends_the_copying_of_files(tmp_path: Path, machines: Callable[
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with interrupts_to(site.fleet.inbox, site.fleet.interrupt), pytest.raises(Interrupted):
+    with interrupts_to(site.pool.inbox, site.pool.interrupt), pytest.raises(Interrupted):
         site.start()
     thread.join()
-    assert site.fleet.close() == []
+    assert site.pool.close() == []
     assert not large.exists() and not (site.folder / "keys").exists()
     site.close()
 
@@ -425,8 +420,8 @@ def test_letting_go_of_an_agent_that_is_stopped(start: Start) -> None:
     site = start(local=True)
     site.until("started")
     os.kill(site.agent, signal.SIGSTOP)
-    site.fleet.leave()
-    closing = threading.Thread(target=site.fleet.close, daemon=True)
+    site.pool.leave()
+    closing = threading.Thread(target=site.pool.close, daemon=True)
     closing.start()
     closing.join(10)
     os.kill(site.agent, signal.SIGCONT)
@@ -483,11 +478,11 @@ def test_trouble_of_our_own_while_a_line_is_mended_is_not_its_end(tmp_path: Path
     site = Site(tmp_path, Forgetful("alpha"), SLEEP, 20)
     site.start()
     site.until("started")
-    processes.tell(
+    processes.send_signal(
         [who for who in processes.commanded("run", site.host_spec.directory) if who.pid != site.agent], signal.SIGKILL
     )
     site.until("broken")
     site.until("mended")
-    site.fleet.broadcast({"type": "stop"})
+    site.pool.broadcast({"type": "stop"})
     assert site.until("done")["left"] == []
     site.close()

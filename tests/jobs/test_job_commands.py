@@ -66,7 +66,7 @@ def test_jobs_from_start_to_end(desk: Desk) -> None:
     os.kill(second.process.pid, signal.SIGKILL)
     second.finish()
     assert {job: (state, code) for job, state, code in in_jobs(desk)} == {
-        first.id: ("done", 0), second.id: ("lost control", None),
+        first.id: ("done", 0), second.id: ("orphaned", None),
     }  # fmt: skip
     assert desk.json("status", str(desk.folder / "else"))["job"] == second.id
     lines = desk.geomx("jobs").stdout.splitlines()
@@ -218,7 +218,7 @@ def test_logs_go_on_where_they_were_when_a_host_was_lost(desk: Desk) -> None:
         tails = processes.descendants(following.pid)
         with log.open("a") as file:
             print(f"line {number}", file=file)
-        processes.tell(tails, signal.SIGKILL)
+        processes.send_signal(tails, signal.SIGKILL)
         assert "host A: the connection broke; trying again" in following.stderr.readline()
         assert "host A is connected again" in following.stderr.readline()
     (launch.directory / "go").touch()

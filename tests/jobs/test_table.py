@@ -11,7 +11,6 @@ from rich.console import Console
 from geomx_cli.core.events import Traffic, parse
 from geomx_cli.core.options import defaults
 from geomx_cli.core.root_cause import Failure, describe_status
-from geomx_cli.jobs.store import Job
 from geomx_cli.jobs.view.failure_report import explain
 from geomx_cli.jobs.view.log_paths import log_paths
 from geomx_cli.jobs.view.outcome import Outcome
@@ -28,11 +27,6 @@ def planned(tmp_path: Path) -> Plan:
     options = defaults()
     spec = JobSpec(options=options, job="j", job_dir=str(tmp_path), socket_dir="/tmp/s", python="python")
     return plan(this_machine(options, free_ports(ports_needed(options))), spec)
-
-
-@pytest.fixture
-def job(planned: Plan) -> Job:
-    return Job.of(planned.spec)
 
 
 @pytest.fixture
@@ -94,53 +88,53 @@ def test_the_table_fits_the_height(progress: Progress, height: int) -> None:
     assert len(shown(progress, 80, height, crop=False)) == 16
 
 
-def told(planned: Plan, job: Job, fields: Mapping[str, object]) -> list[str]:
+def told(planned: Plan, fields: Mapping[str, object]) -> list[str]:
     """The lines of an explanation and its hint."""
     defaults = {"process": "A/worker:1", "host": "A", "cause": "exited with status 1", "when": 0.0}
-    error = explain(Failure(**{**defaults, **fields}), planned, job)  # type: ignore[arg-type]
+    error = explain(Failure(**{**defaults, **fields}), planned)  # type: ignore[arg-type]
     return [*error.message.splitlines(), error.hint]
 
 
-def test_an_explanation_shows_the_end_of_the_log(planned: Plan, job: Job) -> None:
-    lines = told(planned, job, {"tail": ["Traceback", "ValueError: no"]})
+def test_an_explanation_shows_the_end_of_the_log(planned: Plan) -> None:
+    lines = told(planned, {"tail": ["Traceback", "ValueError: no"]})
     assert lines[0] == "A/worker:1 (worker 1 of party A, on host A) failed first: it exited with status 1"
-    assert lines[1] == f"  the end of its log, {job.logs}/A-worker-1.log:"
+    assert lines[1] == f"  the end of its log, {planned.spec.job_dir}/logs/A-worker-1.log:"
     assert lines[2:] == ["    Traceback", "    ValueError: no", "correct what the log shows and launch again"]
 
 
-def test_an_explanation_says_nothing_twice(planned: Plan, job: Job) -> None:
+def test_an_explanation_says_nothing_twice(planned: Plan) -> None:
     tail = ["error: the data is bad", "  fetch it again"]
     fields = {"cause": "exited with status 1: the data is bad", "hint": "fetch it again", "tail": tail}
-    lines = told(planned, job, fields)
-    assert lines[1:] == [f"  its log is {job.logs}/A-worker-1.log", "fetch it again"]
+    lines = told(planned, fields)
+    assert lines[1:] == [f"  its log is {planned.spec.job_dir}/logs/A-worker-1.log", "fetch it again"]
 
 
-def test_an_explanation_of_a_cut_does_not_say_that_an_agent_or_a_process_failed(planned: Plan, job: Job) -> None:
-    lines = told(planned, job, {"process": "", "cause": "cannot be reached", "fault": "host"})
+def test_an_explanation_of_a_cut_does_not_say_that_an_agent_or_a_process_failed(planned: Plan) -> None:
+    lines = told(planned, {"process": "", "cause": "cannot be reached", "fault": "host"})
     assert lines[0] == "host A cannot be reached" and "agent.log" in lines[1]
-    lines = told(planned, job, {"cause": "was not heard", "fault": "link"})
+    lines = told(planned, {"cause": "was not heard", "fault": "link"})
     assert lines[0] == "A/worker:1 (worker 1 of party A, on host A) was not heard"
 
 
-def test_an_empty_log_is_not_to_be_corrected(planned: Plan, job: Job) -> None:
-    assert told(planned, job, {})[-1].startswith("its log is empty")
-    assert "may be executed" in told(planned, job, {"cause": "could not be started: No such file"})[-1]
+def test_an_empty_log_is_not_to_be_corrected(planned: Plan) -> None:
+    assert told(planned, {})[-1].startswith("its log is empty")
+    assert "may be executed" in told(planned, {"cause": "could not be started: No such file"})[-1]
 
 
-def test_want_of_memory_is_not_somebodys_signal(planned: Plan, job: Job) -> None:
-    assert "fewer workers" in told(planned, job, {"cause": describe_status(-9, memory=True)})[-1]
-    assert "find out who killed it" in told(planned, job, {"cause": describe_status(-9)})[-1]
+def test_want_of_memory_is_not_somebodys_signal(planned: Plan) -> None:
+    assert "fewer workers" in told(planned, {"cause": describe_status(-9, memory=True)})[-1]
+    assert "find out who killed it" in told(planned, {"cause": describe_status(-9)})[-1]
 
 
-def test_logs_on_other_hosts_have_no_folder_here(planned: Plan, job: Job, progress: Progress) -> None:
-    found = result(job, planned, Outcome(), None, progress.totals(), 1.0)
-    assert found["logs"] == str(job.logs)
+def test_logs_on_other_hosts_have_no_folder_here(planned: Plan, progress: Progress) -> None:
+    found = result(planned, Outcome(), None, progress.totals(), 1.0)
+    assert found["logs"] == f"{planned.spec.job_dir}/logs"
     planned.job_dirs["B"] = "/data/geomx/jobs/j"  # type: ignore[index]
-    found = result(job, planned, Outcome(), None, progress.totals(), 1.0)
+    found = result(planned, Outcome(), None, progress.totals(), 1.0)
     assert found["logs"] is None
     last = in_words(found).splitlines()[-1]
     assert last.split(maxsplit=1) == ["logs", "on the hosts: geomx logs j, or geomx logs collect j --to DIR"]
-    assert log_paths(job, planned) == f"logs lie {last.split(maxsplit=1)[1]}"
+    assert log_paths(planned) == f"logs lie {last.split(maxsplit=1)[1]}"
 
 
 def test_the_accuracy_at_the_end_is_the_last_word(planned: Plan) -> None:

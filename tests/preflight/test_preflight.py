@@ -75,7 +75,8 @@ def only(report: preflight.Report) -> Check:
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_all_is_well_and_the_ports_are_free_afterwards(address: str) -> None:
     reached = {name: local(name) for name in NAMES}
-    resolved, checks = preflight.quick(reached, star(dict.fromkeys(NAMES, address), free_ports(8)), SPEC)
+    report = preflight.examine(reached, star(dict.fromkeys(NAMES, address), free_ports(8)), SPEC, full=False)
+    resolved, checks = report.inventory, report.checks
     assert [found for found in checks if found.level != "ok"] == []
     preflight.refuse(checks)
     subjects = {found.subject for found in checks if found.name == "link"}
@@ -363,7 +364,7 @@ def test_connections_are_made_and_closed_for_an_inventory() -> None:
 def test_checks_of_one_machine_are_told_once() -> None:
     spec = replace(SPEC, job_dir="/proc/none/job", socket_dir="/tmp/gx-doctor-test")
     reached = {name: local(name) for name in NAMES}
-    _, checks = preflight.quick(reached, star(HERE, free_ports(8)), spec)
+    checks = preflight.examine(reached, star(HERE, free_ports(8)), spec, full=False).checks
     [found] = [check for check in checks if check.level != "ok"]
     assert (found.subject, found.name) == ("hub, alpha, beta", "disk")
     assert "/proc/none" in found.what

@@ -8,7 +8,7 @@ from typing import Any
 
 from geomx_cli.agent.host_spec import HostSpec
 from geomx_cli.core.errors import CheckFailed, GeomxError, HostUnreachable, TimedOut, WrongHostKey
-from geomx_cli.core.jsonlines import decode, encode, lines
+from geomx_cli.core.jsonlines import decode, encode, object_lines
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts import Channel, Connector
@@ -166,14 +166,13 @@ class AgentConnection:
     def _read(self) -> None:
         """Read messages until the stream ends. Raises CheckFailed for an unterminated line."""
         assert self._channel is not None
-        for line in lines(self._channel.receive, f"the agent on host {self.host.name}"):
-            if line.startswith(b"{"):  # a login shell may have printed a greeting
-                try:
-                    message = decode(line)
-                except ValueError:
-                    self.ignored += 1
-                else:
-                    self._take(message)
+        for line in object_lines(self._channel.receive, f"the agent on host {self.host.name}"):
+            try:
+                message = decode(line)
+            except ValueError:
+                self.ignored += 1
+            else:
+                self._take(message)
 
     def _take(self, message: JsonObject) -> None:
         kind, number = message.get("type"), message.get("n", 0)

@@ -25,11 +25,11 @@ class AgentMonitor:
     Warns through `view` before that, once for each time. `stop_limit`: seconds for an agent to stop.
     """
 
-    def __init__(self, plan: Plan, fleet: AgentPool, view: View) -> None:
+    def __init__(self, plan: Plan, pool: AgentPool, view: View) -> None:
         self.stop_limit = STOP_LIMIT
         self._job = plan.job
         self._silence = float(plan.spec.options["silence"])
-        self._fleet = fleet
+        self._pool = pool
         self._view = view
         self._quiet: set[str] = set()
         self._awaited: set[str] = set()  # unreachable hosts while the job stops
@@ -38,7 +38,7 @@ class AgentMonitor:
         """Return a failure if the agent of `host` is lost. `awake`: seconds for which this machine has not been
         suspended; `stopping`: seconds, of these, since the job was asked to stop, if it was.
         """
-        absence, quiet = self._fleet.absence(host), min(self._fleet.silence(host), awake)
+        absence, quiet = self._pool.absence(host), min(self._pool.silence(host), awake)
         silent = quiet > self._silence
         late = stopping is not None and stopping > self.stop_limit
         self._report_silence(host, quiet)
@@ -57,7 +57,7 @@ class AgentMonitor:
 
     def unreachable(self, host: str) -> Failure:
         """The failure of an agent whose connection is broken; it may still run."""
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._fleet.absence(host)))
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - self._pool.absence(host)))
         cause = f"cannot be reached since {since}: its connection broke"
         hint = "its agent ends its processes when the lease expires"
         hint += f"; geomx stop {self._job} cleans up later, geomx doctor checks the machine"

@@ -8,17 +8,21 @@ from dataclasses import replace
 from queue import SimpleQueue
 
 from geomx_cli.agent.host_spec import FileDigest, HostSpec
-from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted
+from geomx_cli.core.errors import CheckFailed, DoneInPart, GeomxError, Interrupted
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.root_cause import describe_status
+from geomx_cli.core.units import counted
+from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts import Connector, File, everywhere
 from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection, Inbox, JsonObject
 from geomx_cli.jobs.actions.local_messages import Gone
-from geomx_cli.jobs.store import Job
 
 __all__ = ["AgentPool", "Inbox", "JsonObject"]
 
 _HEARTBEAT = 1.0
 _ENDING = 2.0
 _AGAIN = 0.5
+_CLEANUP_LIMIT = 20.0
 _PATIENCE = 3.0  # seconds before a wait is reported
 
 
@@ -28,20 +32,18 @@ class AgentPool:
 
     One thread per agent reads, and one sends heartbeats, so that a blocked terminal does not end the job.
     `close` leaves no process, key file or socket on any reachable host; it is safe after any failure. `note` is called
-    from a thread with the reason when `start` or `close` waits for long.
+    with warnings, and from a thread with the reason when `start` or `close` waits for long.
     """
 
     def __init__(
         self,
-        job: Job,
         hosts: Mapping[str, Connector],
         host_specs: Mapping[str, HostSpec],
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.inbox: Inbox = SimpleQueue()
-        self._job = job
         self._note = note
-        self._lines = {name: AgentConnection(hosts[name], given, self.inbox) for name, given in host_specs.items()}
+        self._connections = {name: AgentConnection(hosts[name], spec, self.inbox) for name, spec in host_specs.items()}
         self._begun: set[str] = set()  # hosts that may hold files of the job
         self._interrupted = False
         self._started = False  # agents may start their processes
@@ -56,18 +58,18 @@ class AgentPool:
         errors, and Interrupted if `interrupt` is called while files are copied.
         """
 
-        def put(line: AgentConnection) -> None:
+        def put(connection: AgentConnection) -> None:
             try:
-                self._put(line, files.get(line.host.name, {}))
+                self._put(connection, files.get(connection.host.name, {}))
             except OSError as error:
-                what = f"cannot start on host {line.host.name}: {error.strerror or error}"
-                raise CheckFailed(what, f"make room in {line.host_spec.job_dir}, or choose another") from None
+                what = f"cannot start on host {connection.host.name}: {error.strerror or error}"
+                raise CheckFailed(what, f"make room in {connection.host_spec.job_dir}, or choose another") from None
 
         with self._interruptible():
-            everywhere(put, self._lines.values())
+            everywhere(put, self._connections.values())
         self._heart.start()  # agents that are ready early wait for the others
         with self._telling(self._unanswered):
-            everywhere(AgentConnection.start, self._lines.values())
+            everywhere(AgentConnection.start, self._connections.values())
         self._started = True
         self.broadcast({"type": "start"})
 
@@ -79,69 +81,69 @@ class AgentPool:
     def follow(self, hosts: Iterable[str]) -> None:
         """Take over the running agents of `hosts`; one that does not run produces a Gone. Raises the hosts' errors."""
 
-        def attach(line: AgentConnection) -> None:
-            self._begun.add(line.host.name)
+        def attach(connection: AgentConnection) -> None:
+            self._begun.add(connection.host.name)
             try:
-                line.attach()
+                connection.attach()
             except CheckFailed:
-                self.inbox.put((line.host.name, Gone("died")))
+                self.inbox.put((connection.host.name, Gone("died")))
 
-        everywhere(attach, [self._lines[name] for name in hosts])
+        everywhere(attach, [self._connections[name] for name in hosts])
         self._started = True
         self._heart.start()
 
     def broadcast(self, message: JsonObject) -> None:
         """Send `message` to every agent; an agent that cannot be reached is detected by its silence."""
-        for line in self._lines.values():
-            line.send(message)
+        for connection in self._connections.values():
+            connection.send(message)
 
     def silence(self, host: str) -> float:
         """Seconds since the last message from the agent of `host`, excluding time allowed for reconnecting."""
-        return self._lines[host].silence()
+        return self._connections[host].silence()
 
     def absence(self, host: str) -> float:
         """Seconds since the connection to the agent of `host` broke; 0 while it is up."""
-        return self._lines[host].absence()
+        return self._connections[host].absence()
 
     def give_up(self, host: str) -> None:
         """Begin to end the dead or hung agent of `host` and its leftover processes; `close` waits for that."""
         if host not in self._ending:
-            self._ending[host] = threading.Thread(target=self._end, args=(self._lines[host],), daemon=True)
+            self._ending[host] = threading.Thread(target=self._end, args=(self._connections[host],), daemon=True)
             self._ending[host].start()
 
     def leave(self) -> None:
         """Disconnect from all agents; they continue for their lease."""
-        for line in self._lines.values():
-            line.over = True
+        for connection in self._connections.values():
+            connection.over = True
 
     def close(self) -> list[str]:
-        """End everything that still runs; return descriptions of the errors."""
+        """End everything that still runs; note and return descriptions of the errors."""
         self._closing.set()
         for host in self._begun:
             self.give_up(host)
         with self._telling(self._unended):
             for ending in self._ending.values():
                 ending.join()
-        everywhere(AgentConnection.close, self._lines.values())
+        everywhere(AgentConnection.close, self._connections.values())
         if self._heart.is_alive():
             self._heart.join(_ENDING)
+        for problem in self._problems:
+            self._note(f"warning: {problem}")
+        for name, connection in self._connections.items():
+            if connection.ignored:
+                self._note(f"warning: host {name} sent {counted(connection.ignored, 'message')} that were invalid")
         return self._problems
 
-    @property
-    def ignored(self) -> dict[str, int]:
-        """Number of malformed messages by host, for hosts with any."""
-        return {name: line.ignored for name, line in self._lines.items() if line.ignored}
-
-    def _end(self, line: AgentConnection) -> None:
+    def _end(self, connection: AgentConnection) -> None:
         try:
-            if not line.over:
-                self._job.clean_up(line.host, line.host_spec.directory)
-                line.over = True
+            if not connection.over:
+                _clean_up(connection.host, connection.host_spec.directory)
+                connection.over = True
         except (GeomxError, OSError) as error:
             self._problems.append(str(error))
 
     def _unanswered(self) -> str:
-        names = ", ".join(name for name, line in self._lines.items() if not line.answered)
+        names = ", ".join(name for name, connection in self._connections.items() if not connection.answered)
         return f"waiting for the agent on {names} to answer, for {ANSWER_LIMIT:g} s at most"
 
     def _unended(self) -> str:
@@ -167,7 +169,7 @@ class AgentPool:
         def let_go() -> None:
             self._copied.wait()
             while not over.is_set():  # repeatedly: a host may have been about to reconnect
-                everywhere(lambda line: line.host.close(), self._lines.values())
+                everywhere(lambda connection: connection.host.close(), self._connections.values())
                 over.wait(_AGAIN)
 
         thread = threading.Thread(target=let_go, name="interrupts", daemon=True)
@@ -184,21 +186,38 @@ class AgentPool:
         if self._interrupted:
             raise Interrupted("interrupted while files were copied", "nothing was started")
 
-    def _put(self, line: AgentConnection, files: Mapping[str, File]) -> None:
+    def _put(self, connection: AgentConnection, files: Mapping[str, File]) -> None:
         if self._interrupted:
             return
         digests = {path: FileDigest(file.mode, hashlib.sha256(file.data).hexdigest()) for path, file in files.items()}
-        host_spec = replace(line.host_spec, files=digests)
-        line.host.put(f"{host_spec.directory}/agent.json", host_spec.encode())
-        self._begun.add(line.host.name)
+        host_spec = replace(connection.host_spec, files=digests)
+        connection.host.put(f"{host_spec.directory}/agent.json", host_spec.encode())
+        self._begun.add(connection.host.name)
         for path, file in files.items():
             if self._interrupted:
                 return
-            line.host.put(path, file.data, file.mode)
+            connection.host.put(path, file.data, file.mode)
 
     def _beat(self) -> None:
         while not self._closing.wait(_HEARTBEAT):
-            for line in self._lines.values():
-                line.send({"type": "heartbeat", "seen": line.seen})
-                if self._started and not line.seen:  # the connection may have broken under the first "start"
-                    line.send({"type": "start"})
+            for connection in self._connections.values():
+                connection.send({"type": "heartbeat", "seen": connection.seen})
+                if self._started and not connection.seen:  # the connection may have broken under the first "start"
+                    connection.send({"type": "start"})
+
+
+def _clean_up(host: Connector, directory: str) -> None:
+    """End the leftover processes of a killed or hung agent on `host`, and remove its key files and sockets.
+    `directory`: the agent's directory on that host.
+
+    Raises DoneInPart if something cannot be ended, HostUnreachable or TimedOut if the host does not answer.
+    """
+    done = host.run(module_command(host.python, "geomx_cli.agent", "clean-up", directory), limit=_CLEANUP_LIMIT)
+    if done.status == 0:
+        return
+    pids = done.output.decode(errors="replace").strip()
+    if done.status == 1 and pids.replace(" ", "").isdecimal():
+        raise DoneInPart(f"processes still running on {host.name}: {pids}", "end them by hand")
+    words = last_line(done.errors.decode(errors="replace"), describe_status(done.status))
+    hint = f"see that {host.python} -m geomx_cli.agent works there, then run geomx stop"
+    raise DoneInPart(f"could not check {host.name} for leftover processes: {words}", hint)

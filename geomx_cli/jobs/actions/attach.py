@@ -21,8 +21,8 @@ from geomx_cli.jobs.actions.local_messages import Gone
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.jobs.view.end import End
-from geomx_cli.jobs.view.follow import View, view_for
+from geomx_cli.jobs.view.end import End, conclude
+from geomx_cli.jobs.view.follow import view_for
 from geomx_cli.jobs.view.job_view import JobView
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
@@ -54,9 +54,7 @@ def attach(job: KnownJob) -> End:
     if outcome.left:
         return End()
     outcome.problems += release(job.inventory, job.plan.job)
-    end = End.of(job.job(), job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
-    job_state.finish(job.directory, end.result)
-    return end
+    return conclude(job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
 
 
 def _again(state: job_state.JobState) -> End:
@@ -74,21 +72,24 @@ def _follow(
     """Follow until the job ends or the user detaches; errors in ending it are among the outcome's problems."""
     host_specs = dict(everywhere(lambda host: (host.name, _host_spec(job, host)), hosts.values()))
     progress, view = Progress.of(job.plan, job_view.progress.began), view_for()
-    fleet = AgentPool(job.job(), hosts, host_specs, view.note)
+    pool = AgentPool(hosts, host_specs, view.note)
     outcome = Outcome(left="it could not be attached to")
     try:
-        with interrupts_to(fleet.inbox):
-            _tell_ended(fleet, job_view)
-            fleet.follow([name for name, status in job_view.hosts.items() if not status.over])
+        with interrupts_to(pool.inbox):
+            _replay_ended(pool, job_view)
+            pool.follow([name for name, status in job_view.hosts.items() if not status.over])
             job_state.begin(job.directory)
             how = "Ctrl-C detaches" if detaches else "Ctrl-C stops it"
             view.note(f"job {job.id}: following again; {how}")
-            with suspends_to(fleet.inbox):
-                outcome = Watch(job.plan, fleet, progress, view, detaches=detaches).run()
-            outcome.problems += _close(fleet, view, outcome.left)
+            with suspends_to(pool.inbox):
+                outcome = Watch(job.plan, pool, progress, view, detaches=detaches).run()
+            if outcome.left:
+                pool.leave()
+                view.note(outcome.left)
+            outcome.problems += pool.close()
     except BaseException:
-        fleet.leave()
-        fleet.close()
+        pool.leave()
+        pool.close()
         if detaches:
             job_state.detach(job.directory)
         raise
@@ -99,25 +100,15 @@ def _follow(
     return outcome, progress
 
 
-def _close(fleet: AgentPool, view: View, left: str) -> list[str]:
-    if left:
-        fleet.leave()
-        view.note(left)
-    problems = fleet.close()
-    for problem in problems:
-        view.note(f"warning: {problem}")
-    return problems
-
-
-def _tell_ended(fleet: AgentPool, job_view: JobView) -> None:
+def _replay_ended(pool: AgentPool, job_view: JobView) -> None:
     """Report, for hosts whose part is over, what their agents would send."""
     for name, status in job_view.hosts.items():
         if status.over and status.content is not None:
             content = status.content
-            fleet.inbox.put((name, {"type": "hello", "status": content, "late": status.late}))
+            pool.inbox.put((name, {"type": "hello", "status": content, "late": status.late}))
             why = "" if content["ordered"] else content["why"]
             done = {"type": "done", "why": why, "left": content["left"], "asked": content["asked"]}
-            fleet.inbox.put((name, done if status.agent == "over" else Gone(status.problem)))
+            pool.inbox.put((name, done if status.agent == "over" else Gone(status.problem)))
 
 
 def _host_spec(job: KnownJob, host: Connector) -> HostSpec:

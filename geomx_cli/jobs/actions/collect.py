@@ -45,7 +45,7 @@ class _Sent(msgspec.Struct):
     sha256: str
 
 
-class _Told(msgspec.Struct):
+class _HostManifest(msgspec.Struct):
     files: list[_Sent]
     left_out: list[str] = []
 
@@ -141,12 +141,12 @@ def _fetch(job: KnownJob, host: Connector, folder: Path) -> tuple[list[_Entry], 
     expected = _expected(job, host.name)
     try:
         try:
-            received, told = _unpack(_Stream(channel), expected, folder)
+            received, manifest = _unpack(_Stream(channel), expected, folder)
         except (tarfile.TarError, EOFError, zlib.error) as error:
             raise CheckFailed(last_line(channel.errors(), f"it sent an incomplete archive: {error}")) from None
-        if told is None:
+        if manifest is None:
             raise CheckFailed("the connection broke before the end")
-        return _settle(folder, host.name, received, told), told.left_out[:_MOST_FILES]
+        return _settle(folder, host.name, received, manifest), manifest.left_out[:_MOST_FILES]
     finally:
         channel.close()
         for name in expected:
@@ -156,34 +156,34 @@ def _fetch(job: KnownJob, host: Connector, folder: Path) -> tuple[list[_Entry], 
 
 def _unpack(
     stream: "_Stream", expected: Collection[str], folder: Path
-) -> tuple[dict[str, tuple[int, str]], _Told | None]:
+) -> tuple[dict[str, tuple[int, str]], _HostManifest | None]:
     """Return the size and hash of each file received, and the manifest received with them."""
     received: dict[str, tuple[int, str]] = {}
-    told: _Told | None = None
+    manifest: _HostManifest | None = None
     with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as tar:
         for member in tar:
             stream.room = member.size + _HEADER_BYTES
             source = tar.extractfile(member) if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) else None
-            is_manifest = member.name == MANIFEST and told is None
+            is_manifest = member.name == MANIFEST and manifest is None
             if member.size > (_MANIFEST_BYTES if is_manifest else _MOST_BYTES) or len(received) >= _MOST_FILES:
                 raise CheckFailed(_TOO_LARGE)
             if source is not None and is_manifest:
-                told = decode(source.read(), _Told)
+                manifest = decode(source.read(), _HostManifest)
             elif source is not None and member.name in expected and member.name not in received:
                 received[member.name] = _receive(source, _part(folder, member.name))
             else:
                 raise CheckFailed(f"it sent {member.name!r}, which is no file of this job")
-    return received, told
+    return received, manifest
 
 
-def _settle(folder: Path, host: str, received: Mapping[str, tuple[int, str]], told: _Told) -> list[_Entry]:
+def _settle(folder: Path, host: str, received: Mapping[str, tuple[int, str]], manifest: _HostManifest) -> list[_Entry]:
     """Compare received files with the manifest and move them into place."""
-    if {entry.file: (entry.size, entry.sha256) for entry in told.files} != received:
+    if {entry.file: (entry.size, entry.sha256) for entry in manifest.files} != received:
         raise CheckFailed("checksum mismatch")
     when = time.time()
     for name in received:
         _part(folder, name).replace(folder / name)
-    return [_Entry(entry.file, host, entry.process, entry.size, entry.sha256, when) for entry in told.files]
+    return [_Entry(entry.file, host, entry.process, entry.size, entry.sha256, when) for entry in manifest.files]
 
 
 def _expected(job: KnownJob, host: str) -> set[str]:

@@ -19,16 +19,18 @@ from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_raised, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.port_lock import PortLock
 from geomx_cli.jobs.actions.watch import Listener, Watch
-from geomx_cli.jobs.store import Job, job_state, payload
+from geomx_cli.jobs.store import JobDirectory, job_state, payload
 from geomx_cli.jobs.store.data import provide
+from geomx_cli.jobs.store.host_specs import host_specs, key_files
 from geomx_cli.jobs.store.payload import Payload
-from geomx_cli.jobs.view.end import End
+from geomx_cli.jobs.view.end import End, conclude
 from geomx_cli.jobs.view.follow import View, view_for
 from geomx_cli.jobs.view.log_paths import log_paths
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import detached
 from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.plan.job_paths import complete
 from geomx_cli.plan.ports import choose
 
 if TYPE_CHECKING:
@@ -45,8 +47,8 @@ class LaunchOptions:
     other process of the job. With `detach` the lease is unlimited, and launch returns once all processes run. `sync`:
     paths copied to hosts behind SSH in addition to the script. `warned`: warnings already shown, which are not repeated
     when processes write them. `chooses_ports`: concurrent launches may choose the same ports. `on_download` receives
-    the progress of a local data set download. The callback that `listening` yields receives each event forwarded by the
-    agents, with the process that wrote it, until the job ends or is detached.
+    the progress of a local data set download. `exporting` opens the exports of a job's metrics: a function that
+    receives each event forwarded by the agents, with the process that wrote it, until the job ends or is detached.
     """
 
     on_download: "OnDownload"
@@ -56,7 +58,7 @@ class LaunchOptions:
     warned: tuple[str, ...] = ()
     ssh: SshOptions = field(default_factory=SshOptions)
     chooses_ports: bool = False
-    listening: Callable[[Progress], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda *_: None)
+    exporting: Callable[[Progress], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda *_: None)
 
 
 def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> End:
@@ -69,16 +71,17 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> End:
     Raises InvalidSettings, CheckFailed, HostUnreachable and TimedOut before the start, and Interrupted if the job was
     released.
     """
-    began, job = time.monotonic(), Job.of(spec)
+    began = time.monotonic()
     packed = payload.pack(spec.script, options.sync)
-    spec = prepared(job, replace(spec, carried=packed.words))
+    spec = prepared(replace(spec, carried=packed.words))
+    directory = JobDirectory(spec.job, Path(spec.job_dir))
     lease = _lease(options, float(spec.options["silence"]))
     if inventory.allocator:  # reject an invalid plan before waiting for machines
         plan(choose(inventory, None), spec)
     view = view_for()
     try:
-        with job.claimed(), interrupts_raised(), ExitStack() as stack:
-            allocation = stack.enter_context(allocated(inventory, job.id, spec, options.ssh, view.note))
+        with directory.claimed(), interrupts_raised(), ExitStack() as stack:
+            allocation = stack.enter_context(allocated(inventory, spec.job, spec, options.ssh, view.note))
             inventory = allocation.inventory
             connectors = {host.name: hosts.connector(host, spec.python, options.ssh) for host in inventory.hosts}
             reached = stack.enter_context(hosts.closing(connectors))
@@ -89,37 +92,35 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> End:
             inventory = _checked(reached, inventory, spec, view)
             planned = plan(inventory, spec)
             progress = Progress.of(planned, began)
-            on_event = stack.enter_context(options.listening(progress))
+            on_event = stack.enter_context(options.exporting(progress))
             provide(planned, inventory, reached, view.note, options.on_download)
-            job.write_plan(planned, inventory)
-            view.note(f"job {job.id}: {_count(planned)}; {log_paths(job, planned)}")
+            directory.write_plan(planned, inventory)
+            view.note(f"job {spec.job}: {_count(planned)}; {log_paths(planned)}")
             if spec.script:
-                view.note(f"what the script prints: geomx logs {job.id} -f")
+                view.note(f"what the script prints: geomx logs {spec.job} -f")
             dirs = working_dirs(inventory, planned)
-            fleet = AgentPool(job, reached, job.host_specs(planned, dirs, lease), view.note)
+            pool = AgentPool(reached, host_specs(planned, dirs, lease), view.note)
             watch = Watch(
-                planned, fleet, progress, view, on_event=on_event, on_listening=lock.release, warned=options.warned
+                planned, pool, progress, view, on_event=on_event, on_listening=lock.release, warned=options.warned
             )
-            outcome = _carry_out(watch, fleet, _files(job, planned, inventory, packed), view, detach=options.detach)
+            outcome = _carry_out(watch, pool, _files(planned, inventory, packed), view, detach=options.detach)
             allocation.kept = outcome is None or bool(outcome.left)
     finally:
         view.close()
     if outcome is None:
-        job_state.detach(job.directory)
-        return End(detached(job))
+        job_state.detach(directory.path)
+        return End(detached(planned))
     if outcome.left:
-        raise Interrupted(outcome.left, f"geomx status {job.id} shows how it goes")
+        raise Interrupted(outcome.left, f"geomx status {spec.job} shows how it goes")
     outcome.problems += allocation.problems
-    end = End.of(job, planned, outcome, progress.totals(), time.monotonic() - began)
-    job_state.finish(job.directory, end.result)
-    return end
+    return conclude(planned, outcome, progress.totals(), time.monotonic() - began)
 
 
-def prepared(job: Job, spec: JobSpec) -> JobSpec:
-    """Return `spec` with the job's id and paths, and the Python path of geomx on this machine."""
+def prepared(spec: JobSpec) -> JobSpec:
+    """Return `spec` with an id and paths, and the Python path of geomx on this machine."""
     path = spec.env.get("PYTHONPATH") or python_path()
     env = {**spec.env, "PYTHONPATH": path} if path else spec.env
-    return replace(job.complete(spec), env=env)
+    return replace(complete(spec), env=env)
 
 
 def _lease(options: LaunchOptions, default: float) -> float:
@@ -132,45 +133,40 @@ def _lease(options: LaunchOptions, default: float) -> float:
 def _checked(reached: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:
     """Return the resolved inventory. Raises HostUnreachable or CheckFailed if the job cannot start."""
     began = time.monotonic()
-    resolved, checks = preflight.quick(reached, inventory, spec)
-    for check in checks:
+    report = preflight.examine(reached, inventory, spec, full=False)
+    for check in report.checks:
         if check.level == "warning":
             view.note(f"warning: {check.text} ({check.fix})")
-    preflight.refuse(checks)
+    preflight.refuse(report.checks)
     took = format_duration(time.monotonic() - began)
-    view.note(f"{counted(len(checks), 'check')} of {counted(len(reached), 'host')} in {took}")
-    return resolved
+    view.note(f"{counted(len(report.checks), 'check')} of {counted(len(reached), 'host')} in {took}")
+    return report.inventory
 
 
 def _carry_out(
-    watch: Watch, fleet: AgentPool, files: Mapping[str, Mapping[str, File]], view: View, *, detach: bool
+    watch: Watch, pool: AgentPool, files: Mapping[str, Mapping[str, File]], view: View, *, detach: bool
 ) -> Outcome | None:
     """Run the job and return its outcome; None if it was detached."""
-    problems: list[str] = []
     outcome: Outcome | None = None
-    with interrupts_to(fleet.inbox, fleet.interrupt):
+    with interrupts_to(pool.inbox, pool.interrupt):
         try:
             began = time.monotonic()
-            fleet.start(files)
+            pool.start(files)
             view.note(f"agents ready after {format_duration(time.monotonic() - began)}")
-            with suspends_to(fleet.inbox):
+            with suspends_to(pool.inbox):
                 outcome = watch.run_until_started() if detach else watch.run()
             if outcome is None or outcome.left:
-                fleet.leave()
+                pool.leave()
         finally:
-            problems += fleet.close()
-            for problem in problems:
-                view.note(f"warning: {problem}")
-            for name, count in fleet.ignored.items():
-                view.note(f"warning: host {name} sent {counted(count, 'message')} that were invalid")
+            problems = pool.close()
     if outcome is not None:
         outcome.problems += problems
     return outcome
 
 
-def _files(job: Job, planned: Plan, inventory: Inventory, packed: Payload) -> dict[str, dict[str, File]]:
+def _files(planned: Plan, inventory: Inventory, packed: Payload) -> dict[str, dict[str, File]]:
     """Return each host's files by path: its processes' keys and, on hosts that do not share our files, the payload."""
-    keys = job.key_files(planned)
+    keys = key_files(planned)
     return {
         name: keys[name] | ({} if inventory.host(name).shares_files else packed.on(planned.files_dir(name)))
         for name in planned.hosts

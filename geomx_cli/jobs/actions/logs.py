@@ -10,7 +10,7 @@ from queue import Queue
 import msgspec
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, UsageError
-from geomx_cli.core.jsonlines import lines as whole_lines
+from geomx_cli.core.jsonlines import object_lines
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Channel, Connector, everywhere
@@ -21,11 +21,11 @@ from geomx_cli.plan import Plan, Process
 __all__ = ["Line", "LogReader", "select"]
 
 _AHEAD = 4096  # lines read ahead of the consumer
-_TOLD = 8  # problems reported per host
+_MOST_PROBLEMS = 8  # problems reported per host
 _AGAIN = (0.5, 1.0, 2.0, 4.0, 8.0)  # retry backoff in seconds; the last value repeats
 
 
-class _Said(msgspec.Struct):
+class _TailMessage(msgspec.Struct):
     """A message of agent/tail.py: a line, the log offset of the following lines, why a log is left out, or the end."""
 
     process: str = ""
@@ -150,7 +150,7 @@ class _Source:
         self._channel: Channel | None = None
         self._over = False  # ended, or sent malformed data
         self._lost = ""  # why the stream is lost
-        self._told = ""  # the loss already reported
+        self._reported = ""  # the loss already reported
         self._left_out: list[str] = []
         self._next: dict[str, int] = {}  # process -> offset in its log at the start of a line,
         self._since: Counter[str] = Counter()  # lines received since that offset,
@@ -159,7 +159,7 @@ class _Source:
     @property
     def problem(self) -> str:
         """The error; "" if there is none."""
-        return ", ".join([*self._left_out[:_TOLD], *filter(None, [self._lost])])
+        return ", ".join([*self._left_out[:_MOST_PROBLEMS], *filter(None, [self._lost])])
 
     def open(self, options: Sequence[str]) -> bool:
         """Request lines, resuming after those already received. Return False if the host cannot be reached."""
@@ -190,9 +190,9 @@ class _Source:
                 yield from self.receive()
             if self._over or not again or closing.is_set():
                 return
-            if self._lost != self._told:
-                attempts = attempts if self._told else 0
-                self._told = self._lost
+            if self._lost != self._reported:
+                attempts = attempts if self._reported else 0
+                self._reported = self._lost
                 self._notify(f"host {self.host.name}: {self._lost}; trying again while the job runs")
             closing.wait(_AGAIN[min(attempts, len(_AGAIN) - 1)])
             attempts += 1
@@ -201,9 +201,8 @@ class _Source:
         """Yield lines until the connection ends."""
         assert self._channel is not None
         try:
-            for data in whole_lines(self._channel.receive, "it"):
-                if data.startswith(b"{"):  # a login shell may have printed a greeting
-                    yield from self._take(decode(data, _Said))
+            for data in object_lines(self._channel.receive, "it"):
+                yield from self._take(decode(data, _TailMessage))
         except (CheckFailed, ValueError) as error:
             self._over, self._lost = True, f"what it sends is damaged: {first_line(error)}"
             self._channel.close()
@@ -211,23 +210,23 @@ class _Source:
         if not self._over:
             self._lost = last_line(self._channel.errors(), "the connection broke")
 
-    def _take(self, said: _Said) -> Iterator[Line]:
+    def _take(self, message: _TailMessage) -> Iterator[Line]:
         """Process one message; yield its line if it is new. Raises ValueError for a process of another host."""
-        name, problem = said.process, said.problem.replace("\n", " ")
-        self._over |= said.end
-        if said.problem or said.end:
+        name, problem = message.process, message.problem.replace("\n", " ")
+        self._over |= message.end
+        if message.problem or message.end:
             self._left_out += [problem] if problem and problem not in self._left_out else []
-        elif name not in self._names or (said.next or 0) < 0:
+        elif name not in self._names or (message.next or 0) < 0:
             raise ValueError("a line of another host's process")
-        elif said.next is not None:
-            self._next[name] = said.next
+        elif message.next is not None:
+            self._next[name] = message.next
             del self._since[name]
         else:
             self._since[name] += 1
             if self._known[name] == 0:
-                yield Line(name, said.line.replace("\n", " "))
+                yield Line(name, message.line.replace("\n", " "))
             self._known[name] -= self._known[name] > 0
         self._lost = ""
-        if self._told:
-            self._told = ""
+        if self._reported:
+            self._reported = ""
             self._notify(f"host {self.host.name} is connected again; resuming its log")

@@ -32,7 +32,7 @@ class PortLock:
     def acquire(self) -> None:
         """Take the lock. Raises CheckFailed and InvalidSettings if the jobs folder cannot be used."""
         folder = jobs_folder().parent
-        began, told = time.monotonic(), False
+        began, reported = time.monotonic(), False
         self._file = _open(folder)
         while time.monotonic() - began < _LIMIT:
             try:
@@ -44,8 +44,8 @@ class PortLock:
                 break
             else:
                 return
-            if not told and time.monotonic() - began > _PATIENCE:
-                told = True
+            if not reported and time.monotonic() - began > _PATIENCE:
+                reported = True
                 self._note("waiting up to one minute for another launch to bind its ports")
             time.sleep(_AGAIN)
         self.release()

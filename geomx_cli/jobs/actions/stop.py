@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.processes import ProcessId
 from geomx_cli.core.errors import DoneInPart, GeomxError, UsageError
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import decode, first_line, last_line
@@ -17,7 +17,7 @@ from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.jobs.view.end import End
+from geomx_cli.jobs.view.end import conclude
 from geomx_cli.jobs.view.job_view import JobView
 from geomx_cli.jobs.view.outcome import Outcome
 
@@ -31,7 +31,7 @@ _LAUNCH = 10.0  # seconds for a launch that has started nothing
 _POLL = 0.03
 
 
-class _Said(msgspec.Struct):
+class _AgentReport(msgspec.Struct):
     """The output of agent/stop.py."""
 
     agent: str
@@ -108,16 +108,16 @@ def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
     return replace(report, problems=release(job.inventory, job.plan.job))
 
 
-def end_launch(job: str, who: Identity) -> StopReport:
+def end_launch(job: str, who: ProcessId) -> StopReport:
     """End the launch `who`, which has not started anything of `job`. Raises DoneInPart if it keeps running."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        processes.tell([who], number)
+        processes.send_signal([who], number)
         if not _lasts(who, _LAUNCH):
             return StopReport(job, ())
     raise DoneInPart(f"launch (process {who.pid}), which is preparing job {job}, does not exit", "stop it again")
 
 
-def _lasts(who: Identity, limit: float) -> bool:
+def _lasts(who: ProcessId, limit: float) -> bool:
     """Return whether the process still runs after `limit` seconds."""
     deadline = time.monotonic() + limit
     while processes.exists(who) and time.monotonic() < deadline:
@@ -129,13 +129,13 @@ def _stop_all(job: KnownJob, hosts: Mapping[str, Connector], party: str, grace: 
     return StopReport(job.id, tuple(everywhere(lambda host: _stop(job, host, party, grace), hosts.values())))
 
 
-def _follower(job: KnownJob) -> Identity | None:
+def _follower(job: KnownJob) -> ProcessId | None:
     """The process that follows the job now."""
     state = job_state.JobState.read(job.directory)
-    return Identity(state.pid, state.pid_started) if state is not None and state.followed else None
+    return ProcessId(state.pid, state.pid_started) if state is not None and state.followed else None
 
 
-def _end(who: Identity | None) -> bool:
+def _end(who: ProcessId | None) -> bool:
     """Return whether a process followed the job. A launch with agents ends when they do; one that is still starting
     is signalled.
     """
@@ -143,7 +143,7 @@ def _end(who: Identity | None) -> bool:
         return False
     for limit in _FOLLOWER:
         if _lasts(who, limit):
-            processes.tell([who], signal.SIGTERM)
+            processes.send_signal([who], signal.SIGTERM)
     return True
 
 
@@ -158,18 +158,13 @@ def _stop(job: KnownJob, host: Connector, party: str, grace: float) -> HostStop:
     except (GeomxError, OSError) as error:
         return HostStop(host.name, problem=first_line(error, host.name))
     try:
-        said = decode(_report(done.output), _Said)
+        report = decode(last_line(done.output.decode(errors="replace"), ""), _AgentReport)
     except ValueError:
         otherwise = f"what it said is damaged (exit status {done.status})"
         return HostStop(host.name, problem=last_line(done.errors.decode(errors="replace"), otherwise))
-    left = ", ".join(f"pid {pid}" for pid in said.left)
+    left = ", ".join(f"pid {pid}" for pid in report.left)
     problem = f"{left} cannot be ended" if left else ""
-    return HostStop(host.name, said.agent, said.processes, said.others, said.note, problem)
-
-
-def _report(output: bytes) -> bytes:
-    """Return the report line; a login shell may have printed a greeting."""
-    return next((line for line in output.splitlines() if line.startswith(b"{")), b"")
+    return HostStop(host.name, report.agent, report.processes, report.others, report.note, problem)
 
 
 def _mark(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -> None:
@@ -183,5 +178,4 @@ def _mark(job: KnownJob, hosts: Mapping[str, Connector], report: StopReport) -> 
         job_view.conclude()
         return
     outcome, seconds = Outcome(interrupted=True, stopped_by="geomx stop"), max(0.0, time.time() - job.started)
-    end = End.of(job.job(), job.plan, outcome, job_view.progress.totals(), seconds)
-    job_state.finish(job.directory, end.result)
+    conclude(job.plan, outcome, job_view.progress.totals(), seconds)

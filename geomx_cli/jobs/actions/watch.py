@@ -9,7 +9,6 @@ from typing import Any
 
 from geomx_cli.core import events
 from geomx_cli.core.agent_protocol import (
-    AgentStatus,
     Done,
     Ended,
     Failed,
@@ -23,6 +22,7 @@ from geomx_cli.core.agent_protocol import (
     failures_of,
     parse,
 )
+from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.env_names import NO_EFFECT
 from geomx_cli.core.events import Event, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
@@ -51,14 +51,14 @@ class Watch:
 
     The first failure ends the job: after a grace period in which processes may end by themselves, all agents stop them.
     A lost agent (its stream ended, or it does not answer) is a failure too; its processes are ended on its behalf. An
-    Interrupt in the fleet's inbox stops the job, a second one kills it; with `detaches`, or if another geomx takes the
+    Interrupt in the pool's inbox stops the job, a second one kills it; with `detaches`, or if another geomx takes the
     job over, the job is released instead. A Suspend stops this process until it is continued. `on_event` is called with
     each event of a process, `on_listening` once the job has bound its ports. A warning about a variable is shown once,
     however many processes write it; those in `warned` are not shown.
     """
 
     def __init__(
-        self, plan: Plan, fleet: AgentPool, progress: Progress, view: View, *, detaches: bool = False,
+        self, plan: Plan, pool: AgentPool, progress: Progress, view: View, *, detaches: bool = False,
         on_event: Listener = lambda process, event: None, on_listening: Callable[[], None] = lambda: None,
         warned: Collection[str] = (),
     ) -> None:  # fmt: skip
@@ -66,13 +66,13 @@ class Watch:
         self._on_event = on_event
         self._detaches = detaches
         self._plan = plan
-        self._fleet = fleet
+        self._pool = pool
         self._progress = progress
         self._view = view
         self._hosts = {process.name: process.host for process in plan.processes}
         self._running = set(plan.hosts)
         self._started: set[str] = set()
-        self._monitor = AgentMonitor(plan, fleet, view)
+        self._monitor = AgentMonitor(plan, pool, view)
         self._warned = set(warned)
         self._failures: list[Failure] = []
         self._stopping_since: float | None = None
@@ -121,7 +121,7 @@ class Watch:
 
     def _messages(self) -> list[tuple[str, JsonObject | LocalMessage]]:
         """Return the pending messages, after a short wait for the first."""
-        inbox = self._fleet.inbox
+        inbox = self._pool.inbox
         try:
             messages = [inbox.get(timeout=_TURN)]
         except Empty:
@@ -202,7 +202,7 @@ class Watch:
             if (failure := self._monitor.check(host, awake, stopping)) is not None:
                 self._lose(failure)
         if self._pass_on and self._stopping_since is not None and now - self._stopping_since > _PASS_ON:
-            self._fleet.broadcast(self._pass_on)
+            self._pool.broadcast(self._pass_on)
             self._pass_on = {}
         if self._stopping_since is None and awake > _ABSENT:
             self._check_absentee()
@@ -263,12 +263,12 @@ class Watch:
         """Give up a lost agent: end its processes on its behalf, as far as its host can be reached."""
         self._running.discard(failure.host)
         self._fail(failure)
-        self._fleet.give_up(failure.host)
+        self._pool.give_up(failure.host)
 
     def _stop(self, grace: float, who: str = "") -> None:
         if self._stopping_since is None:
             self._stopping_since = time.monotonic()
-        self._fleet.broadcast({"type": "stop", "grace": grace, "who": who})
+        self._pool.broadcast({"type": "stop", "grace": grace, "who": who})
 
     def _stop_lingering(self) -> None:
         rows = self._progress.rows
@@ -279,13 +279,13 @@ class Watch:
 
     def _suspend(self) -> None:
         """Stop this process as Ctrl-Z does; agents that are told exclude its silence from their lease."""
-        self._fleet.broadcast({"type": "suspend"})
+        self._pool.broadcast({"type": "suspend"})
         with self._view.suspended():
             self._view.note(f"suspended; job {self._plan.job} keeps running; fg follows it again")
             before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTSTP)  # no effect if no shell could continue this process
             signal.signal(signal.SIGTSTP, before)
-        self._fleet.broadcast({"type": "resume"})
+        self._pool.broadcast({"type": "resume"})
 
     def _interrupt(self) -> None:
         if not self._outcome.interrupted:
@@ -293,4 +293,4 @@ class Watch:
             self._view.note("stopping (press Ctrl-C again to kill at once)")
             self._stop(0, "Ctrl-C")
         else:
-            self._fleet.broadcast({"type": "kill"})
+            self._pool.broadcast({"type": "kill"})

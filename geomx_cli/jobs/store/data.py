@@ -24,12 +24,12 @@ def provide(
     inventory: Inventory,
     hosts: Mapping[str, Connector],
     note: Callable[[str], None],
-    told: "Progress",
+    on_progress: "Progress",
 ) -> None:
     """Ensure that each host that trains has the data; a no-op for jobs with a script or a user's data.
 
-    `told` receives the progress of a download to this machine. Blocks for at most 20 minutes. Raises HostUnreachable or
-    InvalidSettings for this machine, CheckFailed with the remote message for another.
+    `on_progress` receives the progress of a download to this machine. Blocks for at most 20 minutes. Raises
+    HostUnreachable or InvalidSettings for this machine, CheckFailed with the remote message for another.
     """
     name, folder = str(planned.spec.options["data"]), str(planned.spec.options["data_dir"])
     if planned.spec.script or name not in catalog.DATA_SETS:
@@ -39,7 +39,7 @@ def provide(
     if far != train and catalog.find(name, folder) is None:
         from geomx_cli.runtime.training import fetch
 
-        fetch.ensure(name, folder, told)
+        fetch.ensure(name, folder, on_progress)
     there = [hosts[host] for host in far]
 
     def fetch_on(host: Connector) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli.agent import processes
-from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.processes import ProcessId
 from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted
 from geomx_cli.core.untrusted import decode
@@ -48,13 +48,13 @@ class JobState:
     @property
     def followed(self) -> bool:
         """Whether the process that follows the job still runs."""
-        alive = processes.exists(Identity(self.pid, self.pid_started))
+        alive = processes.exists(ProcessId(self.pid, self.pid_started))
         return self.state == "running" and self.boot == processes.boot_id() and alive
 
     @property
     def shown(self) -> str:
-        """`state`, or "lost control" if the process that followed the job is gone and has not recorded its end."""
-        return "lost control" if self.state == "running" and not self.followed else self.state
+        """`state`, or "orphaned" if the process that followed the job is gone and has not recorded its end."""
+        return "orphaned" if self.state == "running" and not self.followed else self.state
 
     @property
     def over(self) -> bool:

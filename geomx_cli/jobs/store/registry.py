@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from geomx_cli import hosts as ways
-from geomx_cli.agent.processes import Identity
+from geomx_cli.agent.processes import ProcessId
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.private import require_private
 from geomx_cli.hosts import Connector
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory, validated
-from geomx_cli.jobs.store import Job
 from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.plan import JobSpec, Plan, Process
 from geomx_cli.plan.endpoints import Endpoint
 from geomx_cli.plan.job_paths import jobs_folder
 
-__all__ = ["KnownJob", "all_jobs", "find", "prepared"]
+__all__ = ["KnownJob", "all_jobs", "find", "in_preparation"]
 
 _DAMAGED = "without this file the job cannot be reached"
 
@@ -49,7 +48,7 @@ class KnownJob:
         """The job's plan. Raises InvalidSettings if plan.json is damaged."""
         fields = self._read("plan.json")
         try:
-            return _plan(fields)
+            return _plan(fields, self.directory)
         except (KeyError, TypeError) as error:
             raise InvalidSettings(f"{self.directory}/plan.json is damaged: {error!r}", _DAMAGED) from None
 
@@ -66,12 +65,7 @@ class KnownJob:
     @property
     def state_shown(self) -> str:
         """See JobState.shown."""
-        return self.state.shown if self.state else "lost control"
-
-    def job(self) -> Job:
-        """The job's id and paths."""
-        sockets = Path(self.plan.spec.socket_dir)
-        return Job(self.plan.job, self.directory, sockets, self.directory / "keys")
+        return self.state.shown if self.state else "orphaned"
 
     def directory_on(self, host: str) -> str:
         """Return the job's directory that the agent of `host` was given."""
@@ -127,14 +121,14 @@ def all_jobs() -> list[KnownJob]:
     return sorted(found, key=lambda job: (job.started, job.id), reverse=True)
 
 
-def prepared(name: str = "") -> tuple[str, Identity] | None:
+def in_preparation(name: str = "") -> tuple[str, ProcessId] | None:
     """Return the newest job in preparation by a launch on this machine whose id begins with `name`, and that launch."""
     folder, found = jobs_folder(), []
     for entry in folder.iterdir() if folder.is_dir() else ():
         state = None if (entry / "plan.json").exists() else JobState.read(entry)
         if state is not None and state.followed and entry.name.startswith(name):
             require_private(entry)
-            found.append((state.started, entry.name, Identity(state.pid, state.pid_started)))
+            found.append((state.started, entry.name, ProcessId(state.pid, state.pid_started)))
     return max(found)[1:] if found else None
 
 
@@ -165,16 +159,18 @@ def _names(jobs: list[KnownJob]) -> str:
     return ", ".join(job.id for job in jobs[:5]) + (", ..." if len(jobs) > 5 else "")
 
 
-def _plan(fields: Mapping[str, Any]) -> Plan:
-    """Inverse of Plan.to_json, which omits what is needed only to start a job (base environment, ...)."""
+def _plan(fields: Mapping[str, Any], directory: Path) -> Plan:
+    """Inverse of Plan.to_json, which omits what is needed only to start a job (base environment, ...). `directory`:
+    where the job is found now.
+    """
     processes = []
     for process in fields["processes"]:
         endpoints = tuple(Endpoint(**endpoint) for endpoint in process["endpoints"])
         processes.append(Process(**{**process, "argv": tuple(process["argv"]), "endpoints": endpoints}))
-    names = ("job", "options", "job_dir", "socket_dir")
+    names = ("job", "options", "socket_dir")
     return Plan(
         job=fields["job"],
-        spec=JobSpec(**{name: fields[name] for name in names}, script=tuple(fields["script"])),
+        spec=JobSpec(**{name: fields[name] for name in names}, job_dir=str(directory), script=tuple(fields["script"])),
         topology=fields["topology"],
         processes=tuple(processes),
         links=tuple((link["dialler"], link["listener"]) for link in fields["links"]),

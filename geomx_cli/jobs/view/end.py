@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from geomx_cli.core.errors import DoneInPart, GeomxError, Interrupted
-from geomx_cli.jobs.store import Job
+from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.view.failure_report import explain
 from geomx_cli.jobs.view.log_paths import log_paths
 from geomx_cli.jobs.view.outcome import Outcome
@@ -13,7 +14,7 @@ from geomx_cli.jobs.view.progress import Totals
 from geomx_cli.jobs.view.result import result
 from geomx_cli.plan import Plan
 
-__all__ = ["End"]
+__all__ = ["End", "conclude"]
 
 
 @dataclass(frozen=True)
@@ -24,20 +25,27 @@ class End:
     error: GeomxError | None = None
 
     @classmethod
-    def of(cls, job: Job, plan: Plan, outcome: Outcome, totals: Totals, total_s: float) -> "End":
+    def of(cls, plan: Plan, outcome: Outcome, totals: Totals, total_s: float) -> "End":
         """Build the End for `outcome`. `total_s`: seconds from start to end."""
-        error = _error_of(outcome, plan, job)
-        return cls(result(job, plan, outcome, error, totals, total_s), error)
+        error = _error_of(outcome, plan)
+        return cls(result(plan, outcome, error, totals, total_s), error)
 
 
-def _error_of(outcome: Outcome, plan: Plan, job: Job) -> GeomxError | None:
+def conclude(plan: Plan, outcome: Outcome, totals: Totals, total_s: float) -> End:
+    """Build the End for `outcome` and record it in state.json."""
+    end = End.of(plan, outcome, totals, total_s)
+    job_state.finish(Path(plan.spec.job_dir), end.result)
+    return end
+
+
+def _error_of(outcome: Outcome, plan: Plan) -> GeomxError | None:
     """The error to raise for `outcome`; None for success."""
-    where = log_paths(job, plan)
+    where = log_paths(plan)
     if outcome.interrupted:
         by = f" by {outcome.stopped_by}" if outcome.stopped_by else ""
-        return Interrupted(f"job {job.id} was stopped{by}", where)
+        return Interrupted(f"job {plan.job} was stopped{by}", where)
     if outcome.failure is not None:
-        return explain(outcome.failure, plan, job)
+        return explain(outcome.failure, plan)
     if outcome.lingering:
         names = ", ".join(outcome.lingering)
         return DoneInPart(f"training is done, but {names} had to be stopped", where)

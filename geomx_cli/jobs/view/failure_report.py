@@ -1,19 +1,19 @@
 """Failure messages for users: process, host, cause, end of the log, and hint."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.root_cause import Failure
-from geomx_cli.jobs.store import Job
 from geomx_cli.jobs.view.log_paths import of_host
 from geomx_cli.plan import Plan
 
 __all__ = ["explain", "failure_fields"]
 
 
-def explain(failure: Failure, plan: Plan, job: Job) -> TrainingFailed:
+def explain(failure: Failure, plan: Plan) -> TrainingFailed:
     """Return the error with its message and hint."""
-    there, job_dir = of_host(failure.host, plan, job), plan.job_dirs[failure.host]
+    there, job_dir = of_host(failure.host, plan), plan.job_dirs[failure.host]
     if not failure.process:
         agent_log = f"{job_dir}/hosts/{failure.host}/agent.log"
         who = f"host {failure.host}" if failure.fault == "host" else f"the agent on host {failure.host}"
@@ -33,9 +33,9 @@ def explain(failure: Failure, plan: Plan, job: Job) -> TrainingFailed:
 
 def _news(failure: Failure) -> list[str]:
     """The end of the log, if it adds to the cause and the hint."""
-    told = (failure.cause, failure.hint)
+    known = (failure.cause, failure.hint)
     said = [line.strip().removeprefix("error: ") for line in failure.tail]
-    return [] if all(any(line in text for text in told) for line in said) else list(failure.tail)
+    return [] if all(any(line in text for text in known) for line in said) else list(failure.tail)
 
 
 def _usual(failure: Failure) -> str:
@@ -53,5 +53,5 @@ def _usual(failure: Failure) -> str:
 
 def failure_fields(failure: Failure) -> dict[str, Any]:
     """The failure's fields for JSON output."""
-    fields = failure.to_message()
+    fields: Mapping[str, object] = failure.to_message()
     return {name: fields[name] for name in ("process", "host", "cause", "hint", "tail")}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from geomx_cli.agent.status import FILE_NAME
-from geomx_cli.core.agent_protocol import AgentStatus
+from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.core.untrusted import decode, first_line
 from geomx_cli.hosts import Connector, everywhere
@@ -55,11 +55,10 @@ def read_all(job: KnownJob, hosts: Mapping[str, Connector]) -> dict[str, HostSta
 def _read(host: Connector, directory: str) -> HostStatus:
     done = host.run(["cat", f"{directory}/{FILE_NAME}", *_KERNEL], limit=_LIMIT)
     lines = done.output.decode(errors="replace").splitlines()
-    found = next((line for line in lines if line.startswith("{")), "")  # a login shell may have printed a greeting
-    if not found and done.status != 0:
+    if len(lines) <= len(_KERNEL) and done.status != 0:
         return HostStatus(host.name, agent="not started", problem="no agent status was found there")
     try:
-        content = decode(found, AgentStatus)
+        content = decode(lines[0], AgentStatus)
         late = max(0.0, float(lines[-2].split()[0]) - content["uptime"])
         alive = late > _SILENT and lines[-1] == content["boot"] and _lives(host, content)
         return _judge(host.name, content, late, lines[-1], alive=alive)
@@ -69,7 +68,7 @@ def _read(host: Connector, directory: str) -> HostStatus:
 
 def _lives(host: Connector, content: AgentStatus) -> bool:
     """Return whether the agent that wrote `content` still runs."""
-    pid, started = content.get("agent", (0, 0))
+    pid, started = content["agent"]
     done = host.run(["cat", f"/proc/{pid}/stat"], limit=_LIMIT)
     fields = done.output.decode(errors="replace").rpartition(")")[2].split()
     return len(fields) > 19 and fields[0] not in "ZX" and fields[19] == str(started)

@@ -9,10 +9,9 @@ from geomx_cli.core.agent_protocol import failures_of
 from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.hosts import Connector
 from geomx_cli.hosts.allocation import release
-from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.jobs.view.end import End
+from geomx_cli.jobs.view.end import End, conclude
 from geomx_cli.jobs.view.failure_report import failure_fields
 from geomx_cli.jobs.view.host import HostStatus, read_all
 from geomx_cli.jobs.view.outcome import Outcome
@@ -21,7 +20,7 @@ from geomx_cli.jobs.view.reducer import ProcessState
 
 __all__ = ["JobView"]
 
-STATUS_VERSION = 1
+_SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,8 @@ class JobView:
     @property
     def state(self) -> str:
         """The state as a short text. The hosts' state takes precedence over the local one."""
-        state = self.known.shown if self.known else "lost control"
-        if state in ("running", "detached", "lost control") and self.over:
+        state = self.known.shown if self.known else "orphaned"
+        if state in ("running", "detached", "orphaned") and self.over:
             return self._outcome_state()
         return state
 
@@ -83,20 +82,17 @@ class JobView:
 
     def conclude(self) -> End:
         """Return the End of a job that has ended; record it in state.json if missing, and release its machines."""
-        job, state = self.job.job(), JobState.read(self.job.directory)
-        outcome, unknown = self.outcome(), state is not None and not state.over and not state.followed
-        if unknown:
-            outcome.problems += release(self.job.inventory, job.id)
-        end = End.of(job, self.job.plan, outcome, self.progress.totals(), self._seconds())
-        if unknown:
-            job_state.finish(self.job.directory, end.result)
-        return end
+        plan, outcome, state = self.job.plan, self.outcome(), JobState.read(self.job.directory)
+        if state is None or state.over or state.followed:
+            return End.of(plan, outcome, self.progress.totals(), self._seconds())
+        outcome.problems += release(self.job.inventory, plan.job)
+        return conclude(plan, outcome, self.progress.totals(), self._seconds())
 
     def to_json(self) -> dict[str, Any]:
         """The snapshot as one JSON object."""
         progress = self.progress
         return {
-            "schema_version": STATUS_VERSION,
+            "schema_version": _SCHEMA_VERSION,
             "job": self.job.plan.job,
             "state": self.state,
             "phase": progress.phase,

@@ -1,24 +1,23 @@
 """Descriptions of where a job's files are."""
 
-from geomx_cli.jobs.store import Job
 from geomx_cli.plan import Plan
 
 __all__ = ["is_here", "of_host", "on_hosts", "log_paths"]
 
 
-def of_host(host: str, plan: Plan, job: Job) -> str:
+def of_host(host: str, plan: Plan) -> str:
     """Suffix for a path on `host`, if the path may not be accessible here."""
-    return "" if plan.job_dirs[host] == str(job.directory) else f" on host {host}"
+    return "" if plan.job_dirs[host] == plan.spec.job_dir else f" on host {host}"
 
 
-def log_paths(job: Job, plan: Plan) -> str:
+def log_paths(plan: Plan) -> str:
     """Describe where the job's logs are."""
-    return f"logs are in {job.logs}" if is_here(job, plan) else f"logs lie {on_hosts(job.id)}"
+    return f"logs are in {plan.spec.job_dir}/logs" if is_here(plan) else f"logs lie {on_hosts(plan.job)}"
 
 
-def is_here(job: Job, plan: Plan) -> bool:
+def is_here(plan: Plan) -> bool:
     """Whether all of the job's files are on this machine."""
-    return all(path == str(job.directory) for path in plan.job_dirs.values())
+    return all(path == plan.spec.job_dir for path in plan.job_dirs.values())
 
 
 def on_hosts(job: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from geomx_cli.core import events
-from geomx_cli.core.agent_protocol import AgentStatus
+from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.events import Evaluated, Event
 from geomx_cli.jobs.view.reducer import ProcessState
 from geomx_cli.plan import Plan

@@ -5,7 +5,6 @@ from typing import Any
 
 from geomx_cli.core.errors import DoneInPart, GeomxError, Interrupted, TrainingFailed
 from geomx_cli.core.units import format_bytes, format_duration
-from geomx_cli.jobs.store import Job
 from geomx_cli.jobs.view.failure_report import failure_fields
 from geomx_cli.jobs.view.log_paths import is_here, on_hosts
 from geomx_cli.jobs.view.outcome import Outcome
@@ -19,29 +18,27 @@ DETACHED = "detached"
 _STATUS = {Interrupted: "interrupted", TrainingFailed: "failed", DoneInPart: "done in part"}
 
 
-def result(
-    job: Job, plan: Plan, outcome: Outcome, error: GeomxError | None, totals: Totals, total_s: float
-) -> dict[str, Any]:
+def result(plan: Plan, outcome: Outcome, error: GeomxError | None, totals: Totals, total_s: float) -> dict[str, Any]:
     """The result of a job that has ended. `total_s`: seconds from start to end. "logs" is null if on other hosts."""
     failure = outcome.failure
     return {
         "schema_version": RESULT_VERSION,
-        "job": job.id,
+        "job": plan.job,
         "status": "done" if error is None else _STATUS[type(error)],
         "exit_code": 0 if error is None else error.exit_code,
         **totals.to_json(),
         "total_s": total_s,
-        "directory": str(job.directory),
-        "logs": str(job.logs) if is_here(job, plan) else None,
+        "directory": plan.spec.job_dir,
+        "logs": f"{plan.spec.job_dir}/logs" if is_here(plan) else None,
         "failure": None if failure is None or outcome.interrupted else failure_fields(failure),
         "error": None if error is None else {"message": error.message, "hint": error.hint},
     }
 
 
-def detached(job: Job) -> dict[str, Any]:
+def detached(plan: Plan) -> dict[str, Any]:
     """The result of a detached job."""
-    directory = str(job.directory)
-    return {"schema_version": RESULT_VERSION, "job": job.id, "status": DETACHED, "exit_code": 0, "directory": directory}
+    common = {"schema_version": RESULT_VERSION, "job": plan.job}
+    return {**common, "status": DETACHED, "exit_code": 0, "directory": plan.spec.job_dir}
 
 
 def in_words(result: Mapping[str, Any]) -> str:

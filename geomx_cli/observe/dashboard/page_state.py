@@ -11,13 +11,13 @@ from geomx_cli.observe.dashboard.job_model import ENDS, JobModel
 __all__ = ["page_state"]
 
 VERSION = 1
-UNDECIDED = ("running", "detached", "lost control")
+UNDECIDED = ("running", "detached", "orphaned")
 
 
 def page_state(job: KnownJob, model: JobModel, events: EventReader) -> dict[str, Any]:
     """Return one object for JSON."""
     state = JobState.read(job.directory)
-    shown = state.shown if state is not None else "lost control"
+    shown = state.shown if state is not None else "orphaned"
     over = events.over or shown not in UNDECIDED
     known = model.snapshot(over=over)
     if over and shown in UNDECIDED:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geomx_cli.core import plugins
-from geomx_cli.observe.report.record import Record, Worker, read_record
+from geomx_cli.observe.report.record import RoundRecord, WorkerRecords, read_record
 from geomx_cli.observe.report.run_records import NON_IID, RunRecords, place_of
 from geomx_cli.observe.report.summary import Summary
 
@@ -173,7 +173,7 @@ def _round(trial: RunRecords) -> Iterator[tuple[str, Sequence[Span]]]:
             yield name, spans
 
 
-def _worker(trial: RunRecords, name: str) -> Worker:
+def _worker(trial: RunRecords, name: str) -> WorkerRecords:
     host, device = name.split("/", 1)
     return trial.workers[host][device]
 
@@ -183,14 +183,14 @@ def _end(trial: RunRecords, name: str, rounds: int) -> float:
     return _worker(trial, name).elapsed[rounds - 1] if rounds else 0.0
 
 
-def _record(folder: Path, number: int) -> Record | None:
+def _record(folder: Path, number: int) -> RoundRecord | None:
     try:
         return read_record(f"{folder}/iter-{number}.txt", number)
     except ValueError:
         return None
 
 
-def _spans(begin: float, record: Record, start: float) -> Iterator[Span]:
+def _spans(begin: float, record: RoundRecord, start: float) -> Iterator[Span]:
     """Yield the steps, then the exchange, during which a part of the test set may be evaluated, and the wait for its
     end; `start` is added to the worker's own seconds.
     """

@@ -14,7 +14,7 @@ from geomx_cli.core import plugins
 from geomx_cli.core.process_name import file_name
 from geomx_cli.observe.report.metadata import Metadata, traffic, wan_bytes
 from geomx_cli.observe.report.process_log import ProcessLog
-from geomx_cli.observe.report.record import Worker
+from geomx_cli.observe.report.record import WorkerRecords
 from geomx_cli.observe.report.run_records import NON_IID, RunRecords
 from geomx_cli.plan import Plan, Process
 from geomx_cli.runtime.training.catalog import is_iid
@@ -71,7 +71,7 @@ class JobRecords:
 
     def trial(self, folder: Path) -> RunRecords:
         """Return the trial as if its records had been read from `folder`."""
-        found: dict[str, dict[str, Worker]] = {}
+        found: dict[str, dict[str, WorkerRecords]] = {}
         for name, (host, device) in sorted(self.places.items(), key=lambda item: item[1]):
             found.setdefault(host, {})[device] = self.logs[name].worker()
         return RunRecords(folder, network_of(self.plan), mode_of(self.plan.spec.options), found, self.metadata)

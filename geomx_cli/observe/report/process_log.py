@@ -9,7 +9,7 @@ from geomx_cli.core.events import Event, RoundCompleted, Telemetry
 from geomx_cli.core.jsonlines import read_objects
 from geomx_cli.core.untrusted import first_line
 from geomx_cli.jobs.view.reducer import ProcessState
-from geomx_cli.observe.report.record import Record, Worker
+from geomx_cli.observe.report.record import RoundRecord, WorkerRecords
 from geomx_cli.plan import Process
 
 __all__ = ["ProcessLog"]
@@ -42,7 +42,7 @@ class ProcessLog:
                     log.sent = log.sent[::2]
         return log
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[RoundRecord]:
         """Yield a training worker's rounds in order. An accuracy is in the record of the round whose weights were
         evaluated, the final one in the last record.
         """
@@ -51,11 +51,11 @@ class ProcessLog:
             accuracies[self.state.round] = finished.accuracy
         for event in self._events(lambda problem: None):  # `read` has reported them already
             if isinstance(event, RoundCompleted):
-                yield Record.of(event, accuracies.get(event.num_iters))
+                yield RoundRecord.of(event, accuracies.get(event.num_iters))
 
-    def worker(self) -> Worker:
+    def worker(self) -> WorkerRecords:
         """Return its rounds as a worker of a trial."""
-        worker = Worker()
+        worker = WorkerRecords()
         for record in self.records():
             worker.add(record)
         worker.problems = list(self.problems)

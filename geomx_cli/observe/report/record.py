@@ -11,14 +11,14 @@ import msgspec
 
 from geomx_cli.core.events import MAX_COUNT, MAX_SECONDS, RoundCompleted
 
-__all__ = ["Record", "Worker", "read_record"]
+__all__ = ["RoundRecord", "WorkerRecords", "read_record"]
 
 MAX_BYTES = 4 << 20
 PIECE = 1 << 15
 _NAME = re.compile(r"iter-([0-9]{1,9})\.txt", re.ASCII)
 
 
-class Record(msgspec.Struct, omit_defaults=True):
+class RoundRecord(msgspec.Struct, omit_defaults=True):
     """A round. `time`: seconds by phase of each local step; total_time: seconds since the worker began to train.
 
     accuracy is present only if evaluated; the fields after it are not in records of ESync's own workers.
@@ -41,7 +41,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     recorded: dict[str, float] = {}
 
     @classmethod
-    def of(cls, event: RoundCompleted, accuracy: float | None) -> "Record":
+    def of(cls, event: RoundCompleted, accuracy: float | None) -> "RoundRecord":
         """Return the record of a round whose weights have this test accuracy."""
         return cls(
             num_iters=event.num_iters, time=event.times, num_samples=event.num_samples, total_time=event.total_time,
@@ -67,11 +67,11 @@ class Record(msgspec.Struct, omit_defaults=True):
         return sum(step.get("forward and backward", 0.0) + step.get("local update", 0.0) for step in self.time.values())
 
 
-_DECODER = msgspec.json.Decoder(Record)
+_DECODER = msgspec.json.Decoder(RoundRecord)
 
 
 @dataclass
-class Worker:
+class WorkerRecords:
     """The rounds of one worker, in order, as columns; `problems`: a sentence per file that was skipped.
 
     elapsed, accuracies: seconds of training, and the accuracy then. traffic: bytes, in both directions.
@@ -96,7 +96,7 @@ class Worker:
         return max(self.elapsed, default=0.0)
 
     @classmethod
-    def read(cls, folder: Path) -> "Worker":
+    def read(cls, folder: Path) -> "WorkerRecords":
         """Read all records. Errors in a file are among the problems; raises OSError only for the folder."""
         worker, last = cls(), 0
         for number, name in sorted(_numbered(folder)):
@@ -113,7 +113,7 @@ class Worker:
                 worker.problems.append(f"{folder / name}: {error}")
         return worker
 
-    def add(self, record: Record) -> None:
+    def add(self, record: RoundRecord) -> None:
         """Append the next round."""
         exchange = record.aggregation()
         self.samples.append(record.num_samples)
@@ -138,7 +138,7 @@ def _numbered(folder: Path) -> Iterator[tuple[int, str]]:
                 yield int(match[1]), entry.name
 
 
-def read_record(path: str, number: int) -> Record:
+def read_record(path: str, number: int) -> RoundRecord:
     """Read the record of a round. Raises ValueError with the reason if it is invalid."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -162,7 +162,7 @@ def read_record(path: str, number: int) -> Record:
     return record
 
 
-def _check(record: Record) -> None:
+def _check(record: RoundRecord) -> None:
     """Raise ValueError for implausible numbers, so that no report fails on them."""
     counts = (record.num_iters, record.num_samples, record.bytes_sent, record.bytes_received)
     told = (record.total_time, record.compute, record.communicate, record.wait, record.accuracy)

@@ -9,7 +9,7 @@ from pathlib import Path
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.observe.report.metadata import FILE_NAME, Metadata
-from geomx_cli.observe.report.record import Worker
+from geomx_cli.observe.report.record import WorkerRecords
 
 __all__ = ["MODES", "NON_IID", "RunRecords", "modes_in", "place_of", "title"]
 
@@ -32,7 +32,7 @@ class RunRecords:
     folder: Path
     network: str
     mode: str
-    workers: Mapping[str, Mapping[str, Worker]]
+    workers: Mapping[str, Mapping[str, WorkerRecords]]
     metadata: Metadata | None = None
     unread: tuple[str, ...] = ()
 
@@ -50,9 +50,9 @@ class RunRecords:
             raise InvalidSettings(f"there is no mode {mode!r}", known)
         if not places:
             raise InvalidSettings(f"there are no records in {folder}", _what_there_is(base))
-        workers: dict[str, dict[str, Worker]] = {}
+        workers: dict[str, dict[str, WorkerRecords]] = {}
         with _mapping(len(places)) as mapping:
-            for done, (place, worker) in enumerate(zip(places, mapping(Worker.read, places), strict=True), 1):
+            for done, (place, worker) in enumerate(zip(places, mapping(WorkerRecords.read, places), strict=True), 1):
                 workers.setdefault(place.parent.name, {})[place.name] = worker
                 told(done, len(places))
         return cls(folder, network, mode, workers, Metadata.read(folder))
@@ -68,7 +68,7 @@ class RunRecords:
         return title(self.mode)
 
     @property
-    def evaluator(self) -> Worker:
+    def evaluator(self) -> WorkerRecords:
         """The worker that evaluates."""
         return max(self.each(), key=lambda worker: len(worker.accuracies))
 
@@ -81,7 +81,7 @@ class RunRecords:
             if end <= seconds
         )
 
-    def each(self) -> Iterator[Worker]:
+    def each(self) -> Iterator[WorkerRecords]:
         """All workers."""
         for devices in self.workers.values():
             yield from devices.values()
@@ -99,7 +99,7 @@ def _places(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _mapping(count: int) -> Iterator[Callable[..., Iterable[Worker]]]:
+def _mapping(count: int) -> Iterator[Callable[..., Iterable[WorkerRecords]]]:
     """Yield a `map`, over several processes if there is enough work."""
     if count < MANY:
         yield map

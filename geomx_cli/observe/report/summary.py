@@ -7,7 +7,7 @@ from typing import Any
 
 from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed
-from geomx_cli.observe.report.record import Worker
+from geomx_cli.observe.report.record import WorkerRecords
 from geomx_cli.observe.report.run_records import RunRecords, title
 
 __all__ = ["SUMMARY_VERSION", "Reached", "Summary", "original", "write"]
@@ -130,7 +130,7 @@ def write(trial: RunRecords, summary: Summary) -> list[Path]:
     return paths
 
 
-def _own(worker: Worker) -> dict[str, Any]:
+def _own(worker: WorkerRecords) -> dict[str, Any]:
     return {
         "rounds": len(worker.samples),
         "samples": sum(worker.samples),
@@ -151,11 +151,11 @@ def _wan_bytes(trial: RunRecords, seconds: float) -> int | None:
     return trial.metadata.bytes_by(seconds) if trial.metadata is not None else None
 
 
-def _original_rate(samples: int, workers: list[Worker]) -> float:
+def _original_rate(samples: int, workers: list[WorkerRecords]) -> float:
     return float(int(_per(samples, round(workers[0].seconds))))
 
 
-def _original_traffic(mode: str, workers: list[Worker], evaluator: Worker) -> float:
+def _original_traffic(mode: str, workers: list[WorkerRecords], evaluator: WorkerRecords) -> float:
     if mode.startswith(("async", "dcasgd")):  # the asynchronous modes in ESync's plotting tool
         rounds, seconds = sum(len(worker.steps) for worker in workers), workers[0].seconds
     else:
@@ -163,5 +163,5 @@ def _original_traffic(mode: str, workers: list[Worker], evaluator: Worker) -> fl
     return float(int(_per(rounds * MEBIBYTES_OF_RESNET18, round(seconds))))
 
 
-def _original_busy(worker: Worker) -> float:
+def _original_busy(worker: WorkerRecords) -> float:
     return 1.0 - _per(sum(worker.aggregation), round(worker.seconds)) if worker.seconds else 0.0

@@ -1,0 +1,63 @@
+"""The event log of a process of the job, as its agent reads and forwards it."""
+
+from pathlib import Path
+from typing import Any
+
+from geomx_cli.core.jsonlines import read_objects
+
+__all__ = ["EventTail"]
+
+_SHOWN = 4096  # maximum characters of a string in a forwarded event
+
+
+class EventTail:
+    """Reads what has been added to the log. `failure`: the process's own "failed" event, once read."""
+
+    def __init__(self, path: Path) -> None:
+        self.failure: dict[str, Any] | None = None
+        self._path = path
+        self._offset = 0
+        self._saw_round = False
+        self._samples = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the events written since the last call; of its round events only the very first and the newest.
+
+        Round events get the field "samples", summed over all rounds so far. Long strings are truncated, long lists
+        and objects dropped.
+        """
+        if not self._path.is_file():  # not created yet, or replaced by a pipe
+            return []
+        events: list[dict[str, Any]] = []
+        newest: dict[str, Any] | None = None
+        for written, offset in read_objects(self._path, self._offset):
+            self._offset = offset
+            event = {name: _shortened(value) for name, value in written.items() if not _is_long(value)}
+            kind = event.get("event")
+            if kind == "round":
+                event["samples"] = self._samples = self._samples + _count(event.get("num_samples"))
+                if self._saw_round:
+                    newest = event
+                    continue
+                self._saw_round = True
+            if kind == "failed":
+                self.failure = event
+            events.append(event)
+        return events if newest is None else [*events, newest]
+
+
+def _count(value: Any) -> int:
+    """Return `value` if it is a positive int, else 0: event fields written by a script are untrusted."""
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+def _is_long(value: Any) -> bool:
+    """Whether a field is too long to forward; it remains in the event log."""
+    return isinstance(value, dict | list) and len(str(value)) > 16 * _SHOWN
+
+
+def _shortened(value: Any) -> Any:
+    """Truncate a long string for forwarding: event fields written by a script are untrusted."""
+    if isinstance(value, str) and len(value) > _SHOWN:
+        return f"{value[:_SHOWN]}... ({len(value)} characters; the event log has them)"
+    return value

@@ -1,0 +1,50 @@
+"""The status of an agent: what agent/status.py writes and jobs/ reads. Standard library only."""
+
+from typing import Any, TypedDict
+
+__all__ = ["AgentStatus", "FailureFields", "ProcessStatus"]
+
+
+class FailureFields(TypedDict):
+    """Serialized Failure; `when` is by the host's clock."""
+
+    process: str
+    host: str
+    cause: str
+    when: float
+    hint: str
+    peer: str
+    tail: list[str]
+
+
+class ProcessStatus(TypedDict):
+    """One process; `newest`: its newest events by kind, unvalidated."""
+
+    pid: int
+    state: str
+    status: int | None
+    ended: float | None
+    asked: bool
+    newest: dict[str, dict[str, Any]]
+
+
+class AgentStatus(TypedDict):
+    """The whole status of an agent's part of the job. Times are Unix seconds of its host; `uptime` counts seconds since
+    boot; `agent` is the agent's pid and start time in kernel ticks. `why`: reason of the stop; `asked`: its requester,
+    if a user; `ordered`: the control machine stopped the job for its own reasons; `left`: what could not be terminated.
+    """
+
+    schema_version: int
+    job: str
+    host: str
+    time: float
+    uptime: float
+    boot: str
+    agent: tuple[int, int]
+    stage: str
+    why: str
+    asked: str
+    ordered: bool
+    left: list[str]
+    processes: dict[str, ProcessStatus]
+    failures: list[FailureFields]
