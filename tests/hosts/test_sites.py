@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from cluster import ROOT
 from networks import Network
+from rounds import assert_equal, expected
 from sshd import Person, Sshd
-from test_exact import assert_equal, expected
 
 from benchmarks.netns import call
 from geomx_cli.agent import processes

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cluster import RUNTIME, Cluster
+from mxnet_scripts import SCRIPTS, assert_master_ended, hooked
 from test_inventory_file import geomx
-from test_master import assert_master_ended
-from test_mxnet_store import SCRIPTS, hooked
 
 from geomx_cli.core.options import defaults
 from geomx_cli.core.plugins import table

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from cluster import ROOT, RUNTIME, Cluster
+from mxnet_scripts import hooked
 from test_inventory_file import geomx
-from test_mxnet_store import hooked
 
 from geomx_cli.core.env_names import without_effect
 from geomx_cli.core.jsonlines import read_objects

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bench import SIZE, Bench, gradient
 from cluster import ROOT, Cluster, until
-from test_codecs import rounded
-from test_exact import SCRIPT, assert_equal, expected, run
-from test_identity import HOSTILE
-from test_in_flight import SCRIPT as IN_FLIGHT
-from test_in_flight import check_results, check_rounds
-from test_in_flight import expected as expected_in_flight
-from test_rounds import SIZE, Bench, gradient
+from in_flight import SCRIPT as IN_FLIGHT
+from in_flight import check_results, check_rounds
+from in_flight import expected as expected_in_flight
+from rounding import rounded
+from rounds import HOSTILE, SCRIPT, assert_equal, expected, found_in, run
 from test_topologies import ROUNDS, socket_dir, start
 
 from geomx_cli.commands._plan_text import plan_text
@@ -193,7 +192,7 @@ def test_planned_clusters(
     found_plan = planned(tmp_path, socket_dir, one_host, **options)
     start(cluster, found_plan, tmp_path)
     cluster.finish()
-    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    found = found_in(tmp_path)
     parties = [[0, 1, 2, 3]] if options.get("topology") == "flat" else [[0, 1], [2, 3], [4, 5]][: 2 + one_host]
     everybody = [rank for party in parties for rank in party]
     assert_equal(found, expected(parties, dict.fromkeys(everybody, ROUNDS), optimizer=True))
@@ -208,9 +207,9 @@ def test_a_member_brings_no_other_contributions_than_it_may(
     (target,) = [end.bind for end in found_plan.process("central/server:0").endpoints if end.protocol == "tcp"]
     liar = found_plan.process(f"A/worker:{rank}")
     cluster.each[liar.file_name] = {"TARGET": target, "OTHER": f"A/worker:{1 - rank}"}
-    start(cluster, found_plan, tmp_path, {liar.file_name: [sys.executable, HOSTILE]})
+    start(cluster, found_plan, tmp_path, {liar.file_name: HOSTILE})
     cluster.finish()
-    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    found = found_in(tmp_path)
     assert_equal(found, expected([[0, 1, 2, 3]], dict.fromkeys(range(4), ROUNDS), optimizer=True))
     for ranks in ((0, 2), (1, 0), (1, 1), (0, 1, 3)):
         said = f"refused a message of this process: contributions of ranks {ranks} from rank {rank}"

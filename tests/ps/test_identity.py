@@ -4,10 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from cluster import ROOT, Cluster
-from test_exact import assert_equal, expected
+from cluster import Cluster
+from rounds import HOSTILE, assert_equal, expected, found_in
 from test_topologies import ROUNDS, SCRIPT, socket_dir, start
 
 from geomx_cli.core.options import Value, defaults
@@ -17,7 +16,6 @@ from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.net.security import Identity
 
 __all__ = ["socket_dir"]
-HOSTILE = str(ROOT / "tests/scripts/hostile.py")
 
 
 def planned_with_keys(directory: Path, socket_dir: str, **options: Value) -> Plan:
@@ -36,10 +34,10 @@ def test_a_member_that_lies_and_misbehaves_changes_nothing(cluster: Cluster, tmp
     (target,) = [end.bind for end in planned.process("central/server:0").endpoints if end.bind.startswith("tcp")][:1]
     liar = planned.process("A/worker:1")
     cluster.each[liar.file_name] = {"TARGET": target, "OTHER": "A/worker:0"}
-    argv = {liar.file_name: [sys.executable, HOSTILE]}
+    argv = {liar.file_name: HOSTILE}
     start(cluster, planned, tmp_path, argv)
     cluster.finish()
-    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    found = found_in(tmp_path)
     assert_equal(found, expected([[0, 1, 2, 3]], dict.fromkeys(range(4), ROUNDS), optimizer=True))
     events = [json.loads(line) for line in (tmp_path / "events/central-server-0.jsonl").read_text().splitlines()]
     refused = [event["refused"] for event in events if "refused" in event][-1]

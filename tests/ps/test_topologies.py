@@ -5,10 +5,9 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from cluster import ROOT, Cluster
-from test_exact import assert_equal, expected
+from rounds import assert_equal, expected, found_in
 
 from geomx_cli.core.options import Value, defaults
 from geomx_cli.plan import JobSpec, Plan, plan
@@ -57,7 +56,7 @@ def test_a_planned_cluster_gives_the_same_bits(
     planned = plan(inventory, spec)
     start(cluster, planned, tmp_path)
     cluster.finish()
-    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    found = found_in(tmp_path)
     parties = members(options)
     everybody = [rank for party in parties for rank in party]
     assert sorted(found) == everybody
