@@ -1,15 +1,18 @@
 """Jobs of scripts/rounds.py, and their final parameters, bit for bit, computed in one process."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from cluster import ROOT, Cluster
 
+from geomx_cli.plan import Plan
+
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 HOSTILE = [sys.executable, str(ROOT / "tests/scripts/hostile.py")]
 SIZES = (70_000, 10, 3)
+PLANNED_ROUNDS = 4
 
 
 def gradient(rank: int, number: int, size: int, index: int, dtype: str = "float32") -> np.ndarray:
@@ -70,6 +73,15 @@ def run(cluster: Cluster, tmp_path: Path, env: dict[str, str], **shape: object) 
     cluster.launch(SCRIPT, **shape)  # type: ignore[arg-type]
     cluster.finish()
     return found_in(tmp_path)
+
+
+def launch_planned(cluster: Cluster, planned: Plan, argv: Mapping[str, Sequence[str]] = {}) -> None:
+    """Start a plan of this script for PLANNED_ROUNDS; `argv` replaces commands, by process file name."""
+    cluster.environment = {
+        "OUT": str(cluster.directory / "w{rank}.npz"), "ROUNDS": str(PLANNED_ROUNDS), "SHUFFLE": "7",
+        "SERVER_OPTIMIZER": "1",
+    }  # fmt: skip
+    cluster.launch_planned(planned, argv)
 
 
 def found_in(folder: Path) -> dict[int, list[np.ndarray]]:

@@ -2,23 +2,16 @@
 
 import itertools
 import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from averages import SCRIPT, SIZES, expected, found_in, own_steps
-from cluster import ROOT, RUNTIME, Cluster, clean_environment, free_ports
+from cluster import RUNTIME, Cluster, clean_environment, free_ports
 from tree import Tree
 
-from geomx_cli.core.options import defaults
-from geomx_cli.plan import JobSpec, plan
-from geomx_cli.plan.ports import free_ports as ports_of_this_machine
-from geomx_cli.plan.ports import ports_needed
-from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.net.payload import Array
 from geomx_cli.runtime.algorithms.hfa import HfaServer
 
@@ -187,13 +180,6 @@ def test_state_goes_on_bit_for_bit() -> None:
 # Clusters.
 
 
-@pytest.fixture
-def socket_dir() -> Iterator[str]:
-    """A short directory: the path of a unix socket is limited to 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="gx-") as path:
-        yield path
-
-
 def environment(folder: Path, **more: str) -> dict[str, str]:
     return {"OUT": str(folder / "w{rank}.npz"), "PUSH": "weights", "GEOMX_ALGO": "hfa", **more}
 
@@ -215,18 +201,11 @@ def test_a_cluster_by_hand(cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [{"central_server": True}, {"topology": "spread"}], ids=["central", "spread"])
 def test_central_workers_are_a_party_of_their_own(
-    cluster: Cluster, tmp_path: Path, socket_dir: str, shape: dict[str, Any]
+    cluster: Cluster, tmp_path: Path, shape: dict[str, Any]
 ) -> None:
-    options = {**defaults(), "parties": 1, "workers": 1, "central_workers": 2}
-    ports = ports_of_this_machine(ports_needed(options))
-    made = this_machine(options, ports, one_host=True, python=sys.executable)
-    inventory = made.model_copy(update=shape)
-    script = ("python", SCRIPT[1])
-    spec = JobSpec(job="hfa", options=options, script=script, job_dir=str(tmp_path), socket_dir=socket_dir)
     cluster.environment = environment(tmp_path, MXNET_KVSTORE_HFA_K2="2", GEOMX_WEIGHT="samples", WEIGHTS="1,2,4")
-    for process in plan(inventory, spec).processes:
-        env = {**process.env, "PYTHONPATH": f"{ROOT}:{process.env.get('PYTHONPATH', '')}"}
-        cluster.start(process.file_name, process.argv, env)
+    options = {"parties": 1, "workers": 1, "central_workers": 2}
+    cluster.launch_planned(cluster.planned(SCRIPT[1:], options, changes=shape))
     cluster.finish()
     counts = {0: 1.0, 1: 2.0, 2: 4.0}
     wanted = expected([[0], [1, 2]], dict.fromkeys(range(3), 4), 2, size=SIZES[0], counts=counts)
