@@ -227,12 +227,12 @@ class Cluster:
         }
 
 
-def until(condition: Callable[[], object], limit: float = 60.0) -> None:
-    """Wait for `condition`."""
+def until(condition: Callable[[], object], limit: float = 60.0, state: Callable[[], str] = str) -> None:
+    """Wait for `condition`; after `limit` seconds fail with the text that `state` returns."""
     end = time.monotonic() + limit
     while not condition():
-        assert time.monotonic() < end, "it has not come to that"
-        time.sleep(0.002)
+        assert time.monotonic() < end, f"not within {limit} s: {state()}"
+        time.sleep(0.01)
 
 
 def clean_environment() -> dict[str, str]:

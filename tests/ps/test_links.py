@@ -17,7 +17,7 @@ import pytest
 from averages import SCRIPT as AVERAGES_SCRIPT
 from averages import expected as expected_of_hfa
 from averages import found_in as history_in
-from cluster import RUNTIME, Cluster, free_ports
+from cluster import RUNTIME, Cluster, free_ports, until
 from networks import SWITCH, Network
 from rounds import SCRIPT as ROUNDS_SCRIPT
 from rounds import assert_equal, expected, found_in
@@ -85,12 +85,13 @@ class Sites(Cluster):
             (self.directory / "gates" / gate).touch()
 
     def until(self, condition: Callable[[], object], limit: float = TURNS_UP) -> None:
-        """Wait for `condition`."""
-        end = time.monotonic() + limit
-        while not condition():
-            assert time.monotonic() < end, f"it has not come to that:\n{self.outputs()}"
+        """Wait for `condition`, while no process fails."""
+
+        def check() -> object:
             assert all(p.poll() in (None, 0) for p in self.processes.values()), self.outputs()
-            time.sleep(0.05)
+            return condition()
+
+        until(check, limit, self.outputs)
 
     def meet(self, part: int, limit: float = TURNS_UP) -> None:
         """Wait until all workers have reached this part."""
