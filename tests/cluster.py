@@ -4,11 +4,13 @@ import contextlib
 import itertools
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,14 @@ from pathlib import Path
 import forks
 import pytest
 from forks import Forked
+
+from geomx_cli.core import plugins
+from geomx_cli.core.options import Value, defaults
+from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.plan.ports import free_ports as ports_of_a_job
+from geomx_cli.plan.ports import ports_needed
+from geomx_cli.plan.this_machine import this_machine
+from geomx_cli.ps.net import security
 
 ROOT = Path(__file__).parent.parent
 RUNTIME = [sys.executable, "-m", "geomx_cli.runtime"]
@@ -56,6 +66,7 @@ class Cluster:
     uri: str = "127.0.0.1"
     forks: bool = True
     processes: dict[str, "subprocess.Popen[bytes] | Forked"] = field(default_factory=dict)
+    sockets: list[str] = field(default_factory=list)
 
     def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Start one process in its own session."""
@@ -104,6 +115,42 @@ class Cluster:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        while self.sockets:
+            shutil.rmtree(self.sockets.pop())
+
+    def planned(
+        self,
+        script: Sequence[str],
+        options: Mapping[str, Value],
+        *,
+        one_host: bool = True,
+        env: Mapping[str, str] = {},
+        changes: Mapping[str, object] = {},
+    ) -> Plan:
+        """The plan of a job in this directory, with keys if it has several hosts; `changes` of the inventory."""
+        values = {**defaults(plugins.table()), **options}
+        ports = ports_of_a_job(ports_needed(values))
+        inventory = this_machine(values, ports, one_host=one_host, python=sys.executable).model_copy(update=changes)
+        spec = JobSpec(
+            job="planned", options=values, script=("python", *script), job_dir=str(self.directory),
+            socket_dir=f"/tmp/gx-{uuid.uuid4().hex[:12]}",  # socket paths must be short
+            key_dir="" if one_host else str(self.directory), env=env,
+        )  # fmt: skip
+        return plan(inventory, spec)
+
+    def launch_planned(self, planned: Plan, argv: Mapping[str, Sequence[str]] = {}) -> None:
+        """Start the plan's processes; `argv` replaces commands, by process file name."""
+        Path(planned.spec.socket_dir).mkdir(0o700)
+        self.sockets.append(planned.spec.socket_dir)
+        if planned.spec.key_dir:
+            callers = {process.name: planned.callers.get(process.name) for process in planned.processes}
+            for name, content in security.generate(planned.job, callers).items():
+                path = self.directory / f"{planned.process(name).file_name}.key"
+                path.touch(0o600)
+                path.write_bytes(content)
+        for process in planned.processes:
+            env = {**process.env, "PYTHONPATH": f"{ROOT}:{process.env.get('PYTHONPATH', '')}"}
+            self.start(process.file_name, argv.get(process.file_name, process.argv), env)
 
     def launch(
         self,
@@ -180,12 +227,12 @@ class Cluster:
         }
 
 
-def until(condition: Callable[[], object], limit: float = 60.0) -> None:
-    """Wait for `condition`."""
+def until(condition: Callable[[], object], limit: float = 60.0, state: Callable[[], str] = str) -> None:
+    """Wait for `condition`; after `limit` seconds fail with the text that `state` returns."""
     end = time.monotonic() + limit
     while not condition():
-        assert time.monotonic() < end, "it has not come to that"
-        time.sleep(0.002)
+        assert time.monotonic() < end, f"not within {limit} s: {state()}"
+        time.sleep(0.01)
 
 
 def clean_environment() -> dict[str, str]:

@@ -6,11 +6,13 @@ import shutil
 import signal
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
+import numpy as np
 import pytest
 from cluster import Cluster
 from desk import Desk
@@ -96,3 +98,16 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made = Desk(tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def mx() -> Any:
+    """MXNet 1.9.1, which uses names that numpy has removed."""
+    for kind in (bool, int, float, complex, object):
+        if kind.__name__ not in vars(np):
+            setattr(np, kind.__name__, kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import mxnet
+
+    return mxnet

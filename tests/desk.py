@@ -12,19 +12,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster import free_ports
+from cluster import ROOT, free_ports, until
 from sshd import Sshd
 
 from geomx_cli.agent import processes
 
-ROOT = Path(__file__).parent.parent
 STAND_IN = Path(__file__).with_name("stand_in.py")
 GEOMX = (sys.executable, "-m", "geomx_cli")
 MARK = "DESK_TEST"
@@ -72,11 +70,8 @@ class Launch:
         return 0
 
     def wait_for(self, condition: Callable[[], object], limit: float = 60) -> None:
-        """Wait until `condition` is true."""
-        end = time.monotonic() + limit
-        while not condition():
-            assert time.monotonic() < end, f"not within {limit} s: {self.process.poll()} {self.end()}"
-            time.sleep(0.02)
+        """Wait until `condition` is true; otherwise fail with launch's output."""
+        until(condition, limit, lambda: f"{self.process.poll()} {self.end()}")
 
     def wait_until_running(self, count: int = 8) -> "Launch":
         """Wait until `count` processes have reported that they run, and their agents know it."""
@@ -90,7 +85,8 @@ class Launch:
 
     def finish(self, limit: float = 90) -> int:
         """Wait for launch to end; returns its exit status."""
-        self.output, self.errors = self.process.communicate(timeout=limit)
+        if self.process.stdout and not self.process.stdout.closed:
+            self.output, self.errors = self.process.communicate(timeout=limit)
         print(self.errors)  # helps if the exit status is unexpected
         return self.process.returncode
 
@@ -103,6 +99,26 @@ class Launch:
         if self.process.stdout and not self.process.stdout.closed:
             self.output, self.errors = self.process.communicate()
         return self.errors
+
+    def finished(self) -> dict[str, dict[str, Any]]:
+        """Each worker's final event."""
+        found = {}
+        for path in self.directory.glob("events/*-worker-*.jsonl"):
+            events = [json.loads(line) for line in path.read_text().splitlines()]
+            for event in (event for event in events if event["event"] == "finished"):
+                found[path.stem] = event
+        return found
+
+    def assert_clean(self) -> None:
+        """No process, key file or socket of the job is left."""
+        assert not self.pids(), self.errors
+        for kind in ("keys", "*.key", "*.key.*", "*.sock"):
+            assert not self.desk.state_files(kind, self.id)
+        if len(self.desk.launches) == 1:
+            assert not list(self.desk.temporary.iterdir())
+        else:
+            token = self.id.split("-")[-1]
+            assert not [path for path in self.desk.temporary.rglob("*.sock") if token in str(path)]
 
 
 @dataclass
@@ -122,15 +138,18 @@ class Desk:
         self.temporary = Path(tempfile.mkdtemp(prefix="g", dir="/tmp"))  # socket paths must be short
         own = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
         own |= {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.state), "TMPDIR": str(self.temporary)}
+        own["HOME"] = str(self.folder)  # no ssh_config of the user
         # Stand-ins find the tests' Python by PATH.
         own["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = own | self.environment
 
-    def geomx(self, *arguments: str, limit: float = 90) -> subprocess.CompletedProcess[str]:
+    def geomx(
+        self, *arguments: str, cwd: Path | None = None, limit: float = 90, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         return subprocess.run(
-            [*self.command, *arguments], env=self.environment, cwd=self.folder, capture_output=True, text=True,
-            timeout=limit, check=False, stdin=subprocess.DEVNULL,
+            [*self.command, *arguments], env={**self.environment, **variables}, cwd=cwd or self.folder, text=True,
+            capture_output=True, timeout=limit, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def start(self, *arguments: str, **variables: str) -> "subprocess.Popen[str]":
@@ -160,15 +179,37 @@ class Desk:
         host behind one of the `sites`, or on a machine from the `allocator`.
         """
         mark = uuid.uuid4().hex
+        file = self.inventory(mark, story, sites, workers, allocator)
+        return self._launched(mark, "--hosts", str(file), *arguments)
+
+    def train(self, *arguments: str, **variables: str) -> Launch:
+        """Launch a job of the real roles in the directory "job", on this machine."""
+        directory = self.folder / "job"
+        launch = self._launched(uuid.uuid4().hex, "--job-dir", str(directory), *arguments, **variables)
+        launch.found = directory
+        return launch
+
+    def _launched(self, mark: str, *arguments: str, **variables: str) -> Launch:
+        process = self.start("launch", *arguments, **{MARK: mark, **variables})
+        self.launches.append(Launch(self, process, mark))
+        return self.launches[-1]
+
+    def inventory(
+        self,
+        mark: str,
+        story: Mapping[str, str] | None = None,
+        sites: Sequence[Sshd] = (),
+        workers: int = 2,
+        allocator: str = "none",
+    ) -> Path:
+        """Write the inventory of a job of stand-ins."""
         python = self.folder / f"{mark}.sh"
         python.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" {MARK}={mark} exec {sys.executable} {STAND_IN} "$@"\n')
         python.chmod(0o755)
-        env = {"STORY": json.dumps(story or {"*": "forever"}), "STAND_INS": str(workers + 1)}
+        env = {"STORY": json.dumps({"*": "forever"} if story is None else story), "STAND_INS": str(workers + 1)}
         file = self.folder / f"{mark}.toml"
         file.write_text("\n".join(_inventory(str(python), env, sites, workers, allocator)))
-        process = self.start("launch", "--hosts", str(file), *arguments, **{MARK: mark})
-        self.launches.append(Launch(self, process, mark))
-        return self.launches[-1]
+        return file
 
     def state_files(self, pattern: str, job: str = "") -> Sequence[Path]:
         """Files of all jobs, or of one, on all hosts of this test."""

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Stand-in programs for roles, run by the real plan, launch and agents; and a launch of them.
+"""Stand-in programs for roles, run by the real plan, launch and agents.
 
-python stand_in.py launch DIRECTORY STORY    like `geomx launch`, with stand-ins for all processes
 python stand_in.py -m geomx_cli.runtime      a stand-in: inventories name this file as their Python
 python stand_in.py -m MODULE ...             any other module of geomx, for real
 
-STORY is a JSON object: process name -> behaviour. By default workers train three rounds, and others serve until all
-workers are done. "forever" runs until killed; "raise" raises; "deaf" ignores SIGTERM and runs forever; "family" has a
-child in its own session and runs forever; "blame X" fails, naming X. The following wait for a file "go" in the job's
-directory: "wait" then behaves as by default; "misses X" fails, naming X; "fails" raises.
+STORY in the environment is a JSON object: process name -> behaviour. By default workers train three rounds, and others
+serve until all workers are done. "forever" runs until killed; "raise" raises; "deaf" ignores SIGTERM and runs forever;
+"family" has a child in its own session and runs forever; "blame X" fails, naming X. The
+following wait for a file "go" in the job's directory: "wait" then behaves as by default; "misses X" fails, naming X;
+"fails" raises.
 """
 
 import json
@@ -20,7 +20,6 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).absolute()
 ROUNDS, ACCURACY = 3, 0.75
 
 
@@ -98,31 +97,8 @@ def serve() -> None:
         time.sleep(0.02)
 
 
-def start(directory: Path, story: str) -> int:
-    """Launch; errors become text and an exit status as on the command line."""
-    from geomx_cli.commands._end import report
-    from geomx_cli.core.errors import GeomxError
-    from geomx_cli.core.options import defaults
-    from geomx_cli.jobs.actions.launch import LaunchOptions, launch
-    from geomx_cli.plan import JobSpec
-    from geomx_cli.plan.ports import free_ports, ports_needed
-    from geomx_cli.plan.this_machine import this_machine
-
-    options = {**defaults(), "parties": 1, "workers": 2, "silence": 5.0}
-    env = {"STORY": story, "STAND_INS": "3"}
-    inventory = this_machine(options, free_ports(ports_needed(options)), python=str(HERE), env=env)
-    try:
-        spec = JobSpec("", options=options, job_dir=str(directory))
-        return report(launch(inventory, spec, LaunchOptions(on_download=lambda *_: None)), json=True)
-    except GeomxError as error:
-        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
-        return error.exit_code
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "launch":
-        sys.exit(start(Path(sys.argv[2]), sys.argv[3]))
-    elif sys.argv[1:4] == ["-P", "-m", "geomx_cli.runtime"]:
+    if sys.argv[1:4] == ["-P", "-m", "geomx_cli.runtime"]:
         play()
     else:
         sys.argv = sys.argv[3:]

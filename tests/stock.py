@@ -5,20 +5,15 @@ import contextlib
 import fcntl
 import re
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from cluster import ROOT, Cluster, free_ports
 
-from geomx_cli.core import plugins
-from geomx_cli.core.options import Value, defaults
-from geomx_cli.plan import JobSpec, plan
-from geomx_cli.plan.ports import ports_needed
-from geomx_cli.plan.this_machine import this_machine
+from geomx_cli.core.options import Value
 
 SCRIPTS = ROOT / "tests/scripts/conformance"
 WORKERS = 2
@@ -28,9 +23,6 @@ _NAMES = "import numpy as n\nfor k in 'bool int float object complex'.split(): s
 _SERVE = [sys.executable, "-W", "ignore", "-c", _NAMES + "import mxnet"]
 _RUN = "import runpy, sys\nsys.argv.pop(0)\nrunpy.run_path(sys.argv[0], run_name='__main__')"
 _WORK = [sys.executable, "-W", "ignore", "-c", _NAMES + _RUN]
-
-Started = tuple[str, Sequence[str], Mapping[str, str]]
-"""Name, argv and environment of a process."""
 
 
 @dataclass(frozen=True)
@@ -63,44 +55,33 @@ def with_mxnet(script: Script, cache: Path) -> Outcome:
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (directory / "done").exists():
-            _run(directory, _stock_processes(script))
+            cluster = Cluster(directory)
+            _run(cluster, lambda: _start_stock(cluster, script))
             (directory / "done").touch()
     return _outcome(directory)
 
 
 def with_geomx(script: Script, directory: Path, options: Mapping[str, Value]) -> Outcome:
     """The outcome under geomx, in a job with these options."""
-    with tempfile.TemporaryDirectory(prefix="gx") as sockets:
-        _run(directory, _planned_processes(script, directory, sockets, options))
+    cluster = Cluster(directory)
+    planned = cluster.planned(script.argv(), {"parties": WORKERS, "workers": 1, **options})
+    _run(cluster, lambda: cluster.launch_planned(planned))
     return _outcome(directory)
 
 
-def _stock_processes(script: Script) -> list[Started]:
+def _start_stock(cluster: Cluster, script: Script) -> None:
     common = {
         "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_ports(1)[0]), "DMLC_NODE_HOST": "127.0.0.1",
         "DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": str(WORKERS), "PYTHONPATH": "",
     }  # fmt: skip
     roles = [("scheduler", _SERVE), ("server", _SERVE), *[("worker", [*_WORK, *script.argv()])] * WORKERS]
-    return [(f"{role}{index}", argv, {**common, "DMLC_ROLE": role}) for index, (role, argv) in enumerate(roles)]
+    for index, (role, argv) in enumerate(roles):
+        cluster.start(f"{role}{index}", argv, {**common, "DMLC_ROLE": role})
 
 
-def _planned_processes(
-    script: Script, directory: Path, sockets: str, options: Mapping[str, Value]
-) -> list[Started]:
-    values = {**defaults(plugins.table()), "parties": WORKERS, "workers": 1, **options}
-    inventory = this_machine(values, free_ports(ports_needed(values)), one_host=True, python=sys.executable)
-    spec = JobSpec(
-        job="conformance", options=values, script=("python", *script.argv()), job_dir=str(directory),
-        socket_dir=sockets, key_dir="", python=sys.executable, env={"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    return [(item.file_name, item.argv, item.env) for item in plan(inventory, spec).processes]
-
-
-def _run(directory: Path, processes: Sequence[Started]) -> None:
-    cluster = Cluster(directory)
+def _run(cluster: Cluster, start: Callable[[], None]) -> None:
     try:
-        for name, argv, env in processes:
-            cluster.start(name, argv, env)
+        start()
         workers = [process for name, process in cluster.processes.items() if "worker" in name]
         end, memory = time.monotonic() + LIMIT, 0
         while any(process.poll() is None for process in cluster.processes.values()) and time.monotonic() < end:
@@ -109,7 +90,7 @@ def _run(directory: Path, processes: Sequence[Started]) -> None:
                 break  # stock MXNet would wait forever for a failed process
             time.sleep(0.05)
         cluster.finish(5)
-        (directory / "memory").write_text(str(memory))
+        (cluster.directory / "memory").write_text(str(memory))
     finally:
         cluster.stop()
 

@@ -2,26 +2,17 @@
 
 import ast
 import sys
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import grimp
 import pytest
 from cluster import ROOT
+from imports import imports
 
 from geomx_cli.runtime import frontends
 
 PACKAGE = ROOT / "geomx_cli"
-
-
-def imports(path: Path) -> Iterator[str]:
-    """Modules of geomx that a file imports, at its top or inside functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "geomx_cli":
-            yield from (f"{node.module}.{name.name}" for name in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (name.name for name in node.names if name.name.startswith("geomx_cli."))
 
 
 @pytest.fixture(scope="module")

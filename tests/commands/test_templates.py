@@ -5,8 +5,8 @@ import shlex
 from pathlib import Path
 
 import pytest
+from desk import Desk
 from idx import write_data
-from test_inventory_file import geomx
 
 from geomx_cli.inventory import starter
 
@@ -14,18 +14,18 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize("name", starter.templates())
-def test_a_template_trains(tmp_path: Path, name: str) -> None:
+def test_a_template_trains(desk: Desk, tmp_path: Path, name: str) -> None:
     data = write_data(tmp_path / "data", train=400)
-    done = geomx("init", "here", "--template", name, cwd=tmp_path)
+    done = desk.geomx("init", "here", "--template", name)
     assert (done.returncode, done.stderr) == (0, "")
     wrote, *_, command = done.stdout.splitlines()
     script = wrote.removeprefix("wrote here/")
     assert script == name.replace("-", "_") + ".py" and command.endswith(f" -- python {script}")
     options = command.split("geomx launch")[1].split(" -- ")[0]
-    done = geomx(
+    done = desk.geomx(
         "launch", *shlex.split(options), "--local", "--json", "--workers", "1", "--job-dir", str(tmp_path / "job"),
-        "--", "python", script, "--data-dir", str(data), "--batch-size", "8", "--epochs", "3", cwd=tmp_path / "here",
-        limit=150,
+        "--", "python", script, "--data-dir", str(data), "--batch-size", "8", "--epochs", "3",
+        cwd=tmp_path / "here", limit=150,
     )  # fmt: skip
     logs = [path.read_text() for path in sorted((tmp_path / "job" / "logs").glob("*-worker-0.log"))]
     assert done.returncode == 0, (done.stderr, logs)
@@ -34,19 +34,19 @@ def test_a_template_trains(tmp_path: Path, name: str) -> None:
     assert said.count("accuracy") == 3 and float(said.split()[-1]) > 0.5, said
 
 
-def test_what_is_there_already_is_kept(tmp_path: Path) -> None:
-    assert geomx("init", "--template", "cnn", cwd=tmp_path).returncode == 0
+def test_what_is_there_already_is_kept(desk: Desk, tmp_path: Path) -> None:
+    assert desk.geomx("init", "--template", "cnn").returncode == 0
     (tmp_path / "cnn.py").write_text("mine")
-    done = geomx("init", "--template", "cnn", cwd=tmp_path)
+    done = desk.geomx("init", "--template", "cnn")
     assert (done.returncode, done.stdout) == (5, "") and (tmp_path / "cnn.py").read_text() == "mine"
     assert done.stderr == "error: cnn.py is there already\n  --force writes over it\n"
-    assert geomx("init", "--template", "cnn", "--force", cwd=tmp_path).returncode == 0
+    assert desk.geomx("init", "--template", "cnn", "--force").returncode == 0
     assert (tmp_path / "cnn.py").read_text().startswith('"""Train')
     assert [path.name for path in tmp_path.iterdir()] == ["cnn.py"]
 
 
-def test_wrong_words(tmp_path: Path) -> None:
-    done = geomx("init", "--template", "train", cwd=tmp_path)
+def test_wrong_words(desk: Desk, tmp_path: Path) -> None:
+    done = desk.geomx("init", "--template", "train")
     assert (done.returncode, done.stdout) == (2, "") and not list(tmp_path.iterdir())
     assert done.stderr.startswith("error: there is no template 'train'\n  choose one of cnn, cnn-async, ")
-    assert geomx("init", "--force", cwd=tmp_path).returncode == 2 and not list(tmp_path.iterdir())
+    assert desk.geomx("init", "--force").returncode == 2 and not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from cluster import ROOT, Cluster
-from test_exact import assert_equal, expected, run
+from rounds import assert_equal, expected, run
 
 from geomx_cli.core.events import (
     SCHEMA_VERSION,

@@ -5,18 +5,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import ROOT
+from cluster import ROOT, until
 from networks import Network
+from rounds import assert_equal, expected
 from sshd import Person, Sshd
-from test_exact import assert_equal, expected
 
 from benchmarks.netns import call
 from geomx_cli.agent import processes
@@ -113,14 +112,6 @@ def world(tmp_path: Path) -> Iterator[World]:
         network.close()
 
 
-def wait_for(condition: Callable[[], object], limit: float = 60) -> None:
-    """Wait until `condition` is true."""
-    end = time.monotonic() + limit
-    while not condition():
-        assert time.monotonic() < end, f"not within {limit} s"
-        time.sleep(0.05)
-
-
 def rounds(world: World, count: int, slow: float = 0) -> list[str]:
     """The command of a job of `count` rounds, with three tensors and a pause of `slow` seconds before each."""
     world.describe(ROUNDS=str(count), OUT="w{rank}.npz", SERVER_OPTIMIZER="1", SLOW=str(slow))
@@ -136,7 +127,7 @@ def results(world: World) -> dict[int, list[np.ndarray]]:  # type: ignore[type-a
 def test_a_job_over_three_sites_survives_a_dropped_connection(world: World) -> None:
     command = rounds(world, 40, slow=0.03)
     launch = world.start("launch", "--json", *command)
-    wait_for(lambda: len(world.running()) >= 11)  # the master may have ended
+    until(lambda: len(world.running()) >= 11)  # the master may have ended
     world.machines["alpha"].cut()
     out, err = launch.communicate(timeout=90)
     assert launch.returncode == 0, err
@@ -157,7 +148,7 @@ def test_a_detached_job_finishes_without_the_control_machine(world: World) -> No
     assert launch.returncode == 0, launch.stderr
     with world.cut():
         assert len(world.running()) >= 11  # the master may have ended
-        wait_for(lambda: not world.running())
+        until(lambda: not world.running())
     assert_equal(results(world), expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 40), optimizer=True))
     status = json.loads(world.geomx("status", "--json").stdout)
     assert status["state"] == "done"
@@ -169,9 +160,9 @@ def test_a_detached_job_finishes_without_the_control_machine(world: World) -> No
 
 def test_a_followed_job_ends_when_the_control_machine_is_gone(world: World) -> None:
     launch = world.start("launch", "--lease", "3s", *rounds(world, 10_000, slow=0.03))
-    wait_for(lambda: len(world.running()) >= 11)  # the master may have ended
+    until(lambda: len(world.running()) >= 11)  # the master may have ended
     with world.cut():
-        wait_for(lambda: not world.running(), limit=60)
+        until(lambda: not world.running())
         launch.communicate(timeout=90)
     assert launch.returncode == 1
     stopped = world.geomx("stop")
@@ -187,7 +178,7 @@ def complete(world: World) -> int:
 @pytest.mark.parametrize("wholly", [True, False])
 def test_a_host_that_is_cut_off_while_training_is_told_from_a_broken_link(world: World, wholly: bool) -> None:
     launch = world.start("launch", "--silence", "6s", "--lease", "30s", *rounds(world, 10_000, slow=0.03))
-    wait_for(lambda: complete(world) >= 4)  # of the global plane, and of each party
+    until(lambda: complete(world) >= 4)  # of the global plane, and of each party
     others = "10.99.0.0/24" if wholly else world.network.address("hub")
     with world.network.filtered("alpha", f"ip saddr {others} drop"):
         _, errors = launch.communicate(timeout=90)
@@ -228,7 +219,7 @@ def test_two_jobs_that_are_launched_at_one_moment_on_the_same_machines(world: Wo
     """They allocate ports one after another, and then run concurrently."""
     command = rounds(world, 100, slow=0.03)
     launches = [world.start("launch", *command) for _ in range(2)]
-    wait_for(lambda: len(world.running()) >= 20)  # the masters may have ended
+    until(lambda: len(world.running()) >= 20)  # the masters may have ended
     for launch in launches:
         _, err = launch.communicate(timeout=90)
         assert launch.returncode == 0, err

@@ -479,7 +479,7 @@ def test_inventory_wins_over_ssh_config(sites: list[Sshd], person: Person, tmp_p
     [
         ("Host x\n  ProxyCommand nc %h %p\n", "ProxyCommand for x, which is not supported"),
         ("Host x\n  ProxyJump x\n", "the jumps on the way to x have no end"),
-        ("Host x\n  ProxyJump a:b:c\n", "is not known|no machine to jump over"),
+        ("Host x\n  ProxyJump a:b:c\n", "the name a:b:c is not known"),
         ("Host x\n  ProxyJump g:99999\n", "'g:99999' is no machine to jump over"),
         ("Host x\n  Port abc\n", "has Port abc for x, which is no port"),
     ],

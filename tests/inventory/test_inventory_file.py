@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import ROOT
+from desk import Desk
 
 from geomx_cli.commands._inventory import read_inventory
 from geomx_cli.commands.inventory_reference import page
@@ -421,28 +420,19 @@ def test_the_reference_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "inventory.md").read_text() == page((*TOP_KEYS, *HOST_KEYS))
 
 
-def geomx(*arguments: str, cwd: Path, limit: float = 90.0, **env: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from geomx_cli.cli import main; sys.exit(main())"
-    variables = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "PYTHONPATH": str(ROOT), **env}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=cwd, env=variables, timeout=limit,
-        check=False,
-    )  # fmt: skip
-
-
 @pytest.mark.processes
-def test_init_writes_what_hosts_check_reads(tmp_path: Path) -> None:
-    done = geomx("init", "new/site", cwd=tmp_path)
+def test_init_writes_what_hosts_check_reads(desk: Desk, tmp_path: Path) -> None:
+    done = desk.geomx("init", "new/site")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("wrote new/site/hosts.toml\nwrote new/site/train.py\nnext:\n  cd new/site\n")
     folder = tmp_path / "new" / "site"
     assert (folder / "hosts.toml").read_text() == TEMPLATE.read_text()
     (folder / "train.py").write_text("mine")
-    again = geomx("init", cwd=folder)
+    again = desk.geomx("init", cwd=folder)
     assert again.stdout.startswith("kept  hosts.toml\nkept  train.py\nnext:\n  edit")
     assert (folder / "train.py").read_text() == "mine"
     for words, env in ((["hosts.toml"], {}), ([], {}), ([], {"GEOMX_HOSTS": "hosts.toml"})):
-        done = geomx("hosts", "check", *words, cwd=folder, **env)
+        done = desk.geomx("hosts", "check", *words, cwd=folder, **env)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith("hosts.toml: 12 processes on 3 hosts, topology central\n")
     for line in (
@@ -457,9 +447,9 @@ def test_init_writes_what_hosts_check_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_hosts_check_as_json(tmp_path: Path) -> None:
+def test_hosts_check_as_json(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "sites.toml").write_text(HUB + "ssh_port = 7\n" + A1 + 'user = "al"\n')
-    done = geomx("hosts", "check", "sites.toml", "--json", cwd=tmp_path)
+    done = desk.geomx("hosts", "check", "sites.toml", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
     hub, a1 = found.pop("hosts")
@@ -477,12 +467,12 @@ def test_hosts_check_as_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_hosts_check_of_a_wrong_file(tmp_path: Path) -> None:
-    done = geomx("hosts", "check", cwd=tmp_path)
+def test_hosts_check_of_a_wrong_file(desk: Desk, tmp_path: Path) -> None:
+    done = desk.geomx("hosts", "check")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("error: there is no inventory hosts.toml\n  geomx init ")
     (tmp_path / "hosts.toml").write_text(GOOD + "threads = 0\n")
-    done = geomx("hosts", "check", cwd=tmp_path)
+    done = desk.geomx("hosts", "check")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == "error: hosts.toml:10: threads: 0 is out of range\n  write a number from 1 to 1024\n"
 
@@ -493,11 +483,11 @@ def test_init_where_nothing_can_be_written() -> None:
 
 
 @pytest.mark.processes
-def test_the_script_of_init_trains(tmp_path: Path) -> None:
+def test_the_script_of_init_trains(desk: Desk, tmp_path: Path) -> None:
     starter.write(tmp_path)
-    done = geomx(
+    done = desk.geomx(
         "launch", "--local", "--json", "--workers", "1", "--job-dir", str(tmp_path / "job"), "--",
-        "python", "train.py", "--epochs", "1", "--samples", "192", cwd=tmp_path, limit=90,
+        "python", "train.py", "--epochs", "1", "--samples", "192", limit=90,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "done"
@@ -507,11 +497,11 @@ def test_the_script_of_init_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_the_inventory_of_the_guide_holds(tmp_path: Path) -> None:
+def test_the_inventory_of_the_guide_holds(desk: Desk, tmp_path: Path) -> None:
     guide = ROOT.joinpath("docs", "sites.md").read_text()
     found = read(tmp_path, guide.partition("```toml\n")[2].partition("```")[0]).inventory
     assert [host.name for host in found.hosts] == ["bj1", "sz1", "cd1"]
     assert {host.python for host in found.hosts} == {"~/geomx/bin/python"}
     (tmp_path / "hosts.toml").write_text(guide.partition("```toml\n")[2].partition("```")[0])
-    shell = geomx("launch", "--dry-run", "--shell", cwd=tmp_path).stdout
+    shell = desk.geomx("launch", "--dry-run", "--shell").stdout
     assert shell.count('    "$HOME"/geomx/bin/python -P -m geomx_cli.runtime >') == 12

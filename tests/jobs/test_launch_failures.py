@@ -10,171 +10,57 @@ import pty
 import resource
 import signal
 import subprocess
-import sys
-import tempfile
-import time
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import ROOT
+from desk import Desk, Launch
 
 from geomx_cli.core.root_cause import Failure, first_cause
 
 pytestmark = pytest.mark.processes
 
-STAND_IN = ROOT.joinpath("tests", "stand_in.py")
 FOREVER = {"*": "forever"}
-MARK = "LAUNCH_TEST"
-# Stand-ins find the tests' Python by PATH.
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": str(ROOT),
-    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-}
-
-
-@dataclass
-class Launch:
-    """One `launch` in its own process, and all that it starts, found by a marker variable."""
-
-    directory: Path
-    story: dict[str, str]
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    def __post_init__(self) -> None:
-        self.temporary = Path(tempfile.mkdtemp(prefix="g", dir="/tmp"))
-        environment = {**ENVIRONMENT, MARK: self.mark, "TMPDIR": str(self.temporary)}
-        self.process = subprocess.Popen(
-            [sys.executable, str(STAND_IN), "launch", str(self.directory), json.dumps(self.story)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=environment, start_new_session=True,
-        )  # fmt: skip
-
-    def pids(self) -> list[int]:
-        """All processes with the marker."""
-        entry, found = f"{MARK}={self.mark}".encode(), []
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if entry in path.read_bytes().split(b"\0"):
-                    found.append(int(path.parent.name))
-            except OSError:
-                continue
-        return found
-
-    def wait_until_running(self) -> None:
-        """Wait until every process that runs forever has reported so."""
-        self.wait_for(lambda: len(list(self.directory.glob("events/*.jsonl"))) == 8, 60)
-
-    def wait_for(self, condition: Callable[[], bool], limit: float) -> None:
-        """Wait until `condition` is true."""
-        end = time.monotonic() + limit
-        while not condition():
-            assert time.monotonic() < end, f"not within {limit} s; stderr: {self.stop()}"
-            time.sleep(0.02)
-
-    def state(self, host: str) -> dict[str, Any]:
-        """The status written by the agent of `host`."""
-        path = self.directory / "hosts" / host / "agent-state.json"
-        return json.loads(path.read_bytes())  # type: ignore[no-any-return]
-
-    def pid(self, name: str) -> int:
-        """The pid of a process of the plan, or of the agent of a host ("agent A")."""
-        if name.startswith("agent "):
-            return int(self.state(name.split()[1])["agent"][0])
-        for host in ("central", "A"):
-            if name in self.state(host)["processes"]:
-                return int(self.state(host)["processes"][name][0])
-        raise KeyError(name)
-
-    def finish(self) -> "Ended":
-        """Wait for launch to end."""
-        output, errors = self.process.communicate(timeout=90)
-        return Ended(self, self.process.returncode, output, errors)
-
-    def stop(self) -> str:
-        """Kill everything, in whatever state; returns launch's output."""
-        while pids := self.pids():
-            for pid in pids:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-        with contextlib.suppress(OSError):  # a directory that is not empty stays, for assert_clean to find
-            self.temporary.rmdir()
-        return self.process.communicate()[1]
-
-
-@dataclass
-class Ended:
-    """A launch that has ended."""
-
-    launch: Launch
-    status: int
-    output: str
-    errors: str
-
-    @property
-    def result(self) -> dict[str, Any]:
-        """The object on stdout."""
-        return json.loads(self.output)  # type: ignore[no-any-return]
-
-    def assert_clean(self) -> None:
-        """No process, key file or socket is left."""
-        assert self.launch.pids() == [], self.errors
-        assert not (self.launch.directory / "keys").exists()
-        temporary = self.launch.temporary
-        assert not temporary.exists() or list(temporary.iterdir()) == []
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[dict[str, str]], Launch]]:
-    """Starts a launch; its remaining processes are killed at the end of the test."""
-    started: list[Launch] = []
-
-    def begin(story: dict[str, str]) -> Launch:
-        started.append(Launch(tmp_path / f"job{len(started)}", story))
-        return started[-1]
-
-    yield begin
-    for launch in started:
-        launch.stop()
-
-
 Start = Callable[[dict[str, str]], Launch]
 
 
+@pytest.fixture
+def start(desk: Desk) -> Start:
+    """Starts a launch of stand-ins with this story."""
+    return lambda story: desk.launch("--json", "--silence", "5s", story=story)
+
+
+def result(launch: Launch, status: int) -> dict[str, Any]:
+    """The object on stdout of a launch that ends with this exit status."""
+    assert launch.finish() == status, launch.errors
+    return json.loads(launch.output)  # type: ignore[no-any-return]
+
+
 def test_success_prints_one_object_and_leaves_only_logs(start: Start) -> None:
-    ended = start({}).finish()
-    assert ended.status == 0, ended.errors
-    result = ended.result
-    assert (result["status"], result["accuracy"], result["rounds"]) == ("done", 0.75, 3)
+    launch = start({})
+    found = result(launch, 0)
+    assert (found["status"], found["accuracy"], found["rounds"]) == ("done", 0.75, 3)
     # Three workers (one of them the master, which does not count for the rate) report these bytes each.
-    assert result["bytes"] == {"lan": [300, 600], "wan": [21, 27], "encoded": [0, 0]}
-    assert result["samples_per_s"] == pytest.approx(2 * (64 + 64 + 24) / 1.5)
-    assert 0 < result["first_step_s"] < result["total_s"]
-    logs = {path.name for path in Path(result["logs"]).iterdir()}
+    assert found["bytes"] == {"lan": [300, 600], "wan": [21, 27], "encoded": [0, 0]}
+    assert found["samples_per_s"] == pytest.approx(2 * (64 + 64 + 24) / 1.5)
+    assert 0 < found["first_step_s"] < found["total_s"]
+    logs = {path.name for path in Path(found["logs"]).iterdir()}
     assert {"A-worker-0.log", "central-global_server-0.log"} < logs
-    ended.assert_clean()
+    launch.assert_clean()
 
 
-def test_a_second_job_in_the_same_directory_is_refused(start: Start) -> None:
-    first = start({})
-    assert first.finish().status == 0
-    second = Launch(first.directory, {})
-    ended = second.finish()
-    second.stop()
-    assert ended.status == 3
-    assert "has a job already" in ended.errors
+def test_a_second_job_in_the_same_directory_is_refused(desk: Desk) -> None:
+    assert desk.launch("--job-dir", "job", story={}).finish() == 0
+    second = desk.launch("--job-dir", "job", story={})
+    assert second.finish() == 3
+    assert "has a job already" in second.errors
 
 
-def test_terminal_sees_a_table(tmp_path: Path) -> None:
+def test_terminal_sees_a_table(desk: Desk) -> None:
     ours, theirs = pty.openpty()
-    environment = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "160"}
-    command = [sys.executable, str(STAND_IN), "launch", str(tmp_path / "job"), "{}"]
+    environment = {**desk.environment, "TERM": "xterm", "COLUMNS": "160"}
+    command = [*desk.command, "launch", "--hosts", str(desk.inventory("job", {}))]
     out = subprocess.DEVNULL
     done = subprocess.run(command, stdout=out, stderr=theirs, env=environment, timeout=90, check=False)
     os.close(theirs)
@@ -191,54 +77,48 @@ def test_terminal_sees_a_table(tmp_path: Path) -> None:
 
 
 def test_script_that_raises_shows_the_exception_and_the_log(start: Start) -> None:
-    ended = start({**FOREVER, "A/worker:1": "raise"}).finish()
-    assert ended.status == 1
-    failure = ended.result["failure"]
+    launch = start({**FOREVER, "A/worker:1": "raise"})
+    failure = result(launch, 1)["failure"]
     assert failure["process"] == "A/worker:1"
     assert failure["cause"] == "exited with status 1: ValueError: the data set is not there"
     assert failure["tail"][0] == "A/worker:1 begins" and len(failure["tail"]) <= 15
-    assert "Traceback" in ended.errors and "A-worker-1.log" in ended.errors
-    ended.assert_clean()
+    assert "Traceback" in launch.errors and "A-worker-1.log" in launch.errors
+    launch.assert_clean()
 
 
 def test_silent_process_that_others_blame_is_the_cause(start: Start) -> None:
     story = {**FOREVER, "A/worker:0": "blame A/server:0", "A/server:0": "blame central/global_server:0"}
-    ended = start(story).finish()
-    assert ended.status == 1
-    assert ended.result["failure"]["process"] == "central/global_server:0"
-    assert ended.result["failure"]["host"] == "central"
-    assert "was declared lost by A/server:0" in ended.errors
-    ended.assert_clean()
+    launch = start(story)
+    failure = result(launch, 1)["failure"]
+    assert (failure["process"], failure["host"]) == ("central/global_server:0", "central")
+    assert "was declared lost by A/server:0" in launch.errors
+    launch.assert_clean()
 
 
 def test_killed_agent_is_named_and_its_processes_are_ended(start: Start) -> None:
     launch = start({**FOREVER, "A/worker:0": "family"})
     launch.wait_until_running()
     os.kill(launch.pid("agent A"), signal.SIGKILL)
-    ended = launch.finish()
-    assert ended.status == 1
-    assert "the agent on host A died" in ended.errors
-    ended.assert_clean()
+    assert launch.finish() == 1
+    assert "the agent on host A died" in launch.errors
+    launch.assert_clean()
 
 
 def test_terminated_agent_ends_the_job(start: Start) -> None:
     launch = start(FOREVER)
     launch.wait_until_running()
     os.kill(launch.pid("agent A"), signal.SIGTERM)
-    ended = launch.finish()
-    assert ended.status == 1
-    assert "the agent on host A ended its processes: received a signal to stop" in ended.errors
-    ended.assert_clean()
+    assert launch.finish() == 1
+    assert "the agent on host A ended its processes: received a signal to stop" in launch.errors
+    launch.assert_clean()
 
 
 def test_interrupt_stops_everything(start: Start) -> None:
     launch = start({**FOREVER, "A/worker:0": "deaf"})
     launch.wait_until_running()
     launch.process.send_signal(signal.SIGINT)
-    ended = launch.finish()
-    assert ended.status == 130
-    assert ended.result["status"] == "interrupted"
-    ended.assert_clean()
+    assert result(launch, 130)["status"] == "interrupted"
+    launch.assert_clean()
 
 
 def test_interrupt_when_nothing_can_be_written_any_more(start: Start) -> None:
@@ -246,51 +126,47 @@ def test_interrupt_when_nothing_can_be_written_any_more(start: Start) -> None:
     launch.wait_until_running()
     resource.prlimit(launch.process.pid, resource.RLIMIT_FSIZE, (0, 0))  # has the effect of a full disk on launch
     launch.process.send_signal(signal.SIGINT)
-    ended = launch.finish()
-    assert ended.status == 130, ended.errors
-    assert ended.result["status"] == "interrupted"
-    assert "warning" in ended.errors and "state.json cannot be written" in ended.errors
-    ended.assert_clean()
+    assert result(launch, 130)["status"] == "interrupted"
+    assert "warning" in launch.errors and "state.json cannot be written" in launch.errors
+    launch.assert_clean()
 
 
 def test_second_interrupt_kills_at_once(start: Start) -> None:
     launch = start({"*": "deaf"})
     launch.wait_until_running()
     launch.process.send_signal(signal.SIGINT)
-    logs = [launch.directory / "hosts" / host / "agent.log" for host in ("central", "A")]
-    launch.wait_for(lambda: all("asked to stop" in log.read_text() for log in logs), 60)
+    logs = launch.desk.state_files("agent.log", launch.id)
+    assert len(logs) == 2
+    launch.wait_for(lambda: all("asked to stop" in log.read_text() for log in logs))
     launch.process.send_signal(signal.SIGINT)
-    ended = launch.finish()
-    assert ended.status == 130
-    ended.assert_clean()
+    assert launch.finish() == 130
+    launch.assert_clean()
 
 
 def test_killed_launch_leaves_nothing(start: Start) -> None:
     launch = start({**FOREVER, "A/worker:0": "family", "A/server:0": "deaf"})
     launch.wait_until_running()
     launch.process.kill()
-    launch.wait_for(lambda: not launch.pids(), 60)
-    Ended(launch, launch.process.wait(), "", "").assert_clean()
+    launch.wait_for(lambda: not launch.pids())
+    launch.assert_clean()
 
 
 def test_stopped_launch_ends_the_job(start: Start) -> None:
     launch = start({**FOREVER, "A/worker:0": "family"})
     launch.wait_until_running()
     launch.process.send_signal(signal.SIGSTOP)
-    launch.wait_for(lambda: launch.pids() == [launch.process.pid], 60)
+    launch.wait_for(lambda: launch.pids() == [launch.process.pid])
     launch.process.send_signal(signal.SIGCONT)
-    ended = launch.finish()
-    assert ended.status == 1 and "the control machine has been silent" in ended.errors, ended.errors
-    ended.assert_clean()
+    assert launch.finish() == 1 and "the control machine has been silent" in launch.errors, launch.errors
+    launch.assert_clean()
 
 
 def test_stopped_agent_is_named(start: Start) -> None:
     launch = start({**FOREVER, "A/worker:0": "family"})
     launch.wait_until_running()
     os.kill(launch.pid("agent A"), signal.SIGSTOP)
-    ended = launch.finish()
-    assert ended.status == 1 and "the agent on host A hangs" in ended.errors, ended.errors
-    ended.assert_clean()
+    assert launch.finish() == 1 and "the agent on host A hangs" in launch.errors, launch.errors
+    launch.assert_clean()
 
 
 HOSTS = {"A/worker:0": "A", "A/server:0": "A", "B/worker:0": "B"}

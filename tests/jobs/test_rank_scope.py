@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cluster import RUNTIME, Cluster
-from test_inventory_file import geomx
-from test_master import assert_master_ended
-from test_mxnet_store import SCRIPTS, hooked
+from desk import Desk
+from mxnet_scripts import SCRIPTS, assert_master_ended, hooked
 
 from geomx_cli.core.options import defaults
 from geomx_cli.core.plugins import table
@@ -52,10 +51,12 @@ def check(folder: Path, workers: int) -> None:
         ("--topology flat --workers 1", "trainer", 2),
     ],
 )
-def test_an_unmodified_script_trains_as_one_cluster(tmp_path: Path, options: str, way: str, workers: int) -> None:
+def test_an_unmodified_script_trains_as_one_cluster(
+    desk: Desk, tmp_path: Path, options: str, way: str, workers: int
+) -> None:
     (tmp_path / "out").mkdir()
     command = ["launch", "--local", *shlex.split(options), "--job-dir", "job", "--", "python", str(STOCK), "out", way]
-    done = geomx(*command, cwd=tmp_path, limit=100)
+    done = desk.geomx(*command, limit=100)
     logs = [path.read_text() for path in sorted((tmp_path / "job" / "logs").glob("*-worker-*.log"))]
     assert done.returncode == 0, (done.stderr, logs)
     assert not any("master worker" in log for log in logs)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from test_job_records import planned
+from plans import planned
 
 from geomx_cli.core.events import (
     Evaluated,

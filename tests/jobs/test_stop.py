@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from desk import Desk, Launch
+from desk import Desk
 from sshd import Person, Sshd
 
 TRIALS = 10
@@ -24,14 +24,6 @@ AT_ONCE = 6
 FATES = {"stopped", "killed", "had ended", "was not running"}
 VICTIMS = ("launch", "agent central", "agent A", "central/worker:0", "A/worker:1")
 FAMILIES = {"*": "family"}
-
-
-def assert_clean(launch: Launch) -> None:
-    """No process, key file or socket of the job is left."""
-    assert not launch.pids(), launch.errors
-    for kind in ("*.key", "*.key.*", "*.sock"):
-        assert not launch.desk.state_files(kind, launch.id)
-    assert not [path for path in launch.desk.temporary.rglob("*.sock") if launch.id.split("-")[-1] in str(path)]
 
 
 def fates(report: dict[str, Any]) -> dict[str, str]:
@@ -62,7 +54,7 @@ def trial(folder: Path, seed: int) -> str:
             report = json.loads(done.stdout)
             assert report["complete"] and set(fates(report).values()) <= FATES
         launch.finish()
-        assert_clean(launch)
+        launch.assert_clean()
     except AssertionError as error:
         return f"trial {seed}, {victim} killed after {moment:.2f} s: {error}\n{launch.end()}"
     finally:
@@ -94,7 +86,7 @@ def test_launch_that_follows_sees_that_the_job_was_stopped(desk: Desk) -> None:
     assert launch.finish() == 130
     assert f"error: job {launch.id} was stopped by geomx stop\n" in launch.errors
     assert json.loads(launch.output)["status"] == "interrupted"
-    assert_clean(launch)
+    launch.assert_clean()
     assert set(fates(desk.json("stop")).values()) == {"had ended"}
     assert "nothing to stop" in desk.geomx("stop").stderr
     assert desk.json("jobs")["jobs"][0]["state"] == "interrupted"
@@ -107,7 +99,7 @@ def test_launch_that_has_only_begun_is_stopped_as_well(desk: Desk) -> None:
     assert done.returncode == 0, done.stderr
     assert launch.process.poll() is not None
     launch.finish()
-    assert_clean(launch)
+    launch.assert_clean()
 
 
 @pytest.fixture
@@ -152,7 +144,7 @@ def test_deaf_process_is_killed_after_the_grace(desk: Desk) -> None:
     found = fates(desk.json("stop", "--grace", "300ms"))
     assert found.pop("A/worker:1") == "killed"
     assert set(found.values()) == {"stopped"}
-    assert_clean(launch)
+    launch.assert_clean()
     assert desk.json("jobs")["jobs"][0]["state"] == "interrupted"
 
 
@@ -166,7 +158,7 @@ def test_a_job_whose_agent_was_killed_has_failed_whatever_is_stopped_afterwards(
     assert before["host"] == "A" and "its agent was killed" in before["cause"]
     assert "geomx stop ends what is left" in before["hint"]
     assert set(fates(desk.json("stop")).values()) <= {"stopped", "had ended", "was not running"}
-    assert_clean(launch)
+    launch.assert_clean()
     (job,) = desk.json("jobs")["jobs"]
     assert (job["state"], job["exit_code"]) == ("failed", 1)
     after = desk.json("status")
@@ -186,7 +178,7 @@ def test_one_party(desk: Desk) -> None:
     os.kill(launch.pid("central/worker:0"), signal.SIGKILL)  # like a process that misses the party
     assert launch.finish() == 1
     assert "central/worker:0 (worker 0 of party central, on host central) failed first" in launch.errors
-    assert_clean(launch)
+    launch.assert_clean()
 
 
 def test_others_that_miss_a_stopped_party_do_not_make_it_a_failure(desk: Desk) -> None:
@@ -195,7 +187,7 @@ def test_others_that_miss_a_stopped_party_do_not_make_it_a_failure(desk: Desk) -
     (launch.directory / "go").touch()
     assert launch.finish() == 130
     assert "was stopped by geomx stop --party A" in launch.errors
-    assert_clean(launch)
+    launch.assert_clean()
 
 
 @pytest.mark.parametrize("damage", ["agent.json", "agent-state.json", "directory", "hung agent", "socket"])
@@ -240,5 +232,5 @@ def test_hosts_behind_ssh_of_which_one_cannot_be_reached(
     report = desk.json("stop")
     assert set(report["hosts"][0]["processes"].values()) == {"had ended"}
     assert set(report["hosts"][1]["processes"].values()) == {"stopped"}
-    assert_clean(launch)
+    launch.assert_clean()
     assert desk.json("jobs")["jobs"][0]["state"] == "interrupted"

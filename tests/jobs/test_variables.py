@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from cluster import ROOT, RUNTIME, Cluster
-from test_inventory_file import geomx
-from test_mxnet_store import hooked
+from desk import Desk
+from mxnet_scripts import hooked
 
 from geomx_cli.core.env_names import without_effect
 from geomx_cli.core.jsonlines import read_objects
@@ -48,7 +48,7 @@ def test_every_process_started_by_hand_tells(cluster: Cluster, tmp_path: Path) -
 
 
 @pytest.mark.processes
-def test_launch_tells_once(tmp_path: Path) -> None:
+def test_launch_tells_once(desk: Desk, tmp_path: Path) -> None:
     """Those set here and those in the inventory; processes that inherit them do not repeat the report."""
     argv, _ = hooked("unaware.py", "0")
     (tmp_path / "hosts.toml").write_text(
@@ -68,7 +68,7 @@ devices = ["cpu"]
 """
     )
     variables = {"ENABLE_P3": "1", "DMLC_INTERFACE": "eth7", "PS_VERBOSE": "0", "MXNET_KVSTORE_USE_HFA": "1"}
-    done = geomx("launch", "--job-dir", "job", "--", *argv, cwd=tmp_path, limit=150, **variables)
+    done = desk.geomx("launch", "--job-dir", "job", "--", *argv, limit=150, **variables)
     assert done.returncode == 0, done.stderr
     warnings = [line.partition(" has no effect")[0] for line in done.stderr.splitlines() if "no effect" in line]
     assert warnings == [

@@ -16,7 +16,7 @@ import pytest
 from browser import Browser
 from desk import Desk
 from idx import write_data
-from test_job_records import planned
+from plans import planned
 
 from geomx_cli.core.errors import CheckFailed
 from geomx_cli.core.events import parse

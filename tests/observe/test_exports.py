@@ -16,8 +16,8 @@ import pytest
 from cluster import free_ports
 from desk import Desk
 from idx import write_data
+from plans import planned
 from tensorboardX.proto.event_pb2 import Event as BoardEvent
-from test_job_records import planned
 
 from geomx_cli.commands._exports import exporting
 from geomx_cli.core.errors import CheckFailed, InvalidSettings

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from desk import Desk
+from plans import planned
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
@@ -16,18 +17,9 @@ from geomx_cli.observe.report import RunRecords, Summary, collected
 from geomx_cli.observe.report.job_records import JobRecords, mode_of, network_of
 from geomx_cli.observe.report.metadata import Metadata
 from geomx_cli.observe.report.record import read_record
-from geomx_cli.plan import JobSpec, Plan, plan
-from geomx_cli.plan.this_machine import this_machine
 
 BEGAN = 1000.0
 PEERS = {"A/server:0": "central/global_server:0", "B/server:0": "central/global_server:0"}
-
-
-def planned(*script: str, one_host: bool = False, **options: Any) -> Plan:
-    """Two parties of two workers."""
-    values = {**defaults(plugins.table()), **options}
-    spec = JobSpec("job-1", values, script, job_dir="/jobs/job-1", socket_dir="/run/x")
-    return plan(this_machine(values, range(9000, 9100), one_host=one_host), spec)
 
 
 def write(folder: Path, process: str, *events: dict[str, Any]) -> None:

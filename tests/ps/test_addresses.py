@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cluster import RUNTIME, Cluster, free_ports
-from test_exact import assert_equal, expected, run
+from rounds import assert_equal, expected, run
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.cluster.config import PlaneSettings

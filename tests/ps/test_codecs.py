@@ -15,9 +15,10 @@ import pytest
 from cluster import Cluster
 from hypothesis import given
 from hypothesis import strategies as st
-from test_exact import SCRIPT, SIZES, assert_equal, gradient, initial, run
-from test_in_flight import check_rounds
-from test_mxnet_store import hooked
+from in_flight import check_rounds
+from mxnet_scripts import hooked
+from rounding import rounded
+from rounds import SCRIPT, SIZES, assert_equal, found_in, gradient, initial, run
 from tree import Delivery, Tree, Wire
 
 from geomx_cli.core import plugins
@@ -36,12 +37,6 @@ from geomx_cli.runtime.algorithms.hfa import HfaServer
 
 BITS = {"fp16": 11, "bf16": 8}
 Array = np.ndarray
-
-
-def rounded(array: Array, bits: int) -> Array:
-    """Each element rounded to this many significant bits, to nearest even."""
-    mantissa, exponent = np.frexp(array.astype(np.float64))
-    return np.ldexp(np.rint(mantissa * 2.0**bits) / 2.0**bits, exponent).astype(array.dtype)
 
 
 def there_and_back(spec: str, array: Array) -> Array:
@@ -462,7 +457,7 @@ def test_workers_of_a_flat_cluster_encode(cluster: Cluster, tmp_path: Path) -> N
     cluster.environment = {"OUT": out, "SHUFFLE": "1", "SERVER_OPTIMIZER": "1", "GEOMX_COMPRESS": "fp16"}
     cluster.launch_flat(SCRIPT, servers=2)
     cluster.finish()
-    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    found = found_in(tmp_path)
     assert_equal(found, expected([[0], [1], [2], [3]], 11, optimizer=True))
 
 

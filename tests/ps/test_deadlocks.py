@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_rounds import SIZE, Bench, KeptLink
+from bench import SIZE, Bench, KeptLink
 
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.deadlock_breaker import DeadlockBreaker

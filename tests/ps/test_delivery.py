@@ -2,35 +2,29 @@
 
 import os
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from bench import SIZE, Bench, gradient
 from cluster import ROOT, Cluster, until
-from test_codecs import rounded
-from test_exact import SCRIPT, assert_equal, expected, run
-from test_identity import HOSTILE
-from test_in_flight import SCRIPT as IN_FLIGHT
-from test_in_flight import check_results, check_rounds
-from test_in_flight import expected as expected_in_flight
-from test_rounds import SIZE, Bench, gradient
-from test_topologies import ROUNDS, socket_dir, start
+from in_flight import SCRIPT as IN_FLIGHT
+from in_flight import check_results, check_rounds
+from in_flight import expected as expected_in_flight
+from rounding import rounded
+from rounds import HOSTILE, PLANNED_ROUNDS, SCRIPT, assert_equal, expected, found_in, launch_planned, run
 
 from geomx_cli.commands._plan_text import plan_text
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.options import Value, defaults
-from geomx_cli.plan import JobSpec, Plan, plan
-from geomx_cli.plan.ports import free_ports, ports_needed
-from geomx_cli.plan.this_machine import this_machine
+from geomx_cli.core.options import Value
+from geomx_cli.plan import Plan
 from geomx_cli.ps.aggregation.accumulator import Accumulator, Contribution
 from geomx_cli.ps.net.security import Identity
 from geomx_cli.ps.net.wire import BadMessage
 
-__all__ = ["socket_dir"]
 PLUGINS = ROOT / "tests" / "plugins"
 RELAY = {"GEOMX_DELIVERY": "relay", "PYTHONPATH": f"{ROOT}{os.pathsep}{PLUGINS}"}
 
@@ -50,14 +44,9 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget()
 
 
-def planned(directory: Path, socket_dir: str, one_host: bool, **options: Value) -> Plan:
-    values = {**defaults(), "delivery": "relay", "slice_elements": 20_000, **options}
-    inventory = this_machine(values, free_ports(ports_needed(values)), one_host=one_host, python=sys.executable)
-    spec = JobSpec(
-        job="relay", options=values, script=("python", SCRIPT[1]), job_dir=str(directory), socket_dir=socket_dir,
-        key_dir="" if one_host else str(directory), env={"PYTHONPATH": str(PLUGINS)},
-    )  # fmt: skip
-    return plan(inventory, spec)
+def planned(cluster: Cluster, one_host: bool, **options: Value) -> Plan:
+    values: dict[str, Value] = {"delivery": "relay", "slice_elements": 20_000, **options}
+    return cluster.planned(SCRIPT[1:], values, one_host=one_host, env={"PYTHONPATH": str(PLUGINS)})
 
 
 # Discovery and planning.
@@ -81,16 +70,17 @@ def test_one_that_cannot_be_loaded_is_named(installed: None, tmp_path: Path, mon
 
 def test_workers_that_listen_have_endpoints_ports_and_callers(installed: None, tmp_path: Path) -> None:
     """A unix socket on one host; a port of the host if workers of one plane are on several."""
-    found = planned(tmp_path, "/s", one_host=True, central_workers=2)
+    found = planned(Cluster(tmp_path), one_host=True, central_workers=2)
+    sockets = found.spec.socket_dir
     for party in ("central", "A", "B"):
         (endpoint,) = found.process(f"{party}/worker:0").endpoints
-        assert endpoint.bind == endpoint.near == f"ipc:///s/{party}-worker-0.sock" and not endpoint.port
+        assert endpoint.bind == endpoint.near == f"ipc://{sockets}/{party}-worker-0.sock" and not endpoint.port
         assert not found.process(f"{party}/worker:1").endpoints
         assert (f"{party}/worker:1", f"{party}/worker:0") in found.links
         assert found.callers[f"{party}/worker:0"] == {f"{party}/worker:1": Identity(f"{party}/worker:1", "worker", 1)}
-    assert found.process("A/worker:0").env["GEOMX_BIND"] == "ipc:///s/A-worker-0.sock"
-    assert "listens      ipc:///s/A-worker-0.sock (slices, local plane)" in plan_text(found)
-    flat = planned(tmp_path, "/s", one_host=False, workers=1, topology="flat")
+    assert found.process("A/worker:0").env["GEOMX_BIND"] == f"ipc://{sockets}/A-worker-0.sock"
+    assert f"listens      ipc://{sockets}/A-worker-0.sock (slices, local plane)" in plan_text(found)
+    flat = planned(Cluster(tmp_path), one_host=False, workers=1, topology="flat")
     (endpoint,) = flat.process("A/worker:0").endpoints
     assert endpoint.protocol == "tcp" and endpoint.bind == f"tcp://127.0.0.1:{endpoint.port}"
     assert ("B/worker:1", "A/worker:0") in flat.links
@@ -188,30 +178,30 @@ def test_no_order_of_pushes_blocks(cluster: Cluster, tmp_path: Path) -> None:
     ids=["spread, one host", "flat, TCP and keys", "central, keys"],
 )
 def test_planned_clusters(
-    cluster: Cluster, tmp_path: Path, socket_dir: str, installed: None, options: dict[str, Value], one_host: bool
+    cluster: Cluster, tmp_path: Path, installed: None, options: dict[str, Value], one_host: bool
 ) -> None:
-    found_plan = planned(tmp_path, socket_dir, one_host, **options)
-    start(cluster, found_plan, tmp_path)
+    found_plan = planned(cluster, one_host, **options)
+    launch_planned(cluster, found_plan)
     cluster.finish()
-    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    found = found_in(tmp_path)
     parties = [[0, 1, 2, 3]] if options.get("topology") == "flat" else [[0, 1], [2, 3], [4, 5]][: 2 + one_host]
     everybody = [rank for party in parties for rank in party]
-    assert_equal(found, expected(parties, dict.fromkeys(everybody, ROUNDS), optimizer=True))
+    assert_equal(found, expected(parties, dict.fromkeys(everybody, PLANNED_ROUNDS), optimizer=True))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_member_brings_no_other_contributions_than_it_may(
-    cluster: Cluster, tmp_path: Path, socket_dir: str, installed: None, rank: int
+    cluster: Cluster, tmp_path: Path, installed: None, rank: int
 ) -> None:
     """Worker 0 may contribute for 1; neither may for 2 and 3, nor twice for any."""
-    found_plan = planned(tmp_path, socket_dir, False, topology="flat")
+    found_plan = planned(cluster, False, topology="flat")
     (target,) = [end.bind for end in found_plan.process("central/server:0").endpoints if end.protocol == "tcp"]
     liar = found_plan.process(f"A/worker:{rank}")
     cluster.each[liar.file_name] = {"TARGET": target, "OTHER": f"A/worker:{1 - rank}"}
-    start(cluster, found_plan, tmp_path, {liar.file_name: [sys.executable, HOSTILE]})
+    launch_planned(cluster, found_plan, {liar.file_name: HOSTILE})
     cluster.finish()
-    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
-    assert_equal(found, expected([[0, 1, 2, 3]], dict.fromkeys(range(4), ROUNDS), optimizer=True))
+    found = found_in(tmp_path)
+    assert_equal(found, expected([[0, 1, 2, 3]], dict.fromkeys(range(4), PLANNED_ROUNDS), optimizer=True))
     for ranks in ((0, 2), (1, 0), (1, 1), (0, 1, 3)):
         said = f"refused a message of this process: contributions of ranks {ranks} from rank {rank}"
         assert said in cluster.output(liar.file_name), cluster.outputs()

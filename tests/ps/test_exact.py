@@ -1,83 +1,12 @@
 """Final parameters, bit for bit, against the same sums computed in one process."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cluster import ROOT, Cluster, free_ports, until
-
-SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
-SIZES = (70_000, 10, 3)
-
-
-def gradient(rank: int, number: int, size: int, index: int, dtype: str = "float32") -> np.ndarray:
-    return np.random.default_rng([rank, number, index]).standard_normal(size).astype(dtype)
-
-
-def initial(size: int, index: int, dtype: str = "float32") -> np.ndarray:
-    return np.random.default_rng(1000 + index).standard_normal(size).astype(dtype)
-
-
-def expected(
-    parties: list[list[int]],
-    rounds: dict[int, int],
-    optimizer: bool,
-    sizes: Sequence[int] = SIZES,
-    dtype: str = "float32",
-) -> list[np.ndarray]:
-    """Ranks are added in order inside a party, then the parties in order; sgd with momentum as in MXNet.
-
-    fp16 is added in fp32 and updated in fp32.
-    """
-    work = np.float64 if dtype == "float64" else np.float32
-    results = []
-    for index, size in enumerate(sizes):
-        weight, momentum = initial(size, index, dtype).astype(work), np.zeros(size, work)
-        for number in range(max(rounds.values())):
-            sums = []
-            for party in parties:
-                members = [gradient(rank, number, size, index, dtype) for rank in party if number < rounds[rank]]
-                if members:
-                    sums.append(_ordered_sum([member.astype(work) for member in members]))
-            total = _ordered_sum(sums)
-            if optimizer:
-                momentum = work(0.9) * momentum - work(0.1) * (work(0.25) * total)
-                weight = weight + momentum
-            else:
-                weight = total
-        results.append(weight.astype(dtype))
-    return results
-
-
-def _ordered_sum(arrays: list[np.ndarray]) -> np.ndarray:
-    total = arrays[0]
-    for array in arrays[1:]:
-        total = total + array
-    return total
-
-
-def run(cluster: Cluster, tmp_path: Path, env: dict[str, str], **shape: object) -> dict[int, list[np.ndarray]]:
-    """Run the cluster to its successful end and read every worker's final parameters."""
-    environment = {
-        "OUT": str(tmp_path / "w{rank}.npz"),
-        "SERVER_OPTIMIZER": "1",
-        "MXNET_KVSTORE_BIGARRAY_BOUND": "20000",
-        **env,
-    }
-    cluster.environment = environment
-    cluster.launch(SCRIPT, **shape)  # type: ignore[arg-type]
-    cluster.finish()
-    files = sorted(tmp_path.glob("w*.npz"))
-    return {int(path.stem[1:]): list(np.load(path).values()) for path in files}
-
-
-def assert_equal(found: dict[int, list[np.ndarray]], wanted: list[np.ndarray]) -> None:
-    for rank, arrays in found.items():
-        for got, want in zip(arrays, wanted, strict=True):
-            assert got.dtype == want.dtype
-            assert got.tobytes() == want.tobytes(), f"worker {rank}: off by {np.abs(got - want).max()}"
+from rounds import SCRIPT, SIZES, assert_equal, expected, found_in, initial, run
 
 
 @pytest.mark.parametrize(("roots", "shuffle"), [(1, "1"), (3, "2")])
@@ -137,7 +66,7 @@ def test_flat(cluster: Cluster, tmp_path: Path) -> None:
     cluster.environment = {"OUT": out, "SHUFFLE": "1", "SERVER_OPTIMIZER": "1"}
     cluster.launch_flat(SCRIPT, servers=2)
     cluster.finish()
-    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    found = found_in(tmp_path)
     assert_equal(found, expected([[0, 1, 2, 3]], dict.fromkeys(range(4), 5), optimizer=True))
 
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import socket
 import struct
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zmq
-from cluster import ROOT, Cluster, free_ports
-from test_exact import assert_equal, expected
+from cluster import Cluster, free_ports
+from rounds import SCRIPT, assert_equal, expected, found_in
 
 from geomx_cli.core.events import EventLog
 from geomx_cli.ps.net import security
@@ -22,7 +21,6 @@ from geomx_cli.ps.net.payload import view
 from geomx_cli.ps.net.transport import Transport
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_header, encode_header, job_number
 
-SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 GREETING = b"\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL" + bytes(48)
 
 
@@ -65,7 +63,7 @@ def test_a_root_under_attack_goes_on_and_counts(cluster: Cluster, tmp_path: Path
         except ConnectionRefusedError:
             time.sleep(0.1)
     cluster.finish()
-    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
+    found = found_in(tmp_path)
     assert_equal(found, expected([[0, 1], [2, 3]], dict.fromkeys(range(4), 5), optimizer=True))
     events = [json.loads(line) for line in (tmp_path / "events/root.jsonl").read_text().splitlines()]
     refused = [item["refused"] for item in events if "refused" in item][-1]

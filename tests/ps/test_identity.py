@@ -1,46 +1,31 @@
 """The holder of a key is the process that it was made for, and no other; invalid identities are refused."""
 
 import json
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from cluster import ROOT, Cluster
-from test_exact import assert_equal, expected
-from test_topologies import ROUNDS, SCRIPT, socket_dir, start
+from cluster import Cluster
+from rounds import HOSTILE, PLANNED_ROUNDS, SCRIPT, assert_equal, expected, found_in, launch_planned
 
-from geomx_cli.core.options import Value, defaults
-from geomx_cli.plan import JobSpec, Plan, plan
+from geomx_cli.core.options import defaults
+from geomx_cli.plan import JobSpec, plan
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.net.security import Identity
 
-__all__ = ["socket_dir"]
-HOSTILE = str(ROOT / "tests/scripts/hostile.py")
+FLAT = {"parties": 2, "workers": 2, "topology": "flat"}
+"""Four workers, which dial the server of another host by TCP."""
 
 
-def planned_with_keys(directory: Path, socket_dir: str, **options: Value) -> Plan:
-    """Four workers of a flat cluster, which dial the server of another host by TCP."""
-    values = {**defaults(), "parties": 2, "workers": 2, "topology": "flat", **options}
-    inventory = this_machine(values, free_ports(ports_needed(values)), one_host=False, python=sys.executable)
-    spec = JobSpec(
-        job="identity", options=values, script=SCRIPT, job_dir=str(directory), socket_dir=socket_dir,
-        key_dir=str(directory),
-    )  # fmt: skip
-    return plan(inventory, spec)
-
-
-def test_a_member_that_lies_and_misbehaves_changes_nothing(cluster: Cluster, tmp_path: Path, socket_dir: str) -> None:
-    planned = planned_with_keys(tmp_path, socket_dir, heartbeat=0.3)
+def test_a_member_that_lies_and_misbehaves_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    planned = cluster.planned(SCRIPT[1:], {**FLAT, "heartbeat": 0.3}, one_host=False)
     (target,) = [end.bind for end in planned.process("central/server:0").endpoints if end.bind.startswith("tcp")][:1]
     liar = planned.process("A/worker:1")
     cluster.each[liar.file_name] = {"TARGET": target, "OTHER": "A/worker:0"}
-    argv = {liar.file_name: [sys.executable, HOSTILE]}
-    start(cluster, planned, tmp_path, argv)
+    launch_planned(cluster, planned, {liar.file_name: HOSTILE})
     cluster.finish()
-    found = {int(path.stem[1:]): list(np.load(path).values()) for path in tmp_path.glob("w*.npz")}
-    assert_equal(found, expected([[0, 1, 2, 3]], dict.fromkeys(range(4), ROUNDS), optimizer=True))
+    found = found_in(tmp_path)
+    assert_equal(found, expected([[0, 1, 2, 3]], dict.fromkeys(range(4), PLANNED_ROUNDS), optimizer=True))
     events = [json.loads(line) for line in (tmp_path / "events/central-server-0.jsonl").read_text().splitlines()]
     refused = [event["refused"] for event in events if "refused" in event][-1]
     assert refused["malformed"] >= 8 + 10 + 4
@@ -51,7 +36,7 @@ def test_a_member_that_lies_and_misbehaves_changes_nothing(cluster: Cluster, tmp
 def test_each_listener_knows_who_dials_it_and_as_what() -> None:
     options = {**defaults(), "parties": 2, "workers": 2, "local_servers": 2, "global_servers": 2, "central_workers": 1}
     inventory = this_machine(options, free_ports(ports_needed(options)))
-    found = plan(inventory, JobSpec(job="x", options=options, script=SCRIPT, job_dir="/j", socket_dir="/s")).callers
+    found = plan(inventory, JobSpec(job="x", options=options, job_dir="/j", socket_dir="/s")).callers
     assert found["B/scheduler:0"] == {
         name: Identity(name, role, rank)
         for name, role, rank in (
@@ -76,11 +61,11 @@ def test_each_listener_knows_who_dials_it_and_as_what() -> None:
     ],
 )
 def test_a_process_with_the_variables_of_another_is_refused(
-    cluster: Cluster, tmp_path: Path, socket_dir: str, name: str, changes: dict[str, str], said: str
+    cluster: Cluster, name: str, changes: dict[str, str], said: str
 ) -> None:
-    planned = planned_with_keys(tmp_path, socket_dir, timeout=3.0)
+    planned = cluster.planned(SCRIPT[1:], {**FLAT, "timeout": 3.0}, one_host=False)
     cluster.each[planned.process(name).file_name] = changes
-    start(cluster, planned, tmp_path)
+    launch_planned(cluster, planned)
     statuses = cluster.wait()
     own = planned.process(name).file_name
     assert statuses[own] and said in cluster.output(own), cluster.outputs()

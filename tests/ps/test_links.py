@@ -7,7 +7,6 @@ Needs root.
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,16 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import ROOT, RUNTIME, Cluster, free_ports
+from averages import SCRIPT as AVERAGES_SCRIPT
+from averages import expected as expected_of_hfa
+from averages import found_in as history_in
+from cluster import RUNTIME, Cluster, free_ports, until
 from networks import SWITCH, Network
-from test_exact import assert_equal, expected
-from test_hfa import expected as expected_of_hfa
-from test_hfa import found_in
+from rounds import SCRIPT as ROUNDS_SCRIPT
+from rounds import assert_equal, expected, found_in
 
 from benchmarks.netns import call
 
-ROUNDS_SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
-AVERAGES_SCRIPT = [sys.executable, str(ROOT / "tests/scripts/averages.py")]
 WORKERS = ("Aw0", "Bw0")
 ALGORITHMS = ("fsa", "hfa", "mixed")
 SEGMENT = 4
@@ -86,12 +85,13 @@ class Sites(Cluster):
             (self.directory / "gates" / gate).touch()
 
     def until(self, condition: Callable[[], object], limit: float = TURNS_UP) -> None:
-        """Wait for `condition`."""
-        end = time.monotonic() + limit
-        while not condition():
-            assert time.monotonic() < end, f"it has not come to that:\n{self.outputs()}"
+        """Wait for `condition`, while no process fails."""
+
+        def check() -> object:
             assert all(p.poll() in (None, 0) for p in self.processes.values()), self.outputs()
-            time.sleep(0.05)
+            return condition()
+
+        until(check, limit, self.outputs)
 
     def meet(self, part: int, limit: float = TURNS_UP) -> None:
         """Wait until all workers have reached this part."""
@@ -121,9 +121,9 @@ class Sites(Cluster):
         if self.algorithm == "hfa":
             for index, size in enumerate(SIZES):
                 wanted = expected_of_hfa([[0], [1]], each, 2, index=index, size=size)
-                for rank, history in found_in(self.directory, f"t{index}").items():
+                for rank, history in history_in(self.directory, f"t{index}").items():
                     np.testing.assert_array_equal(history[-1].view("u4"), wanted[rank][-1].view("u4"))
-        found = {int(path.stem[1:]): list(np.load(path).values()) for path in self.directory.glob("w*.npz")}
+        found = found_in(self.directory)
         assert sorted(found) == [0, 1]
         if self.algorithm == "fsa":
             assert_equal(found, expected([[0], [1]], each, optimizer=True, sizes=SIZES))

@@ -3,18 +3,15 @@
 import itertools
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from cluster import ROOT, Cluster
-from test_exact import assert_equal, expected
+from cluster import Cluster
+from rounds import SCRIPT, assert_equal, expected, found_in
 
 pytestmark = pytest.mark.processes
 
-SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
 WINDOW = 2**20
 SLICE = 2**20
 MEMBERS = 4
@@ -66,7 +63,7 @@ def test_slow_members_and_slow_servers_take_no_memory_and_lose_nothing(tmp_path:
         directory.mkdir()
     base = train(small, [10], pulses=False)
     peaks = train(large, sizes, pulses=True)
-    found = {int(path.stem[1:]): list(np.load(path).values()) for path in large.glob("w*.npz")}
+    found = found_in(large)
     assert len(found) == MEMBERS
     assert_equal(found, expected([list(range(MEMBERS))], dict.fromkeys(range(MEMBERS), 3), optimizer=True, sizes=sizes))
     for name, used in peaks.items():

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_rounds import SIZE, Bench, KeptLink
+from bench import SIZE, Bench, KeptLink
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.optimizer_history import SERIAL, OptimizerHistory, Successor

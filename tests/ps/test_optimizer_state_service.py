@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_rounds import SIZE, Bench
+from bench import SIZE, Bench
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.net.payload import Array

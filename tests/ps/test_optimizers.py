@@ -1,6 +1,5 @@
 """The server's optimizers against MXNet's own, against plain formulas, and against misuse."""
 
-import warnings
 from itertools import pairwise
 from typing import Any
 
@@ -41,19 +40,6 @@ def walk(optimizer: Optimizer, weight: Array, grads: list[Array], slot: tuple[in
     for grad in grads:
         weight = optimizer.update(slot, weight, grad)
     return weight
-
-
-@pytest.fixture(scope="module")
-def mx() -> Any:
-    """MXNet 1.9.1, which uses names that numpy has removed."""
-    for kind in (bool, int, float, complex, object):
-        if kind.__name__ not in vars(np):
-            setattr(np, kind.__name__, kind)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import mxnet
-
-    return mxnet
 
 
 class Reference:

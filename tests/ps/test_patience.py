@@ -3,13 +3,11 @@
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 
-from cluster import ROOT, Cluster, until
-from test_mxnet_store import hooked
-
-SCRIPT = [sys.executable, str(ROOT / "tests/scripts/rounds.py")]
+from cluster import Cluster, until
+from mxnet_scripts import hooked
+from rounds import SCRIPT
 
 
 def launch(cluster: Cluster, tmp_path: Path, stuck: str = "", *, flat: bool = False, **shape: object) -> None:

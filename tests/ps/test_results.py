@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_rounds import SIZE, Bench, KeptLink, gradient
+from bench import SIZE, Bench, KeptLink, gradient
 from tree import Tree
 
 from geomx_cli.ps.aggregation.accumulator import SERIAL, Accumulator, Contribution

@@ -1,100 +1,14 @@
 """The rounds of a server and the upstream client below it, with links that only record messages."""
 
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
+from bench import SIZE, Bench, KeptLink
 
-from geomx_cli.ps.aggregation.aggregator import Aggregator
-from geomx_cli.ps.aggregation.deadlock_breaker import DeadlockBreaker
-from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import MAX_PULLS
-from geomx_cli.ps.net.payload import Array, view
+from geomx_cli.ps.net.payload import Array
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
-from geomx_cli.ps.optim import optimizers
-from geomx_cli.runtime.algorithms.fsa import FsaServer
-
-SIZE = 1000
-
-
-class KeptLink:
-    """Counts the returned credit, and records the requested slices."""
-
-    def __init__(self) -> None:
-        self.credit = 0
-        self.asked: list[tuple[int, int, int]] = []
-        self.again: list[int] = []
-        self.sent: list[tuple[Header, memoryview | None]] = []
-        self.dialled = True
-
-    def send(self, header: Header, payload: memoryview | None) -> None:
-        self.sent.append((header, payload))
-
-    def consumed(self, size: int) -> None:
-        self.credit += size
-
-    def request_slice(self, key: int, index: int, round_: int) -> None:
-        self.asked.append((key, index, round_))
-
-    def ask_again(self, request: int) -> None:
-        self.again.append(request)
-
-    def queues(self, header: Header) -> bool:
-        return False
-
-
-class KeptDelivery:
-    """Records messages instead of sending them."""
-
-    def __init__(self) -> None:
-        self.downs: list[tuple[Any, Header, memoryview | None]] = []
-
-    def down(self, link: Any, header: Header, payload: memoryview | None) -> None:
-        self.downs.append((link, header, payload))
-
-
-class Bench:
-    """A root with two members, of ranks 0 and 1."""
-
-    def __init__(
-        self,
-        optimizer: str = "",
-        required_contributors: Callable[[], Any] = lambda: [0, 1],
-        dtype: int = 0,
-        algorithm: FsaServer | None = None,
-    ) -> None:
-        self.links = [KeptLink(), KeptLink()]
-        self.delivery = KeptDelivery()
-        self.dtype = dtype
-        table = SliceTable(algorithm=algorithm or FsaServer(), roots=None, required_contributors=required_contributors)
-        self.rounds = Aggregator(delivery=self.delivery, upstream=None, own_rank=lambda: 0, table=table)
-        self.deadlocks = DeadlockBreaker(table, lambda rank: [self.links[rank]])
-        if optimizer:
-            self.rounds.use(optimizers.create(optimizer, {"learning_rate": 0.1}))
-
-    def header(self, kind: Kind, **fields: Any) -> Header:
-        return Header(**{"kind": kind, "length": SIZE, "dtype": self.dtype, **fields})
-
-    def init(self, value: Array) -> None:
-        self.rounds.values.on_push(self.links[0], self.header(Kind.PUSH), value.data.cast("B"))
-        self.delivery.downs.clear()
-
-    def push(self, rank: int, number: int, array: Array, **fields: Any) -> None:
-        fields = {"weight": 1.0, "contributors": (rank,), "request": 10 * number + rank, **fields}
-        header = self.header(Kind.EXCHANGE, round=number, **fields)
-        self.rounds.on_exchange(self.links[rank], header, array.data.cast("B"), rank)
-
-    def results(self) -> list[tuple[int, int, Array]]:
-        """(request, round, value) of the answers since the last call."""
-        found = [(header.request, header.round, view(header, payload)) for _, header, payload in self.delivery.downs]
-        self.delivery.downs.clear()
-        return found
-
-
-def gradient(rank: int, number: int) -> Array:
-    return np.random.default_rng([rank, number]).standard_normal(SIZE).astype(np.float32)
 
 
 def test_rounds_complete_in_order_and_early_ones_wait() -> None:
@@ -158,11 +72,11 @@ def _with_values(bench: Bench) -> list[tuple[int, int, Array]]:
 
 
 def test_a_round_goes_on_without_who_has_left() -> None:
-    required_contributors = [0, 1]
-    bench = Bench(required_contributors=lambda: required_contributors)
+    owing = [0, 1]
+    bench = Bench(required_contributors=lambda: owing)
     bench.init(np.zeros(SIZE, np.float32))
     bench.push(1, 1, np.ones(SIZE, np.float32))
-    required_contributors.remove(0)
+    owing.remove(0)
     bench.rounds.members_changed()
     assert bench.results()[0][2][0] == 1
 

@@ -2,21 +2,14 @@
 
 import os
 import random
-import sys
-import tempfile
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster import ROOT, Cluster, free_ports
+from cluster import Cluster
+from rounds import SCRIPT
 
-from geomx_cli.core import plugins
-from geomx_cli.core.options import defaults
-from geomx_cli.plan import JobSpec, plan
-from geomx_cli.plan.ports import ports_needed
-from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.net import shared_memory
 from geomx_cli.ps.net.shared_memory import FIRST, PLACE, SIZE, Arena, PeerArena
 from geomx_cli.ps.net.wire import BadMessage
@@ -40,12 +33,6 @@ def noted(arena, *args, **named):
 shared_memory.Arena.put = noted
 """
 """Leaves a file that says whether payloads were lent, or found no room."""
-
-
-@pytest.fixture
-def sockets() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="gx") as folder:
-        yield folder
 
 
 @pytest.fixture
@@ -182,23 +169,16 @@ def test_any_thread_may_drop_the_last_reference(arena: Arena) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("room", ["", "none", "little", "foreign"])
-def test_a_job_on_one_host_has_the_same_results_with_and_without_it(cluster: Cluster, room: str, sockets: str) -> None:
+def test_a_job_on_one_host_has_the_same_results_with_and_without_it(cluster: Cluster, room: str) -> None:
     """If there is no room, or the memory cannot be mapped, all payloads are sent through the sockets."""
-    values = {**defaults(plugins.table()), "parties": 2, "workers": 2}
-    inventory = this_machine(values, free_ports(ports_needed(values)), one_host=True, python=sys.executable)
     hook = cluster.directory / "sitecustomize.py"
     hook.write_text(HOOK + WITHOUT[room])
-    paths = os.pathsep.join([str(cluster.directory), str(ROOT)])
-    script = str(ROOT / "tests/scripts/rounds.py")
-    spec = JobSpec(
-        job="memory", options=values, script=("python", script), job_dir=str(cluster.directory),
-        socket_dir=sockets, key_dir="", python=sys.executable,
-        env={"PYTHONPATH": paths, "OUT": str(cluster.directory / "w{rank}.npz"), "ROUNDS": "6", "SIZES": "300000,10",
-             "SHUFFLE": "3"},
-    )  # fmt: skip
+    cluster.environment = {
+        "OUT": str(cluster.directory / "w{rank}.npz"), "ROUNDS": "6", "SIZES": "300000,10", "SHUFFLE": "3",
+    }  # fmt: skip
     cluster.forks = False
-    for item in plan(inventory, spec).processes:
-        cluster.start(item.file_name, item.argv, item.env)
+    options = {"parties": 2, "workers": 2}
+    cluster.launch_planned(cluster.planned(SCRIPT[1:], options, env={"PYTHONPATH": str(cluster.directory)}))
     cluster.finish()
     found = {path.name for path in cluster.directory.iterdir()} & {"lent", "no room"}
     assert found == {"": {"lent"}, "little": {"lent", "no room"}}.get(room, set())

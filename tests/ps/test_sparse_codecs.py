@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster import Cluster
-from test_mxnet_store import hooked
+from mxnet_scripts import hooked
 from tree import Tree
 
 from geomx_cli.core.errors import InvalidSettings

@@ -7,15 +7,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cluster import ROOT, clean_environment
+from desk import Desk, Launch
 from idx import write_data
-from test_faults import Job
 
 from geomx_cli.cli import main
 from geomx_cli.core import plugins
@@ -75,43 +75,23 @@ def test_with_one_worker_it_is_plain_sgd(weights: dict[str, dict[str, Any]], way
 
 # Four workers.
 
-Run = Callable[..., Job]
+Run = Callable[..., Launch]
 
 
 @pytest.fixture
-def launch(tmp_path: Path, data: Path) -> Iterator[Run]:
+def launch(desk: Desk, data: Path) -> Run:
     """Starts a job of the bundled training on 2 x 2 workers."""
-    jobs: list[Job] = []
-
-    def begin(algo: str, *arguments: str) -> Job:
-        small = ["--network", "linear", "--data-dir", str(data), "--batch-size", "8"]
-        jobs.append(Job(tmp_path, ["--local", "--json", "--algo", algo, *small, *arguments]))
-        return jobs[-1]
-
-    yield begin
-    for job in jobs:
-        job.stop()
-        job.temporary.rmdir()
+    small = ["--network", "linear", "--data-dir", str(data), "--batch-size", "8"]
+    return lambda algo, *arguments: desk.train("--local", "--json", "--algo", algo, *small, *arguments)
 
 
-def finished(job: Job) -> dict[str, dict[str, Any]]:
-    """Each worker's final event."""
-    found = {}
-    for path in job.directory.glob("events/*-worker-*.jsonl"):
-        events = [json.loads(line) for line in path.read_text().splitlines()]
-        for event in (event for event in events if event["event"] == "finished"):
-            found[path.stem] = event
-    return found
-
-
-def done(job: Job, workers: int = 4) -> dict[str, dict[str, Any]]:
+def done(job: Launch, workers: int = 4) -> dict[str, dict[str, Any]]:
     """The final events of the workers of a job that has succeeded and left nothing behind."""
-    job.finish()
-    assert job.status == 0, job.errors
+    assert job.finish() == 0, job.errors
     result = json.loads(job.output)
     assert (result["status"], result["exit_code"], result["failure"]) == ("done", 0, None)
     job.assert_clean()
-    found = finished(job)
+    found = job.finished()
     assert len(found) == workers
     return found
 
@@ -156,7 +136,7 @@ def test_esync_lets_the_fast_take_more_steps_than_the_slow(launch: Run) -> None:
     assert len({event["rounds"] for event in found.values()}) == 1
 
 
-def contributions(job: Job, worker: str) -> int:
+def contributions(job: Launch, worker: str) -> int:
     """The number of rounds in which the worker had data."""
     events = [json.loads(line) for line in (job.directory / f"events/{worker}.jsonl").read_text().splitlines()]
     return sum(event.get("num_samples", 0) > 0 for event in events if event["event"] == "round")

@@ -2,27 +2,18 @@
 
 import itertools
 import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster import ROOT, RUNTIME, Cluster, clean_environment, free_ports
+from averages import SCRIPT, SIZES, expected, found_in, own_steps
+from cluster import RUNTIME, Cluster, clean_environment, free_ports
 from tree import Tree
 
-from geomx_cli.core.options import defaults
-from geomx_cli.plan import JobSpec, plan
-from geomx_cli.plan.ports import free_ports as ports_of_this_machine
-from geomx_cli.plan.ports import ports_needed
-from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.ps.net.payload import Array
 from geomx_cli.runtime.algorithms.hfa import HfaServer
-
-SCRIPT = [sys.executable, str(ROOT / "tests/scripts/averages.py")]
-SIZES = (5000, 10, 3)
 
 
 def tree(parties: Sequence[int], k2: int = 1, *, by_samples: bool = False, **shape: object) -> Tree:
@@ -31,63 +22,6 @@ def tree(parties: Sequence[int], k2: int = 1, *, by_samples: bool = False, **sha
 
 def full(number: float) -> Array:
     return np.full(8, number, np.float32)
-
-
-def own_steps(weight: Array, rank: int, number: int, index: int, steps: int = 2) -> Array:
-    goal = np.random.default_rng([rank, number, index]).standard_normal(weight.size).astype(weight.dtype)
-    for _ in range(steps):
-        weight = weight - weight.dtype.type(0.25) * (weight - goal)
-    return weight
-
-
-def expected(
-    parties: Sequence[Sequence[int]], rounds: Mapping[int, int], k2: int, *, index: int = 0, size: int = 8,
-    dtype: str = "float32", counts: Mapping[int, float] | None = None,
-) -> dict[int, list[Array]]:  # fmt: skip
-    """Each worker's result after each of its rounds; `parties` are global ranks, `counts` each worker's samples.
-
-    A mean is over the remaining members. fp16 is averaged in fp32, and rounded where it is sent to workers or stored.
-    """
-    kind, work = np.dtype(dtype), np.dtype("float64" if dtype == "float64" else "float32")
-    milestone = np.random.default_rng(1000 + index).standard_normal(size).astype(kind)
-    history = {rank: [milestone] for party in parties for rank in party}
-    value, since = milestone.astype(work), dict.fromkeys(range(len(parties)), 0.0)
-    for number in range(max(rounds.values())):
-        given, total_weight, there = None, 0.0, []
-        for which, party in enumerate(parties):
-            members = [rank for rank in party if number < rounds[rank]]
-            if not members:
-                continue
-            weights = [counts[rank] if counts else 1.0 for rank in members]
-            shares = [
-                own_steps(history[rank][-1], rank, number, index) * kind.type(weight / len(party))
-                for rank, weight in zip(members, weights, strict=True)
-            ]
-            mean = sum_of(shares, work)
-            if sum(weights) != len(party):
-                mean = mean * work.type(len(party) / sum(weights))
-            since[which] += sum(weights)
-            if (number + 1) % k2:
-                for rank in members:
-                    history[rank].append(mean.astype(kind))
-                continue
-            weight, since[which] = since[which] if counts else 1.0, 0.0
-            difference = (mean - value.astype(kind).astype(work)) * work.type(weight)
-            given = sum_of([difference] if given is None else [given, difference], work)
-            total_weight += weight
-            there += members
-        if given is not None:
-            value = (value.astype(kind) + given / work.type(total_weight)).astype(kind).astype(work)
-            for rank in there:
-                history[rank].append(value.astype(kind))
-    return history
-
-
-def sum_of(arrays: Sequence[Array], work: np.dtype) -> Array:
-    total = arrays[0].astype(work)
-    for array in arrays[1:]:
-        total = total + array.astype(work)
-    return total
 
 
 def assert_same(found: Sequence[Array], wanted: Sequence[Array]) -> None:
@@ -226,17 +160,6 @@ def test_in_a_flat_cluster_the_root_averages_weights() -> None:
 # Clusters.
 
 
-@pytest.fixture
-def socket_dir() -> Iterator[str]:
-    """A short directory: the path of a unix socket is limited to 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="gx-") as path:
-        yield path
-
-
-def found_in(folder: Path, tensor: str = "t0") -> dict[int, list[Array]]:
-    return {int(path.stem[1:]): list(np.load(path)[tensor]) for path in sorted(folder.glob("w*.npz"))}
-
-
 def environment(folder: Path, **more: str) -> dict[str, str]:
     return {"OUT": str(folder / "w{rank}.npz"), "PUSH": "weights", "GEOMX_ALGO": "hfa", **more}
 
@@ -258,18 +181,11 @@ def test_a_cluster_by_hand(cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [{"central_server": True}, {"topology": "spread"}], ids=["central", "spread"])
 def test_central_workers_are_a_party_of_their_own(
-    cluster: Cluster, tmp_path: Path, socket_dir: str, shape: dict[str, Any]
+    cluster: Cluster, tmp_path: Path, shape: dict[str, Any]
 ) -> None:
-    options = {**defaults(), "parties": 1, "workers": 1, "central_workers": 2}
-    ports = ports_of_this_machine(ports_needed(options))
-    made = this_machine(options, ports, one_host=True, python=sys.executable)
-    inventory = made.model_copy(update=shape)
-    script = ("python", SCRIPT[1])
-    spec = JobSpec(job="hfa", options=options, script=script, job_dir=str(tmp_path), socket_dir=socket_dir)
     cluster.environment = environment(tmp_path, MXNET_KVSTORE_HFA_K2="2", GEOMX_WEIGHT="samples", WEIGHTS="1,2,4")
-    for process in plan(inventory, spec).processes:
-        env = {**process.env, "PYTHONPATH": f"{ROOT}:{process.env.get('PYTHONPATH', '')}"}
-        cluster.start(process.file_name, process.argv, env)
+    options = {"parties": 1, "workers": 1, "central_workers": 2}
+    cluster.launch_planned(cluster.planned(SCRIPT[1:], options, changes=shape))
     cluster.finish()
     counts = {0: 1.0, 1: 2.0, 2: 4.0}
     wanted = expected([[0], [1, 2]], dict.fromkeys(range(3), 4), 2, size=SIZES[0], counts=counts)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from cluster import Cluster, free_ports
-from test_cuts import Proxy
-from test_mxnet_store import SCRIPTS, check_parameters, hooked
+from mxnet_scripts import SCRIPTS, check_parameters, hooked
+from proxy import Proxy
 
 
 def test_row_sparse_arrays_count_as_dense_ones(cluster: Cluster) -> None:

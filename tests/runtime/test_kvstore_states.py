@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cluster import Cluster
-from test_mxnet_store import hooked
+from mxnet_scripts import hooked
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.optim import optimizers

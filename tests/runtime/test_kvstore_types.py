@@ -2,7 +2,7 @@
 
 import pytest
 from cluster import Cluster
-from test_mxnet_store import hooked
+from mxnet_scripts import hooked
 
 
 @pytest.mark.parametrize("kind", ["dist", "dist_device_async"])

@@ -5,19 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cluster import ROOT, RUNTIME, Cluster
-from test_mxnet_store import SCRIPTS, check_parameters, hooked
+from mxnet_scripts import SCRIPTS, assert_master_ended, check_parameters, hooked
 
-ENDS = (
-    "the master worker has set the job up; it does not train, and ends here; global_rank 0 is the one to save a model\n"
-)
 WORKERS = ("Aw0", "Aw1", "Bw0")
-
-
-def assert_master_ended(cluster: Cluster) -> None:
-    """Its script ended early and successfully; the others ran to their end."""
-    assert cluster.output("master").count(ENDS) == 1, cluster.outputs()
-    assert "Traceback" not in cluster.output("master"), cluster.output("master")
-    assert not any(ENDS in cluster.output(name) for name in WORKERS)
 
 
 def test_a_script_that_knows_no_masters_trains_without_it(cluster: Cluster) -> None:

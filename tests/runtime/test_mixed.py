@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bench import Bench
 from cluster import ROOT, Cluster
-from test_rounds import Bench
 from tree import Tree, Who
 
 from geomx_cli.core.errors import InvalidSettings

@@ -1,31 +1,20 @@
 """Unmodified MXNet scripts on real clusters: the KVStore's rules, training, failures, and the import hook alone."""
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
-from cluster import ROOT, RUNTIME, Cluster
+from cluster import RUNTIME, Cluster
+from mxnet_scripts import LOAD, SCRIPTS, check_parameters, hooked, run_hooked
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.optim import optimizers
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
 from geomx_cli.runtime.frontends.mxnet.optimizer_params import from_mxnet, multipliers
 
-SCRIPTS = (ROOT / "tests") / "scripts"
-HOOK = ROOT / "geomx_cli" / "runtime" / "hook"
-LOAD = "from geomx_cli.runtime.frontends.mxnet.load import load_mxnet; load_mxnet()"
 WORKERS = ("Aw0", "Aw1", "Bw0", "Bw1")
 PARTIES = {name: {"GEOMX_PARTY": name[0]} for name in WORKERS}
-
-
-def hooked(script: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    """A script's argv and environment as launch starts it: the plain script, with the hook on PYTHONPATH."""
-    return [sys.executable, str(SCRIPTS / script), *arguments], {"PYTHONPATH": f"{HOOK}{os.pathsep}{ROOT}"}
 
 
 @pytest.mark.parametrize("kind", ["int", "str"])
@@ -33,22 +22,6 @@ def test_conformance(cluster: Cluster, kind: str) -> None:
     argv, env = hooked("conformance.py", kind)
     cluster.launch(argv, env=env, worker_env=PARTIES)
     cluster.finish()
-
-
-def check_parameters(directory: Path, ranks: int, reference: list[str]) -> None:
-    """All ranks have the same parameters, equal to those of the reference, which runs alone."""
-    code = f"import runpy, sys; {LOAD}; sys.argv.pop(0);"
-    argv = [sys.executable, "-W", "ignore", "-c", code + "runpy.run_path(sys.argv[0], run_name='__main__')"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([*argv, *reference, str(ranks)], cwd=directory, check=True, timeout=90, env=env)
-    wanted = list(np.load(directory / "reference.npz").values())
-    first = list(np.load(directory / "params-0.npz").values())
-    assert len(first) == len(wanted) > 2
-    for mine, theirs in zip(first, wanted, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-6)
-    for rank in range(1, ranks):
-        other = np.load(directory / f"params-{rank}.npz").values()
-        assert all(np.array_equal(mine, theirs) for mine, theirs in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize("place", ["server", "worker"])
@@ -120,14 +93,6 @@ def test_a_script_leaves_cleanly(cluster: Cluster, how: str) -> None:
     assert not any(statuses.values()), cluster.outputs()
     for rank in range(2):
         assert [event["event"] for event in events(cluster.directory, f"A-worker-{rank}")][-1] == "finished"
-
-
-def run_hooked(code: str, role: str, *paths: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python code with the hook on the path and the variables of a role."""
-    path = os.pathsep.join(map(str, [HOOK, ROOT, *paths]))
-    env = {**os.environ, "PYTHONPATH": path, "DMLC_ROLE": role, "DMLC_PS_ROOT_URI": "127.0.0.1"}
-    argv = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=90, check=False)
 
 
 @pytest.mark.processes

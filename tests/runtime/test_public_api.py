@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from cluster import ROOT, Cluster
 from idx import write_data
-from test_mxnet_store import HOOK, hooked, run_hooked
-from test_structure import PACKAGE, imports
+from imports import imports
+from mxnet_scripts import HOOK, hooked, run_hooked
 
 import geomx_cli.mxnet
 from geomx_cli.runtime.training import data
@@ -64,7 +64,7 @@ def test_mxnet_stays_mxnet_where_our_folder_is_on_the_path() -> None:
     why.
     """
     code = "import sys, mxnet as mx; print(mx.nd.ones(1).asscalar(), mx.__file__)"
-    path = os.pathsep.join(map(str, (PACKAGE, HOOK, ROOT)))
+    path = os.pathsep.join(map(str, (ROOT / "geomx_cli", HOOK, ROOT)))
     env = {**os.environ, "PYTHONPATH": path, "DMLC_PS_ROOT_URI": "127.0.0.1"}
     argv = [sys.executable, "-W", "ignore", "-c", code]
     for role in ("worker", "server"):
@@ -73,7 +73,7 @@ def test_mxnet_stays_mxnet_where_our_folder_is_on_the_path() -> None:
         )
         if role == "worker":
             number, where = done.stdout.split()
-            assert number == "1.0" and PACKAGE not in Path(where).parents, done
+            assert number == "1.0" and ROOT / "geomx_cli" not in Path(where).parents, done
         else:
             assert "geomx_cli/mxnet.py is not MXNet: take its folder off sys.path" in done.stderr
 

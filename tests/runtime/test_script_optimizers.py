@@ -5,13 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster import Cluster
-from test_mxnet_store import SCRIPTS, check_parameters, hooked
-from test_optimizers import mx
+from mxnet_scripts import SCRIPTS, check_parameters, hooked
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime.frontends.mxnet.worker_updates import WorkerUpdates
-
-__all__ = ["mx"]
 
 SMALL = {"MXNET_KVSTORE_BIGARRAY_BOUND": "1024"}
 
