@@ -179,7 +179,7 @@ class Tree:
         return (self._root(where), CENTRAL + rank) if party < 0 else (self.servers[party], rank)
 
     def _server(self, party: int, part: ServerAlgorithm, workers: int) -> Node:
-        upstream = UpstreamClient(Compression(self._compress))
+        upstream = UpstreamClient(Compression(self._compress, gradients=not part.starts_from_value))
         for root in self.roots:
             wire = root.wires[party] = Wire(up=partial(self._at_root, root, party), sent=self._sent)
             wire.down = partial(self._below_root, upstream, wire)

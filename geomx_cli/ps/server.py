@@ -46,7 +46,8 @@ class Server:
         self._settings = settings
         self._is_root = settings.role == "global_server" or settings.upper is None
         self._members = ServerMembers(settings, self._is_root)
-        compression = Compression(complete_spec(settings.text("compress"), int(settings.number("compress_min"))))
+        spec = complete_spec(settings.text("compress"), int(settings.number("compress_min")))
+        compression = Compression(spec, gradients=not algorithm.starts_from_value)
         self._upstream = None if self._is_root else UpstreamClient(compression)
         self._delivery = delivery
         self.node = Node(

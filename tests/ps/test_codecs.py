@@ -32,6 +32,7 @@ from geomx_cli.ps.net.payload import Content, as_payload, form_of
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
 from geomx_cli.ps.optim import optimizers
+from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 from geomx_cli.runtime.algorithms.hfa import HfaServer
 
@@ -290,6 +291,20 @@ def test_what_is_lost_comes_with_later_rounds(spec: str, optimizer: bool) -> Non
             wrong = np.abs(found[number] - wanted[number]) > 1e-4
             assert not wrong.any(), number
         assert found[-1].tobytes() == tree.last((0, 0)).tobytes()
+
+
+def test_differences_of_weights_have_no_momentum() -> None:
+    """Then bsc is topk."""
+    random, size = np.random.default_rng(5), 2000
+    start, *pushed = random.standard_normal((7, size)).astype(np.float32)
+    trees = [Tree([1], lambda _, __: MeanServer(), size=size, compress=spec) for spec in ("bsc:0.05,min=0", "topk:0.05")]
+    for tree in trees:
+        tree.use("nag", learning_rate=0.7, momentum=0.9).init(start)
+        tree.pull((0, 0))
+        for number, difference in enumerate(pushed, 1):
+            tree.push((0, 0), number, difference)
+    found, wanted = ([result.value for result in tree.got((0, 0))] for tree in trees)
+    assert len(found) == 7 and np.array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("spec", ["int8", "bsc:0.02,fp16"])

@@ -38,10 +38,12 @@ class Compression:
     codec loses in one change is part of the next. Sums have no reference: their loss is kept as a residual and added to
     the next sum. Arrays whose elements are not finite or LARGEST and more are sent unencoded.
 
-    bytes: the total encoded so far, (before, after) encoding.
+    gradients: whether contributions are gradients, to which the codec's momentum belongs, and not differences of
+    weights. bytes: the total encoded so far, (before, after) encoding.
     """
 
-    def __init__(self, spec: str = "") -> None:
+    def __init__(self, spec: str = "", *, gradients: bool = True) -> None:
+        self._gradients = gradients
         self._codec: Codec | None = None
         self.spec = ""
         self.bytes = (0, 0)
@@ -85,7 +87,8 @@ class Compression:
         # Error feedback: whatever the codec drops is kept in `residual` and sent with later contributions.
         kept = self._kept.setdefault(where.id, {})
         residual = kept.setdefault("residual", np.zeros_like(given))
-        if codec.momentum:
+        has_momentum = codec.momentum and self._gradients
+        if has_momentum:
             momentum = kept.setdefault("momentum", np.zeros_like(given))
             momentum *= given.dtype.type(codec.momentum)
             momentum += given
@@ -100,7 +103,7 @@ class Compression:
         payload = self._count(codec.encode(residual), array, where)
         sent = codec.decode(payload, len(array))
         residual -= sent
-        if codec.momentum:
+        if has_momentum:
             momentum[sent != 0] = 0
         return encoded(payload, Form.ENCODED)
 
