@@ -9,13 +9,12 @@ from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.barrier import Barrier
 from geomx_cli.ps.cluster.node import Node
-from geomx_cli.ps.cluster.partition import NEAR, Partition, Placement, Slice, Tensor
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.server_members import ServerMembers
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.wire import Header
 from geomx_cli.ps.optimizer_service import OptimizerService
 from geomx_cli.ps.optimizer_state_service import OptimizerStateService
+from geomx_cli.ps.placement_service import PlacementService
 
 __all__ = ["ControlService"]
 
@@ -31,7 +30,7 @@ class ControlService:
 
     def __init__(
         self, node: Node, members: ServerMembers, upstream: UpstreamClient | None, aggregator: Aggregator,
-        own_party: Callable[[], int],
+        placements: PlacementService, own_party: Callable[[], int],
     ) -> None:  # fmt: skip
         self._node = node
         self._members = members
@@ -41,13 +40,10 @@ class ControlService:
         self._waiting: list[Request] = []
         self._optimizer_service = OptimizerService(aggregator, members)
         self._rank_scope = ""
-        self._partition: Partition | None = None
-        self._placements: dict[str, list[Any]] = {}
-        self._shapes: dict[tuple[int, int], tuple[int, int, int, int]] = {}
         self._barriers = {"party": Barrier(members.of_own_plane), "all": Barrier(members.training)}
         self._handlers: dict[str, Callable[[Request], None]] = {
             "cluster": self._on_cluster,
-            "declare": self._on_declare,
+            "declare": placements.declare,
             "optimizer": self._on_optimizer,
             "barrier": self._on_barrier,
             "mode": self._on_mode,
@@ -65,15 +61,6 @@ class ControlService:
         """Answer the queued requests if the cluster is complete."""
         while self._waiting and self._members.complete and (self._upstream is None or self._upstream.links):
             self._answer(self._waiting.pop(0))
-
-    def has_declared(self, header: Header) -> bool:
-        """Whether the slice in a header matches a declaration. Only the first server of a plane receives declarations,
-        so the others accept any slice.
-        """
-        if self._node.memberships[0].rank != 0:
-            return True
-        found = (header.length, header.dtype, header.row, header.size)
-        return self._shapes.get((header.key, header.slice)) == found
 
     def release_barriers(self) -> None:
         """Release the barriers that are complete now."""
@@ -142,44 +129,6 @@ class ControlService:
         if scope != self._rank_scope and self._node.settings.upper is not None:
             what = f"its rank scope is {scope}, and that of other workers {self._rank_scope}"
             raise InvalidSettings(what, "give all workers of the job the same GEOMX_RANK_SCOPE")
-
-    def _on_declare(self, request: Request) -> None:
-        told = request.body["tensors"]
-        tensors = [Tensor(str(name), int(size), str(dtype), int(row)) for name, size, dtype, row in told]
-        if self._upstream is None:
-            partition = self._own_partition()
-            placed = [partition.declare(tensor) for tensor in tensors]
-            for item in placed:
-                self._shapes |= item.shapes()
-            answer = [[item.key, [[s.offset, s.length, s.root, s.server] for s in item.slices]] for item in placed]
-            request.answer({"placements": answer})
-            return
-        self._node.rpc.ask(
-            self._upstream.links[0], "declare", request.body,
-            lambda body: self._assign_to_party(request, tensors, body), request.refuse,
-        )  # fmt: skip
-
-    def _assign_to_party(self, request: Request, tensors: list[Tensor], body: Body) -> None:
-        """Assign the slices to the local servers of this party, and remember the placement."""
-        partition = self._own_partition()
-        for tensor, (key, slices) in zip(tensors, body["placements"], strict=True):
-            if tensor.name not in self._placements:
-                servers = partition.assign([length for _, length, _, _ in slices])
-                placed = [[o, n, root, own] for (o, n, root, _), own in zip(slices, servers, strict=True)]
-                self._placements[tensor.name] = [key, placed]
-                self._shapes |= Placement(key, tensor, tuple(Slice(*item) for item in placed)).shapes()
-        request.answer({"placements": [self._placements[tensor.name] for tensor in tensors]})
-
-    def _own_partition(self) -> Partition:
-        """The partition over the roots (at a root) or over the party's servers (at a local server)."""
-        if self._partition is None:
-            settings = self._node.settings
-            plane = settings.local if self._upstream is not None else settings.upper or settings.local
-            assert plane is not None
-            near = settings.host != "" and self._members.all_on(settings.host)
-            elements = int(settings.number("slice_elements")) or (NEAR if near else 0)
-            self._partition = Partition(elements, plane.servers)
-        return self._partition
 
     def _on_optimizer(self, request: Request) -> None:
         """See OptimizerService. Forwarded to all roots."""

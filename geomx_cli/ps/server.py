@@ -32,6 +32,7 @@ from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.malloc import share_one_heap
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
+from geomx_cli.ps.placement_service import PlacementService
 
 __all__ = ["Server"]
 
@@ -56,12 +57,13 @@ class Server:
         )  # fmt: skip
         upstream = self._upstream
         delivery.begin(self.node, upstream)
+        placements = PlacementService(self.node, self._members, upstream)
         self._table = SliceTable(
             algorithm=algorithm,
             roots=None if upstream is None else lambda: len(upstream.links),
             required_contributors=self._members.required_contributors,
             cohort_of=self._members.cohort_of,
-            declared=self._has_declared,
+            declared=placements.has_declared,
         )
         tell_roots = None if upstream is None else self._tell_roots
         self._deadlocks = DeadlockBreaker(self._table, self._members.links, tell_roots)
@@ -72,7 +74,7 @@ class Server:
         )  # fmt: skip
         self._party_index = 0
         self._control = ControlService(
-            self.node, self._members, self._upstream, self._aggregator, lambda: self._party_index
+            self.node, self._members, upstream, self._aggregator, placements, lambda: self._party_index
         )
         self._straggler_monitor = StragglerMonitor(self.node, self._members, self._waits)
         self._endpoints = self.node.listen(settings.local or settings.upper)
@@ -215,9 +217,6 @@ class Server:
             self.node.goodbye(self._upstream.links if self._upstream is not None else ())
 
     # Tensors.
-
-    def _has_declared(self, header: Header) -> bool:
-        return self._control.has_declared(header)
 
     def _on_tensor(self, link: Link, header: Header, payload: memoryview | None) -> None:
         if self._delivery.receive(link, header, payload):

@@ -1,0 +1,73 @@
+"""Where the slices of declared tensors go."""
+
+from typing import Any
+
+from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.cluster.node import Node
+from geomx_cli.ps.cluster.partition import NEAR, Partition, Placement, Slice, Tensor
+from geomx_cli.ps.cluster.rpc import Request
+from geomx_cli.ps.cluster.server_members import ServerMembers
+from geomx_cli.ps.net.wire import Header
+
+__all__ = ["PlacementService"]
+
+
+class PlacementService:
+    """Answers declarations of tensors: the rank-0 root places slices on the roots, the rank-0 local server then on the
+    servers of its party.
+    """
+
+    def __init__(self, node: Node, members: ServerMembers, upstream: UpstreamClient | None) -> None:
+        self._node = node
+        self._members = members
+        self._upstream = upstream
+        self._partition: Partition | None = None
+        self._placements: dict[str, Placement] = {}
+        self._shapes: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+
+    def has_declared(self, header: Header) -> bool:
+        """Whether the slice in a header matches a declaration. Only the first server of a plane receives declarations,
+        so the others accept any slice.
+        """
+        if self._node.memberships[0].rank != 0:
+            return True
+        found = (header.length, header.dtype, header.row, header.size)
+        return self._shapes.get((header.key, header.slice)) == found
+
+    def declare(self, request: Request) -> None:
+        """Answer with the placements of the tensors. Raises InvalidSettings for one that was declared otherwise."""
+        given = request.body["tensors"]
+        tensors = [Tensor(str(name), int(size), str(dtype), int(row)) for name, size, dtype, row in given]
+        if self._upstream is None:
+            self._answer(request, [self._own_partition().declare(tensor) for tensor in tensors])
+            return
+        self._node.rpc.ask(
+            self._upstream.links[0], "declare", request.body,
+            lambda body: self._assign_to_party(request, tensors, body), request.refuse,
+        )  # fmt: skip
+
+    def _assign_to_party(self, request: Request, tensors: list[Tensor], body: dict[str, Any]) -> None:
+        """Assign the slices to the local servers of this party."""
+        for tensor, (key, slices) in zip(tensors, body["placements"], strict=True):
+            if tensor.name not in self._placements:
+                servers = self._own_partition().assign([length for _, length, _, _ in slices])
+                placed = [Slice(o, n, root, own) for (o, n, root, _), own in zip(slices, servers, strict=True)]
+                self._placements[tensor.name] = Placement(key, tensor, tuple(placed))
+        self._answer(request, [self._placements[tensor.name] for tensor in tensors])
+
+    def _answer(self, request: Request, placements: list[Placement]) -> None:
+        for item in placements:
+            self._shapes |= item.shapes()
+        answer = [[item.key, [[s.offset, s.length, s.root, s.server] for s in item.slices]] for item in placements]
+        request.answer({"placements": answer})
+
+    def _own_partition(self) -> Partition:
+        """The partition over the roots (at a root) or over the party's servers (at a local server)."""
+        if self._partition is None:
+            settings = self._node.settings
+            plane = settings.local if self._upstream is not None else settings.upper or settings.local
+            assert plane is not None
+            near = settings.host != "" and self._members.all_on(settings.host)
+            elements = int(settings.number("slice_elements")) or (NEAR if near else 0)
+            self._partition = Partition(elements, plane.servers)
+        return self._partition
