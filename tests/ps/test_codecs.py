@@ -297,7 +297,8 @@ def test_differences_of_weights_have_no_momentum() -> None:
     """Then bsc is topk."""
     random, size = np.random.default_rng(5), 2000
     start, *pushed = random.standard_normal((7, size)).astype(np.float32)
-    trees = [Tree([1], lambda _, __: MeanServer(), size=size, compress=spec) for spec in ("bsc:0.05,min=0", "topk:0.05")]
+    specs = ("bsc:0.05,min=0", "topk:0.05")
+    trees = [Tree([1], lambda _, __: MeanServer(), size=size, compress=spec) for spec in specs]
     for tree in trees:
         tree.use("nag", learning_rate=0.7, momentum=0.9).init(start)
         tree.pull((0, 0))
