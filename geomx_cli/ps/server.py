@@ -65,8 +65,8 @@ class Server:
             cohort_of=self._members.cohort_of,
             declared=placements.has_declared,
         )
-        tell_roots = None if upstream is None else self._tell_roots
-        self._deadlocks = DeadlockBreaker(self._table, self._members.links, tell_roots)
+        notify_roots = None if upstream is None else self._notify_roots
+        self._deadlocks = DeadlockBreaker(self._table, self._members.links, notify_roots)
         self._aggregator = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._party_index, table=self._table,
             compression=compression,
@@ -194,7 +194,7 @@ class Server:
         else:
             self._deadlocks.request_slice(header.key, header.slice, header.round)
 
-    def _tell_roots(self) -> None:
+    def _notify_roots(self) -> None:
         """Report to the roots, which wait for this party, that its members are stuck."""
         if self._upstream is not None and self._upstream.waiting:
             for root in self._upstream.links:

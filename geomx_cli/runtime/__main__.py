@@ -67,7 +67,7 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
             raise InvalidSettings(f"there is no script {argv[0]}", f"it is looked for in {Path.cwd()}")
         signals = None if settings.job else Signals()
         if signals is not None:
-            signals.watch(script.session().tell)
+            signals.watch(script.session().notify)
         finder.install()
         _collect_from_now_on()
         script.run(argv, signals)
@@ -85,8 +85,8 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
         client.leave()
         client.close()
     except (Exception, KeyboardInterrupt) as error:
-        told = interrupted(error) if isinstance(error, KeyboardInterrupt) else None
-        cause = told or client.failure or error  # MXNet re-raises engine failures as its own errors
+        interruption = interrupted(error) if isinstance(error, KeyboardInterrupt) else None
+        cause = interruption or client.failure or error  # MXNet re-raises engine failures as its own errors
         client.close(cause if isinstance(cause, GeomxError) else TrainingFailed(repr(error)))
         if cause is error:
             raise

@@ -17,11 +17,11 @@ class PushedHyper:
         self.serial = 0
         self._params: Hyper = {}
         self._initial: Hyper = {}
-        self._told: dict[str, Hyper] = {}
+        self._sent: dict[str, Hyper] = {}
 
     def begin(self, params: Params, serial: int) -> None:
         """Begin with a new optimizer, whose hyper-parameters the servers know."""
-        self.serial, self._told, self._params = serial, {}, {}
+        self.serial, self._sent, self._params = serial, {}, {}
         self.change(params)
         self._initial = {"lr_mult": 1.0, "wd_mult": 1.0, **self._params}
         if serial:
@@ -33,7 +33,7 @@ class PushedHyper:
 
     def news(self, name: str, own: Mapping[str, float] | None = None) -> Hyper:
         """Return what to send with this key's next push. own: hyper-parameters of this key only, as "lr_mult"."""
-        told, now = self._told.get(name, self._initial), self._params | dict(own or {})
-        self._told[name] = now
-        news = {param: value for param, value in now.items() if told.get(param) != value}
+        sent, now = self._sent.get(name, self._initial), self._params | dict(own or {})
+        self._sent[name] = now
+        news = {param: value for param, value in now.items() if sent.get(param) != value}
         return {**news, SERIAL: float(self.serial)} if news and self.serial else news

@@ -95,7 +95,7 @@ class Session:
             if self.store is not None:
                 _rest(self.store)
 
-    def tell(self, error: Interrupted) -> None:
+    def notify(self, error: Interrupted) -> None:
         """Notify all processes of an interrupt, so that pending waits fail. Thread-safe."""
         if self._client is not None:
             self._client.close(error)
@@ -185,9 +185,9 @@ def run(argv: list[str], signals: "Signals | None") -> None:
             session().abort(end)
             raise
     except BaseException as error:
-        if signals is not None and signals.told is not None:
-            session().abort(signals.told)
-            raise signals.told from None
+        if signals is not None and signals.interruption is not None:
+            session().abort(signals.interruption)
+            raise signals.interruption from None
         traceback.print_exception(type(error), error, _of_script(error.__traceback__, argv[0]))
         session().abort(error)
         raise SystemExit(1) from None

@@ -25,9 +25,9 @@ _RETURN = 3.0
 """Seconds for it to return from MXNet once the operation it waits for has failed."""
 
 
-def interrupted(told: BaseException) -> Interrupted:
+def interrupted(raised: BaseException) -> Interrupted:
     """Return the error for a KeyboardInterrupt, with the conventional exit status: 130, or 143 after SIGTERM."""
-    number = told.number if isinstance(told, _Signalled) else signal.SIGINT
+    number = raised.number if isinstance(raised, _Signalled) else signal.SIGINT
     error = Interrupted("interrupted by Ctrl-C" if number == signal.SIGINT else "ended by SIGTERM")
     error.exit_code = 128 + number
     return error
@@ -42,10 +42,10 @@ class _Signalled(KeyboardInterrupt):
 
 
 class Signals:
-    """Create once, in the main thread. `told`: the error for the signal received, if any."""
+    """Create once, in the main thread. `interruption`: the error for the signal received, if any."""
 
     def __init__(self) -> None:
-        self.told: Interrupted | None = None
+        self.interruption: Interrupted | None = None
         self._noticed = threading.Event()
         self._interrupt: Callable[[KeyboardInterrupt], None] | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -56,34 +56,34 @@ class Signals:
         """Call `interrupt` on a signal from now on, instead of raising wherever the main thread is."""
         self._interrupt = interrupt
 
-    def watch(self, tell: Callable[[Interrupted], None]) -> None:
-        """Start the watching thread; call at most once. `tell` notifies the other processes of the reason and makes the
+    def watch(self, notify: Callable[[Interrupted], None]) -> None:
+        """Start the watching thread; call at most once; `notify` reports the reason to other processes and makes the
         main thread's pending wait fail. It is called if the main thread does not return to Python by itself.
         """
         near, self._far = socket.socketpair()
         self._far.setblocking(False)
         signal.set_wakeup_fd(self._far.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._look, args=(near, tell), name="geomx-signals", daemon=True).start()
+        threading.Thread(target=self._look, args=(near, notify), name="geomx-signals", daemon=True).start()
         os.register_at_fork(after_in_child=_forget)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Signal handler; runs in the main thread once it executes Python code."""
         self._noticed.set()
         signalled = _Signalled(number)
-        self.told = interrupted(signalled)
+        self.interruption = interrupted(signalled)
         if self._interrupt is None:
             raise signalled
         self._interrupt(signalled)
 
-    def _look(self, near: socket.socket, tell: Callable[[Interrupted], None]) -> None:
+    def _look(self, near: socket.socket, notify: Callable[[Interrupted], None]) -> None:
         """Watcher thread: the wakeup socket receives each signal's number, whatever the main thread executes."""
         while number := near.recv(1):
             # A script may have replaced our handler, or handle other signals.
             if signal.getsignal(number[0]) == self._handle and not self._noticed.wait(_NOTICE):
-                self.told = interrupted(_Signalled(number[0]))
-                tell(self.told)
+                self.interruption = interrupted(_Signalled(number[0]))
+                notify(self.interruption)
                 if not self._noticed.wait(_RETURN):
-                    _die(self.told)
+                    _die(self.interruption)
             self._noticed.clear()
 
 

@@ -28,21 +28,21 @@ _Where = tuple[int, int, int, int]  # key, slice, cohort number, round
 class DeadlockBreaker:
     """Finds slices that wait for blocked members, and requests them. Used by the loop's thread only.
 
-    links_of: returns the links of a rank. tell_roots: reports to the roots that members of this party are stuck; None
+    links_of: returns the links of a rank. notify_roots: reports to the roots that members of this party are stuck; None
     at a root.
     """
 
     def __init__(
-        self, table: SliceTable, links_of: Callable[[int], list[Link]], tell_roots: Callable[[], None] | None = None
+        self, table: SliceTable, links_of: Callable[[int], list[Link]], notify_roots: Callable[[], None] | None = None
     ) -> None:
         self._table = table
         self._links_of = links_of
-        self._tell_roots = tell_roots
+        self._notify_roots = notify_roots
         # members blocked at other roots, and how many contributions they had sent here by then
         self._elsewhere: dict[int, int] = {}
         self._wanted: dict[tuple[int, int], int] = {}  # slices that a root lacks, and for which round
         self._asked: dict[_Where, set[int]] = {}  # the members that were asked out of order for each contribution
-        self._moves = self._told = 0
+        self._moves = self._notified = 0
         self._checked, self._pending = 0.0, False
 
     def check(self) -> None:
@@ -80,7 +80,7 @@ class DeadlockBreaker:
 
     def on_root_reconnect(self) -> None:
         """A root has a new connection: what it was told may have been lost, so tell it again."""
-        self._pending, self._told = True, -1
+        self._pending, self._notified = True, -1
 
     def _ask(self, now: float) -> bool:
         """Request missing slices; False if there are none and no open round is still too young to judge."""
@@ -107,10 +107,10 @@ class DeadlockBreaker:
                 asked.add(rank)
                 for link in self._links_of(rank):
                     link.request_slice(key, index, number)
-        if stuck and not count and not young and self._tell_roots is not None and self._told != self._table.moves:
-            self._told = self._table.moves
+        if stuck and not count and not young and self._notify_roots is not None and self._notified != self._table.moves:
+            self._notified = self._table.moves
             # No slice here can be completed by asking: the members may be blocked at another root, so tell the roots.
-            self._tell_roots()
+            self._notify_roots()
         return count > 0 or young
 
     def _waiting(self) -> Iterator[tuple[int, int, Cohort]]:

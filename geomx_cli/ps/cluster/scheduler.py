@@ -54,7 +54,7 @@ class Scheduler:
         self.node.guard(endpoints)
         self.node.transport.listen(endpoints)
         self.node.loop.call_later(self.node.timeout, self._expire)
-        self.node.loop.every(PENDING_INTERVAL, self._tell_pending)
+        self.node.loop.every(PENDING_INTERVAL, self._notify_pending)
 
     def run(self) -> None:
         """Serve until the plane has ended."""
@@ -168,7 +168,7 @@ class Scheduler:
         names = ", ".join(member.process for member in members)
         self.node.events.write(RosterComplete(members=roster, message=f"all members have joined: {names}"))
 
-    def _tell_pending(self) -> None:
+    def _notify_pending(self) -> None:
         if not self._complete:
             for link in self._entries:
                 link.control("pending", {"missing": self._missing()})

@@ -46,11 +46,11 @@ class Shutdown:
 
     def bye(self, links: Iterable[Link]) -> None:
         """End when all `links` have answered, and all peers that said bye to this process are gone."""
-        self._tell("bye", {}, links, self._silence)
+        self._notify("bye", {}, links, self._silence)
 
     def fail(self, body: Body, links: Iterable[Link], limit: float) -> None:
         """End when all `links` have been told why, or after `limit` seconds. Replaces a `bye`."""
-        self._tell("fail", body, links, limit)
+        self._notify("fail", body, links, limit)
 
     def answer_bye(self, request: Request) -> None:
         """Answer a peer's bye; this process stays until the peer has received the answer."""
@@ -78,7 +78,7 @@ class Shutdown:
             return False
         return True
 
-    def _tell(self, topic: str, body: Body, links: Iterable[Link], limit: float) -> None:
+    def _notify(self, topic: str, body: Body, links: Iterable[Link], limit: float) -> None:
         self._pending, self._last_message = set(links), topic
         for link in list(self._pending):
             answered = partial(self._answered, link, topic)

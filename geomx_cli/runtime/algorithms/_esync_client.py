@@ -39,7 +39,7 @@ class EsyncClient:
         self._least = int(settings.number("min_local_steps"))
         self._slowest = True  # until known otherwise
         self._asked: Future[dict[str, Any]] | None = None
-        self._told: deque[Future[dict[str, Any]]] = deque()
+        self._reports: deque[Future[dict[str, Any]]] = deque()
         self._left = False
         self._steps = 0
         self._ended = 0.0
@@ -51,7 +51,7 @@ class EsyncClient:
         self.rounds += 1
         self._steps = 0
         if self.rounds > 1 and not self._left:
-            self._told.append(self._ask("enter", t=self.rounds))
+            self._reports.append(self._ask("enter", t=self.rounds))
         self._ended = time.monotonic()
 
     def step(self) -> bool:
@@ -61,24 +61,24 @@ class EsyncClient:
         self._ended, self._steps = now, self._steps + 1
         if self._ready(wait=False):
             return True
-        told = {"k": self._steps, "c": statistics.median(self._times), "age": 0.0}
+        report = {"k": self._steps, "c": statistics.median(self._times), "age": 0.0}
         if self._asked is None:
-            self._asked = self._ask("query", **told)
+            self._asked = self._ask("query", **report)
         elif self._steps == self._least:  # the pending answer concerns a step that could not be the last
-            self._told.append(self._asked)
-            self._asked = self._ask("query", **told)
+            self._reports.append(self._asked)
+            self._asked = self._ask("query", **report)
         return self._steps >= self._least and self._ready(wait=self._waits or self._slowest)
 
     def leave(self) -> None:
         """Report that this worker takes no more steps; others stop waiting for it. Idempotent."""
         if not self._left:
             self._left, self._asked = True, None
-            self._told.append(self._ask("leave"))
+            self._reports.append(self._ask("leave"))
 
     def settle(self) -> None:
         """Wait until the state server has acknowledged all reports. Raises its errors."""
-        while self._told:
-            self._told.popleft().result()
+        while self._reports:
+            self._reports.popleft().result()
 
     def _ready(self, *, wait: bool) -> bool:
         """Return whether the answer, if received, says that this worker is ready."""

@@ -90,7 +90,7 @@ class _Service:
         self._clock = clock
         self._lock = threading.Lock()
         self._lag: dict[int, float] = {}
-        self._told: dict[int, float] = {}
+        self._reported: dict[int, float] = {}
 
     def answer(self, action: Action, body: bytes) -> bytes:
         """Carry out a request. Raises InvalidSettings for a body or a field that is none."""
@@ -101,7 +101,7 @@ class _Service:
     def _init(self, now: float, fields: Mapping[str, str]) -> bytes:
         epsilon = _read(fields, "epsilon", _seconds, "0.5")
         self._state.init(_read(fields, "num_workers", int, "6"), epsilon)
-        self._lag, self._told = {}, {}
+        self._lag, self._reported = {}, {}
         return b""
 
     def _apply(self, now: float, fields: Mapping[str, str]) -> bytes:
@@ -109,19 +109,19 @@ class _Service:
         lag = min(now - ended, self._lag.get(rank, now - ended))
         steps, seconds = _read(fields, "k", int), _read(fields, "c", _seconds)
         decision = self._state.query(now, rank, steps, seconds, now - ended - lag)
-        self._lag[rank], self._told[rank] = lag, ended
+        self._lag[rank], self._reported[rank] = lag, ended
         return json.dumps({"ready": int(decision.ready)}).encode()
 
     def _reset(self, now: float, fields: Mapping[str, str]) -> bytes:
         rank, began = _read(fields, "r", int), _read(fields, "te", _seconds)
         self._state.entered(now, rank, _read(fields, "t", int))
-        self._lag[rank], self._told[rank] = now - began, began
+        self._lag[rank], self._reported[rank] = now - began, began
         return b""
 
     def _home(self, now: float, fields: Mapping[str, str]) -> bytes:
         known = self._state.home()
         for record in known["records"]:
-            record[3] = self._told.get(record[0], record[3])
+            record[3] = self._reported.get(record[0], record[3])
         return json.dumps(known).encode()
 
 

@@ -55,14 +55,14 @@ def fetch(name: str, data_dir: str | Path = "", progress: Progress | None = None
     return target
 
 
-def _from_any_source(name: str, scratch: Path, tell: Progress) -> None:
+def _from_any_source(name: str, scratch: Path, progress: Progress) -> None:
     source, causes = SOURCES[name], []
     for where, way in sources.ways(source):
         try:
-            way(source, scratch, tell)
+            way(source, scratch, progress)
         except SourceError as cause:
             causes.append(f"{where}: {cause}")
-            tell(f"cannot download from {causes[-1]}", 0, 0)
+            progress(f"cannot download from {causes[-1]}", 0, 0)
         else:
             return
     package = f" or install Debian's {source.package}," if source.package else ""

@@ -207,7 +207,7 @@ class Loop:
         if self._evaluation is not None and self._config.eval_every:
             self._take_newest()
             self._evaluation.run(self._model, self._part.rounds)
-            self._tell_accuracy(self._evaluation)
+            self._report_accuracy(self._evaluation)
 
     def _take_newest(self) -> None:
         """Pull the newest weights. Recorded as a round, so that their accuracy has the correct time."""
@@ -250,9 +250,9 @@ class Loop:
             done = evaluation.advance()
         if done:
             self._round.accuracy = evaluation.accuracy
-            self._tell_accuracy(evaluation)
+            self._report_accuracy(evaluation)
 
-    def _tell_accuracy(self, evaluation: Evaluation) -> None:
+    def _report_accuracy(self, evaluation: Evaluation) -> None:
         self._evaluations += 1
         self._record.evaluation(evaluation.round, evaluation.accuracy, evaluation.seconds)
         self._check_divergence(evaluation)

@@ -105,11 +105,11 @@ def ways(source: Source) -> Iterator[tuple[str, Callable[[Source, Path, Progress
         yield f"Debian's package {source.package}", _from_debian
 
 
-def _from_authors(source: Source, scratch: Path, tell: Progress) -> None:
+def _from_authors(source: Source, scratch: Path, progress: Progress) -> None:
     deadline = time.monotonic() + _DOWNLOAD_LIMIT
     for file in source.packed:
         try:
-            packed = _download(source.url + file, file, deadline, tell)
+            packed = _download(source.url + file, file, deadline, progress)
         except HTTPError as error:
             error.close()
             raise SourceError(f"{file}: HTTP status {error.code}") from None
@@ -121,13 +121,13 @@ def _from_authors(source: Source, scratch: Path, tell: Progress) -> None:
             _unpack(source, packed, scratch / file.removesuffix(".gz"))
 
 
-def _download(url: str, what: str, deadline: float, tell: Progress) -> bytes:
+def _download(url: str, what: str, deadline: float, progress: Progress) -> bytes:
     with _open(url) as answer:
         total = int(answer.headers.get("Content-Length") or 0)
         content = bytearray()
         while piece := answer.read(_PIECE):
             content += piece
-            tell(what, len(content), total)
+            progress(what, len(content), total)
             if len(content) > _MOST_BYTES:
                 raise SourceError(f"{what} is larger than it should be")
             if time.monotonic() > deadline:
@@ -156,16 +156,16 @@ def _open(url: str) -> Any:
     return answer
 
 
-def _from_debian(source: Source, scratch: Path, tell: Progress) -> None:
+def _from_debian(source: Source, scratch: Path, progress: Progress) -> None:
     with tempfile.TemporaryDirectory(dir=scratch) as name:
         work = Path(name)
-        tell(f"apt-get download {source.package}", 0, 0)
+        progress(f"apt-get download {source.package}", 0, 0)
         try:
             _run(work, "apt-get", "download", source.package)
         except SourceError:
             # Without package lists, as in many containers, apt knows no package: have it download them to a private
             # directory.
-            tell("apt-get update, into a directory of our own", 0, 0)
+            progress("apt-get update, into a directory of our own", 0, 0)
             private = _private_apt(work)
             _run(work, "apt-get", *private, "update")
             _run(work, "apt-get", *private, "download", source.package)
