@@ -51,7 +51,7 @@ def remains(directory: Path, names: Collection[str] | None = None) -> Callable[[
         alive = [who for who in known if processes.exists(who)]
         found = {*alive, *processes.session_members(who.pid for who in alive), *processes.marked(*marks)}
         if names is None:  # a new agent may not have written its state yet
-            found |= {*processes.commanded("-m", "geomx_cli.agent", "run", str(directory))}
+            found |= {*processes.with_arguments("-m", "geomx_cli.agent", "run", str(directory))}
         return sorted(found)
 
     return find

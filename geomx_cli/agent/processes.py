@@ -16,7 +16,7 @@ __all__ = [
     "ProcessId",
     "adopt_orphans",
     "boot_id",
-    "commanded",
+    "with_arguments",
     "descendants",
     "die_with_parent",
     "end",
@@ -129,7 +129,7 @@ def marked(*kinds: Mapping[str, str]) -> list[ProcessId]:
     return found
 
 
-def commanded(*arguments: str) -> list[ProcessId]:
+def with_arguments(*arguments: str) -> list[ProcessId]:
     """Return the running processes whose command line ends with these arguments."""
     wanted = [argument.encode() for argument in arguments]
     found = []

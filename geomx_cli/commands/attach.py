@@ -2,7 +2,7 @@
 
 import click
 
-from geomx_cli.commands._end import report
+from geomx_cli.commands._conclusion import report
 from geomx_cli.commands._job import chosen, job_argument
 
 __all__ = ["attach"]

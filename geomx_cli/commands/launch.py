@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from geomx_cli.commands._end import report
+from geomx_cli.commands._conclusion import report
 from geomx_cli.commands._exports import export_options, exporting
 from geomx_cli.commands._inventory import inventory_options, inventory_path, machines, ssh_options
 from geomx_cli.commands._job import Duration

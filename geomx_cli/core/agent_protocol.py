@@ -17,7 +17,7 @@ __all__ = [
     "Failed",
     "Hello",
     "Message",
-    "ProcessEvent",
+    "Logged",
     "Replaced",
     "Started",
     "Stopping",
@@ -45,7 +45,7 @@ class Started(Message, tag="started", frozen=True):
     process: str
 
 
-class ProcessEvent(Message, tag="event", frozen=True):
+class Logged(Message, tag="event", frozen=True):
     """A process wrote an event `age` seconds ago."""
 
     process: str
@@ -106,7 +106,7 @@ def parse(message: Mapping[str, Any], host: str, places: Mapping[str, str]) -> M
         return None
     found = convert(message, kind)
     match found:
-        case Started(process) | ProcessEvent(process) | Ended(process):
+        case Started(process) | Logged(process) | Ended(process):
             own = places.get(process) == host
         case Failed(failure):
             own = places.get(failure["process"]) == host

@@ -19,7 +19,7 @@ from geomx_cli.ps.pending_exchange import PendingExchange
 from geomx_cli.runtime.base_store import BaseStore
 from geomx_cli.runtime.keys import Key, pairs, plain
 from geomx_cli.runtime.pushed_hyper import Hyper
-from geomx_cli.runtime.server_optimizer import ServerOptimizer
+from geomx_cli.runtime.remote_optimizer import RemoteOptimizer
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
@@ -41,7 +41,7 @@ class Store(BaseStore):
 
     def __init__(self, client: "Client", kind: str = "dist_sync") -> None:
         super().__init__(client, kind)
-        self.optimizer = ServerOptimizer(client)
+        self.optimizer = RemoteOptimizer(client)
         self._key_type: type | None = None
         self._tensors: dict[str, Tensor] = {}
 

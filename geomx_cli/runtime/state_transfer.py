@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from geomx_cli.core.errors import InvalidSettings, TimedOut
 from geomx_cli.ps.net.payload import Array
 from geomx_cli.ps.optim.serialized_arrays import SerializedArrays, deserialize, digest
-from geomx_cli.runtime.state_file import Cut, SavedState
+from geomx_cli.runtime.optimizer_state_file import Cut, SavedState
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client

@@ -116,7 +116,7 @@ class Agent:
     def close(self) -> None:
         """Kill everything."""
         _close(self.process)
-        processes.end(lambda: processes.commanded("run", str(self.directory)), 5)
+        processes.end(lambda: processes.with_arguments("run", str(self.directory)), 5)
         processes.end(lambda: processes.marked(MARK), 5)
 
 

@@ -22,7 +22,7 @@ from geomx_cli.core.untrusted import decode, plain
 from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.attach import attach
-from geomx_cli.jobs.actions.local_messages import Gone, LocalMessage
+from geomx_cli.jobs.actions.inbox_messages import Gone, InboxMessage
 from geomx_cli.jobs.actions.logs import LogReader, select
 from geomx_cli.jobs.actions.stop import stop
 from geomx_cli.jobs.actions.watch import Watch
@@ -145,7 +145,7 @@ def test_no_host_can_speak_for_the_control_machine(known: KnownJob, kind: str) -
     assert outcome.failure is None
 
 
-def watched(known: KnownJob, messages: Sequence[tuple[str, dict[str, Any] | LocalMessage]]) -> Outcome:
+def watched(known: KnownJob, messages: Sequence[tuple[str, dict[str, Any] | InboxMessage]]) -> Outcome:
     """The outcome when agents send these messages."""
     hosts = {name: LocalConnector(name) for name in known.plan.hosts}
     given = host_specs(known.plan, dict.fromkeys(hosts, ""), 6)

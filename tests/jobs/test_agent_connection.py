@@ -24,8 +24,8 @@ from geomx_cli.hosts.local import LocalConnector
 from geomx_cli.hosts.ssh.connector import SshConnector
 from geomx_cli.jobs.actions.agent_connection import AgentConnection, Inbox
 from geomx_cli.jobs.actions.agent_pool import AgentPool
+from geomx_cli.jobs.actions.inbox_messages import Gone, InboxMessage
 from geomx_cli.jobs.actions.interrupts import interrupts_to
-from geomx_cli.jobs.actions.local_messages import Gone, LocalMessage
 
 SLEEP = "import signal; signal.pause()"
 # Writes the number n as an event once the file go-n exists.
@@ -37,7 +37,7 @@ TELLS = (
 )
 
 
-def as_message(item: dict[str, Any] | LocalMessage) -> dict[str, Any]:
+def as_message(item: dict[str, Any] | InboxMessage) -> dict[str, Any]:
     """A local event in the form of a host's message."""
     return item if isinstance(item, dict) else {"type": type(item).__name__.lower(), **asdict(item)}
 
@@ -95,7 +95,7 @@ class Site:
     def wait_until_clean(self) -> None:
         """Wait until it has no process, key or socket left."""
         end = time.monotonic() + 20
-        while processes.marked(self.mark) or processes.commanded("run", self.host_spec.directory):
+        while processes.marked(self.mark) or processes.with_arguments("run", self.host_spec.directory):
             assert time.monotonic() < end, processes.marked(self.mark)
             time.sleep(0.05)
         assert not (self.folder / "keys").exists()
@@ -105,7 +105,7 @@ class Site:
         """Kill everything."""
         self.pool.close()
         self.host.close()
-        processes.end(lambda: processes.commanded("run", self.host_spec.directory), 5)
+        processes.end(lambda: processes.with_arguments("run", self.host_spec.directory), 5)
         processes.end(lambda: processes.marked(self.mark), 5)
 
 
@@ -310,7 +310,7 @@ def test_killed_agent_is_not_waited_for(start: Start, local: bool) -> None:
 def test_killed_relay_is_replaced_on_this_machine(start: Start) -> None:
     site = start(lease=6, local=True)
     site.until("started")
-    relays = [who for who in processes.commanded("run", site.host_spec.directory) if who.pid != site.agent]
+    relays = [who for who in processes.with_arguments("run", site.host_spec.directory) if who.pid != site.agent]
     processes.send_signal(relays, signal.SIGKILL)
     site.until("broken")
     site.until("mended")
@@ -373,7 +373,7 @@ def test_agents_start_when_all_hosts_have_their_files(tmp_path: Path) -> None:
         def put(self, path: str, data: bytes, mode: int = 0o600) -> None:
             end = time.monotonic() + 1
             while not early and time.monotonic() < end:
-                early.extend(processes.commanded("run", quick.host_spec.directory))
+                early.extend(processes.with_arguments("run", quick.host_spec.directory))
                 time.sleep(0.05)
             super().put(path, data, mode)
 
@@ -479,7 +479,8 @@ def test_trouble_of_our_own_while_a_line_is_mended_is_not_its_end(tmp_path: Path
     site.start()
     site.until("started")
     processes.send_signal(
-        [who for who in processes.commanded("run", site.host_spec.directory) if who.pid != site.agent], signal.SIGKILL
+        [who for who in processes.with_arguments("run", site.host_spec.directory) if who.pid != site.agent],
+        signal.SIGKILL,
     )
     site.until("broken")
     site.until("mended")

@@ -12,12 +12,12 @@ from geomx_cli.core.jsonlines import decode, encode, object_lines
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts import Channel, Connector
-from geomx_cli.jobs.actions.local_messages import Broken, Gone, LocalMessage, Mended, Notice
+from geomx_cli.jobs.actions.inbox_messages import Broken, Gone, InboxMessage, Mended, Notice
 
 __all__ = ["ANSWER_LIMIT", "AgentConnection", "Inbox", "JsonObject"]
 
 JsonObject = dict[str, Any]
-Inbox = SimpleQueue[tuple[str, JsonObject | LocalMessage]]
+Inbox = SimpleQueue[tuple[str, JsonObject | InboxMessage]]
 """Messages from hosts, by host name, and local events."""
 
 ANSWER_LIMIT = 20.0  # seconds for an agent's first message
@@ -194,7 +194,7 @@ class AgentConnection:
         self.over |= kind == "replaced" or (kind == "done" and not message.get("left"))
         self._put(message)
 
-    def _put(self, message: JsonObject | LocalMessage) -> None:
+    def _put(self, message: JsonObject | InboxMessage) -> None:
         self._inbox.put((self.host.name, message))
 
     def _errors(self) -> str:

@@ -15,7 +15,7 @@ from geomx_cli.core.units import counted
 from geomx_cli.core.untrusted import last_line
 from geomx_cli.hosts import Connector, File, everywhere
 from geomx_cli.jobs.actions.agent_connection import ANSWER_LIMIT, AgentConnection, Inbox, JsonObject
-from geomx_cli.jobs.actions.local_messages import Gone
+from geomx_cli.jobs.actions.inbox_messages import Gone
 
 __all__ = ["AgentPool", "Inbox", "JsonObject"]
 

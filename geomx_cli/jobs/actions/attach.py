@@ -16,12 +16,12 @@ from geomx_cli.core.errors import (
 from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.actions.agent_pool import AgentPool
+from geomx_cli.jobs.actions.inbox_messages import Gone
 from geomx_cli.jobs.actions.interrupts import interrupts_to, suspends_to
-from geomx_cli.jobs.actions.local_messages import Gone
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.jobs.view.end import End, conclude
+from geomx_cli.jobs.view.conclusion import Conclusion, conclude
 from geomx_cli.jobs.view.follow import view_for
 from geomx_cli.jobs.view.job_view import JobView
 from geomx_cli.jobs.view.outcome import Outcome
@@ -32,7 +32,7 @@ __all__ = ["attach"]
 _ERRORS = (TrainingFailed, InvalidSettings, HostUnreachable, CheckFailed, TimedOut, DoneInPart, Interrupted)
 
 
-def attach(job: KnownJob) -> End:
+def attach(job: KnownJob) -> Conclusion:
     """Follow `job` to its end as launch does, with the same result and errors, or until the user detaches again, with
     an empty result and no error. Call it from the main thread.
 
@@ -52,18 +52,18 @@ def attach(job: KnownJob) -> End:
             return job_view.conclude()
         outcome, progress = _follow(job, hosts, job_view, detaches=state is not None and state.state == "detached")
     if outcome.left:
-        return End()
+        return Conclusion()
     outcome.problems += release(job.inventory, job.plan.job)
     return conclude(job.plan, outcome, progress.totals(), time.monotonic() - progress.began)
 
 
-def _again(state: job_state.JobState) -> End:
+def _again(state: job_state.JobState) -> Conclusion:
     """Rebuild the result that launch reported at the end of the job."""
     found, error = state.result or {}, None
     if words := found.get("error"):
         kind = next(kind for kind in _ERRORS if kind.exit_code == found["exit_code"])
         error = kind(words["message"], words["hint"])
-    return End(found if "total_s" in found else {}, error)
+    return Conclusion(found if "total_s" in found else {}, error)
 
 
 def _follow(

@@ -23,7 +23,7 @@ from geomx_cli.jobs.store import JobDirectory, job_state, payload
 from geomx_cli.jobs.store.data import provide
 from geomx_cli.jobs.store.host_specs import host_specs, key_files
 from geomx_cli.jobs.store.payload import Payload
-from geomx_cli.jobs.view.end import End, conclude
+from geomx_cli.jobs.view.conclusion import Conclusion, conclude
 from geomx_cli.jobs.view.follow import View, view_for
 from geomx_cli.jobs.view.log_paths import log_paths
 from geomx_cli.jobs.view.outcome import Outcome
@@ -61,15 +61,15 @@ class LaunchOptions:
     exporting: Callable[[Progress], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda *_: None)
 
 
-def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> End:
+def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Conclusion:
     """Run the job `spec` on the machines of `inventory` until the training is done or detached. Call it from the main
     thread.
 
-    The returned End carries TrainingFailed, Interrupted (Ctrl-C, SIGTERM or SIGHUP), or DoneInPart if servers did not
-    end after the training or cleanup was incomplete. Progress and messages go to stderr. In every case no process, key
-    file or socket of the job is left on a reachable host, unless the job was detached; logs and event logs remain.
-    Raises InvalidSettings, CheckFailed, HostUnreachable and TimedOut before the start, and Interrupted if the job was
-    released.
+    The returned conclusion carries TrainingFailed, Interrupted (Ctrl-C, SIGTERM or SIGHUP), or DoneInPart if servers
+    did not end after the training or cleanup was incomplete. Progress and messages go to stderr. In every case no
+    process, key file or socket of the job is left on a reachable host, unless the job was detached; logs and event logs
+    remain. Raises InvalidSettings, CheckFailed, HostUnreachable and TimedOut before the start, and Interrupted if the
+    job was released.
     """
     began = time.monotonic()
     packed = payload.pack(spec.script, options.sync)
@@ -109,7 +109,7 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> End:
         view.close()
     if outcome is None:
         job_state.detach(directory.path)
-        return End(detached(planned))
+        return Conclusion(detached(planned))
     if outcome.left:
         raise Interrupted(outcome.left, f"geomx status {spec.job} shows how it goes")
     outcome.problems += allocation.problems

@@ -13,7 +13,7 @@ from geomx_cli.core.agent_protocol import (
     Ended,
     Failed,
     Hello,
-    ProcessEvent,
+    Logged,
     Replaced,
     Started,
     Stopping,
@@ -28,7 +28,7 @@ from geomx_cli.core.events import Event, WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.jobs.actions.agent_monitor import STOP_LIMIT, AgentMonitor, lost
 from geomx_cli.jobs.actions.agent_pool import AgentPool, JsonObject
-from geomx_cli.jobs.actions.local_messages import Broken, Gone, Interrupt, LocalMessage, Mended, Notice, Suspend
+from geomx_cli.jobs.actions.inbox_messages import Broken, Gone, InboxMessage, Interrupt, Mended, Notice, Suspend
 from geomx_cli.jobs.view.follow import View
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
@@ -119,7 +119,7 @@ class Watch:
         self._check(time.monotonic())
         self._view.show(self._progress)
 
-    def _messages(self) -> list[tuple[str, JsonObject | LocalMessage]]:
+    def _messages(self) -> list[tuple[str, JsonObject | InboxMessage]]:
         """Return the pending messages, after a short wait for the first."""
         inbox = self._pool.inbox
         try:
@@ -130,8 +130,8 @@ class Watch:
             messages.append(inbox.get_nowait())
         return messages
 
-    def _take(self, host: str, message: JsonObject | LocalMessage) -> None:
-        if isinstance(message, LocalMessage):
+    def _take(self, host: str, message: JsonObject | InboxMessage) -> None:
+        if isinstance(message, InboxMessage):
             self._take_local(host, message)
             return
         try:
@@ -141,7 +141,7 @@ class Watch:
                 self._lose(lost(host, f"sent an invalid message: {error}"))
             return
         match known:
-            case ProcessEvent(process, fields, age):
+            case Logged(process, fields, age):
                 self._take_event(process, fields, age)
             case Warned(text):
                 self._view.note(f"warning: host {host}: {text}")
@@ -174,7 +174,7 @@ class Watch:
         if isinstance(event, WarningRaised):
             self._warn(process, event.message)
 
-    def _take_local(self, host: str, message: LocalMessage) -> None:
+    def _take_local(self, host: str, message: InboxMessage) -> None:
         match message:
             case Notice(text):
                 self._view.note(f"warning: host {host}: {text}")

@@ -5,7 +5,7 @@ from typing import Any
 
 from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.root_cause import Failure
-from geomx_cli.jobs.view.log_paths import of_host
+from geomx_cli.jobs.view.log_paths import host_suffix
 from geomx_cli.plan import Plan
 
 __all__ = ["explain", "failure_fields"]
@@ -13,7 +13,7 @@ __all__ = ["explain", "failure_fields"]
 
 def explain(failure: Failure, plan: Plan) -> TrainingFailed:
     """Return the error with its message and hint."""
-    there, job_dir = of_host(failure.host, plan), plan.job_dirs[failure.host]
+    there, job_dir = host_suffix(failure.host, plan), plan.job_dirs[failure.host]
     if not failure.process:
         agent_log = f"{job_dir}/hosts/{failure.host}/agent.log"
         who = f"host {failure.host}" if failure.fault == "host" else f"the agent on host {failure.host}"

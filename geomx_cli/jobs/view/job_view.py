@@ -11,7 +11,7 @@ from geomx_cli.hosts import Connector
 from geomx_cli.hosts.allocation import release
 from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob
-from geomx_cli.jobs.view.end import End, conclude
+from geomx_cli.jobs.view.conclusion import Conclusion, conclude
 from geomx_cli.jobs.view.failure_report import failure_fields
 from geomx_cli.jobs.view.host import HostStatus, read_all
 from geomx_cli.jobs.view.outcome import Outcome
@@ -80,11 +80,11 @@ class JobView:
         """The outcome; only for a job that has ended."""
         return Outcome(failure=self.failure, interrupted=bool(self.stopped_by), stopped_by=self.stopped_by)
 
-    def conclude(self) -> End:
-        """Return the End of a job that has ended; record it in state.json if missing, and release its machines."""
+    def conclude(self) -> Conclusion:
+        """Return the conclusion of an ended job; record it in state.json if missing, and release its machines."""
         plan, outcome, state = self.job.plan, self.outcome(), JobState.read(self.job.directory)
         if state is None or state.over or state.followed:
-            return End.of(plan, outcome, self.progress.totals(), self._seconds())
+            return Conclusion.of(plan, outcome, self.progress.totals(), self._seconds())
         outcome.problems += release(self.job.inventory, plan.job)
         return conclude(plan, outcome, self.progress.totals(), self._seconds())
 

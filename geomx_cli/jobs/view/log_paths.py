@@ -2,10 +2,10 @@
 
 from geomx_cli.plan import Plan
 
-__all__ = ["is_here", "of_host", "on_hosts", "log_paths"]
+__all__ = ["is_here", "host_suffix", "on_hosts", "log_paths"]
 
 
-def of_host(host: str, plan: Plan) -> str:
+def host_suffix(host: str, plan: Plan) -> str:
     """Suffix for a path on `host`, if the path may not be accessible here."""
     return "" if plan.job_dirs[host] == plan.spec.job_dir else f" on host {host}"
 

@@ -10,7 +10,7 @@ Synchronous Parallel Parameter Server", NIPS 2013). The dcasgd optimizers compen
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.options import Option
-from geomx_cli.runtime.algorithms._completion import TOPIC, CompletionServer
+from geomx_cli.runtime.algorithms._async_completion import TOPIC, CompletionServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer, FsaWorker, server_optimizer
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class MixedServer(FsaServer):
 
     def __init__(self, *, asynchronous: bool = True, max_staleness: int = -1) -> None:
         super().__init__(asynchronous=asynchronous, max_staleness=max_staleness)
-        self._completion = CompletionServer()
+        self._async_completion = CompletionServer()
 
     def on_request(self, topic: str, body: dict[str, Any], is_root: bool) -> dict[str, Any] | None:
         """Handle CompletionClient's requests."""
-        return self._completion.answer(body) if topic == TOPIC and is_root else None
+        return self._async_completion.answer(body) if topic == TOPIC and is_root else None
 
 
 # The worker part for the bundled training job.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, SupportsFloat
 
-from geomx_cli.runtime.algorithms._completion import INTERVAL, CompletionClient
+from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
 from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
 from geomx_cli.runtime.training.divergence import divergence_warning
 from geomx_cli.runtime.training.evaluation import Evaluation
@@ -72,7 +72,7 @@ class Loop:
         every = config.checkpoint_every if self._rank == 0 else 0
         self._checkpoints = Checkpoints(client.settings.job_dir, every) if every else None
         self._stop_vote = StopVote(client, priority=-len(model.names))
-        self._completion = CompletionClient(client) if part.asynchronous else None
+        self._async_completion = CompletionClient(client) if part.asynchronous else None
         self._watch = Stopwatch()
         self._round = _Round()
         self._evaluations = 0
@@ -105,8 +105,8 @@ class Loop:
                 if self._begun is not None and (batch is None or self._part.must_wait):
                     self._synchronise()
                 batch = None if self.stopped else batch
-        if self._completion is not None:
-            self._wait_for_others(self._completion)
+        if self._async_completion is not None:
+            self._wait_for_others(self._async_completion)
         self._part.end()
         self.stopped = self.stopped or "epochs"
         self._keep(at_end=True)
@@ -156,7 +156,7 @@ class Loop:
 
     def _begin(self) -> None:
         """Handle the start of a round's exchange."""
-        stop = bool(self._reason) or (self._completion is not None and self._completion.stop_requested())
+        stop = bool(self._reason) or (self._async_completion is not None and self._async_completion.stop_requested())
         left = 0 if self.stopped else max(0, self._all_steps - self._steps)
         self._stop_vote.begin(stop=stop and not self.stopped, unfinished=self._part.unfinished(left))
         self._begun = time.monotonic()

@@ -175,7 +175,7 @@ class KVStore(BaseStore):
         process, and a schedule advances with these pushes. For a master worker that does not train, the servers advance
         one of MXNet's schedules by the number of updates. An optimizer that the servers cannot run is run by the
         workers, which must all set it. Setting another optimizer later takes effect, without state, with the next push;
-        see ServerOptimizer.set.
+        see RemoteOptimizer.set.
         """
         self._script_optimizer.set(optimizer, self._exchanges.fill)
 
@@ -229,7 +229,7 @@ class KVStore(BaseStore):
 
         Any worker may call it, between its rounds; waits for those that it has begun. With `dump_optimizer`, loading
         the file also restores the hyper-parameters and this worker's update counts. The format is numpy's .npz (see
-        state_file.py).
+        optimizer_state_file.py).
         """
         self._engine.settle()
         self._script_optimizer.save(Path(fname), dump_optimizer)

@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geomx_cli.runtime import state_file, state_transfer
+from geomx_cli.runtime import optimizer_state_file, state_transfer
 from geomx_cli.runtime.keys import Key, plain
 from geomx_cli.runtime.pushed_hyper import Hyper, Params, PushedHyper
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
 
-__all__ = ["ServerOptimizer"]
+__all__ = ["RemoteOptimizer"]
 
 
-class ServerOptimizer:
+class RemoteOptimizer:
     """For the training thread. After the job has failed, methods raise the client's error.
 
     training: whether this worker has begun to push.
@@ -68,11 +68,11 @@ class ServerOptimizer:
         """Write the optimizer's state, without the weights, to a file; blocks. `counts`: see SavedState."""
         state = state_transfer.fetch(self._client)
         state.counts = None if counts is None else {plain(key): number for key, number in counts.items()}
-        state_file.write(path, state)
+        optimizer_state_file.write(path, state)
 
-    def load(self, path: Path) -> state_file.SavedState:
+    def load(self, path: Path) -> optimizer_state_file.SavedState:
         """Restore the optimizer's state from a file; blocks. Call on one worker, or on all between the same rounds."""
-        state = state_file.read(path)
+        state = optimizer_state_file.read(path)
         state_transfer.restore(self._client, state)
         if state.counts is not None:
             self.change(state.params)

@@ -14,26 +14,26 @@ from geomx_cli.jobs.view.progress import Totals
 from geomx_cli.jobs.view.result import result
 from geomx_cli.plan import Plan
 
-__all__ = ["End", "conclude"]
+__all__ = ["Conclusion", "conclude"]
 
 
 @dataclass(frozen=True)
-class End:
+class Conclusion:
     """`result` is printed to stdout unless empty, then `error` is raised; see result.py."""
 
     result: Mapping[str, Any] = field(default_factory=dict)
     error: GeomxError | None = None
 
     @classmethod
-    def of(cls, plan: Plan, outcome: Outcome, totals: Totals, total_s: float) -> "End":
-        """Build the End for `outcome`. `total_s`: seconds from start to end."""
+    def of(cls, plan: Plan, outcome: Outcome, totals: Totals, total_s: float) -> "Conclusion":
+        """Build the conclusion for `outcome`. `total_s`: seconds from start to end."""
         error = _error_of(outcome, plan)
         return cls(result(plan, outcome, error, totals, total_s), error)
 
 
-def conclude(plan: Plan, outcome: Outcome, totals: Totals, total_s: float) -> End:
-    """Build the End for `outcome` and record it in state.json."""
-    end = End.of(plan, outcome, totals, total_s)
+def conclude(plan: Plan, outcome: Outcome, totals: Totals, total_s: float) -> Conclusion:
+    """Build the conclusion for `outcome` and record it in state.json."""
+    end = Conclusion.of(plan, outcome, totals, total_s)
     job_state.finish(Path(plan.spec.job_dir), end.result)
     return end
 

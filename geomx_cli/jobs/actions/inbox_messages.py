@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Broken", "Gone", "Interrupt", "LocalMessage", "Mended", "Notice", "Suspend"]
+__all__ = ["Broken", "Gone", "Interrupt", "InboxMessage", "Mended", "Notice", "Suspend"]
 
 
-class LocalMessage:
+class InboxMessage:
     """Base class of the messages in the inbox that no host has sent."""
 
 
 @dataclass(frozen=True)
-class Gone(LocalMessage):
+class Gone(InboxMessage):
     """The agent no longer exists or is unreachable."""
 
     how: str
@@ -18,7 +18,7 @@ class Gone(LocalMessage):
 
 
 @dataclass(frozen=True)
-class Broken(LocalMessage):
+class Broken(InboxMessage):
     """The connection broke; reconnection is attempted for `limit` seconds (0: without limit)."""
 
     why: str
@@ -26,22 +26,22 @@ class Broken(LocalMessage):
 
 
 @dataclass(frozen=True)
-class Mended(LocalMessage):
+class Mended(InboxMessage):
     """The connection is restored."""
 
 
 @dataclass(frozen=True)
-class Notice(LocalMessage):
+class Notice(InboxMessage):
     """A warning about the connection."""
 
     message: str
 
 
 @dataclass(frozen=True)
-class Interrupt(LocalMessage):
+class Interrupt(InboxMessage):
     """The user asks for the job's end (Ctrl-C)."""
 
 
 @dataclass(frozen=True)
-class Suspend(LocalMessage):
+class Suspend(InboxMessage):
     """The user suspends this process (Ctrl-Z), not the job."""

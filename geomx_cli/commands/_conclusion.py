@@ -7,12 +7,12 @@ import click
 from geomx_cli.commands._json import print_json
 
 if TYPE_CHECKING:
-    from geomx_cli.jobs.view.end import End
+    from geomx_cli.jobs.view.conclusion import Conclusion
 
 __all__ = ["report"]
 
 
-def report(end: "End", *, json: bool) -> int:
+def report(end: "Conclusion", *, json: bool) -> int:
     """Print the result, as a summary or one JSON object; return 0, or raise the end's error."""
     from geomx_cli.jobs.view.result import in_words
 
