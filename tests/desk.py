@@ -138,7 +138,8 @@ class Desk:
         self.temporary = Path(tempfile.mkdtemp(prefix="g", dir="/tmp"))  # socket paths must be short
         own = {name: text for name, text in os.environ.items() if not name.startswith(("DMLC_", "GEOMX_"))}
         own |= {"PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.state), "TMPDIR": str(self.temporary)}
-        own["HOME"] = str(self.folder)  # no ssh_config of the user
+        own["HOME"] = str(self.folder)  # no ssh_config of the user, but the data that are downloaded already
+        own.setdefault("XDG_DATA_HOME", str(Path.home() / ".local" / "share"))
         # Stand-ins find the tests' Python by PATH.
         own["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = own | self.environment

@@ -58,8 +58,11 @@ def pretend() -> None:
 
 
 def misuse(worker: "client.Worker", rank: int) -> None:
-    """Send invalid messages as a regular member; in the loop."""
+    """Send invalid messages as a regular member; in the loop. Nothing repeats them, so both lanes have to be up."""
     node, link = worker.node, worker.upstream.links[0]
+    if not link.lanes.all_up:
+        node.loop.call_later(0.01, partial(misuse, worker, rank))
+        return
     payload = memoryview(np.ones(10, np.float32)).cast("B")
     good = {"kind": Kind.EXCHANGE, "key": 70_000, "length": 10, "round": 1, "contributors": (rank,), "weight": 1.0}
     changes = [
