@@ -16,7 +16,7 @@ from geomx_cli.commands._job import Duration
 from geomx_cli.commands._json import print_json
 from geomx_cli.commands._options import add_options, unused, values
 from geomx_cli.commands._script import ScriptCommand
-from geomx_cli.core.env_names import strangers, without_effect
+from geomx_cli.core.env_names import unknown_variables, without_effect
 from geomx_cli.core.errors import UsageError
 from geomx_cli.core.plugins import table
 
@@ -101,7 +101,7 @@ def launch(
     if detach and (tensorboard or metrics_port):
         hint = "geomx dashboard --tensorboard DIR --metrics-port NUMBER exports it afterwards"
         raise UsageError("with --detach nothing is exported: launch ends at once", hint)
-    _warn(strangers(os.environ))
+    _warn(unknown_variables(os.environ))
     inventory, options = machines(hosts, local, values(table(), parameters))
     ignored = _without_effect(inventory)
     _warn(f"{where}{sentence}" for sentence, where in ignored.items())

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from geomx_cli.core.plugins import table
 
-__all__ = ["NO_EFFECT", "OWN", "SETTINGS", "USE_HFA", "of_options", "strangers", "without_effect"]
+__all__ = ["NO_EFFECT", "OWN", "SETTINGS", "USE_HFA", "of_options", "unknown_variables", "without_effect"]
 
 NO_EFFECT = " has no effect"
 USE_HFA = "MXNET_KVSTORE_USE_HFA"
@@ -31,7 +31,7 @@ def of_options() -> tuple[str, ...]:
     return (USE_HFA, *(option.env for option in table()))
 
 
-def strangers(environment: Mapping[str, str]) -> Iterator[str]:
+def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield a sentence for each unknown GEOMX_... variable."""
     known = OWN.union(of_options())
     for name in sorted(environment):

@@ -10,7 +10,7 @@ from geomx_cli.ps.net.addresses import is_loopback
 
 __all__ = ["addresses_of", "link_checks"]
 
-_ANSWERS = ("ok", "refused", "silent", "stranger", "other")
+_ANSWERS = ("ok", "refused", "silent", "other-host", "other")
 _NAMED = 8
 
 
@@ -120,7 +120,7 @@ class _Words:
             case "silent":
                 why = "connected, but no data arrive; something in between blocks them"
                 return why, f"check for a proxy or firewall between them, or {address}"
-            case "stranger":
+            case "other-host":
                 return "another host of this inventory, or of another job, answers there", address
             case "other":
                 return "another program answers there", address

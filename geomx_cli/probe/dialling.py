@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from geomx_cli.probe import bandwidth
-from geomx_cli.probe.listeners import GREETING, STRANGER, read_line
+from geomx_cli.probe.listeners import GREETING, WRONG_TOKEN, read_line
 
 __all__ = ["Target", "dial", "dial_all", "measure"]
 
@@ -42,9 +42,9 @@ def dial_all(targets: Sequence[Mapping[str, Any]], limit: float) -> list[dict[st
     order.
 
     `kind` is "ok", "refused", "timeout" (no response), "route" (no route), "forbidden" (rejected by a local rule),
-    "name" (not resolvable), "source" (not an address of this host), "silent" (connected, but no response), "stranger"
-    (the probe of another host), "other" (another program) or "error". `detail` is the system's error text, `ip` the
-    resolved address, `round_trip` in seconds.
+    "name" (not resolvable), "source" (not an address of this host), "silent" (connected, but no response), "other-host"
+    (the probe of another host or job), "other" (another program) or "error". `detail` is the system's error text, `ip`
+    the resolved address, `round_trip` in seconds.
     """
     results: list[dict[str, Any]] = [_result("timeout") for _ in targets]
 
@@ -145,7 +145,7 @@ def _greet(stream: socket.socket, target: Target, what: str, end: float) -> None
         raise _Failed("silent") from None
     except (OSError, ValueError) as error:
         raise _Failed("other", str(error)) from None
-    if answer + b"\n" == STRANGER:
-        raise _Failed("stranger")
+    if answer + b"\n" == WRONG_TOKEN:
+        raise _Failed("other-host")
     if answer.split() != [GREETING, nonce.encode()]:
         raise _Failed("other", answer[:60].decode(errors="replace"))

@@ -7,10 +7,10 @@ import threading
 from geomx_cli.probe import bandwidth
 from geomx_cli.probe.ports import bound
 
-__all__ = ["GREETING", "STRANGER", "Listeners", "read_line"]
+__all__ = ["GREETING", "WRONG_TOKEN", "Listeners", "read_line"]
 
 GREETING = b"geomx-probe"
-STRANGER = GREETING + b" stranger\n"
+WRONG_TOKEN = GREETING + b" wrong-token\n"
 _LINE = 256
 _PATIENCE = 5.0
 _AT_ONCE = 128
@@ -24,7 +24,7 @@ class Listeners:
 
     The response is "geomx-probe NONCE". With WHAT "echo" nothing follows. "sink" then receives bytes for SECONDS and
     responds "geomx-probe RATE" (bytes per second); "source" sends bytes for SECONDS. The response to a wrong token is
-    "geomx-probe stranger"; other input gets none.
+    "geomx-probe wrong-token"; other input gets none.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Listeners:
                 if greeting != GREETING:
                     return
                 if not hmac.compare_digest(given, token):
-                    stream.sendall(STRANGER)
+                    stream.sendall(WRONG_TOKEN)
                     return
                 stream.sendall(GREETING + b" " + nonce + b"\n")
                 _carry_out(stream, what, min(float(seconds), _LONGEST))

@@ -98,7 +98,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
 
 
 WRONG = [
-    "escape", "absolute", "link", "stranger", "half", "changed", "nothing", "noise", "huge", "bomb", "manifest", "deep",
+    "escape", "absolute", "link", "unlisted", "half", "changed", "nothing", "noise", "huge", "bomb", "manifest", "deep",
 ]  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def answer(sent: str) -> bytes:
         return gzip.compress(entry.tobuf(tarfile.GNU_FORMAT) + bytes(8 << 20), 1)
     buffer, name, content = io.BytesIO(), "logs/A-worker-1.log", b"evil" * 50_000
     with tarfile.open(fileobj=buffer, mode="w|gz") as tar:
-        names = {"escape": "../evil", "absolute": "/tmp/evil", "stranger": "logs/evil.log"}
+        names = {"escape": "../evil", "absolute": "/tmp/evil", "unlisted": "logs/evil.log"}
         entry = tarfile.TarInfo(names.get(sent, name))
         if sent == "link":
             entry.type, entry.linkname = tarfile.SYMTYPE, "/tmp/evil"

@@ -174,7 +174,7 @@ def test_listening_dialling_measuring_and_letting_go(start: Callable[..., Probe]
             {"address": "127.0.0.1", "port": port, "token": "mine", "source": "192.0.2.77"},
         ]
         results = dialler.ask("dial", targets=targets, limit=1.0)["results"]
-    assert [result["kind"] for result in results] == ["ok", "stranger", "refused", "silent", "name", "source"]
+    assert [result["kind"] for result in results] == ["ok", "other-host", "refused", "silent", "name", "source"]
     assert 0 < results[0]["round_trip"] < 1
     target = {"address": "127.0.0.1", "port": port, "token": "mine"}
     rates = dialler.ask("measure", seconds=0.2, limit=2.0, **target)
