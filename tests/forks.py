@@ -6,6 +6,7 @@ like any other process. They run a module or a script as `python -m MODULE` and 
 """
 
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -30,6 +31,7 @@ import numpy
 
 ROOT = Path(__file__).parent.parent
 MESSAGE = 1 << 17
+CLONE_NEWNET = 0x40000000
 IMPORTED = (
     "geomx_cli.ps.client", "geomx_cli.ps.cluster.scheduler", "geomx_cli.ps.server", "geomx_cli.ps.optim.optimizers",
     "geomx_cli.runtime.kvstore", "geomx_cli.runtime.plugin_factory", "geomx_cli.runtime.script",
@@ -94,10 +96,13 @@ class ForkServer:
             )  # fmt: skip
         self.pid = self._process.pid
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], directory: Path, out: Path) -> Forked:
-        """Run `python ARGV` with standard output and error in the file `out`."""
+    def start(
+        self, argv: Sequence[str], env: Mapping[str, str], directory: Path, out: Path, namespace: str = ""
+    ) -> Forked:
+        """Run `python ARGV` with standard output and error in the file `out`; in a network namespace, by name."""
         out.write_bytes(b"")
         request = {"argv": list(argv), "env": dict(env), "directory": str(directory), "out": str(out)}
+        request["namespace"] = namespace
         with self._lock:
             self._socket.send(json.dumps(request).encode())
             while (pid := self._receive().get("forked")) is None:
@@ -188,6 +193,8 @@ def _become(request: dict[str, Any]) -> None:
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)
+    if request["namespace"]:
+        _enter(request["namespace"])
     os.environ.clear()
     os.environ.update(request["env"])
     sys.path[1:1] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
@@ -206,6 +213,12 @@ def _become(request: dict[str, Any]) -> None:
         sys.path[0] = str(Path(first).parent)
         sys.argv = request["argv"]
         runpy.run_path(first, run_name="__main__")
+
+
+def _enter(namespace: str) -> None:
+    with Path("/run/netns", namespace).open("rb") as opened:
+        if ctypes.CDLL(None, use_errno=True).setns(opened.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
 
 
 def _main() -> None:

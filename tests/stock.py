@@ -72,10 +72,9 @@ def _start_stock(cluster: Cluster, script: Script) -> None:
         "DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": str(WORKERS), "PYTHONPATH": "",
     }  # fmt: skip
     serve = ["-m", "mxnet.kvstore.kvstore_server"]
-    for index, (role, argv) in enumerate(
-        [("scheduler", serve), ("server", serve), *[("worker", script.argv())] * WORKERS]
-    ):
-        env, name = {**clean_environment(), **common, "DMLC_ROLE": role}, f"{role}{index}"
+    roles = [("scheduler", serve), ("server", serve), *[("worker", script.argv())] * WORKERS]
+    for index, (role, argv) in enumerate(roles):
+        name, env = f"{role}{index}", {**clean_environment(), **common, "DMLC_ROLE": role}
         out = cluster.directory / f"{name}.out"
         cluster.processes[name] = forks.server("mxnet").start(argv, env, cluster.directory, out)
 
