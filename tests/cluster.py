@@ -68,16 +68,16 @@ class Cluster:
     processes: dict[str, "subprocess.Popen[bytes] | Forked"] = field(default_factory=dict)
     sockets: list[str] = field(default_factory=list)
 
-    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start one process in its own session."""
+    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str], namespace: str = "") -> None:
+        """Start one process in its own session, and in a network namespace."""
         variables = {**clean_environment(), **self.environment, **env, **self.each.get(name, {})}
         if self.forks and forks.can_be_forked(argv, variables):
             out = self.directory / f"{name}.out"
-            self.processes[name] = forks.server().start(argv[1:], variables, self.directory, out)
+            self.processes[name] = forks.server().start(argv[1:], variables, self.directory, out, namespace)
             return
         with (self.directory / f"{name}.out").open("wb") as out:
             self.processes[name] = subprocess.Popen(
-                list(argv),
+                [*(["ip", "netns", "exec", namespace] if namespace else []), *argv],
                 env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=out,

@@ -6,13 +6,12 @@ import shutil
 import signal
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forks
 import hypothesis
-import numpy as np
 import pytest
 from cluster import Cluster
 from desk import Desk
@@ -102,12 +101,5 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 @pytest.fixture(scope="module")
 def mx() -> Any:
-    """MXNet 1.9.1, which uses names that numpy has removed."""
-    for kind in (bool, int, float, complex, object):
-        if kind.__name__ not in vars(np):
-            setattr(np, kind.__name__, kind)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import mxnet
-
-    return mxnet
+    """MXNet 1.9.1."""
+    return forks.import_mxnet()

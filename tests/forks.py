@@ -1,10 +1,12 @@
-"""Python processes for tests, forked from one that has imported numpy and geomx: a fifth of a new process's CPU time.
+"""Python processes for tests, forked from one whose imports are done: a fifth of a new process's CPU time.
 
-Each has its own session, environment and output, like any other process; only some imports are done already. They run a
-module or a script as `python -m MODULE` and `python SCRIPT` would.
+Those of geomx are forked from one that has imported numpy and geomx but not MXNet, those of stock MXNet from one that
+has imported MXNet, which starts no thread before its first operation. Each has its own session, environment and output,
+like any other process. They run a module or a script as `python -m MODULE` and `python SCRIPT` would.
 """
 
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -19,18 +21,26 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 ROOT = Path(__file__).parent.parent
 MESSAGE = 1 << 17
+CLONE_NEWNET = 0x40000000
 IMPORTED = (
     "geomx_cli.ps.client", "geomx_cli.ps.cluster.scheduler", "geomx_cli.ps.server", "geomx_cli.ps.optim.optimizers",
     "geomx_cli.runtime.kvstore", "geomx_cli.runtime.plugin_factory", "geomx_cli.runtime.script",
     "geomx_cli.runtime.signals", "geomx_cli.runtime.training",
+    # What MXNet imports of others, a fifth of its import.
+    "distutils.version", "multiprocessing.pool", "multiprocessing.queues", "numpy.testing", "pkg_resources", "requests",
 )  # fmt: skip
+NAMES = (bool, int, float, complex, object)
+"""What MXNet 1.9.1 needs in numpy, which has removed them."""
 
 
 @dataclass(eq=False)
@@ -72,23 +82,27 @@ class Forked:
 
 
 class ForkServer:
-    """The process from which others are forked. `statuses`: exit statuses by pid."""
+    """The process from which others are forked. `statuses`: exit statuses by pid. imported: "geomx" or "mxnet"."""
 
-    def __init__(self) -> None:
+    def __init__(self, imported: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.statuses: dict[int, int] = {}
         self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, __file__, imported, str(theirs.fileno())],
                 env={**os.environ, "PYTHONPATH": str(ROOT)}, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
+        self.pid = self._process.pid
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], directory: Path, out: Path) -> Forked:
-        """Run `python ARGV` with standard output and error in the file `out`."""
+    def start(
+        self, argv: Sequence[str], env: Mapping[str, str], directory: Path, out: Path, namespace: str = ""
+    ) -> Forked:
+        """Run `python ARGV` with standard output and error in the file `out`; in a network namespace, by name."""
         out.write_bytes(b"")
         request = {"argv": list(argv), "env": dict(env), "directory": str(directory), "out": str(out)}
+        request["namespace"] = namespace
         with self._lock:
             self._socket.send(json.dumps(request).encode())
             while (pid := self._receive().get("forked")) is None:
@@ -128,9 +142,19 @@ def _read_early(env: Mapping[str, str]) -> dict[str, str]:
 
 
 @functools.cache
-def server() -> ForkServer:
+def server(imported: str = "geomx") -> ForkServer:
     """The fork server of this process, which ends with it."""
-    return ForkServer()
+    return ForkServer(imported)
+
+
+def import_mxnet() -> Any:
+    """Stock MXNet 1.9.1, without geomx."""
+    for kind in NAMES:
+        if kind.__name__ not in vars(numpy):
+            setattr(numpy, kind.__name__, kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module("mxnet")
 
 
 def _serve(channel: socket.socket) -> dict[str, Any]:
@@ -169,9 +193,11 @@ def _become(request: dict[str, Any]) -> None:
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)
+    if request["namespace"]:
+        _enter(request["namespace"])
     os.environ.clear()
     os.environ.update(request["env"])
-    sys.path[1:1] = request["env"]["PYTHONPATH"].split(os.pathsep)
+    sys.path[1:1] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
     sys.modules.pop("sitecustomize", None)
     site.execsitecustomize()
     first, *words = request["argv"]
@@ -189,11 +215,23 @@ def _become(request: dict[str, Any]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
+def _enter(namespace: str) -> None:
+    with Path("/run/netns", namespace).open("rb") as opened:
+        if ctypes.CDLL(None, use_errno=True).setns(opened.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
+
+
 def _main() -> None:
-    for name in IMPORTED:
-        importlib.import_module(name)
+    _, imported, channel_number = sys.argv
+    if imported == "mxnet":
+        import_mxnet()
+        warnings.simplefilter("ignore")
+    else:
+        for name in IMPORTED:
+            with contextlib.suppress(ModuleNotFoundError):  # Python 3.12 has no distutils
+                importlib.import_module(name)
     gc.freeze()
-    with socket.socket(fileno=int(sys.argv[1])) as channel:
+    with socket.socket(fileno=int(channel_number)) as channel:
         request = _serve(channel)
     _become(request)
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forks
 import numpy as np
 from cluster import ROOT, Cluster
 
@@ -23,10 +24,8 @@ def hooked(script: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
 
 def check_parameters(directory: Path, ranks: int, reference: list[str]) -> None:
     """All ranks have the same parameters, equal to those of the reference, which runs alone."""
-    code = f"import runpy, sys; {LOAD}; sys.argv.pop(0);"
-    argv = [sys.executable, "-W", "ignore", "-c", code + "runpy.run_path(sys.argv[0], run_name='__main__')"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([*argv, *reference, str(ranks)], cwd=directory, check=True, timeout=90, env=env)
+    alone = forks.server("mxnet").start([*reference, str(ranks)], os.environ, directory, directory / "reference.out")
+    assert alone.wait(90) == 0, (directory / "reference.out").read_text()
     wanted = list(np.load(directory / "reference.npz").values())
     first = list(np.load(directory / "params-0.npz").values())
     assert len(first) == len(wanted) > 2

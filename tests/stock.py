@@ -4,25 +4,22 @@
 import contextlib
 import fcntl
 import re
-import sys
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import forks
 import numpy as np
-from cluster import ROOT, Cluster, free_ports
+from cluster import ROOT, Cluster, clean_environment, free_ports
+from forks import Forked
 
 from geomx_cli.core.options import Value
 
 SCRIPTS = ROOT / "tests/scripts/conformance"
 WORKERS = 2
 LIMIT = 120.0
-# MXNet 1.9.1 needs names that numpy has removed.
-_NAMES = "import numpy as n\nfor k in 'bool int float object complex'.split(): setattr(n, k, vars(__builtins__)[k])\n"
-_SERVE = [sys.executable, "-W", "ignore", "-c", _NAMES + "import mxnet"]
-_RUN = "import runpy, sys\nsys.argv.pop(0)\nrunpy.run_path(sys.argv[0], run_name='__main__')"
-_WORK = [sys.executable, "-W", "ignore", "-c", _NAMES + _RUN]
 
 
 @dataclass(frozen=True)
@@ -74,9 +71,12 @@ def _start_stock(cluster: Cluster, script: Script) -> None:
         "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_ports(1)[0]), "DMLC_NODE_HOST": "127.0.0.1",
         "DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": str(WORKERS), "PYTHONPATH": "",
     }  # fmt: skip
-    roles = [("scheduler", _SERVE), ("server", _SERVE), *[("worker", [*_WORK, *script.argv()])] * WORKERS]
+    serve = ["-m", "mxnet.kvstore.kvstore_server"]
+    roles = [("scheduler", serve), ("server", serve), *[("worker", script.argv())] * WORKERS]
     for index, (role, argv) in enumerate(roles):
-        cluster.start(f"{role}{index}", argv, {**common, "DMLC_ROLE": role})
+        name, env = f"{role}{index}", {**clean_environment(), **common, "DMLC_ROLE": role}
+        out = cluster.directory / f"{name}.out"
+        cluster.processes[name] = forks.server("mxnet").start(argv, env, cluster.directory, out)
 
 
 def _run(cluster: Cluster, start: Callable[[], None]) -> None:
@@ -85,7 +85,7 @@ def _run(cluster: Cluster, start: Callable[[], None]) -> None:
         workers = [process for name, process in cluster.processes.items() if "worker" in name]
         end, memory = time.monotonic() + LIMIT, 0
         while any(process.poll() is None for process in cluster.processes.values()) and time.monotonic() < end:
-            memory = max(memory, *(_memory(process.pid) for process in workers))
+            memory = max(memory, *map(_memory, workers))
             if any(process.poll() for process in cluster.processes.values()):
                 break  # stock MXNet would wait forever for a failed process
             time.sleep(0.05)
@@ -95,12 +95,21 @@ def _run(cluster: Cluster, start: Callable[[], None]) -> None:
         cluster.stop()
 
 
-def _memory(pid: int) -> int:
-    """The peak memory of a process so far; 0 if it has ended."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-        return int(found[1]) if found else 0
+def _memory(process: subprocess.Popen[bytes] | Forked) -> int:
+    """The peak memory of a process so far; 0 if it has ended. Pages of libraries count though a forked process has them
+    only once it reads them.
+    """
+    with contextlib.suppress(OSError, KeyError):
+        peak, libraries = _kilobytes(process.pid)
+        inherited = _kilobytes(process.server.pid)[1] if isinstance(process, Forked) else 0
+        return peak + max(0, inherited - libraries)
     return 0
+
+
+def _kilobytes(pid: int) -> tuple[int, int]:
+    """A process's peak memory, and that of files in memory now."""
+    found = dict(re.findall(r"(VmHWM|RssFile):\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text()))
+    return int(found["VmHWM"]), int(found["RssFile"])
 
 
 def _outcome(directory: Path) -> Outcome:

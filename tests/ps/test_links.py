@@ -68,10 +68,10 @@ class Sites(Cluster):
         self.uri = self.network.address(site)
         return self._plane(infix, port, 1, workers)
 
-    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def start(self, name: str, argv: Sequence[str], env: Mapping[str, str], namespace: str = "") -> None:
         """Start the process in the site that its name begins with."""
         own = {"GEOMX_PROCESS": name, "DMLC_NODE_HOST": self.network.address(name[0])}
-        super().start(name, self.network.spaces.command(name[0], argv), {**own, **env})
+        super().start(name, argv, {**own, **env}, namespace or self.network.spaces.name(name[0]))
 
     def stop(self) -> None:
         """Kill the remaining processes, and remove the sites."""
