@@ -189,8 +189,8 @@ class Server:
     def _on_asked(self, link: Link, header: Header) -> None:
         if self._upstream is None or link not in self._upstream.links:
             raise BadMessage("a request for contributions from a process that is no global server of this one")
-        if header.topic == "again":
-            self._upstream.again(link, header.request)
+        if header.topic in ("again", "damaged"):
+            self._upstream.again(link, header.request, damaged=header.topic == "damaged")
         else:
             self._deadlocks.request_slice(header.key, header.slice, header.round)
 
