@@ -260,8 +260,7 @@ class Server:
             request.answer({"processes": [] if self._upstream.waiting else self._straggler_monitor.stragglers()})
             return
         if self._upstream is not None and request.link in self._upstream.links and request.topic == "compression":
-            self._aggregator.compression.set(str(request.body["spec"]))
-            request.answer()
+            self._control.use_codec(request)
             return
         rank = self._members.rank_of(request.link)
         if request.topic == "stuck":
