@@ -23,6 +23,7 @@ class KeptLink:
         self.credit = 0
         self.asked: list[tuple[int, int, int]] = []
         self.again: list[int] = []
+        self.damaged: list[int] = []
         self.sent: list[tuple[Header, memoryview | None]] = []
         self.dialled = True
 
@@ -35,8 +36,8 @@ class KeptLink:
     def request_slice(self, key: int, index: int, round_: int) -> None:
         self.asked.append((key, index, round_))
 
-    def ask_again(self, request: int) -> None:
-        self.again.append(request)
+    def ask_again(self, request: int, *, damaged: bool = False) -> None:
+        (self.damaged if damaged else self.again).append(request)
 
     def queues(self, header: Header) -> bool:
         return False

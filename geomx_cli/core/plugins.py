@@ -78,6 +78,8 @@ class Spec(Protocol):
 class Plugin(Protocol):
     """Interface of every plug-in module."""
 
+    __name__: str
+
     @property
     def name(self) -> str:
         """Its name for users, e.g. in `--algo fsa`."""
@@ -248,15 +250,24 @@ def users(option: str) -> list[str]:
 
 
 def merge(base: Iterable[Option], plugins: Iterable[Plugin]) -> tuple[Option, ...]:
-    """Return `base` and the options of `plugins`. Raises TypeError if two share a name, flag or variable."""
-    merged = [*base, *(option for plugin in plugins for option in plugin.options)]
+    """Return `base` and the options of `plugins`. Raises InvalidSettings, which names both plug-ins, if two options
+    share a name, flag or variable.
+    """
+    merged = [("geomx", option) for option in base]
+    merged += [(_described(plugin), option) for plugin in plugins for option in plugin.options]
     taken: dict[str, str] = {}
-    for option in merged:
+    for owner, option in merged:
+        own = f"option {option.name!r} of {owner}"
         for key in (option.flag, f"--no-{option.flag.removeprefix('--')}", option.env):
             if key in taken:
-                raise TypeError(f"the options {taken[key]!r} and {option.name!r} both claim {key}")
-            taken[key] = option.name
-    return tuple(merged)
+                hint = "rename one of them, or uninstall the plug-in"
+                raise InvalidSettings(f"{taken[key]} and {own} both claim {key}", hint)
+            taken[key] = own
+    return tuple(option for _, option in merged)
+
+
+def _described(plugin: Plugin) -> str:
+    return f"the plug-in {plugin.name} ({plugin.__name__})"
 
 
 @cache

@@ -62,6 +62,15 @@ class ControlService:
         while self._waiting and self._members.complete and (self._upstream is None or self._upstream.links):
             self._answer(self._waiting.pop(0))
 
+    def use_codec(self, request: Request) -> None:
+        """Use the codec that a root has set; refuses an unknown one, and another one than is in use."""
+        try:
+            self._aggregator.compression.set(request.body["spec"])
+        except InvalidSettings as error:
+            request.refuse(error)
+        else:
+            request.answer()
+
     def release_barriers(self) -> None:
         """Release the barriers that are complete now."""
         for scope, barrier in self._barriers.items():
@@ -108,7 +117,7 @@ class ControlService:
 
             self._node.rpc.ask(self._upstream.links[0], "cluster", request.body, complete, request.refuse)
             return
-        self._check_rank_scope(str(request.body.get("rank_scope")))
+        self._check_rank_scope(request.body.get("rank_scope", ""))
         request.answer(
             {
                 "workers": self._members.workers_by_party(),
@@ -159,7 +168,7 @@ class ControlService:
         if self._upstream is not None:
             self._relay_to_all(request, self._upstream.links)
         else:
-            self._aggregator.compression.set(str(request.body["spec"]))
+            self._aggregator.compression.set(request.body["spec"])
             self._relay_to_all(request, self._members.local_servers())
 
     def _on_state(self, request: Request) -> None:
@@ -169,8 +178,8 @@ class ControlService:
         if self._upstream is None:
             request.answer(self._optimizer_states.serve(request.topic, request.body), keep=keep)
             return
-        root, links = int(request.body["root"]), self._upstream.links
-        if not 0 <= root < len(links):
+        root, links = request.body.get("root", 0), self._upstream.links
+        if root >= len(links):
             raise InvalidSettings(f"there is no global server {root}")
         answer = partial(request.answer, keep=keep)
         self._node.rpc.ask(links[root], request.topic, request.body, answer, request.refuse)
@@ -196,7 +205,7 @@ class ControlService:
             self._node.rpc.ask(link, request.topic, request.body, partial(answered, index), partial(failed, index))
 
     def _on_barrier(self, request: Request) -> None:
-        self._barriers[str(request.body["scope"])].ask(self._members.rank_of(request.link), request)
+        self._barriers[request.body["scope"]].ask(self._members.rank_of(request.link), request)
         self.release_barriers()
 
     def _barrier_above(self, released: list[Request]) -> None:

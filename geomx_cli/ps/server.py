@@ -189,8 +189,8 @@ class Server:
     def _on_asked(self, link: Link, header: Header) -> None:
         if self._upstream is None or link not in self._upstream.links:
             raise BadMessage("a request for contributions from a process that is no global server of this one")
-        if header.topic == "again":
-            self._upstream.again(link, header.request)
+        if header.topic in ("again", "damaged"):
+            self._upstream.again(link, header.request, damaged=header.topic == "damaged")
         else:
             self._deadlocks.request_slice(header.key, header.slice, header.round)
 
@@ -260,8 +260,7 @@ class Server:
             request.answer({"processes": [] if self._upstream.waiting else self._straggler_monitor.stragglers()})
             return
         if self._upstream is not None and request.link in self._upstream.links and request.topic == "compression":
-            self._aggregator.compression.set(str(request.body["spec"]))
-            request.answer()
+            self._control.use_codec(request)
             return
         rank = self._members.rank_of(request.link)
         if request.topic == "stuck":

@@ -215,8 +215,8 @@ class Worker:
         self.upstream.on_result(link, header, payload)
 
     def _on_asked(self, link: Link, header: Header) -> None:
-        if header.topic == "again":
-            self.upstream.again(link, header.request)
+        if header.topic in ("again", "damaged"):
+            self.upstream.again(link, header.request, damaged=header.topic == "damaged")
         else:
             self._delivery.on_asked(link, header)
 

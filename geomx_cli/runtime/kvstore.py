@@ -18,6 +18,7 @@ from geomx_cli.ps.net.wire import DTYPE_NAMES
 from geomx_cli.ps.pending_exchange import PendingExchange
 from geomx_cli.runtime.base_store import BaseStore
 from geomx_cli.runtime.keys import Key, pairs, plain
+from geomx_cli.runtime.momentum_check import MomentumCheck
 from geomx_cli.runtime.pushed_hyper import Hyper
 from geomx_cli.runtime.remote_optimizer import RemoteOptimizer
 
@@ -32,7 +33,7 @@ _MASTER_ENDS = (
 
 
 class Store(BaseStore):
-    """One worker's key-value store. optimizer: that of the global servers.
+    """One worker's key-value store. optimizer: that of the global servers. momentum: compared with the codec's.
 
     `init` and `barrier` block; everything else returns at once, with futures. Callers of `start` and
     `fetch` from several threads must keep the order of calls per key; different keys need no order. After the job has
@@ -42,6 +43,7 @@ class Store(BaseStore):
     def __init__(self, client: "Client", kind: str = "dist_sync") -> None:
         super().__init__(client, kind)
         self.optimizer = RemoteOptimizer(client)
+        self.momentum = MomentumCheck(client)
         self._key_type: type | None = None
         self._tensors: dict[str, Tensor] = {}
 
@@ -158,6 +160,7 @@ class Store(BaseStore):
     def set_compression(self, spec: str) -> None:
         """See ControlClient.set_compression."""
         self._client.control.set_compression(spec)
+        self.momentum.use_codec(spec)
 
     def versions(self, key: Key) -> tuple[int, int]:
         """See Client.versions."""

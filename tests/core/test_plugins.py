@@ -1,5 +1,6 @@
 """Discovery of plug-ins, and the messages for invalid ones."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,9 +96,30 @@ def test_a_module_that_is_no_plugin(package: Path) -> None:
 )
 def test_options_that_collide(name: str, env: str, claimed: str) -> None:
     option = Option(name, "int", 0, env, "", "cluster")
-    plugin = SimpleNamespace(name="mine", options=(option,), refuses=lambda spec: None)
-    with pytest.raises(TypeError, match=f"both claim {claimed}"):
+    plugin = SimpleNamespace(__name__="own.mine", name="mine", options=(option,), refuses=lambda spec: None)
+    both = rf"of geomx and option '{name}' of the plug-in mine \(own.mine\) both claim {claimed}"
+    with pytest.raises(InvalidSettings, match=both):
         plugins.merge(OPTIONS, [plugin])
+
+
+@pytest.mark.processes
+def test_two_plugins_with_one_option_are_both_named(tmp_path: Path) -> None:
+    """Entry points of two distributions, in two groups; the command line itself is not to blame."""
+    for name, group in (("deep", "algorithms"), ("deeper", "deliveries")):
+        write(tmp_path, f"module_of_{name}", name)
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[geomx.{group}]\n{name} = module_of_{name}\n")
+    argv = [sys.executable, "-m", "geomx_cli", "launch", "--local", "--dry-run"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == InvalidSettings.exit_code
+    assert done.stderr.splitlines() == [
+        "error: option 'depth' of the plug-in deep (module_of_deep) and option 'depth' of the plug-in deeper"
+        " (module_of_deeper) both claim --depth",
+        "  rename one of them, or uninstall the plug-in",
+    ]
 
 
 def test_the_table_offers_the_plugins_that_there_are() -> None:

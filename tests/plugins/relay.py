@@ -176,7 +176,7 @@ class Gathering:
     def consumed(self, size: int) -> None:
         """No window."""
 
-    def ask_again(self, request: int) -> None:
+    def ask_again(self, request: int, *, damaged: bool = False) -> None:
         """Nothing is lost."""
 
 

@@ -1,6 +1,7 @@
 """The parts of the parameter server that need no process: sums, partitions, windows, barriers, timers, link shapes."""
 
 import itertools
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -319,26 +320,26 @@ class Wire:
 
 def test_a_repeat_is_not_worked_on_but_answered_as_before() -> None:
     rpc, link = Rpc(Loop(), 1.0), Wire()
-    request = rpc.receive(link, 7, 0, "join", {})
+    request = rpc.receive(link, 7, 0, "own", {})
     assert request is not None
-    assert rpc.receive(link, 7, 0, "join", {}) is None
+    assert rpc.receive(link, 7, 0, "own", {}) is None
     assert link.sent == []
     request.answer()
-    assert rpc.receive(link, 7, 0, "join", {}) is None
+    assert rpc.receive(link, 7, 0, "own", {}) is None
     assert link.sent == [("answer", 7)] * 2
-    said = rpc.receive(link, 0, 0, "pending", {})
+    said = rpc.receive(link, 0, 0, "stuck", {})
     assert said is not None
     said.answer()
     assert link.sent == [("answer", 7)] * 2, "nobody waits for an answer to what was only said"
-    assert rpc.receive(Wire(), 7, 0, "join", {}) is not None, "another peer's number"
+    assert rpc.receive(Wire(), 7, 0, "own", {}) is not None, "another peer's number"
 
 
 def test_what_is_not_kept_is_answered_anew() -> None:
     rpc, link = Rpc(Loop(), 1.0), Wire()
     for _ in range(2):
-        request = rpc.receive(link, 7, 0, "state_read", {})
+        request = rpc.receive(link, 7, 0, "own", {})
         assert request is not None
-        assert rpc.receive(link, 7, 0, "state_read", {}) is None, "it is being worked on"
+        assert rpc.receive(link, 7, 0, "own", {}) is None, "it is being worked on"
         request.answer({"piece": b"x"}, keep=False)
     assert link.sent == [("answer", 7)] * 2
 
@@ -346,55 +347,90 @@ def test_what_is_not_kept_is_answered_anew() -> None:
 def test_answers_are_kept_until_the_peer_says_that_it_has_them() -> None:
     rpc, link = Rpc(Loop(), 1.0), Wire()
     for number in range(1, 1001):
-        request = rpc.receive(link, number, 0, "status", {})
+        request = rpc.receive(link, number, 0, "own", {})
         assert request is not None
         request.answer()
-    assert all(rpc.receive(link, number, 0, "status", {}) is None for number in range(1, 1001))
+    assert all(rpc.receive(link, number, 0, "own", {}) is None for number in range(1, 1001))
     assert link.sent == [("answer", number) for number in range(1, 1001)] * 2
-    assert rpc.receive(link, 1001, 990, "status", {}) is not None
+    assert rpc.receive(link, 1001, 990, "own", {}) is not None
     link.sent.clear()
-    assert rpc.receive(link, 5, 4, "status", {}) is None
+    assert rpc.receive(link, 5, 4, "own", {}) is None
     assert link.sent == [], "a repeat that comes late is not worked on again"
-    assert rpc.receive(link, 991, 990, "status", {}) is None
+    assert rpc.receive(link, 991, 990, "own", {}) is None
     assert link.sent == [("answer", 991)]
 
 
 def test_a_peer_is_remembered_within_bounds() -> None:
     rpc, link = Rpc(Loop(), 1.0), Wire()
     for number in range(1, MAX_OPEN + 1):
-        assert rpc.receive(link, number, 0, "barrier", {}) is not None
+        assert rpc.receive(link, number, 0, "own", {}) is not None
     with pytest.raises(BadMessage, match="requests at once"):
-        rpc.receive(link, MAX_OPEN + 1, 0, "barrier", {})
+        rpc.receive(link, MAX_OPEN + 1, 0, "own", {})
     with pytest.raises(BadMessage):
-        rpc.receive(link, MAX_OPEN + 1, MAX_OPEN + 1, "barrier", {})
+        rpc.receive(link, MAX_OPEN + 1, MAX_OPEN + 1, "own", {})
 
 
 def test_only_who_was_asked_answers_and_only_once_counts() -> None:
     rpc, link, other = Rpc(Loop(), 1.0), Wire(), Wire()
     heard: list[object] = []
-    rpc.ask(link, "join", {}, heard.append, heard.append)
+    rpc.ask(link, "own", {}, heard.append, heard.append)
     with pytest.raises(BadMessage):
         rpc.answered(other, 1, {})
     with pytest.raises(BadMessage):
         rpc.answered(link, 2, {})
     rpc.repeat(other)
     rpc.repeat(link)
-    assert (link.sent, other.sent) == ([("join", 1)] * 2, [])
+    assert (link.sent, other.sent) == ([("own", 1)] * 2, [])
     rpc.answered(link, 1, {"rank": 0})
     rpc.answered(link, 1, {"rank": 0})
     rpc.repeat(link)
     assert heard == [{"rank": 0}]
-    assert link.sent == [("join", 1)] * 2
+    assert link.sent == [("own", 1)] * 2
 
 
 def test_an_answer_without_a_field_names_the_peer_where_the_field_is_read() -> None:
     talk, link, heard = Rpc(Loop(), 1.0), Wire(), []
-    talk.ask(link, "declare", {}, heard.append, heard.append)
+    talk.ask(link, "own", {}, heard.append, heard.append)
     talk.answered(link, 1, {"rank": 0})
     assert heard[0]["rank"] == 0 and heard[0].get("placements") is None
-    with pytest.raises(PeerLost, match="the peer gave a malformed answer to 'declare', without 'placements'") as lost:
+    with pytest.raises(PeerLost, match="the peer gave a malformed answer to 'own', without 'placements'") as lost:
         heard[0]["placements"]
     assert lost.value.peer == "the peer"
+
+
+def test_a_request_with_a_wrong_field_is_refused_and_named() -> None:
+    rpc, link = Rpc(Loop(), 1.0), Wire()
+    wrong = [
+        ("optimizer", {"by": "w0", "name": "sgd", "params": 7}, "Expected `object`, got `int` - at `$.params`"),
+        ("optimizer", {"by": "w0", "hold": 1}, "Expected `bool`, got `int` - at `$.hold`"),
+        ("optimizer", {"by": "w0", "serial": -1}, "Expected `int` >= 0 - at `$.serial`"),
+        ("declare", {"tensors": [["x", 1]]}, "Expected `array` of length 4, got 2 - at `$.tensors[0]`"),
+        ("state_write", {"by": "w0", "at": 0, "piece": "text"}, "got `str` - at `$.piece`"),
+        ("barrier", {"scope": "nowhere"}, "Invalid enum value 'nowhere' - at `$.scope`"),
+        ("mode", {}, "Object missing required field `asynchronous`"),
+    ]
+    for number, (topic, body, said) in enumerate(wrong, start=1):
+        with pytest.raises(BadMessage, match=re.escape(said)) as refused:
+            rpc.receive(link, number, 0, topic, body)
+        assert topic in str(refused.value)
+        assert link.sent.pop() == ("answer", number)
+    assert rpc.receive(link, 99, 0, "mode", {"asynchronous": True, "more": 1}).body == {"asynchronous": True}  # type: ignore[union-attr]
+
+
+def test_an_answer_with_a_wrong_field_fails_the_request_and_names_the_peer() -> None:
+    rpc, link = Rpc(Loop(), 1.0), Wire()
+    given, failed = list[object](), list[PeerLost]()
+    wrong = [
+        ("declare", {"placements": [[0, [[0, 5, 0]]]]}), ("declare", {}), ("cluster", {"workers": "many"}),
+        ("join", {"rank": 0, "scheduler": "s", "members": [7]}), ("state_read", {"piece": 7}),
+        ("stragglers", {"processes": 7}),
+    ]  # fmt: skip
+    for number, (topic, body) in enumerate(wrong, start=1):
+        rpc.ask(link, topic, {}, given.append, failed.append)  # type: ignore[arg-type]
+        rpc.answered(link, number, body)
+        assert f"the peer gave a malformed answer to {topic!r}, " in failed[-1].message
+        assert failed[-1].peer == "the peer"
+    assert not given and len(failed) == len(wrong)
 
 
 # The loop.

@@ -79,7 +79,9 @@ def misuse(worker: "client.Worker", rank: int) -> None:
         ("declare", {"tensors": 5}), ("declare", {"tensors": [["x", -5, "float32", 1]]}),
         ("declare", {"tensors": [["x", 10**15, "float32", 1]]}), ("declare", {"tensors": [["x", 10, "int7", 1]]}),
         ("optimizer", {"do": 7}), ("barrier", {"scope": "nowhere"}), ("state_read", {"root": 99}), ("nothing", {}),
-        ("mode", {}), ("stragglers", {}), ("cluster", {"rank_scope": ["x"]}),
+        ("mode", {}), ("stragglers", {}), ("cluster", {"rank_scope": ["x"]}), ("optimizer", {"by": 7, "hold": 1}),
+        ("optimizer", {"by": "x", "name": "sgd", "params": {"momentum": [1]}}), ("compression", {"spec": 7}),
+        ("state_write", {"by": "x", "at": 0, "piece": 5}), ("gone", {"x": 1}),
     ]  # fmt: skip
     for topic, body in asked:
         node.rpc.ask(link, topic, body, lambda _: None, lambda _: None)

@@ -23,9 +23,9 @@ from geomx_cli.ps.aggregation.updater import Updater
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import ValueService
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import DTYPES
+from geomx_cli.ps.net.payload import DTYPES, Content
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import MAX_HYPER, MAX_ROUNDS_AHEAD, BadMessage, Header
+from geomx_cli.ps.net.wire import MAX_HYPER, MAX_ROUNDS_AHEAD, BadMessage, DamagedPayload, Header
 from geomx_cli.ps.optim.optimizers import Optimizer
 
 __all__ = ["Aggregator"]
@@ -71,11 +71,12 @@ class Aggregator:
 
         A duplicate gets the same answer as before. Weight 0 means abstaining: there is no payload, and the sender only
         takes the round's result. Any other contribution without a payload is a query, after a lost connection, whether
-        that contribution was received; if not, the sender is asked to send it again.
+        that contribution was received; if not, the sender is asked to send it again. So it is for a payload that was
+        damaged on the way, which raises BadMessage like any other invalid one.
         """
         entry, size = self.table.entry(header), 0 if payload is None else len(payload)
         asks = header.weight > 0 and payload is None
-        given = received(header, payload) if header.weight and not asks else None
+        given = self._content(link, header, payload) if header.weight and not asks else None
         if given is None and size:
             raise BadMessage("a contribution of weight 0 with a payload")
         cohort, ranks = self._cohort(entry, header, rank), header.contributors
@@ -135,6 +136,14 @@ class Aggregator:
             self._advance(entry)
 
     # Internals.
+
+    @staticmethod
+    def _content(link: Link, header: Header, payload: memoryview | None) -> Content:
+        try:
+            return received(header, payload)
+        except DamagedPayload:
+            link.ask_again(header.request, damaged=True)
+            raise
 
     def _cohort(self, entry: SliceState, header: Header, rank: int) -> Cohort:
         """The cohort to whose rounds this contribution belongs. Raises BadMessage if it belongs to no open round."""

@@ -11,7 +11,7 @@ import numpy as np
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.net.payload import DTYPES, Array, Content, content
-from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, Form, Header
+from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, DamagedPayload, Form, Header
 
 __all__ = [
     "LARGEST", "Codec", "Encoded", "SliceRound", "codec_at", "complete_spec", "encoded", "exact_dtype", "no_argument",
@@ -157,7 +157,9 @@ def encoded(payload: memoryview, form: Form) -> Encoded:
 
 
 def received(header: Header, payload: memoryview | None) -> Content:
-    """Decode the content of a payload; for `form` CHANGE that is the change. Raises BadMessage."""
+    """Decode the content of a payload; for `form` CHANGE that is the change. Raises BadMessage;
+    DamagedPayload for a wrong checksum or size.
+    """
     if header.form not in (Form.ENCODED, Form.CHANGE):
         return content(header, payload)
     try:
@@ -167,7 +169,7 @@ def received(header: Header, payload: memoryview | None) -> Content:
     if codec is None or payload is None:
         raise BadMessage("an encoded payload without a codec" if payload else "no payload where an encoded one belongs")
     if zlib.crc32(payload) != header.checksum:
-        raise BadMessage(f"{len(payload)} bytes of {header.codec} with a wrong checksum")
+        raise DamagedPayload(f"{len(payload)} bytes of {header.codec} with a wrong checksum")
     try:
         array = codec.decode(payload, header.length)
     except BadMessage:

@@ -1,8 +1,8 @@
 """The sending side of an exchange: contributions go up to the servers that own the slices, results come back.
 
 A contribution is kept until its result arrives, so that it can be retransmitted. After a lost connection the server is
-queried first: if it has the contribution, or even its result, the contribution is not sent again. Servers use this
-towards the roots, workers towards their servers.
+queried first: if it has the contribution, or even its result, the contribution is not sent again. So it is after a
+result that was damaged on the way. Servers use this towards the roots, workers towards their servers.
 """
 
 import itertools
@@ -17,9 +17,12 @@ from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Content, row_numbers
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
+from geomx_cli.ps.net.wire import BadMessage, DamagedPayload, Form, Header, Kind, Reply
 
 __all__ = ["OnResult", "UpstreamClient"]
+
+MAX_REPEATS = 3
+"""Repeats of one request because it or its result was damaged on the way."""
 
 OnResult = Callable[[Header, Content], None]
 
@@ -27,7 +30,7 @@ OnResult = Callable[[Header, Content], None]
 @dataclass(slots=True)
 class _Pending:
     """A request without a delivered result. `asked`: the server was asked whether it has the contribution and has not
-    answered. `result`: received, but held until the results of earlier rounds arrive.
+    answered. `repeats`: because of damage. `result`: received, but held until the results of earlier rounds arrive.
     """
 
     link: Link
@@ -35,6 +38,7 @@ class _Pending:
     payload: memoryview | None
     on_result: OnResult
     asked: bool = False
+    repeats: int = 0
     result: tuple[Header, Content] | None = None
 
 
@@ -67,11 +71,18 @@ class UpstreamClient:
         self._send(pending)
 
     def on_result(self, link: Link, header: Header, payload: memoryview | None) -> None:
-        """Handle a RESULT. A duplicate is dropped; a result of another slice or round raises BadMessage."""
+        """Handle a RESULT. A duplicate is dropped; a result of another slice or round raises BadMessage. So does one
+        that was damaged on the way, after it was requested again.
+        """
         pending = self._pending.get(header.request)
         if not link.dialled or (pending is not None and pending.link is not link):
             raise BadMessage("a result from a process that was not asked for it")
-        found = received(header, payload if payload is not None else memoryview(b""))
+        try:
+            found = received(header, payload if payload is not None else memoryview(b""))
+        except DamagedPayload:
+            if pending is not None and pending.result is None and self._may_repeat(pending):
+                self._query(pending)
+            raise
         if pending is not None:
             _check(pending.header, header)
             if isinstance(found, Rows) and pending.header.kind == Kind.PULL:
@@ -112,19 +123,29 @@ class UpstreamClient:
         for pending in list(self._pending.values()):
             if pending.link is not link or link.queues(pending.header):
                 continue
-            if pending.header.kind == Kind.EXCHANGE and pending.payload is not None:
-                pending.asked = pending.asked or lane == "tensors" or pending.header.reply != Reply.FULL
-                if pending.asked:
-                    self._send(pending)
-            else:
-                self._send(pending)
+            contributes = pending.header.kind == Kind.EXCHANGE and pending.payload is not None
+            if not contributes or pending.asked or lane == "tensors" or pending.header.reply != Reply.FULL:
+                self._query(pending)
 
-    def again(self, link: Link, request: int) -> None:
-        """The peer lacks this contribution: send it with its payload."""
+    def again(self, link: Link, request: int, *, damaged: bool = False) -> None:
+        """The peer lacks this contribution, or it was damaged on the way: send it with its payload."""
         pending = self._pending.get(request)
-        if pending is not None and pending.asked and pending.link is link:
+        if pending is None or pending.link is not link:
+            return
+        if pending.asked or (damaged and self._may_repeat(pending)):
             pending.asked = False
             self._send(pending)
+
+    def _query(self, pending: _Pending) -> None:
+        """Request a result again; a contribution is not sent with its payload unless the peer then asks for it."""
+        pending.asked = pending.header.kind == Kind.EXCHANGE and pending.payload is not None
+        self._send(pending)
+
+    @staticmethod
+    def _may_repeat(pending: _Pending) -> bool:
+        """Whether there was not too much damage; counts this one."""
+        pending.repeats += 1
+        return pending.repeats <= MAX_REPEATS
 
     def _send(self, pending: _Pending) -> None:
         header = pending.header

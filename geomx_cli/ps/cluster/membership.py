@@ -120,7 +120,7 @@ class Membership:
         topic, body = request.topic, request.body
         self._hear()
         if topic == "pending":
-            known, self._missing = self._missing, str(body.get("missing"))
+            known, self._missing = self._missing, body["missing"]
             if self._missing == known:
                 return
             self._node.telemetry.state = "waiting"
@@ -128,16 +128,15 @@ class Membership:
         elif topic == "fail":
             self.over = True
             request.answer()
-            process = str(body.get("process"))
-            self._node.fail(PeerLost(str(body.get("message")), str(body.get("hint", "")), peer=process))
+            self._node.fail(PeerLost(body["message"], body.get("hint", ""), peer=body["process"]))
         else:
             raise BadMessage(f"unknown topic {topic!r} from a scheduler")
 
     def _joined(self, body: dict[str, Any]) -> None:
         self._deadline.cancel()
         self._hear()
-        self.rank = int(body["rank"])
-        self.link.name = str(body["scheduler"])
+        self.rank = body["rank"]
+        self.link.name = body["scheduler"]
         self._node.liveness.watch(self.link)
         self.members = [RosterEntry(**{**item, "endpoints": tuple(item["endpoints"])}) for item in body["members"]]
         self._on_roster(self)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Literal
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
+from geomx_cli.ps.cluster.bodies import Body, checked_answer, checked_request
 from geomx_cli.ps.cluster.liveness import NEWS
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.loop import Loop, Timer
@@ -18,7 +19,6 @@ from geomx_cli.ps.net.wire import BadMessage, encode_body
 
 __all__ = ["Request", "Rpc"]
 
-Body = dict[str, Any]
 Answer = Callable[[Body], None]
 Failed = Callable[[GeomxError], None]
 Counts = Literal["alive", "idle", "always"]
@@ -74,7 +74,9 @@ class _Heard:
 
 
 class _AnswerBody(dict[str, Any]):
-    """An answer's body. A missing field raises PeerLost, which names the peer, wherever it is read."""
+    """An answer's body. A missing field raises PeerLost, which names the peer, wherever it is read: bodies.py does not
+    know the answers of algorithms.
+    """
 
     def __init__(self, body: Body, peer: str, topic: str) -> None:
         super().__init__(body)
@@ -82,8 +84,7 @@ class _AnswerBody(dict[str, Any]):
         self._topic = topic
 
     def __missing__(self, name: str) -> Any:
-        what = f"{self._peer} gave a malformed answer to {self._topic!r}, without {name!r}"
-        raise PeerLost(what, "do all processes have the same version of geomx?", peer=self._peer)
+        raise _malformed(self._peer, self._topic, f"without {name!r}")
 
 
 class Rpc:
@@ -138,12 +139,12 @@ class Rpc:
     def receive(self, link: Link, number: int, acked: int, topic: str, body: Body) -> Request | None:
         """The request to execute; None for a repeat. The peer has the answers to all its requests up to `acked`.
 
-        Raises BadMessage if too many of its requests are in progress.
+        Raises BadMessage if too many of its requests are in progress, and for a wrong body, which is refused.
         """
         if not number:
             if topic not in UNNUMBERED:
                 raise BadMessage(f"a request {topic!r} without a number")
-            return Request(link, topic, body, _nowhere)
+            return Request(link, topic, checked_request(topic, body), _nowhere)
         if acked >= number:
             raise BadMessage(f"request {number} of a peer that has its answer")
         heard = self._heard.setdefault(link, _Heard())
@@ -159,10 +160,19 @@ class Rpc:
         if len(heard.open) >= MAX_OPEN:
             raise BadMessage(f"more than {MAX_OPEN} requests at once")
         heard.open.add(number)
-        return Request(link, topic, body, partial(self._reply, link, heard, number))
+        request = Request(link, topic, body, partial(self._reply, link, heard, number))
+        try:
+            request.body = checked_request(topic, body)
+        except BadMessage as error:
+            what = f"a malformed request {topic!r}: {error}"
+            request.refuse(InvalidSettings(what))
+            raise BadMessage(what) from None
+        return request
 
     def answered(self, link: Link, number: int, body: Body) -> None:
-        """Handle an answer. An answer to a repeated request may arrive twice; the second is ignored."""
+        """Handle an answer. An answer to a repeated request may arrive twice; the second is ignored. A wrong body fails
+        the request with PeerLost, which names the peer.
+        """
         asked = self._asked.get(number)
         if not 0 < number <= self._number or (asked is not None and asked.link is not link):
             raise BadMessage("an unsolicited answer")
@@ -172,8 +182,13 @@ class Rpc:
         asked.timer.cancel()
         if "error" in body:
             asked.failed(InvalidSettings(str(body["error"]), str(body.get("hint", ""))))
-        else:
-            asked.answer(_AnswerBody(body, asked.link.name, asked.topic))
+            return
+        try:
+            body = checked_answer(asked.topic, body)
+        except BadMessage as error:
+            asked.failed(_malformed(link.name, asked.topic, str(error)))
+            return
+        asked.answer(_AnswerBody(body, link.name, asked.topic))
 
     def give_up(self, error: GeomxError) -> None:
         """Fail all pending requests."""
@@ -199,6 +214,11 @@ class Rpc:
         if len(heard.answers) > MAX_OPEN:
             del heard.answers[next(iter(heard.answers))]
         link.control("answer", answer, number)
+
+
+def _malformed(peer: str, topic: str, why: str) -> PeerLost:
+    what = f"{peer} gave a malformed answer to {topic!r}, {why}"
+    return PeerLost(what, "do all processes have the same version of geomx?", peer=peer)
 
 
 def _nowhere(_body: Body, _keep: bool) -> None:

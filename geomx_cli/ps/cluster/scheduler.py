@@ -83,17 +83,14 @@ class Scheduler:
             case "fail":
                 entry.gone = True
                 request.answer()
-                origin = str(request.body.get("process"))
-                message, hint = str(request.body.get("message")), str(request.body.get("hint", ""))
-                self.node.fail(PeerLost(message, hint, peer=origin))
+                body = request.body
+                self.node.fail(PeerLost(body["message"], body.get("hint", ""), peer=body["process"]))
             case topic:
                 raise BadMessage(f"unknown topic {topic!r}")
 
     def _join(self, request: Request) -> None:
         try:
             entry = self._entry(request)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise BadMessage(f"a join without a proper {error}") from None
         except InvalidSettings as error:
             request.refuse(error)
             return
@@ -103,18 +100,17 @@ class Scheduler:
 
     def _entry(self, request: Request) -> _Entry:
         body, plane = request.body, self._plane
-        theirs = (int(body["servers"]), int(body["workers"]))
+        theirs = (body["servers"], body["workers"])
         if theirs != (plane.servers, plane.workers):
             raise InvalidSettings(
                 f"{body['process']} expects {counted(theirs[0], 'server')} and {counted(theirs[1], 'worker')},"
                 f" its scheduler {plane.servers} and {plane.workers}",
                 "give every process of the plane the same DMLC_NUM_* variables",
             )
-        role = str(body["role"])
-        if role not in ("server", "worker") or request.link in self._entries:
-            raise BadMessage(f"a join as {role!r}, or a second one")
-        wanted = None if body.get("rank") is None else int(body["rank"])
-        self._check_identity(request.link, str(body["process"]), role, wanted)
+        role, wanted = body["role"], body.get("rank")
+        if request.link in self._entries:
+            raise BadMessage("a second join")
+        self._check_identity(request.link, body["process"], role, wanted)
         limit = plane.servers if role == "server" else plane.workers
         joined = [item for item in self._entries.values() if item.member.role == role]
         if self._complete or len(joined) >= limit:
@@ -124,11 +120,11 @@ class Scheduler:
             not 0 <= wanted < min(limit, MAX_RANK) or any(item.wanted == wanted for item in joined)
         ):
             raise InvalidSettings(f"{role} rank {wanted} is taken or beyond {limit - 1}", "each rank is given once")
-        endpoints = tuple(str(item) for item in body.get("endpoints", ()))
+        endpoints = tuple(body.get("endpoints", ()))
         if len(endpoints) > MAX_ENDPOINTS or not all(ENDPOINT.fullmatch(item) for item in endpoints):
             raise InvalidSettings(f"{body['process']} listens on {endpoints}, which cannot be dialled", "correct it")
-        member = RosterEntry(str(body["process"]), str(body["party"]), str(body["host"]), role, -1, endpoints)
-        return _Entry(member, request, str(body.get("group", "")), wanted)
+        member = RosterEntry(body["process"], body["party"], body["host"], role, -1, endpoints)
+        return _Entry(member, request, body.get("group", ""), wanted)
 
     def _check_identity(self, link: Link, process: str, role: str, rank: int | None) -> None:
         """Raise InvalidSettings for a process that joins with another identity than its key's or its earlier one."""

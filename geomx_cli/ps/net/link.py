@@ -130,9 +130,9 @@ class Link:
         """Ask the peer to send this slice beyond its window."""
         self._emit(Header(topic="want", key=key, slice=index, round=round_), None)
 
-    def ask_again(self, request: int) -> None:
-        """Ask the peer to send a contribution again that was not received."""
-        self._emit(Header(topic="again", request=request), None)
+    def ask_again(self, request: int, *, damaged: bool = False) -> None:
+        """Ask the peer to send a contribution again that was not received, or was damaged on the way."""
+        self._emit(Header(topic="damaged" if damaged else "again", request=request), None)
 
     def want(self, key: int, index: int, round_: int) -> bool:
         """The receiver is blocked on this slice: send it beyond the window, now or when it is queued.

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import DTYPE_NAMES, BadMessage, Form, Header
+from geomx_cli.ps.net.wire import DTYPE_NAMES, BadMessage, DamagedPayload, Form, Header
 
 __all__ = [
     "DTYPES", "Array", "Content", "as_payload", "cast", "content", "form_of", "numbers_payload", "row_numbers",
@@ -71,7 +71,7 @@ def view(header: Header, payload: memoryview | None) -> Array:
         raise BadMessage(f"a payload of form {header.form.name} where all elements are needed")
     if payload is None or len(payload) != header.length * dtype.itemsize:
         size = 0 if payload is None else len(payload)
-        raise BadMessage(f"{size} bytes of payload for {header.length} elements of {dtype}")
+        raise DamagedPayload(f"{size} bytes of payload for {header.length} elements of {dtype}")
     return np.frombuffer(payload, dtype)
 
 
@@ -82,7 +82,7 @@ def content(header: Header, payload: memoryview | None) -> Content:
     dtype, count = _dtype(header), header.rows * header.row
     size = 0 if payload is None else len(payload)
     if size != count * dtype.itemsize + header.rows * _ROW_NUMBER.itemsize:
-        raise BadMessage(f"{size} bytes of payload for {header.rows} rows of {header.row} elements of {dtype}")
+        raise DamagedPayload(f"{size} bytes of payload for {header.rows} rows of {header.row} elements of {dtype}")
     if payload is None:
         return Rows.none(header.row, dtype)
     values = np.frombuffer(payload, dtype, count).reshape(header.rows, header.row)

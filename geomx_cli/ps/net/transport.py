@@ -49,8 +49,8 @@ class Transport:
     on_link: called for each peer that dials; may refuse it with BadMessage. on_reconnect: called for each lane with a
     new connection, including the first, whichever end dialled; messages in flight on the previous one may be lost.
     on_closed: called when a link's control lane has ended, until it reconnects. on_asked: gets the peer's requests for
-    retransmission: "want" for a slice (key, slice, round) that is not in the link's queue, "again" for a request
-    number.
+    retransmission: "want" for a slice (key, slice, round) that is not in the link's queue, "again" and "damaged" for
+    a request number.
 
     `counters` counts refused messages by reason; the first of each reason and peer is written to the event log.
     """
@@ -240,7 +240,7 @@ class Transport:
             case "want":
                 if not link.want(header.key, header.slice, header.round):
                     self._on_asked(link, header)
-            case "again":
+            case "again" | "damaged":
                 self._on_asked(link, header)
             case "alive":
                 link.health.receive_heartbeat(payload)

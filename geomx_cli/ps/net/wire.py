@@ -21,6 +21,7 @@ __all__ = [
     "MAX_MESSAGE",
     "VERSION",
     "BadMessage",
+    "DamagedPayload",
     "Form",
     "Header",
     "Kind",
@@ -52,6 +53,10 @@ MAX_ROUNDS_AHEAD = 64
 
 class BadMessage(Exception):
     """A message that is malformed, oversized or not for this process. Counted and dropped; never ends a process."""
+
+
+class DamagedPayload(BadMessage):
+    """A payload of another size or checksum than its header says, so that a retransmission may be intact."""
 
 
 class Kind(IntEnum):

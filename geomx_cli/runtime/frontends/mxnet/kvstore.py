@@ -179,6 +179,10 @@ class KVStore(BaseStore):
         """
         self._script_optimizer.set(optimizer, self._exchanges.fill)
 
+    def check_momentum(self, optimizer: Any) -> None:
+        """Warn if this optimizer, which runs in the script, and the codec both have momentum."""
+        self._script_optimizer.check_momentum(optimizer, on_servers=False)
+
     def _checked(self, key: Any, value: Any, *, converted: bool = False) -> list[tuple[Key, list[ArrayInfo]]]:
         """Return keys and values after checking all of them.
 

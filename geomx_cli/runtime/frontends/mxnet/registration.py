@@ -40,6 +40,7 @@ def register(mx: Any, session: "ScriptSession") -> None:
         return made[0]
 
     base.kv_registry = _Registry(create, own)
+    _observe_trainers(mx.gluon.Trainer)
 
 
 class _Registry(dict[str, Callable[[], Any]]):
@@ -54,6 +55,19 @@ class _Registry(dict[str, Callable[[], Any]]):
 
     def __missing__(self, name: str) -> Callable[[], Any]:
         return functools.partial(self._create, name)
+
+
+def _observe_trainers(trainer: Any) -> None:
+    """Have trainers that update on the workers show our store their optimizer, which MXNet does not."""
+    init = trainer._init_kvstore
+
+    @functools.wraps(init)
+    def init_and_show(self: Any) -> None:
+        init(self)
+        if isinstance(self._kvstore, KVStore) and not self._update_on_kvstore:
+            self._kvstore.check_momentum(self._optimizer)
+
+    trainer._init_kvstore = init_and_show
 
 
 def _make(mx: Any, session: "ScriptSession", kind: str) -> KVStore:

@@ -67,14 +67,20 @@ class ScriptOptimizer:
             }
             self._store.optimizer.set(*from_mxnet(optimizer), schedule, own)
             self.optimizer, self.updates = optimizer, None
+            self.check_momentum(optimizer, on_servers=True)
             return
         kind = type(optimizer).__name__
         self._refuse_where_servers_must(kind)
         self._store.optimizer.leave_to_workers(kind)
         print(_ON_WORKERS.format(kind), file=sys.stderr, flush=True)
         self.optimizer = optimizer
+        self.check_momentum(optimizer, on_servers=False)
         if self._store.trains:
             self._run_here(optimizer, fill)
+
+    def check_momentum(self, optimizer: Any, *, on_servers: bool) -> None:
+        """See MomentumCheck; also for an optimizer that the script runs itself on the sums that it pulls."""
+        self._store.momentum.use_optimizer(float(getattr(optimizer, "momentum", 0.0)), on_servers=on_servers)
 
     def initial(self, keys: Sequence[Key]) -> dict[str, Hyper]:
         """Return what to send with the initial values of new keys: multipliers, from a master that does not train."""

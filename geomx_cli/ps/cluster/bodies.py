@@ -1,0 +1,191 @@
+"""The bodies of requests and answers by topic: each field with its type and bounds.
+
+Peers are checked here, before any handler reads a field. Topics of algorithms and deliveries are not listed; their
+handlers check themselves.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+import msgspec
+
+from geomx_cli.ps.net.wire import BadMessage
+
+__all__ = ["Body", "checked_answer", "checked_request"]
+
+Body = dict[str, Any]
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+_Name = Annotated[str, msgspec.Meta(max_length=1024)]
+_Number = bool | int | float
+
+
+class _Nothing(TypedDict):
+    pass
+
+
+class _Join(TypedDict):
+    role: Literal["server", "worker"]
+    process: _Name
+    party: _Name
+    host: _Name
+    servers: _Count
+    workers: _Count
+    rank: NotRequired[int | None]
+    endpoints: NotRequired[list[_Name]]
+    group: NotRequired[_Name]
+
+
+class _Member(TypedDict):
+    process: _Name
+    party: _Name
+    host: _Name
+    role: Literal["server", "worker"]
+    rank: _Rank
+    endpoints: list[_Name]
+
+
+class _Joined(TypedDict):
+    rank: _Rank
+    scheduler: _Name
+    members: list[_Member]
+
+
+class _Pending(TypedDict):
+    missing: str
+
+
+class _Fail(TypedDict):
+    process: _Name
+    message: str
+    hint: NotRequired[str]
+
+
+class _Cluster(TypedDict):
+    rank_scope: NotRequired[_Name]
+
+
+class _Layout(TypedDict):
+    workers: list[_Count]
+    central: _Count
+    root: bool
+    flat: bool
+    trains: bool
+    party_index: Annotated[int, msgspec.Meta(ge=-1, le=65_535)]
+
+
+class _Declare(TypedDict):
+    """tensors: name, elements, dtype, elements in a row."""
+
+    tensors: list[tuple[str, int, _Name, int]]
+
+
+class _Placements(TypedDict):
+    """For each tensor its key, and offset, length, root and server of each slice."""
+
+    placements: list[tuple[_Count, list[tuple[_Count, _Count, _Rank, _Rank]]]]
+
+
+class _Optimizer(TypedDict):
+    """hold: hold all rounds. Otherwise name, params and the others: see ControlClient.set_optimizer. The optimizer and
+    the schedule check their numbers themselves, by name.
+    """
+
+    by: _Name
+    hold: NotRequired[bool]
+    name: NotRequired[_Name]
+    params: NotRequired[dict[_Name, Any]]
+    kind: NotRequired[_Name]
+    schedule: NotRequired[tuple[_Name, dict[_Name, Any]] | None]
+    multipliers: NotRequired[list[tuple[_Count, dict[_Name, Any]]]]
+    serial: NotRequired[_Count]
+    by_round: NotRequired[list[tuple[_Count, _Count]]]
+
+
+class _Held(TypedDict):
+    closed: NotRequired[list[tuple[_Count, _Count]]]
+
+
+class _Barrier(TypedDict):
+    scope: Literal["party", "all"]
+
+
+class _Mode(TypedDict):
+    asynchronous: bool
+
+
+class _Compression(TypedDict):
+    spec: _Name
+
+
+class _Stragglers(TypedDict):
+    processes: list[_Name]
+
+
+class _State(TypedDict):
+    by: _Name
+    root: NotRequired[_Rank]
+
+
+class _StateRead(_State):
+    at: _Count
+
+
+class _StateWrite(_StateRead):
+    piece: bytes
+
+
+class _StateBegin(_State):
+    optimizer: _Name
+    whole: _Name
+    digest: _Name
+    size: _Count
+
+
+class _StateOpened(TypedDict):
+    size: _Count
+    optimizer: _Name
+    params: dict[_Name, _Number]
+    loaded: _Name
+
+
+class _StatePiece(TypedDict):
+    piece: bytes
+
+
+class _StateBegun(TypedDict):
+    go: Literal["on", "wait", "known"]
+
+
+_REQUESTS: Mapping[str, type] = {
+    "join": _Join, "pending": _Pending, "fail": _Fail, "bye": _Nothing, "gone": _Nothing, "leave": _Nothing,
+    "stuck": _Nothing, "stragglers": _Nothing, "cluster": _Cluster, "declare": _Declare, "optimizer": _Optimizer,
+    "barrier": _Barrier, "mode": _Mode, "compression": _Compression, "state_open": _State, "state_read": _StateRead,
+    "state_close": _State, "state_begin": _StateBegin, "state_write": _StateWrite,
+}  # fmt: skip
+_ANSWERS: Mapping[str, type] = {
+    **dict.fromkeys(_REQUESTS, _Nothing), "join": _Joined, "stragglers": _Stragglers, "cluster": _Layout,
+    "declare": _Placements, "optimizer": _Held, "state_open": _StateOpened, "state_read": _StatePiece,
+    "state_begin": _StateBegun,
+}  # fmt: skip
+
+
+def checked_request(topic: str, body: Body) -> Body:
+    """The declared fields of a request. Raises BadMessage, which names the field that is missing or wrong."""
+    return _checked(_REQUESTS, topic, body)
+
+
+def checked_answer(topic: str, body: Body) -> Body:
+    """The declared fields of an answer. Raises BadMessage as for a request."""
+    return _checked(_ANSWERS, topic, body)
+
+
+def _checked(kinds: Mapping[str, type], topic: str, body: Body) -> Body:
+    if topic not in kinds:
+        return body
+    try:
+        found: Body = msgspec.convert(body, kinds[topic], builtin_types=(bytes,))  # else text may be bytes in base64
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BadMessage(str(error)) from None
+    return found

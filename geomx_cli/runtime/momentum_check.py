@@ -1,0 +1,53 @@
+"""Warns of a script that has momentum twice: in its optimizer and in the codec."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from geomx_cli.core.events import WarningRaised
+from geomx_cli.ps.aggregation.codec import parse_codec
+
+if TYPE_CHECKING:
+    from geomx_cli.ps.client import Client
+
+__all__ = ["MomentumCheck"]
+
+_OF_GRADIENTS = ("fsa", "mixed", "sync", "async")
+"""Algorithms in which parties send gradients, to which a codec's momentum belongs."""
+
+
+class MomentumCheck:
+    """One worker's codec and optimizer, in the order in which its script sets them. For the training thread.
+
+    Writes one warning to stderr and the event log, in one process of the job: in the master if the servers run the
+    optimizer, else in global rank 0.
+    """
+
+    def __init__(self, client: "Client") -> None:
+        self._client = client
+        self._spec = client.settings.text("compress")
+        self._momentum = 0.0
+        self._warned = client.settings.text("algo") not in _OF_GRADIENTS
+
+    def use_codec(self, spec: str) -> None:
+        """The script has chosen this codec."""
+        self._spec = spec
+        self._check()
+
+    def use_optimizer(self, momentum: float, *, on_servers: bool) -> None:
+        """The script has an optimizer with this momentum, 0 for none."""
+        reports = self._client.is_master if on_servers else self._client.global_rank == 0
+        self._momentum = momentum if reports else 0.0
+        self._check()
+
+    def _check(self) -> None:
+        codec = parse_codec(self._spec)
+        if self._warned or codec is None or not codec.momentum or not 0 < self._momentum < 1:
+            return
+        self._warned = True
+        message = (
+            f"{self._spec.partition(':')[0]} has momentum correction, which takes the place of the optimizer's"
+            f" momentum: with momentum {self._momentum:g} in the optimizer too, each gradient counts for"
+            f" {1 / (1 - codec.momentum) / (1 - self._momentum):.4g}; set momentum to 0, or use topk"
+        )
+        self._client.events.write(WarningRaised(message=message))
+        print(f"warning: {message}", file=sys.stderr, flush=True)
