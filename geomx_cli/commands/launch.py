@@ -160,12 +160,12 @@ def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, js
     from geomx_cli.commands._plan_shell import plan_shell
     from geomx_cli.commands._plan_text import plan_text
     from geomx_cli.jobs.actions.launch import prepared, working_dirs
-    from geomx_cli.jobs.store import payload
+    from geomx_cli.jobs.store import user_files
     from geomx_cli.plan import plan
     from geomx_cli.plan.ports import choose
 
     inventory = choose(inventory, None)
-    spec = prepared(replace(spec, carried=payload.pack(spec.script, sync).words))
+    spec = prepared(replace(spec, carried=user_files.pack(spec.script, sync).words))
     found = plan(inventory, replace(spec, key_dir="") if shell else spec)
     if shell:
         click.echo(plan_shell(found, working_dirs(inventory, found)))

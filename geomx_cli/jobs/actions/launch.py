@@ -19,10 +19,10 @@ from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_raised, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.port_lock import PortLock
 from geomx_cli.jobs.actions.watch import Listener, Watch
-from geomx_cli.jobs.store import JobDirectory, job_state, payload
+from geomx_cli.jobs.store import JobDirectory, job_state, user_files
 from geomx_cli.jobs.store.data import provide
 from geomx_cli.jobs.store.host_specs import host_specs, key_files
-from geomx_cli.jobs.store.payload import Payload
+from geomx_cli.jobs.store.user_files import UserFiles
 from geomx_cli.jobs.view.conclusion import Conclusion, conclude
 from geomx_cli.jobs.view.follow import View, view_for
 from geomx_cli.jobs.view.log_paths import log_paths
@@ -72,7 +72,7 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
     job was released.
     """
     began = time.monotonic()
-    packed = payload.pack(spec.script, options.sync)
+    packed = user_files.pack(spec.script, options.sync)
     spec = prepared(replace(spec, carried=packed.words))
     directory = JobDirectory(spec.job, Path(spec.job_dir))
     lease = _lease(options, float(spec.options["silence"]))
@@ -164,8 +164,8 @@ def _carry_out(
     return outcome
 
 
-def _files(planned: Plan, inventory: Inventory, packed: Payload) -> dict[str, dict[str, File]]:
-    """Return each host's files by path: its processes' keys and, on hosts that do not share our files, the payload."""
+def _files(planned: Plan, inventory: Inventory, packed: UserFiles) -> dict[str, dict[str, File]]:
+    """Return each host's files by path: its processes' keys and, on hosts that do not share our files, the user's."""
     keys = key_files(planned)
     return {
         name: keys[name] | ({} if inventory.host(name).shares_files else packed.on(planned.files_dir(name)))
@@ -174,7 +174,8 @@ def _files(planned: Plan, inventory: Inventory, packed: Payload) -> dict[str, di
 
 
 def working_dirs(inventory: Inventory, planned: Plan) -> dict[str, str]:
-    """Return each host's working directory: the inventory's, else the current one, or on other machines the payload's.
+    """Return each host's working directory: the inventory's, else the current one, or that of the user's files on
+    hosts that do not share ours.
     """
     return {name: inventory.host(name).workdir or _start_dir(inventory, planned, name) for name in planned.hosts}
 
