@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from cluster import ROOT
 
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/averages.py")]
 SIZES = (5000, 10, 3)

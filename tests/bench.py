@@ -8,7 +8,8 @@ import numpy as np
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.deadlock_breaker import DeadlockBreaker
 from geomx_cli.ps.aggregation.slice_table import SliceTable
-from geomx_cli.ps.net.payload import Array, view
+from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.net.payload import view
 from geomx_cli.ps.net.wire import Header, Kind
 from geomx_cli.ps.optim import optimizers
 from geomx_cli.runtime.algorithms.fsa import FsaServer

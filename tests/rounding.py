@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 
 
 def rounded(array: Array, bits: int) -> Array:

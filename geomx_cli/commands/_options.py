@@ -6,12 +6,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from geomx_cli.core import plugins, units
-from geomx_cli.core.options import Option, Value, decode, encode
+from geomx_cli.core import plugins
+from geomx_cli.core.option_kinds import KINDS
+from geomx_cli.core.options import Option, Value, decode
 
 __all__ = ["GroupedCommand", "add_options", "unused", "values"]
-
-_METAVARS = {"int": "NUMBER", "float": "NUMBER", "text": "TEXT", "wan": "RATE[,RTT]"}
 
 
 class _Type(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
@@ -27,7 +26,7 @@ class _Type(click.ParamType):  # type: ignore[type-arg]  # generic only in the n
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         if self.option.choices:
             return "|".join(self.option.choices)
-        return _METAVARS.get(self.option.kind, self.option.kind.upper())
+        return KINDS[self.option.kind].metavar
 
 
 class _Bool(click.types.BoolParamType):
@@ -54,7 +53,7 @@ class TableOption(click.Option):
             default=option.default,
             envvar=option.env,
             show_envvar=True,
-            show_default=bool(default_text(option)),
+            show_default=bool(option.default_text),
             help=option.help,
         )
 
@@ -62,7 +61,7 @@ class TableOption(click.Option):
         """Return the bracketed text after the help, with the default as a user writes it."""
         extra = super().get_help_extra(ctx)
         if "default" in extra:
-            extra["default"] = default_text(self.option)
+            extra["default"] = self.option.default_text
         return extra
 
 
@@ -110,14 +109,3 @@ def unused(ctx: click.Context, table: Iterable[Option], algorithm: str, *, scrip
     training = ", ".join(option.flag for option in written if option.group == "training")
     if script and training:
         yield f"{training}: these are for the bundled training; a script knows them only if it asks kv.option"
-
-
-def default_text(option: Option) -> str:
-    """Return the default as a user writes it, with a unit: "6s", "1MiB"; "" for none."""
-    if option.kind == "duration":
-        return f"{option.default:g}s"
-    if option.kind == "bool":
-        return "yes" if option.default else "no"
-    if option.kind == "size":
-        return units.format_bytes(float(option.default)).replace(" ", "") if option.default else "0"
-    return encode(option, option.default)

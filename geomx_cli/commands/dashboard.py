@@ -1,8 +1,10 @@
 """`geomx dashboard`: live view of a job in a web page on this machine."""
 
+import contextlib
+
 import click
 
-from geomx_cli.commands._exports import export_options, exporting
+from geomx_cli.commands._exports import Exports, export_options
 from geomx_cli.commands._job import chosen, job_argument
 
 __all__ = ["dashboard"]
@@ -20,9 +22,7 @@ def dashboard(
     name: str,
     port: int,
     opens: bool,
-    tensorboard: str | None,
-    metrics_port: int | None,
-    metrics_token: str | None,
+    exports: Exports,
 ) -> None:
     """Show a job live in a web page: parties and their traffic, accuracy, loss, throughput, waiting times, errors.
 
@@ -45,5 +45,6 @@ def dashboard(
 
     job = chosen(name)
     model = JobModel(job.plan, job.started)
-    with exporting(model.progress, tensorboard, metrics_port, metrics_token) as on_event:
-        show(job, model, port, opens=opens, on_url=show_url, on_event=on_event)
+    with contextlib.closing(exports):
+        exports.open(model.progress)
+        show(job, model, port, opens=opens, on_url=show_url, on_event=exports.on_event)

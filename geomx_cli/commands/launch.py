@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from geomx_cli.commands._conclusion import report
-from geomx_cli.commands._exports import export_options, exporting
+from geomx_cli.commands._exports import Exports, export_options
 from geomx_cli.commands._inventory import inventory_options, inventory_path, machines, ssh_options
 from geomx_cli.commands._job import Duration
 from geomx_cli.commands._json import print_json
@@ -18,6 +18,7 @@ from geomx_cli.commands._options import add_options, unused, values
 from geomx_cli.commands._script import ScriptCommand
 from geomx_cli.core.env_names import unknown_variables, without_effect
 from geomx_cli.core.errors import UsageError
+from geomx_cli.core.options import Value
 from geomx_cli.core.plugins import table
 
 if TYPE_CHECKING:
@@ -68,9 +69,7 @@ def launch(
     lease: float | None,
     sync: tuple[Path, ...],
     job_dir: Path | None,
-    tensorboard: str | None,
-    metrics_port: int | None,
-    metrics_token: str | None,
+    exports: Exports,
     **parameters: Any,
 ) -> int:
     """Start a training job, watch it and wait for its end.
@@ -98,7 +97,7 @@ def launch(
     """
     if shell and (json or not dry_run):
         raise UsageError("--shell prints scripts in place of the text of --dry-run", "write --dry-run --shell")
-    if detach and (tensorboard or metrics_port):
+    if detach and exports:
         hint = "geomx dashboard --tensorboard DIR --metrics-port NUMBER exports it afterwards"
         raise UsageError("with --detach nothing is exported: launch ends at once", hint)
     _warn(unknown_variables(os.environ))
@@ -106,16 +105,12 @@ def launch(
     ignored = _without_effect(inventory)
     _warn(f"{where}{sentence}" for sentence, where in ignored.items())
     _warn(unused(click.get_current_context(), table(), str(options["algo"]), script=bool(script)))
-    from geomx_cli.jobs.store import rank_scope
     from geomx_cli.jobs.store.script import check_script
     from geomx_cli.plan import JobSpec
 
     if not dry_run:
         check_script(script, inventory)
-    chosen = rank_scope.choose(str(options["rank_scope"]), script, str(options["algo"]), inventory)
-    if chosen.sentence:
-        click.echo(chosen.sentence, err=True)
-    inventory = inventory.model_copy(update={"rank_scope": chosen.scope})
+    inventory = _with_rank_scope(inventory, script, options)
     spec = JobSpec(
         options=options,
         script=script,
@@ -136,7 +131,7 @@ def launch(
         warned=tuple(ignored),
         ssh=ssh_options(accept_new_host_keys),
         chooses_ports=inventory_path(hosts, local=local) is not None,
-        exporting=lambda progress: exporting(progress, tensorboard, metrics_port, metrics_token),
+        observer=exports,
     )
     return report(launching.launch(inventory, spec, launch_options), json=json)
 
@@ -156,16 +151,27 @@ def _without_effect(inventory: "Inventory") -> dict[str, str]:
     return in_inventory | dict.fromkeys(without_effect(os.environ, launching=True), "")
 
 
+def _with_rank_scope(
+    inventory: "Inventory", script: tuple[str, ...], options: Mapping[str, Value]
+) -> "Inventory":
+    from geomx_cli.jobs.store import rank_scope
+
+    chosen = rank_scope.choose(str(options["rank_scope"]), script, str(options["algo"]), inventory)
+    if chosen.sentence:
+        click.echo(chosen.sentence, err=True)
+    return inventory.model_copy(update={"rank_scope": chosen.scope})
+
+
 def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, json: bool, shell: bool) -> int:
     from geomx_cli.commands._plan_shell import plan_shell
     from geomx_cli.commands._plan_text import plan_text
     from geomx_cli.jobs.actions.launch import prepared, working_dirs
-    from geomx_cli.jobs.store import payload
+    from geomx_cli.jobs.store import user_files
     from geomx_cli.plan import plan
     from geomx_cli.plan.ports import choose
 
     inventory = choose(inventory, None)
-    spec = prepared(replace(spec, carried=payload.pack(spec.script, sync).words))
+    spec = prepared(replace(spec, carried=user_files.pack(spec.script, sync).words))
     found = plan(inventory, replace(spec, key_dir="") if shell else spec)
     if shell:
         click.echo(plan_shell(found, working_dirs(inventory, found)))

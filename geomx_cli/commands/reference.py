@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from geomx_cli.commands._options import default_text
+from geomx_cli.core.option_kinds import KINDS
 from geomx_cli.core.options import Option
 from geomx_cli.core.plugins import table
 
@@ -15,10 +15,10 @@ This page is made from the table of options by `python -m geomx_cli.commands.ref
 
 Each option is a flag of `geomx launch` and an environment variable, which also carries it to the processes. A
 flag goes before the variable, and the variable before the default. Durations take a unit (`300ms`, `5s`,
-`2m`, `1.5h`), sizes too (`64k`, `1MiB`); a bool is `--name` or `--no-name`, and 1 or 0 in the environment.
+`2m`, `1.5h`), sizes too (`64k`, `1MiB`); true or
+false is `--name` or `--no-name`, and 1 or 0 in the environment.
 """
 
-_KINDS = {"int": "whole number", "float": "number", "wan": "rate, round trip or both"}
 _TABLE_HEAD = "| Flag | Variable | Default | Values | Meaning |\n|---|---|---|---|---|\n"
 
 
@@ -35,7 +35,7 @@ def page(options: Iterable[Option]) -> str:
 
 def _rows(options: Iterable[Option]) -> Iterator[str]:
     for option in options:
-        default = f"`{text}`" if (text := default_text(option)) else ""
+        default = f"`{option.default_text}`" if option.default_text else ""
         yield f"| `{option.flag}` | `{option.env}` | {default} | {_values(option)} | {option.help} |\n"
 
 
@@ -43,7 +43,7 @@ def _values(option: Option) -> str:
     if option.choices:
         return ", ".join(f"`{choice}`" for choice in option.choices)
     apart = f"{option.stands_apart}, or" if option.stands_apart else ""
-    return " ".join(part for part in (apart, _KINDS.get(option.kind, option.kind), option.span) if part)
+    return " ".join(part for part in (apart, KINDS[option.kind].noun.removeprefix("a "), option.span) if part)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from geomx_cli.core import units
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.option_kinds import KINDS, Kind
 
-__all__ = ["OPTIMIZERS", "OPTIONS", "Kind", "Option", "Value", "decode", "defaults", "encode"]
+__all__ = ["OPTIMIZERS", "OPTIONS", "Option", "Value", "decode", "defaults", "encode"]
 
 Value = bool | int | float | str
-Kind = Literal["bool", "int", "float", "text", "duration", "size", "wan"]
 Group = Literal["cluster", "synchronisation", "transport", "training"]
 
 
@@ -41,6 +40,11 @@ class Option:
     def flag(self) -> str:
         """Its command-line flag, e.g. `--batch-size`."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def default_text(self) -> str:
+        """The default as a user writes it, with a unit: "6s", "1MiB"; "" for none."""
+        return KINDS[self.kind].format(self.default)
 
     def allows(self, number: float) -> bool:
         """Whether a number is the default or within the bounds."""
@@ -239,13 +243,13 @@ def defaults(table: Iterable[Option] = OPTIONS) -> dict[str, Value]:
 
 def decode(option: Option, text: str) -> Value:
     """Parse the text of a value. Raises InvalidSettings with a hint on valid values."""
+    kind = KINDS[option.kind]
     try:
-        value = _PARSERS[option.kind](text.strip())
+        value = kind.parse(text.strip())
     except InvalidSettings as error:
         raise InvalidSettings(f"{option.flag} ({option.env}): {error.message}", error.hint) from None
     except ValueError:
-        what, hint = _WORDS[option.kind], f"write {_EXAMPLES[option.kind]}"
-        raise InvalidSettings(f"{option.flag} ({option.env}): {text!r} is not {what}", hint) from None
+        raise InvalidSettings(f"{option.flag} ({option.env}): {text!r} is not {kind.noun}", kind.hint) from None
     return check(option, value)
 
 
@@ -268,28 +272,3 @@ def encode(option: Option, value: Value) -> str:
     if option.kind == "bool":
         return "1" if value else "0"
     return str(value)
-
-
-def _parse_bool(text: str) -> bool:
-    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if text.lower() not in known:
-        raise ValueError(text)
-    return known[text.lower()]
-
-
-def _parse_wan_text(text: str) -> str:
-    units.parse_wan(text)
-    return text
-
-
-_PARSERS: Mapping[Kind, Callable[[str], Value]] = {
-    "bool": _parse_bool,
-    "int": int,
-    "float": float,
-    "text": str,
-    "duration": units.parse_duration,
-    "size": units.parse_size,
-    "wan": _parse_wan_text,
-}
-_WORDS: Mapping[Kind, str] = {"bool": "yes or no", "int": "a whole number", "float": "a number"}
-_EXAMPLES: Mapping[Kind, str] = {"bool": "1 or 0", "int": "digits, as in 4", "float": "digits, as in 0.05"}

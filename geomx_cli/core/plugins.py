@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, Literal, Protocol, cast
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.option_kinds import KINDS
 from geomx_cli.core.options import OPTIONS, Option, Value
 
 __all__ = [
@@ -57,11 +58,6 @@ _GROUPS: Mapping[Kind, str] = {
 }  # fmt: skip
 _PARTS = ("name", "options", "refuses")
 _CODEC_PARTS = ("name", "codec")
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "bool": (bool,), "int": (int,), "float": (float, int), "text": (str,), "duration": (float, int), "size": (int,),
-    "wan": (str,),
-}  # fmt: skip
-"""Types of an option's default, by its kind."""
 Look = tuple[str, str, str]
 
 
@@ -151,9 +147,9 @@ def _check_options(module: str, options: object) -> None:
             problem = f"options contain {option!r}, which is no Option"
         elif not all(isinstance(text, str) for text in (option.name, option.env, option.help)):
             problem = f"option {option.name!r} needs text as name, env and help"
-        elif option.kind not in _TYPES:
-            problem = f"option {option.name!r} is of kind {option.kind!r}, not {', '.join(_TYPES)}"
-        elif type(option.default) not in _TYPES[option.kind]:
+        elif option.kind not in KINDS:
+            problem = f"option {option.name!r} is of kind {option.kind!r}, not {', '.join(KINDS)}"
+        elif type(option.default) not in KINDS[option.kind].types:
             problem = f"option {option.name!r} of kind {option.kind} has the default {option.default!r}"
         else:
             continue

@@ -9,7 +9,8 @@ from typing import Any
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.core.options import Kind, Option, Value, check, decode
+from geomx_cli.core.option_kinds import KINDS
+from geomx_cli.core.options import Option, Value, check, decode
 from geomx_cli.inventory import Inventory
 from geomx_cli.inventory.checks import Check, build, cross_check
 from geomx_cli.inventory.keys import HOST_KEYS, TOP_KEYS, Key
@@ -249,24 +250,13 @@ def _option(name: str, value: Any, known: Mapping[str, Option]) -> Value:
         raise InvalidSettings(f"{name}: {said}", error.hint) from None
 
 
-_WANTED: Mapping[Kind, tuple[tuple[type, ...], str, str]] = {
-    "bool": ((bool,), "true or false", "true"),
-    "int": ((int,), "a whole number", "1"),
-    "float": ((int, float), "a number", "0.1"),
-    "text": ((str,), "text", '"text"'),
-    "duration": ((int, float, str), "a duration", '"30s"'),
-    "size": ((int, str), "a size", '"1MiB"'),
-    "wan": ((str,), "a rate and a round trip", '"100mbit,30ms"'),
-}
-
-
 def _value(option: Option, value: Any) -> Value:
     """Convert an option's value from text with a unit or from the TOML type of its kind."""
-    types, wanted, example = _WANTED[option.kind]
-    fits = isinstance(value, types) and (option.kind == "bool" or not isinstance(value, bool))
-    if not fits:
-        hint = f"write {option.name} = {example}"
-        raise InvalidSettings(f"it is {kind_of(value)} and must be {wanted}", hint)
+    kind = KINDS[option.kind]
+    fits = isinstance(value, (*kind.types, str) if kind.has_unit else kind.types)
+    if not fits or (isinstance(value, bool) and option.kind != "bool"):
+        hint = f"write {option.name} = {kind.example}"
+        raise InvalidSettings(f"it is {kind_of(value)} and must be {kind.noun}", hint)
     if isinstance(value, str):
         return decode(option, value)
     return check(option, float(value) if option.kind in ("float", "duration") else value)

@@ -17,11 +17,12 @@ import numpy as np
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.core.events import EventLog, Traffic
 from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.partition import Placement, Slice, Tensor
 from geomx_cli.ps.control_client import ControlClient
 from geomx_cli.ps.declared_tensor import DeclaredTensor
-from geomx_cli.ps.net.payload import Array, Content
+from geomx_cli.ps.net.payload import Content
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import MAX_HYPER, Kind, Reply
 from geomx_cli.ps.operation import Operation

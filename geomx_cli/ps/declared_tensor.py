@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.partition import Placement
-from geomx_cli.ps.net.payload import Array, Content
+from geomx_cli.ps.net.payload import Content
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.pending_exchange import PendingExchange
 

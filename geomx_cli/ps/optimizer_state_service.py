@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.optim.optimizers import Optimizer
 from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize, digest
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 
 __all__ = ["PendingExchange"]
 

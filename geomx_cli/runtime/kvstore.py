@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.cluster.partition import Tensor
-from geomx_cli.ps.net.payload import Array, Content
+from geomx_cli.ps.net.payload import Content
 from geomx_cli.ps.net.wire import DTYPE_NAMES
 from geomx_cli.ps.pending_exchange import PendingExchange
 from geomx_cli.runtime.base_store import BaseStore

@@ -15,7 +15,7 @@ import numpy as np
 
 from geomx_cli.core.atomic import open_atomic
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 
 __all__ = ["Cut", "SavedState", "read", "write"]
 

@@ -4,7 +4,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import InvalidSettings, TimedOut
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.optim.serialized_arrays import SerializedArrays, deserialize, digest
 from geomx_cli.runtime.optimizer_state_file import Cut, SavedState
 

@@ -19,7 +19,7 @@ from idx import write_data
 from plans import planned
 from tensorboardX.proto.event_pb2 import Event as BoardEvent
 
-from geomx_cli.commands._exports import exporting
+from geomx_cli.commands._exports import Exports
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.core.events import parse
 from geomx_cli.jobs.view.progress import Progress
@@ -38,15 +38,16 @@ EVENTS: list[tuple[str, dict[str, Any]]] = [
 
 @contextlib.contextmanager
 def exported(*arguments: Any) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """`exporting` for a job, and a function that takes an event as from an event log."""
+    """`Exports` of a job, and a function that takes an event as from an event log."""
     progress = Progress.of(planned(), 0.0)
-    with exporting(progress, *arguments) as on_event:
+    with contextlib.closing(Exports(*arguments)) as exports:
+        exports.open(progress)
 
         def take(process: str, fields: dict[str, Any]) -> None:
             with contextlib.suppress(ValueError):
                 if (event := parse(fields)) is not None:
                     progress.take(process, event, event.time)
-                    on_event(process, event)
+                    exports.on_event(process, event)
 
         yield take
 

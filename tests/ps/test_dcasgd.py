@@ -11,7 +11,7 @@ import pytest
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import defaults
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.optim.optimizers import Optimizer, create
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
 from geomx_cli.runtime.training.train_config import TrainConfig

@@ -8,7 +8,7 @@ import pytest
 from bench import SIZE, Bench
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.optim import optimizers
 from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize
 from geomx_cli.ps.optimizer_state_service import OptimizerStateService

@@ -9,7 +9,7 @@ from tree import Tree
 
 from geomx_cli.ps.aggregation.accumulator import SERIAL, Accumulator, Contribution
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.wire import MAX_ROUNDS_AHEAD, BadMessage, Header, Kind, decode_header, encode_header
 from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.algorithms.fsa import FsaServer

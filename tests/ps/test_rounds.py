@@ -7,7 +7,7 @@ from bench import SIZE, Bench, KeptLink
 
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import MAX_PULLS
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 
 

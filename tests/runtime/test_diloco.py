@@ -10,7 +10,7 @@ import pytest
 from cluster import ROOT, Cluster
 from tree import Tree
 
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.algorithms.diloco import MeanServer
 from geomx_cli.runtime.algorithms.hfa import HfaServer
 

@@ -12,7 +12,7 @@ from averages import SCRIPT, SIZES, expected, found_in, own_steps
 from cluster import RUNTIME, Cluster, clean_environment, free_ports
 from tree import Tree
 
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime.algorithms.hfa import HfaServer
 
 

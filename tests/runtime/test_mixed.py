@@ -12,7 +12,8 @@ from cluster import ROOT, Cluster
 from tree import Tree, Who
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.payload import Array, view
+from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.net.payload import view
 from geomx_cli.ps.net.wire import Kind
 from geomx_cli.ps.pending_exchange import PendingExchange
 from geomx_cli.runtime.algorithms.fsa import FsaServer

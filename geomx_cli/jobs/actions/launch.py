@@ -1,8 +1,8 @@
 """Start a job and follow it to its end, or detach. Planning is pure (plan/); this module executes the plan."""
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,12 +17,13 @@ from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions.agent_pool import AgentPool
 from geomx_cli.jobs.actions.interrupts import interrupts_raised, interrupts_to, suspends_to
+from geomx_cli.jobs.actions.observer import Observer
 from geomx_cli.jobs.actions.port_lock import PortLock
-from geomx_cli.jobs.actions.watch import Listener, Watch
-from geomx_cli.jobs.store import JobDirectory, job_state, payload
+from geomx_cli.jobs.actions.watch import Watch
+from geomx_cli.jobs.store import JobDirectory, job_state, user_files
 from geomx_cli.jobs.store.data import provide
 from geomx_cli.jobs.store.host_specs import host_specs, key_files
-from geomx_cli.jobs.store.payload import Payload
+from geomx_cli.jobs.store.user_files import UserFiles
 from geomx_cli.jobs.view.conclusion import Conclusion, conclude
 from geomx_cli.jobs.view.follow import View, view_for
 from geomx_cli.jobs.view.log_paths import log_paths
@@ -47,8 +48,7 @@ class LaunchOptions:
     other process of the job. With `detach` the lease is unlimited, and launch returns once all processes run. `sync`:
     paths copied to hosts behind SSH in addition to the script. `warned`: warnings already shown, which are not repeated
     when processes write them. `chooses_ports`: concurrent launches may choose the same ports. `on_download` receives
-    the progress of a local data set download. `exporting` opens the exports of a job's metrics: a function that
-    receives each event forwarded by the agents, with the process that wrote it, until the job ends or is detached.
+    the progress of a local data set download.
     """
 
     on_download: "OnDownload"
@@ -58,7 +58,7 @@ class LaunchOptions:
     warned: tuple[str, ...] = ()
     ssh: SshOptions = field(default_factory=SshOptions)
     chooses_ports: bool = False
-    exporting: Callable[[Progress], AbstractContextManager[Listener]] = lambda _: nullcontext(lambda *_: None)
+    observer: Observer | None = None
 
 
 def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Conclusion:
@@ -72,7 +72,7 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
     job was released.
     """
     began = time.monotonic()
-    packed = payload.pack(spec.script, options.sync)
+    packed = user_files.pack(spec.script, options.sync)
     spec = prepared(replace(spec, carried=packed.words))
     directory = JobDirectory(spec.job, Path(spec.job_dir))
     lease = _lease(options, float(spec.options["silence"]))
@@ -92,7 +92,9 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
             inventory = _checked(reached, inventory, spec, view)
             planned = plan(inventory, spec)
             progress = Progress.of(planned, began)
-            on_event = stack.enter_context(options.exporting(progress))
+            if options.observer is not None:
+                stack.callback(options.observer.close)
+                options.observer.open(progress)
             provide(planned, inventory, reached, view.note, options.on_download)
             directory.write_plan(planned, inventory)
             view.note(f"job {spec.job}: {_count(planned)}; {log_paths(planned)}")
@@ -101,7 +103,8 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
             dirs = working_dirs(inventory, planned)
             pool = AgentPool(reached, host_specs(planned, dirs, lease), view.note)
             watch = Watch(
-                planned, pool, progress, view, on_event=on_event, on_listening=lock.release, warned=options.warned
+                planned, pool, progress, view, observer=options.observer, on_listening=lock.release,
+                warned=options.warned,
             )
             outcome = _carry_out(watch, pool, _files(planned, inventory, packed), view, detach=options.detach)
             allocation.kept = outcome is None or bool(outcome.left)
@@ -164,8 +167,8 @@ def _carry_out(
     return outcome
 
 
-def _files(planned: Plan, inventory: Inventory, packed: Payload) -> dict[str, dict[str, File]]:
-    """Return each host's files by path: its processes' keys and, on hosts that do not share our files, the payload."""
+def _files(planned: Plan, inventory: Inventory, packed: UserFiles) -> dict[str, dict[str, File]]:
+    """Return each host's files by path: its processes' keys and, on hosts that do not share our files, the user's."""
     keys = key_files(planned)
     return {
         name: keys[name] | ({} if inventory.host(name).shares_files else packed.on(planned.files_dir(name)))
@@ -174,7 +177,8 @@ def _files(planned: Plan, inventory: Inventory, packed: Payload) -> dict[str, di
 
 
 def working_dirs(inventory: Inventory, planned: Plan) -> dict[str, str]:
-    """Return each host's working directory: the inventory's, else the current one, or on other machines the payload's.
+    """Return each host's working directory: the inventory's, else the current one, or that of the user's files on
+    hosts that do not share ours.
     """
     return {name: inventory.host(name).workdir or _start_dir(inventory, planned, name) for name in planned.hosts}
 

@@ -24,19 +24,18 @@ from geomx_cli.core.agent_protocol import (
 )
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.env_names import NO_EFFECT
-from geomx_cli.core.events import Event, WarningRaised
+from geomx_cli.core.events import WarningRaised
 from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.jobs.actions.agent_monitor import STOP_LIMIT, AgentMonitor, lost
 from geomx_cli.jobs.actions.agent_pool import AgentPool, JsonObject
 from geomx_cli.jobs.actions.inbox_messages import Broken, Gone, InboxMessage, Interrupt, Mended, Notice, Suspend
+from geomx_cli.jobs.actions.observer import Observer
 from geomx_cli.jobs.view.follow import View
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.plan import Plan
 
-__all__ = ["Listener", "Watch"]
-
-Listener = Callable[[str, Event], None]
+__all__ = ["Watch"]
 
 _TURN = 0.25
 _ASLEEP = 1.5  # seconds; a longer loop iteration means this machine was suspended (sleep, SIGSTOP)
@@ -52,18 +51,18 @@ class Watch:
     The first failure ends the job: after a grace period in which processes may end by themselves, all agents stop them.
     A lost agent (its stream ended, or it does not answer) is a failure too; its processes are ended on its behalf. An
     Interrupt in the pool's inbox stops the job, a second one kills it; with `detaches`, or if another geomx takes the
-    job over, the job is released instead. A Suspend stops this process until it is continued. `on_event` is called with
-    each event of a process, `on_listening` once the job has bound its ports. A warning about a variable is shown once,
-    however many processes write it; those in `warned` are not shown.
+    job over, the job is released instead. A Suspend stops this process until it is continued. `observer` is open;
+    `on_listening` is called once the job has bound its ports. A warning about a variable is shown once, however many
+    processes write it; those in `warned` are not shown.
     """
 
     def __init__(
         self, plan: Plan, pool: AgentPool, progress: Progress, view: View, *, detaches: bool = False,
-        on_event: Listener = lambda process, event: None, on_listening: Callable[[], None] = lambda: None,
+        observer: Observer | None = None, on_listening: Callable[[], None] = lambda: None,
         warned: Collection[str] = (),
     ) -> None:  # fmt: skip
         self._on_listening = on_listening
-        self._on_event = on_event
+        self._observer = observer
         self._detaches = detaches
         self._plan = plan
         self._pool = pool
@@ -170,7 +169,8 @@ class Watch:
         if event is None:
             return
         self._progress.take(process, event, time.monotonic() - age)
-        self._on_event(process, event)
+        if self._observer is not None:
+            self._observer.on_event(process, event)
         if isinstance(event, WarningRaised):
             self._warn(process, event.message)
 

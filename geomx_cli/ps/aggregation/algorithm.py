@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from geomx_cli.ps.net.payload import Array, Content
+from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.net.payload import Content
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.optim.optimizers import Optimizer
 

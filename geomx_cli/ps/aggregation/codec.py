@@ -10,7 +10,8 @@ import numpy as np
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.payload import DTYPES, Array, Content, content
+from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.net.payload import DTYPES, Content, content
 from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, DamagedPayload, Form, Header
 
 __all__ = [

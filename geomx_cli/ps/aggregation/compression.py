@@ -16,7 +16,8 @@ from geomx_cli.ps.aggregation.codec import (
     parse_codec,
     sends_union,
 )
-from geomx_cli.ps.net.payload import DTYPES, Array, Content, cast, form_of, sum_payload
+from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.net.payload import DTYPES, Content, cast, form_of, sum_payload
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import Form
 

@@ -9,8 +9,9 @@ from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.optimizer_history import OptimizerHistory
 from geomx_cli.ps.aggregation.slice_state import Cohort, Result, SliceState, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import Array, Content, as_payload, form_of
+from geomx_cli.ps.net.payload import Content, as_payload, form_of
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
 

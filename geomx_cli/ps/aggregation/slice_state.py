@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from geomx_cli.ps.aggregation.accumulator import Accumulator
 from geomx_cli.ps.aggregation.algorithm import SliceView
 from geomx_cli.ps.aggregation.codec import Encoded, SliceRound
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import DTYPES, Array, Content
+from geomx_cli.ps.net.payload import DTYPES, Content
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import Reply
 

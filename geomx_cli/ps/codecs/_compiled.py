@@ -11,7 +11,7 @@ import numpy as np
 from geomx_cli.ps.codecs._kernels import BLOCK
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.net.payload import Array
+    from geomx_cli.ps.arrays import Array
 
 __all__ = ["compiled"]
 

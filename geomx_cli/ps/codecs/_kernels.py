@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.net.payload import Array
+    from geomx_cli.ps.arrays import Array
 
 __all__ = [
     "BLOCK", "bf16_encode", "encode_blocks", "fp16_decode", "fp16_encode", "int8_encode", "q4_decode", "q4_encode",

@@ -7,7 +7,7 @@ import numpy as np
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.net.payload import Array
+    from geomx_cli.ps.arrays import Array
 
 __all__ = ["decode_indices", "encode_indices", "largest", "largest_of_rows"]
 

@@ -16,7 +16,7 @@ from geomx_cli.ps.codecs._kernels import BLOCK
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.net.payload import Array
+    from geomx_cli.ps.arrays import Array
 
 __all__ = ["codec"]
 

@@ -18,7 +18,7 @@ from geomx_cli.ps.codecs.fp16 import Fp16
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.net.payload import Array
+    from geomx_cli.ps.arrays import Array
 
 __all__ = ["codec"]
 

@@ -24,7 +24,7 @@ from geomx_cli.ps.codecs._sparse import decode_indices, encode_indices, largest
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.net.payload import Array
+    from geomx_cli.ps.arrays import Array
 
 __all__ = ["TopK", "codec"]
 

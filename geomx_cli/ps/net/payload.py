@@ -3,17 +3,16 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import DTYPE_NAMES, BadMessage, DamagedPayload, Form, Header
 
 __all__ = [
-    "DTYPES", "Array", "Content", "as_payload", "cast", "content", "form_of", "numbers_payload", "row_numbers",
+    "DTYPES", "Content", "as_payload", "cast", "content", "form_of", "numbers_payload", "row_numbers",
     "sum_payload", "view",
 ]  # fmt: skip
 
-Array = npt.NDArray[Any]
 Content = Array | Rows
 
 DTYPES: tuple[np.dtype[Any], ...] = tuple(np.dtype(name) for name in DTYPE_NAMES)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
-    from geomx_cli.ps.net.payload import Array
+    from geomx_cli.ps.arrays import Array
 
 __all__ = ["PLACE", "Arena", "PeerArena"]
 

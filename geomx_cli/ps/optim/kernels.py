@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 
 __all__ = ["add_decay", "average", "average_of_square", "average_square", "clip", "product", "rest"]
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.optim.hyper_parameters import MULTIPLIERS, Field, Value, checked
 from geomx_cli.ps.optim.schedules import Schedule

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.optim.dcasgd import Dcasgd, DcasgdAdaptive, DcasgdMxnet
 from geomx_cli.ps.optim.hyper_parameters import Field, Value, fields_of, rate_field
 from geomx_cli.ps.optim.kernels import add_decay, average, average_of_square, average_square, clip, product, rest

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 
 __all__ = ["PIECE", "SerializedArrays", "digest", "deserialize"]
 

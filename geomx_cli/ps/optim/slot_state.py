@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 
 __all__ = ["WORK", "Slot", "SlotState", "export_states", "import_states"]
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.net.payload import Array
     from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.train_config import TrainConfig
 

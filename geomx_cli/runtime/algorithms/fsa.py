@@ -13,9 +13,10 @@ from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.ps.aggregation.algorithm import Aggregate, PushUp, ServerAlgorithm, SliceView
+    from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
-    from geomx_cli.ps.net.payload import Array, Content
+    from geomx_cli.ps.net.payload import Content
     from geomx_cli.ps.net.rows import Rows
     from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelAdapter

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
-    from geomx_cli.ps.net.payload import Array
     from geomx_cli.runtime.training.network import Network
     from geomx_cli.runtime.training.samples import Samples
     from geomx_cli.runtime.training.train_config import TrainConfig

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from geomx_cli.ps.arrays import Floats
 
 __all__ = ["Architecture", "Parameter", "Shape"]
 
-Floats = npt.NDArray[np.float32]
 Shape = tuple[int, int, int]
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from geomx_cli.core.atomic import open_atomic
 from geomx_cli.core.errors import InvalidSettings, TrainingFailed
+from geomx_cli.ps.arrays import Floats
 
 __all__ = ["Checkpoint", "Checkpoints"]
 
@@ -27,7 +27,7 @@ class Checkpoint:
     samples: int
     rounds: int
     seconds: float
-    weights: Mapping[str, npt.NDArray[np.float32]]
+    weights: Mapping[str, Floats]
 
     @classmethod
     def read(cls, path: Path) -> "Checkpoint":

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Sequence
 
-from geomx_cli.runtime.training.model import Floats, ModelAdapter
+from geomx_cli.ps.arrays import Floats
+from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.samples import Samples
 
 __all__ = ["Evaluation"]

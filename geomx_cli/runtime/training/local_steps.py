@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from geomx_cli.ps.arrays import Floats
 from geomx_cli.ps.optim import optimizers
-from geomx_cli.runtime.training.model import Floats, flat_views
+from geomx_cli.runtime.training.model import flat_views
 
 if TYPE_CHECKING:
     from geomx_cli.runtime.training.model import ModelAdapter

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, SupportsFloat
 
 from geomx_cli.runtime.algorithms._async_completion import INTERVAL, CompletionClient
 from geomx_cli.runtime.training.checkpoint import Checkpoint, Checkpoints
-from geomx_cli.runtime.training.divergence import divergence_warning
 from geomx_cli.runtime.training.evaluation import Evaluation
+from geomx_cli.runtime.training.evaluation_schedule import EvaluationSchedule
 from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.prefetch import Prefetch
 from geomx_cli.runtime.training.record import Record
@@ -35,7 +35,6 @@ class _Round:
     times: list[dict[str, float]] = field(default_factory=list)
     losses: list[SupportsFloat] = field(default_factory=list)
     samples: int = 0
-    accuracy: float | None = None
 
     def add_exchange(self, seconds: dict[str, float], *, apart: bool) -> None:
         """Add the exchange's durations, by name; the next batch, drawn meanwhile, belongs to the next step."""
@@ -63,7 +62,6 @@ class Loop:
         self._part = part
         self._finite = part if isinstance(part, FiniteWorkerAlgorithm) else None
         self._shard = shard
-        self._evaluation = evaluation
         self._rank = client.global_rank
         is_last = self._rank == client.num_all_workers - 1
         process = client.settings.process
@@ -75,15 +73,14 @@ class Loop:
         self._async_completion = CompletionClient(client) if part.asynchronous else None
         self._watch = Stopwatch()
         self._round = _Round()
-        self._evaluations = 0
-        self._steps = self._waited = self._evaluated = 0  # a round without a batch counts as a usual round's steps
+        self._steps = self._waited = 0  # a round without a batch counts as a usual round's steps
         self._begun: float | None = None
         self._reason = ""
         self._ended = False
         self._all_steps = config.epochs * -(-len(shard) // config.batch_size)
         self._record = Record(client, steps=self._all_steps, time_limit=config.time_limit)
+        self._evaluations = EvaluationSchedule(evaluation, config, self._record)
         self._loss = 0.0
-        self._warning = ""
         self.samples = 0
         self.stopped = ""
 
@@ -113,11 +110,7 @@ class Loop:
 
     def evaluate(self) -> float | None:
         """Return the accuracy of the final weights; None if this worker does not evaluate."""
-        if self._evaluation is None:
-            return None
-        self._evaluation.run(self._model, self._part.rounds)
-        self._check_divergence(self._evaluation)
-        return self._evaluation.accuracy
+        return self._evaluations.final(self._model, self._part.rounds, self._loss)
 
     def _batches(self) -> Iterator[Batch]:
         for epoch in range(self._config.epochs) if self._finite else itertools.count():
@@ -163,7 +156,7 @@ class Loop:
 
     def _synchronise(self) -> None:
         """Wait for the round's result and record the round."""
-        self._evaluate()
+        accuracy = self._evaluations.advance(self._watch, self._loss)
         waiting = time.monotonic()
         with self._watch("global update" if self._part.separate_comm_phase else "global aggregate"):
             self._part.synchronise()
@@ -176,11 +169,11 @@ class Loop:
         self._record.round(
             self._part.rounds, current.times, samples=current.samples, loss=loss, steps=self._steps,
             communicate=now - (self._begun or waiting), wait=now - waiting,
-            accuracy=current.accuracy, recorded=self._part.recorded,
+            accuracy=accuracy, recorded=self._part.recorded,
         )  # fmt: skip
         self._round, self._begun = _Round(), None
         self._keep()
-        self._begin_evaluation()
+        self._evaluations.begin(self._model, self._part, self._steps + self._waited)
         self._part.expect(vote.unfinished)
         if self._part.is_global_round:
             if vote.stop:
@@ -191,23 +184,17 @@ class Loop:
     def _wait_for_others(self, completion: CompletionClient) -> None:
         """In an asynchronous job, wait until all workers are done: then the global servers have the final weights."""
         completion.leave()
-        pause = max(INTERVAL, self.seconds / max(1, self._evaluations))  # keep the evaluation rate
+        pause = max(INTERVAL, self.seconds / max(1, self._evaluations.count))  # keep the evaluation rate
         due = self.seconds + pause
         while not completion.complete(stop=bool(self._reason)):
-            if self.seconds >= due:
-                self._evaluate_newest()
+            if self.seconds >= due and self._evaluations.periodic:  # the others train meanwhile
+                self._take_newest()
+                self._evaluations.run(self._model, self._part.rounds, self._loss)
                 due = self.seconds + pause
             self._reason = self._reason or self._reason_to_stop()
             time.sleep(INTERVAL)
         self.stopped = self.stopped or self._reason
         self._take_newest()
-
-    def _evaluate_newest(self) -> None:
-        """Evaluate the newest weights, trained by the others meanwhile."""
-        if self._evaluation is not None and self._config.eval_every:
-            self._take_newest()
-            self._evaluation.run(self._model, self._part.rounds)
-            self._report_accuracy(self._evaluation)
 
     def _take_newest(self) -> None:
         """Pull the newest weights. Recorded as a round, so that their accuracy has the correct time."""
@@ -232,46 +219,12 @@ class Loop:
         weights |= self._model.read_statistics()
         self._checkpoints.write(Checkpoint(steps, self.samples, self._part.rounds, self.seconds, weights))
 
-    def _begin_evaluation(self) -> None:
-        every, evaluation = self._config.eval_every, self._evaluation
-        if evaluation is None or not every or evaluation.busy:  # with many steps per round it spans several
-            return
-        if not self._part.is_global_round:
-            return
-        if self._steps + self._waited - self._evaluated >= every:
-            self._evaluated = self._steps + self._waited
-            evaluation.begin(self._model, self._part.rounds, self._part.global_weights)
-
-    def _evaluate(self) -> None:
-        evaluation = self._evaluation
-        if evaluation is None or not evaluation.busy:
-            return
-        with self._watch("evaluation"):
-            done = evaluation.advance()
-        if done:
-            self._round.accuracy = evaluation.accuracy
-            self._report_accuracy(evaluation)
-
-    def _report_accuracy(self, evaluation: Evaluation) -> None:
-        self._evaluations += 1
-        self._record.evaluation(evaluation.round, evaluation.accuracy, evaluation.seconds)
-        self._check_divergence(evaluation)
-
-    def _check_divergence(self, evaluation: Evaluation) -> None:
-        """Warn, once, if training fails."""
-        rate = self._config.optimizer_params["learning_rate"]
-        split = self._config.split
-        before = self._warning
-        self._warning = divergence_warning(self._loss, evaluation.accuracy, evaluation.test, rate, split)
-        if self._warning and not before:
-            self._record.warn(self._warning)
-
     def _reason_to_stop(self) -> str:
         if self._rank != 0:
             return ""
-        config, evaluation = self._config, self._evaluation
+        config = self._config
         if config.time_limit and self._record.elapsed >= config.time_limit:
             return "time_limit"
-        if config.target_accuracy and evaluation is not None:
-            return "target_accuracy" if evaluation.accuracy >= config.target_accuracy else ""
+        if config.target_accuracy and self._evaluations.accuracy >= config.target_accuracy:
+            return "target_accuracy"
         return ""

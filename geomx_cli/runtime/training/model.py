@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import SupportsFloat
 
 import numpy as np
-import numpy.typing as npt
 
+from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.training.architecture import Architecture
 from geomx_cli.runtime.training.samples import Batch
 
 __all__ = ["ModelAdapter", "flat_views"]
-
-Floats = npt.NDArray[np.float32]
 
 
 def flat_views(vector: Floats, sizes: Sequence[int]) -> list[Floats]:

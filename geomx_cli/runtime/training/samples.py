@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+
+from geomx_cli.ps.arrays import Array, Floats
 
 __all__ = ["Batch", "Samples"]
 
-Floats = npt.NDArray[np.float32]
 Batch = tuple[Floats, Floats]
 
 
@@ -20,8 +19,8 @@ class Samples:
     in_order: do not shuffle batches.
     """
 
-    images: npt.NDArray[Any]
-    labels: npt.NDArray[Any]
+    images: Array
+    labels: Array
     classes: int = 10
     in_order: bool = False
 
@@ -49,7 +48,7 @@ class Samples:
         for start in range(0, len(order), size):
             yield self.take(order[start : start + size])
 
-    def take(self, which: npt.NDArray[np.int64] | slice) -> Batch:
+    def take(self, which: Array | slice) -> Batch:
         """Return these samples as a batch; see `batches`."""
         chosen = self.images[which]
         images = chosen.astype(np.float32)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import DTYPE_NAMES
 from geomx_cli.runtime.frontends.mxnet.native import ArrayInfo, Native

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.pending_exchange import PendingExchange
 from geomx_cli.runtime.frontends.mxnet.arrays import Arrays
 from geomx_cli.runtime.frontends.mxnet.engine import Completion, Engine

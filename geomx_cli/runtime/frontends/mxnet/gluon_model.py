@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.frontends.mxnet.device import device_context
 from geomx_cli.runtime.frontends.mxnet.load import load_mxnet
-from geomx_cli.runtime.training.model import Floats, ModelAdapter
+from geomx_cli.runtime.training.model import ModelAdapter
 from geomx_cli.runtime.training.network import Network
 from geomx_cli.runtime.training.samples import Batch
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 
 __all__ = ["ArrayInfo", "Native", "OnComplete"]
 

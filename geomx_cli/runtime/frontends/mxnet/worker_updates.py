@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 from geomx_cli.runtime import optimizer_state_file
 from geomx_cli.runtime.keys import Key
 from geomx_cli.runtime.optimizer_state_file import SavedState

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.ps.arrays import Floats
 from geomx_cli.runtime.training.architecture import Parameter, Shape
-from geomx_cli.runtime.training.model import Floats, ModelAdapter, flat_views
+from geomx_cli.runtime.training.model import ModelAdapter, flat_views
 from geomx_cli.runtime.training.network import Network
 from geomx_cli.runtime.training.samples import Batch
 

@@ -9,25 +9,25 @@ from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.core.units import format_bytes
 from geomx_cli.hosts import File
 
-__all__ = ["Payload", "pack"]
+__all__ = ["UserFiles", "pack"]
 
 _LIMIT = 512 << 20
 _LEFT = frozenset({".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules"})
 
 
 @dataclass(frozen=True)
-class Payload:
+class UserFiles:
     """Files by path relative to their folder on the host, and the script's command rewritten to these paths."""
 
     files: Mapping[str, File] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
 
     def on(self, folder: str) -> dict[str, File]:
-        """Return the files by path on a host whose payload folder is `folder`."""
+        """Return the files by path on a host whose folder for them is `folder`."""
         return {f"{folder}/{path}": file for path, file in self.files.items()}
 
 
-def pack(script: Sequence[str], paths: Sequence[Path]) -> Payload:
+def pack(script: Sequence[str], paths: Sequence[Path]) -> UserFiles:
     """Pack the script, which is the first word of its command that is a local file, and `paths`: files, and folders
     with their contents except version control data and Python caches.
 
@@ -52,7 +52,7 @@ def pack(script: Sequence[str], paths: Sequence[Path]) -> Payload:
             f"the files to take along have {format_bytes(size)}, more than {format_bytes(_LIMIT)}",
             "put large data on the hosts beforehand, and name fewer paths with --sync",
         )
-    return Payload({place: _read(source) for place, source in sorted(places.items())}, words)
+    return UserFiles({place: _read(source) for place, source in sorted(places.items())}, words)
 
 
 def _is_file(word: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.inventory import Host, Ssh
-from geomx_cli.jobs.store import payload
+from geomx_cli.jobs.store import user_files
 from geomx_cli.plan import JobSpec
 
 
@@ -19,10 +19,10 @@ def test_links_are_followed_and_circles_refused(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "other" / "deep" / "one").write_text("1")
     (tmp_path / "data" / "link").symlink_to(tmp_path / "other")
     (tmp_path / "data" / "again").symlink_to(tmp_path / "other")
-    assert sorted(payload.pack((), [Path("data")]).files) == ["data/again/deep/one", "data/link/deep/one"]
+    assert sorted(user_files.pack((), [Path("data")]).files) == ["data/again/deep/one", "data/link/deep/one"]
     (tmp_path / "other" / "deep" / "back").symlink_to(tmp_path / "data")
     with pytest.raises(InvalidSettings, match="deep/back is a link to a folder that it lies in"):
-        payload.pack((), [Path("data")])
+        user_files.pack((), [Path("data")])
 
 
 def test_folder_that_cannot_be_read_is_named() -> None:
@@ -35,7 +35,7 @@ def test_folder_that_cannot_be_read_is_named() -> None:
             os.seteuid(65534)
         try:
             with pytest.raises(CheckFailed, match=r"cannot read .*/closed: Permission denied"):
-                payload.pack((), [Path(place)])
+                user_files.pack((), [Path(place)])
         finally:
             os.seteuid(me)
 

@@ -1,0 +1,75 @@
+"""Decides when a worker evaluates the global model, and reports what is found."""
+
+from geomx_cli.runtime.training.divergence import divergence_warning
+from geomx_cli.runtime.training.evaluation import Evaluation
+from geomx_cli.runtime.training.model import ModelAdapter
+from geomx_cli.runtime.training.record import Record
+from geomx_cli.runtime.training.stopwatch import Stopwatch
+from geomx_cli.runtime.training.train_config import TrainConfig
+from geomx_cli.runtime.training.worker_algorithm import WorkerAlgorithm
+
+__all__ = ["EvaluationSchedule"]
+
+
+class EvaluationSchedule:
+    """Evaluates the global model every `config.eval_every` steps; never without `evaluation`. Warns of failed training,
+    for which its methods take the mean loss of the last round. For the training thread only.
+    """
+
+    def __init__(self, evaluation: Evaluation | None, config: TrainConfig, record: Record) -> None:
+        self._evaluation = evaluation
+        self._config = config
+        self._record = record
+        self._begun = 0
+        self._failing = False
+        self.count = 0
+        self.periodic = evaluation is not None and config.eval_every > 0
+
+    @property
+    def accuracy(self) -> float:
+        """The accuracy that the last complete evaluation found; 0 before the first."""
+        return self._evaluation.accuracy if self._evaluation is not None else 0.0
+
+    def begin(self, model: ModelAdapter, part: WorkerAlgorithm, steps: int) -> None:
+        """Begin an evaluation after `steps` steps if one is due and the global model is available."""
+        if self._evaluation is None or not self.periodic or not part.is_global_round:
+            return
+        if not self._evaluation.busy and steps - self._begun >= self._config.eval_every:
+            self._begun = steps
+            self._evaluation.begin(model, part.rounds, part.global_weights)
+
+    def advance(self, watch: Stopwatch, loss: float) -> float | None:
+        """Continue the evaluation in progress, if any. Return the accuracy if it is complete now."""
+        if self._evaluation is None or not self._evaluation.busy:  # with many steps per round it spans several
+            return None
+        with watch("evaluation"):
+            done = self._evaluation.advance()
+        return self._report(self._evaluation, loss) if done else None
+
+    def run(self, model: ModelAdapter, round_: int, loss: float) -> None:
+        """Evaluate `model`, as of round `round_`, at once."""
+        if self._evaluation is not None:
+            self._evaluation.run(model, round_)
+            self._report(self._evaluation, loss)
+
+    def final(self, model: ModelAdapter, round_: int, loss: float) -> float | None:
+        """Return the accuracy of the final weights; None without an evaluation."""
+        if self._evaluation is None:
+            return None
+        self._evaluation.run(model, round_)
+        self._check_divergence(self._evaluation, loss)
+        return self._evaluation.accuracy
+
+    def _report(self, evaluation: Evaluation, loss: float) -> float:
+        self.count += 1
+        self._record.evaluation(evaluation.round, evaluation.accuracy, evaluation.seconds)
+        self._check_divergence(evaluation, loss)
+        return evaluation.accuracy
+
+    def _check_divergence(self, evaluation: Evaluation, loss: float) -> None:
+        """Warn, once, if training fails."""
+        rate = self._config.optimizer_params["learning_rate"]
+        warning = divergence_warning(loss, evaluation.accuracy, evaluation.test, rate, self._config.split)
+        if warning and not self._failing:
+            self._record.warn(warning)
+        self._failing = bool(warning)
