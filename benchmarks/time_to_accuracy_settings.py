@@ -92,8 +92,8 @@ ROWS: Mapping[str, Row] = {
     "mxnet": Row({"algo": MXNET}, same_as="fsa", servers="AB", bound=10_000),
     "mxnet-central": Row({"algo": MXNET}, same_as="fsa", servers="C", bound=10_000),
 }  # fmt: skip
-"""Rates and settings are the best of --sweep --seeds 1 --epochs 1, of twelve runs each; mxnet's bound, of --bounds. Those
-with sparseloco are the best of four (diloco) and three (hfa) runs over loopback.
+"""Rates and settings are the best of --sweep --seeds 1 --epochs 1, of twelve runs each; mxnet's bound, of --bounds.
+With sparseloco they are the best of four (diloco) and three (hfa) runs over loopback.
 """
 
 TASKS: Mapping[str, Task] = {
