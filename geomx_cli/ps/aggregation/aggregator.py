@@ -53,7 +53,7 @@ class Aggregator:
         self.history = OptimizerHistory()
         self._sender = ResultSender(table, delivery, self.compression, self.history)
         self.values = ValueService(table, upstream, self._sender, self._advance)
-        self._updater = Updater(table, self.compression, self.history)
+        self._updater = Updater(table, self.compression, self.history, warn)
         self._forwarder: Forwarder | None = None
         if upstream is not None:
             self._forwarder = Forwarder(table, delivery, self.compression, own_rank, self._on_root_result)
