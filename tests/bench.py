@@ -20,6 +20,7 @@ class KeptLink:
     """Counts the returned credit, and records the requested slices."""
 
     name = "the member"
+    unread = 0
 
     def __init__(self) -> None:
         self.credit = 0
