@@ -74,6 +74,7 @@ class Link:
         self.window = Window(transport.slice_bytes, transport.window_bytes, SLACK if wide_area else 0.0)
         self._transport = transport
         self._queue = SendQueue()
+        self._restarting = False
         self._consumed = self._told_consumed = self.returned = 0
         self._fused: list[Any] = []
         self._lend: Lend | None = None  # set once the peer has mapped our arena
@@ -159,19 +160,24 @@ class Link:
 
     def restart(self, lane: Lane) -> bool:
         """Reset a lane whose new connection both ends know. Messages in flight on the old one are lost; their owners
-        send them again.
+        send them again. Payloads are queued until `resume`, so that they keep their order.
 
         Returns True if the lane had a connection before.
         """
         again = self.lanes.up(lane)
         self.health.closed = 0.0
+        self._restarting = True
         if lane == "tensors":
             self._fused.clear()
+            self.window.restart()
         else:
             self.health.connected()
-        self.window.restart()
-        self._pump()
         return again
+
+    def resume(self) -> None:
+        """All messages lost with the old connection have been sent again."""
+        self._restarting = False
+        self._pump()
 
     # Shared memory.
 
@@ -200,7 +206,7 @@ class Link:
 
     def _pump(self) -> None:
         queue, window = self._queue, self.window
-        while queue and window.admits(queue.next_size()):
+        while queue and not self._restarting and window.admits(queue.next_size()):
             self._emit(*queue.pop())
 
     def _emit(self, header: Header, payload: memoryview | None) -> None:

@@ -280,6 +280,7 @@ class Transport:
         link.lanes.welcome(lane, number)
         link.restart(lane)
         self._on_reconnect(link, lane)
+        link.resume()
 
     def _welcomed(self, link: Link, number: int) -> None:
         """The peer knows the connection of a lane that we dial: restart the lane, and report what may be lost."""
@@ -291,6 +292,7 @@ class Transport:
         if link.lanes.all_up:
             self.sharing.offer(link)
         self._on_reconnect(link, lane)
+        link.resume()
 
     def _disconnected(self, link: Link, lane: Lane, given_up: bool) -> None:
         link.lanes.down(lane)
