@@ -20,6 +20,9 @@ SIZE = 1000
 class KeptLink:
     """Counts the returned credit, and records the requested slices."""
 
+    name = "the member"
+    unread = 0
+
     def __init__(self) -> None:
         self.credit = 0
         self.asked: list[tuple[int, int, int]] = []
@@ -63,12 +66,13 @@ class Bench:
         required_contributors: Callable[[], Any] = lambda: [0, 1],
         dtype: int = 0,
         algorithm: FsaServer | None = None,
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.links = [KeptLink(), KeptLink()]
         self.delivery = KeptDelivery()
         self.dtype = dtype
         table = SliceTable(algorithm=algorithm or FsaServer(), roots=None, required_contributors=required_contributors)
-        self.rounds = Aggregator(delivery=self.delivery, upstream=None, own_rank=lambda: 0, table=table)
+        self.rounds = Aggregator(delivery=self.delivery, upstream=None, own_rank=lambda: 0, table=table, warn=warn)
         self.deadlocks = DeadlockBreaker(table, lambda rank: [self.links[rank]])
         if optimizer:
             self.rounds.use(optimizers.create(optimizer, {"learning_rate": 0.1}))

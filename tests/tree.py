@@ -58,6 +58,7 @@ class Wire:
     down: Take = _nowhere
     sent: deque[Callable[[], None]] = field(default_factory=deque)
     dialled = True
+    unread = 0
 
     def send(self, header: Header, payload: memoryview | None) -> None:
         self.sent.append(partial(self.up, header, payload))

@@ -29,6 +29,8 @@ def test_a_member_that_lies_and_misbehaves_changes_nothing(cluster: Cluster, tmp
     events = [json.loads(line) for line in (tmp_path / "events/central-server-0.jsonl").read_text().splitlines()]
     refused = [event["refused"] for event in events if "refused" in event][-1]
     assert refused["malformed"] >= 8 + 10 + 4
+    messages = [event.get("message", "") for event in events]
+    assert any("A/worker:1 asks for optimizer 7, which nobody has set" in message for message in messages)
     told = cluster.output(liar.file_name)
     assert "central/server:0 refused a message of this process: contributions of ranks (0,) from rank 1" in told
 

@@ -31,9 +31,12 @@ class Slice:
 
     def __init__(self, history: OptimizerHistory) -> None:
         self.history, self.hyper, self.weight = history, dict[str, float](), np.zeros(1)
+        self.ignored: list[tuple[str, str]] = []
 
     def round(self, number: int, **news: float) -> float:
-        optimizer = self.history.choose(SLOT, self.hyper, number, news)
+        optimizer = self.history.choose(
+            SLOT, self.hyper, number, news, lambda name, why: self.ignored.append((name, why))
+        )
         if optimizer is None:
             return 0.0
         before, self.weight = self.weight, optimizer.update(SLOT, self.weight, np.ones(1))
@@ -50,8 +53,8 @@ def test_each_slice_changes_over_with_the_contribution_that_says_so() -> None:
     assert early.round(4, learning_rate=1.0) == 2.75, "it is only registered"
     assert early.round(5, **{SERIAL: 1.0}) == 0.25, "it begins afresh: no momentum, rate or multiplier of the former"
     assert early.round(6, **{SERIAL: 1.0}) == 0.375 and late.history.newest is history.newest
-    with pytest.raises(InvalidSettings, match="asks for optimizer 7"):
-        early.round(7, **{SERIAL: 7.0})
+    assert early.round(7, **{SERIAL: 7.0, "learning_rate": 9.0}) == 0.4375
+    assert early.ignored == [(SERIAL, "asks for optimizer 7, which nobody has set")]
 
 
 def test_a_master_says_from_which_round_on() -> None:

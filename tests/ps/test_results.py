@@ -196,6 +196,30 @@ def test_hyper_parameters_of_all_ranks_are_merged_and_conflicts_reported() -> No
     assert len(warnings) == 1 and "learning_rate to 1 and to 4" in warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("hyper", "said"),
+    [
+        ({SERIAL: 7.0, "learning_rate": 0.5}, "asks for optimizer 7, which nobody has set"),
+        ({"own": 1.0}, "sets a hyper-parameter: sgd has no hyper-parameter 'own'"),
+        ({"momentum": 5.0, "wd": -1.0}, "sets a hyper-parameter: momentum of sgd must be a finite number"),
+    ],
+    ids=lambda item: "" if isinstance(item, str) else "+".join(item),
+)
+def test_hyper_parameters_that_the_optimizer_cannot_take_are_ignored_and_named(
+    hyper: dict[str, float], said: str
+) -> None:
+    warnings: list[str] = []
+    bench, ones = Bench("sgd", warn=warnings.append), np.ones(SIZE, np.float32)
+    bench.init(np.zeros(SIZE, np.float32))
+    for number in (1, 2):
+        bench.push(0, number, ones, hyper={"learning_rate": 0.25} if number == 2 and SERIAL not in hyper else {})
+        bench.push(1, number, ones, hyper=hyper)
+    rate = 0.1 if SERIAL in hyper else 0.25
+    assert bench.results()[-1][2][0] == pytest.approx(-2 * (0.1 + rate))
+    assert warnings[0].startswith(f"a contribution of the member {said}")
+    assert len(warnings) == len(hyper.keys() - {"learning_rate"}), "once of each"
+
+
 # Asynchronous jobs.
 
 

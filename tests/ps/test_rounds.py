@@ -1,14 +1,19 @@
 """The rounds of a server and the upstream client below it, with links that only record messages."""
 
+from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from bench import SIZE, Bench, KeptLink
 
+from geomx_cli.ps.aggregation import value_service
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import MAX_PULLS
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.net.wire import BadMessage, Header, Kind
+from geomx_cli.ps.net.lanes import Lane
+from geomx_cli.ps.net.link import Link
+from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_header
 
 
 def test_rounds_complete_in_order_and_early_ones_wait() -> None:
@@ -38,6 +43,51 @@ def test_pulls_without_a_value_are_limited_for_each_member() -> None:
     bench.rounds.values.on_push(bench.links[0], bench.header(Kind.PUSH), array.data.cast("B"))
     pulled = [(link, header.request) for link, header, payload in bench.delivery.downs if payload is not None]
     assert pulled == [*((bench.links[0], number) for number in range(MAX_PULLS)), (bench.links[1], 5)]
+
+
+class FullLink:
+    """A link's transport, whose peer returns no credit by itself; records the requests whose results are sent."""
+
+    slice_bytes = window_bytes = 4 * SIZE
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+        self.sent: list[int] = []
+
+    def fill(self, header: Header) -> None:
+        header.sender = "root"
+
+    def owes(self, link: Link) -> None:
+        """Nothing is owed."""
+
+    def fuses(self, link: Link) -> None:
+        link.flush()
+
+    def hand_over(self, link: Link, lane: Lane, parts: list[Any], size: int) -> None:
+        self.sent.append(decode_header(memoryview(parts[0]), 0).request)
+
+
+def test_results_of_pulls_are_limited_for_a_member_that_does_not_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its window stays full. The other member gets its own, and this one more once it has read some."""
+    monkeypatch.setattr(value_service, "MAX_UNREAD", 10 * 4 * SIZE)
+    monkeypatch.setattr(value_service, "MAX_COPIES", 1)
+    bench, transport = Bench(), FullLink()
+    link: Any = Link(transport, "w0", wide_area=False)  # type: ignore[arg-type]
+    bench.init(np.zeros(SIZE, np.float32))
+    values = bench.rounds.values
+    bench.delivery.down = lambda to, header, payload: to.send(header, payload)  # type: ignore[method-assign]
+    for number in range(1, 12):  # one is in flight
+        values.on_pull(link, bench.header(Kind.PULL, request=number), 0)
+    assert transport.sent == [1] and link.unread == 10 * 4 * SIZE
+    with pytest.raises(BadMessage, match="a pull beyond 40000 bytes of pulled values that w0 has not read"):
+        values.on_pull(link, bench.header(Kind.PULL, request=999), 0)
+    values.on_pull(bench.links[1], bench.header(Kind.PULL, request=5), 1)
+    assert [header.request for header, _ in bench.links[1].sent] == [5]
+    link.credit(4 * SIZE)
+    values.on_pull(link, bench.header(Kind.PULL, request=999), 0)
+    for read in range(2, 13):
+        link.credit(read * 4 * SIZE)
+    assert transport.sent == [*range(1, 12), 999] and not link.unread
 
 
 def test_what_does_not_fit_is_refused() -> None:

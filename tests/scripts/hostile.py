@@ -95,7 +95,12 @@ def misuse(worker: "client.Worker", rank: int) -> None:
     link.control("x" * 100, b"\xc1\xc1", 10**6 + 1)
 
 
-declare = client.Client.declare
+declare, exchange = client.Client.declare, client.Client.exchange
+
+
+def exchange_and_misuse(self, name, src, out, **rest):
+    """Regular contributions with hyper-parameters of an optimizer that nobody has set, and that none has."""
+    return exchange(self, name, src, out, hyper={"optimizer": 7.0, "wd": 1.0} if name == "t0" else {"own": 1.0}, **rest)
 
 
 def declare_and_misuse(self, tensors):
@@ -105,5 +110,5 @@ def declare_and_misuse(self, tensors):
 
 pretend()
 events.EventLog = partial(EventLog, talk=sys.stdout)  # prints its events
-client.Client.declare = declare_and_misuse
+client.Client.declare, client.Client.exchange = declare_and_misuse, exchange_and_misuse
 runpy.run_path(str(Path(__file__).with_name("rounds.py")), run_name="__main__")

@@ -56,7 +56,7 @@ class Accumulator:
     read-only array; it stays Rows as long as only rows were received, and is None if all members abstained. `ranks`:
     those added so far; `weight`: the sum of their weights; `hyper`: the hyper-parameters that any of them sent. If two
     ranks sent different values, the lower rank's wins and `conflicts` holds the name with the other value; values for
-    an older optimizer are ignored.
+    an older optimizer are ignored. `set_by`: the lowest rank of the contribution that each is from.
     """
 
     total: Content | None = None
@@ -64,6 +64,7 @@ class Accumulator:
     weight: float = 0.0
     hyper: dict[str, float] = field(default_factory=dict)
     conflicts: dict[str, float] = field(default_factory=dict)
+    set_by: dict[str, int] = field(default_factory=dict)
     priority: int = 0
     _parked: dict[int, Contribution] = field(default_factory=dict)
     _added: list[tuple[tuple[int, ...], Callable[[], None]]] = field(default_factory=list)
@@ -129,13 +130,19 @@ class Accumulator:
             self._add_content(contribution.array)
         self.ranks.update(contribution.ranks)
         self.weight += contribution.weight
+        if contribution.hyper:
+            self._add_hyper(contribution)
+        self._added.append((contribution.ranks, contribution.done))
+
+    def _add_hyper(self, contribution: Contribution) -> None:
+        before = dict(self.hyper)
         if contribution.hyper.get(SERIAL, 0.0) == self.hyper.get(SERIAL, 0.0):
             for name, value in contribution.hyper.items():
                 if self.hyper.setdefault(name, value) != value:
                     self.conflicts[name] = value
         else:
             merge_hyper(self.hyper, contribution.hyper)
-        self._added.append((contribution.ranks, contribution.done))
+        self.set_by |= {name: min(contribution.ranks) for name in self.hyper if before.get(name) != self.hyper[name]}
 
     def _add_content(self, given: Content) -> None:
         if (given.values if isinstance(given, Rows) else given).dtype == np.float16:

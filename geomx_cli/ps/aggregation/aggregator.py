@@ -54,7 +54,7 @@ class Aggregator:
         self.history = OptimizerHistory()
         self._sender = ResultSender(table, delivery, self._below, self.history)
         self.values = ValueService(table, upstream, self._sender, self._advance)
-        self._updater = Updater(table, self._below[0], self.history)
+        self._updater = Updater(table, self._below[0], self.history, warn)
         self._forwarder: Forwarder | None = None
         if upstream is not None:
             self._forwarder = Forwarder(table, delivery, above or Compression(), own_rank, self._on_root_result)

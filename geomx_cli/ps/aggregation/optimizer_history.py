@@ -5,7 +5,7 @@ only registered when it is set. In each slice it takes over in the first round i
 number, or in a round determined by a master that does not train. Both are the same round at all roots.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from geomx_cli.core.errors import InvalidSettings
@@ -77,32 +77,40 @@ class OptimizerHistory:
         if worker:
             self._workers.add(worker)
 
-    def choose(self, slot: Slot, hyper: Hyper, round_: int, news: Mapping[str, float]) -> Optimizer | None:
+    def choose(
+        self, slot: Slot, hyper: Hyper, round_: int, news: Mapping[str, float],
+        ignored: Callable[[str, str], None] = lambda _, __: None,
+    ) -> Optimizer | None:  # fmt: skip
         """The optimizer for this round of a slice, configured with the slice's hyper-parameters `hyper`, which are
         updated from `news` in place.
 
-        Raises InvalidSettings for an impossible combination.
+        ignored: gets the name of each hyper-parameter that is not used, because its optimizer is not known or does not
+        take it, and why. Raises InvalidSettings if an optimizer should run on the workers and some lack it.
         """
         now = int(hyper.get(SERIAL, 0))
+        if now < int(news.get(SERIAL, 0)) not in self._known:
+            ignored(SERIAL, f"asks for optimizer {news[SERIAL]:g}, which nobody has set")
+            news = {}
         following = [serial for serial, item in self._known.items() if serial and item.begins(slot[0], round_)]
         asked = max(int(news.get(SERIAL, 0)), *following, now)
         if self.on_workers and asked >= self.since:
             self._check_workers()
         if asked > now:
-            if asked not in self._known:
-                raise InvalidSettings(f"a contribution asks for optimizer {asked}, which nobody has set")
             former = self.present(hyper)
             if former is not None:
                 former.forget(slot)
             hyper.clear()
             hyper[SERIAL] = asked
         if int(news.get(SERIAL, 0)) >= now:  # else they are meant for a replaced optimizer
-            hyper.update({name: value for name, value in news.items() if name != SERIAL})
+            hyper.update(_without_serial(news))
         chosen = self.present(hyper)
         if chosen is not None:
-            own = self._at(hyper).by_key.get(slot[0], {}) | hyper
-            own.pop(SERIAL, None)
-            chosen.tune(own)
+            by_key = self._at(hyper).by_key.get(slot[0], {})
+            try:
+                chosen.tune(_without_serial(by_key | hyper))
+            except InvalidSettings:
+                self._drop_unusable(chosen, hyper, ignored)
+                chosen.tune(_without_serial(by_key | hyper))
         return chosen
 
     def present(self, hyper: Hyper) -> Optimizer | None:
@@ -112,6 +120,16 @@ class OptimizerHistory:
     def _at(self, hyper: Hyper) -> Successor:
         return self._known.get(int(hyper.get(SERIAL, 0))) or self._known[min(self._known)]
 
+    @staticmethod
+    def _drop_unusable(chosen: Optimizer, hyper: Hyper, ignored: Callable[[str, str], None]) -> None:
+        """Remove from `hyper` what this optimizer does not take."""
+        for name, value in _without_serial(hyper).items():
+            try:
+                chosen.tune({name: value})
+            except InvalidSettings as error:
+                del hyper[name]
+                ignored(name, f"sets a hyper-parameter: {error.message}")
+
     def _check_workers(self) -> None:
         if len(self._workers) < self._expected:
             count = f"{len(self._workers)} of {self._expected}"
@@ -119,3 +137,7 @@ class OptimizerHistory:
                 f"the optimizer {self.on_workers} cannot run on the servers, and only {count} workers have set it",
                 "call kv.set_optimizer in every worker, or use one that the servers can run",
             )
+
+
+def _without_serial(hyper: Mapping[str, float]) -> Hyper:
+    return {name: value for name, value in hyper.items() if name != SERIAL}

@@ -130,6 +130,10 @@ class SliceState:
     hyper: dict[str, float] = field(default_factory=dict)
     _own: Array | None = None  # the value, while no one else may read it: then it is written in place
 
+    def bytes(self, rows: int | None = None) -> int:
+        """The size of the value, or of so many rows of it."""
+        return (self.length if rows is None else rows * self.row) * DTYPES[self.dtype].itemsize
+
     def in_round(self, number: int) -> SliceRound:
         """This slice in a round, for its codec."""
         return SliceRound(self.slot.key, self.slot.index, self.dtype, self.size, number)

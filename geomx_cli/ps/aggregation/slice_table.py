@@ -24,7 +24,7 @@ class SliceTable:
     `asynchronous`: whether the roots handle each party's contributions separately; a local server learns it from their
     results. `takes_rows`: whether the algorithm takes sums of rows. `finished`: the highest finished round of each
     cohort number, in any slice. `moves` increases with every change that may affect which contributions are missing;
-    `came` counts the contributions of each rank.
+    `came` counts the contributions of each rank. `bytes`: of the values of all slices.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class SliceTable:
         self.finished: dict[int, int] = {}
         self.moves = 0
         self.came: Counter[int] = Counter()
+        self.bytes = 0
 
     def entry(self, header: Header) -> SliceState:
         """The slice that a message refers to. Raises BadMessage if it is impossible or differs from the known one."""
@@ -65,6 +66,7 @@ class SliceTable:
                 slot, header.root, header.length, header.dtype, header.offset, header.row, size=header.size
             )
             self.entries[header.key, header.slice] = entry
+            self.bytes += entry.bytes()
         known = (entry.length, entry.dtype, entry.root, entry.row, entry.size)
         if (header.length, header.dtype, header.root, header.row, header.size) != known:
             found = f"{header.length} of {header.size} elements of {DTYPES[header.dtype]} in rows of {header.row}"

@@ -1,5 +1,7 @@
 """A root's part of a round: update the value from the sum of the contributions."""
 
+from collections.abc import Callable
+
 from geomx_cli.ps.aggregation.accumulator import Accumulator
 from geomx_cli.ps.aggregation.algorithm import Aggregate, RowAlgorithm
 from geomx_cli.ps.aggregation.compression import Compression
@@ -11,14 +13,23 @@ from geomx_cli.ps.net.rows import Rows
 
 __all__ = ["Updater"]
 
+MAX_WARNED = 1024
+
 
 class Updater:
-    """Gives closed rounds their results at a root, by its algorithm and optimizer. Used by the loop's thread only."""
+    """Gives closed rounds their results at a root, by its algorithm and optimizer. Used by the loop's thread only.
 
-    def __init__(self, table: SliceTable, compression: Compression, history: OptimizerHistory) -> None:
+    warn: gets a warning, once per sender and name, of hyper-parameters that are ignored.
+    """
+
+    def __init__(
+        self, table: SliceTable, compression: Compression, history: OptimizerHistory, warn: Callable[[str], None]
+    ) -> None:
         self._table = table
         self._compression = compression
         self._history = history
+        self._warn = warn
+        self._warned: set[tuple[str, str]] = set()
 
     def update(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content) -> None:
         """Update the value, or some rows of it, from the sum of a closed round."""
@@ -40,7 +51,15 @@ class Updater:
     ) -> Content | None:
         """The new value, or its changed rows, or None if the value stays."""
         slot, algorithm = entry.slot, self._table.algorithm
-        optimizer = self._history.choose(slot.id, entry.hyper, cohort.closed, accumulator.hyper)
+
+        def ignored(name: str, why: str) -> None:
+            waiter = cohort.rounds[cohort.closed].waiters.get(accumulator.set_by.get(name, -1))
+            who = "a member" if waiter is None else waiter.link.name
+            if len(self._warned) < MAX_WARNED and (who, name) not in self._warned:
+                self._warned.add((who, name))
+                self._warn(f"a contribution of {who} {why}; this is ignored")
+
+        optimizer = self._history.choose(slot.id, entry.hyper, cohort.closed, accumulator.hyper, ignored)
         cohort.is_sum = optimizer is None and not algorithm.starts_from_value
         if not isinstance(total, Rows):
             aggregate = Aggregate(total, accumulator.weight, cohort.member)

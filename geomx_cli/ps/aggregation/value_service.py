@@ -1,5 +1,6 @@
 """The values of slices outside rounds: initial values (PUSH) and pulls."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from geomx_cli.ps.aggregation.result_sender import ResultSender
@@ -15,6 +16,8 @@ __all__ = ["MAX_PULLS", "ValueService"]
 
 MAX_PULLS = 4096
 """Pulls of one slice by one member that may wait for its value."""
+MAX_UNREAD, MAX_COPIES = 256 * 2**20, 16
+"""What one member may pull without reading it: bytes, or copies of all values of this server if that is more."""
 
 
 class ValueService:
@@ -36,6 +39,7 @@ class ValueService:
         self._upstream = upstream
         self._sender = sender
         self._on_value = on_value
+        self._due: Counter[Link] = Counter()  # bytes of values that members wait for
 
     def on_push(self, link: Link, header: Header, payload: memoryview | None) -> None:
         """Handle an initial value: the first one wins. A local server forwards it to the root."""
@@ -63,14 +67,21 @@ class ValueService:
         own = entry.pulls.get(link, {})
         if len(own) >= MAX_PULLS and header.request not in own:
             raise BadMessage(f"more than {MAX_PULLS} pulls of a slice without a value")
+        size = entry.bytes(None if numbers is None else len(numbers))
+        most = max(MAX_UNREAD, MAX_COPIES * self._table.bytes)
+        if header.request not in own and link.unread + self._due[link] + size > most:
+            raise BadMessage(f"a pull beyond {most} bytes of pulled values that {link.name} has not read")
         link.consumed(0 if payload is None else len(payload))
         if header.request in own:
             return
         if self._upstream is not None and header.round:
-            # The root's value is passed on; this server's own is unchanged.
-            self._send_up(
-                entry, header, payload, lambda above, found: self._sender.pass_on(entry, waiter, above.value, found)
-            )
+
+            def pass_on(above: Header, found: Content) -> None:
+                self._due[link] -= size
+                self._sender.pass_on(entry, waiter, above.value, found)
+
+            self._due[link] += size
+            self._send_up(entry, header, payload, pass_on)  # the root's value; this server's own is unchanged
         elif entry.slot.value is not None:
             self._sender.answer_pull(entry, waiter)
         else:

@@ -98,6 +98,11 @@ class Link:
         """Whether this message is in the send queue."""
         return header in self._queue
 
+    @property
+    def unread(self) -> int:
+        """Bytes of results of the peer's pulls that wait for its window."""
+        return self._queue.pulled
+
     def control(
         self, topic: str, body: dict[str, Any] | bytes | None = None, request: int = 0, acked: int = 0
     ) -> None:

@@ -8,15 +8,19 @@ from geomx_cli.ps.net.wire import Header, Kind
 __all__ = ["SendQueue"]
 
 MAX_WANTED = 65_536
+LEAST = 512
+"""Bytes that a queued message takes at least."""
 
 
 class SendQueue:
     """A queue by priority, then by request number, so a slice's rounds stay in order even if repeated.
 
-    It also remembers the slices that the peer asked for and that were not queued.
+    It also remembers the slices that the peer asked for and that were not queued. pulled: bytes of the queued results
+    of pulls.
     """
 
     def __init__(self) -> None:
+        self.pulled = 0
         self._heap: list[tuple[int, int, int, Header, memoryview]] = []
         self._order = itertools.count()
         self._queued: set[tuple[Kind, int]] = set()
@@ -32,6 +36,7 @@ class SendQueue:
         """Queue a message; a repeat of one that is queued is dropped."""
         if header not in self:
             self._queued.add((header.kind, header.request))
+            self.pulled += _of_pull(header, payload)
             heapq.heappush(self._heap, (-header.priority, header.request, next(self._order), header, payload))
 
     def next_size(self) -> int:
@@ -42,6 +47,7 @@ class SendQueue:
         """Remove the first message."""
         *_, header, payload = heapq.heappop(self._heap)
         self._queued.discard((header.kind, header.request))
+        self.pulled -= _of_pull(header, payload)
         return header, payload
 
     def take(self, key: int, index: int, round_: int) -> tuple[Header, memoryview] | None:
@@ -68,3 +74,8 @@ class SendQueue:
             return False
         del self._wanted[wanted]
         return True
+
+
+def _of_pull(header: Header, payload: memoryview) -> int:
+    """The bytes that count as pulled."""
+    return max(len(payload), LEAST) if header.kind == Kind.RESULT and not header.round else 0
