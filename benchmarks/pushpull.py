@@ -5,7 +5,8 @@
 
 Prints time per iteration (wall period over all workers), its ratio to the wire limit, bytes per link, CPU seconds per
 iteration and peak memory per role, as a table, or with --json as one object. The wire limit is the payload of the
-busiest link divided by the goodput of plain TCP in both directions at once, measured in the same run.
+busiest link, encoded if --set compress=SPEC, divided by the goodput of plain TCP in both directions at once, measured
+in the same run.
 """
 
 import argparse
@@ -24,12 +25,14 @@ from typing import Any
 
 import psutil
 from pushpull_job import Case, letters, mxnet_commands, our_commands
+from pushpull_worker import gradients
 from tensors import LISTS
 from wan import Wan
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError, TrainingFailed
 from geomx_cli.core.options import decode
+from geomx_cli.ps.aggregation.codec import codec_at, complete_spec, parse_codec
 
 
 @dataclass
@@ -174,7 +177,7 @@ def _figures(case: Case, processes: list[Running], workers: list[Running], marks
 
 def _limits(case: Case, figures: dict[str, Any], goodput: float) -> dict[str, Any]:
     """The wire limit, and bytes on the busiest link beyond the payload (as Ethernet frames, headers included)."""
-    model = 4 * sum(LISTS[case.tensors])
+    model = _encoded_bytes(case)
     members = case.workers if case.system == "mxnet" else 1  # members of a party that send to the servers
     copies = {"central": case.parties, "spread": 2 * members * (case.parties - 1) / case.parties}.get(
         case.topology, case.parties * case.workers
@@ -184,6 +187,17 @@ def _limits(case: Case, figures: dict[str, Any], goodput: float) -> dict[str, An
     limit = copies * model / goodput
     ratio = figures["seconds"] / limit
     return {"model_bytes": model, "limit_seconds": limit, "ratio": ratio, "payload_bytes": copies * model}
+
+
+def _encoded_bytes(case: Case) -> int:
+    """Bytes of a party's sum in one direction."""
+    sizes = LISTS[case.tensors]
+    spec = complete_spec(str(case.options.get("compress", "")), 1000)
+    sent = 0
+    for array in gradients(0, sizes):
+        codec = codec_at(parse_codec(spec), len(array), 1 << 20)
+        sent += array.nbytes if codec is None else len(codec.encode(array))
+    return sent
 
 
 def show(result: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """One worker of pushpull.py: exchanges a list of tensors repeatedly, and prints when each iteration ended.
 
 Started with the environment of its role; argv: SYSTEM LIST WARM_UP ITERATIONS, where SYSTEM is "client" (the parameter
-server's client with numpy arrays), "store" (our MXNet store) or "mxnet" (MXNet's own dist_sync).
+server's client with numpy arrays), "store" (our MXNet store) or "mxnet" (MXNet's own dist_sync). All workers push ones;
+with a codec each pushes normal gradients of its own.
 """
 
 import json
@@ -33,8 +34,21 @@ def main(system: str, name: str, warm_up: int, iterations: int) -> None:
     exchange.close()
 
 
+def gradients(rank: int, sizes: list[int]) -> list[Any]:
+    """Normal gradients of a worker, with a scale for each tensor."""
+    random = np.random.default_rng(rank)
+    scales = np.exp(np.random.default_rng(0).normal(-5, 2, len(sizes))).astype(np.float32)
+    return [scale * random.standard_normal(size, np.float32) for scale, size in zip(scales, sizes, strict=True)]
+
+
+def resembles(found: Any, ranks: int, index: int, sizes: list[int]) -> bool:
+    """Whether the result of a tensor points in the direction of the exact sum."""
+    exact = sum(gradients(rank, sizes)[index] for rank in range(ranks))
+    return bool(np.isfinite(found).all() and np.dot(found, exact) > 0)
+
+
 class Client:
-    """The parameter server's client. Every worker pushes ones, so each result is the number of workers."""
+    """The parameter server's client. Without a codec each result is the number of workers."""
 
     def __init__(self, sizes: list[int]) -> None:
         from geomx_cli.core import plugins
@@ -49,9 +63,12 @@ class Client:
         self._names = [str(index) for index in range(len(sizes))]
         tensors = [Tensor(name, size, "float32") for name, size in zip(self._names, sizes, strict=True)]
         self._client.declare(tensors)
+        self._sizes, self._encoded = sizes, settings.text("compress") not in ("", "none")
         self._src = [np.ones(size, np.float32) for size in sizes]
         self._out = [np.empty(size, np.float32) for size in sizes]
         self._client.init(dict(zip(self._names, self._src, strict=True)))
+        if self._encoded and self.trains:
+            self._src = gradients(self._client.global_rank, sizes)
 
     def iterate(self) -> None:
         exchanges = [
@@ -65,6 +82,9 @@ class Client:
         self._client.control.barrier("all")
 
     def check(self, rounds: int) -> None:
+        if self._encoded:
+            assert resembles(self._out[0], self._client.num_all_workers, 0, self._sizes), "a wrong result"
+            return
         for out in self._out:
             assert (out == self._client.num_all_workers).all(), "a wrong result"
 
@@ -92,8 +112,11 @@ class Store:
         self._src = [mx.nd.ones((size,)) for size in sizes]
         self._out = [mx.nd.zeros((size,)) for size in sizes]
         self._workers = self._kv.num_workers if native else self._kv.num_all_workers
+        self._sizes, self._encoded = sizes, os.environ.get("GEOMX_COMPRESS", "none") not in ("", "none")
         for key, src in enumerate(self._src):
             self._kv.init(key, src)
+        if self._encoded and self.trains:
+            self._src = [mx.nd.array(array) for array in gradients(self._kv.global_rank, sizes)]
 
     def iterate(self) -> None:
         for key, (src, out) in enumerate(zip(self._src, self._out, strict=True)):
@@ -109,6 +132,9 @@ class Store:
 
     def check(self, rounds: int) -> None:
         """MXNet's own store writes pulled values into the pushed arrays too, so its results grow; ours are exact."""
+        if self._encoded:
+            assert resembles(self._out[0].asnumpy(), self._workers, 0, self._sizes), "a wrong result"
+            return
         for out in self._out:
             assert self._native or (out.asnumpy() == self._workers).all(), "a wrong result"
 

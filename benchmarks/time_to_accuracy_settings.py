@@ -74,6 +74,15 @@ ROWS: Mapping[str, Row] = {
         _pairs("inner_steps", "overlap", (20, 5), (40, 5), (40, 10), (40, 15), (60, 10), (60, 20)),
         {"inner_steps": 40, "overlap": 10},
     ),
+    # An outer step without momentum, as the residual has that role (arXiv:2508.15706), and rounds of about 20 steps.
+    "diloco-sparseloco": Row(
+        {"algo": "diloco", **SPREAD, "lr": 0.05, "inner_steps": 20, "outer_lr": 1.0, "outer_momentum": 0.0,
+         "compress": "sparseloco"},
+        task="iid",
+    ),
+    "hfa-sparseloco": Row(
+        {"algo": "hfa", **SPREAD, "lr": 0.05, "k1": 5, "k2": 4, "compress": "sparseloco"}, task="iid"
+    ),
     "party-alone": Row(
         {"algo": "fsa", **SPREAD, "parties": 1, "split": "iid", "data": "time_to_accuracy_data:party_a"},
         same_as="fsa", task="by-party",
@@ -83,7 +92,9 @@ ROWS: Mapping[str, Row] = {
     "mxnet": Row({"algo": MXNET}, same_as="fsa", servers="AB", bound=10_000),
     "mxnet-central": Row({"algo": MXNET}, same_as="fsa", servers="C", bound=10_000),
 }  # fmt: skip
-"""Rates and settings are the best of --sweep --seeds 1 --epochs 1, of twelve runs each; mxnet's bound, of --bounds."""
+"""Rates and settings are the best of --sweep --seeds 1 --epochs 1, of twelve runs each; mxnet's bound, of --bounds. Those
+with sparseloco are the best of four (diloco) and three (hfa) runs over loopback.
+"""
 
 TASKS: Mapping[str, Task] = {
     "iid": Task({}, (0.80, 0.87)),
