@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 
-__all__ = ["print_json"]
+__all__ = ["json_option", "print_json"]
+
+json_option = click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
 
 
 def print_json(value: Any, indent: int | None = None) -> None:

@@ -4,13 +4,14 @@ import click
 
 from geomx_cli.commands._conclusion import report
 from geomx_cli.commands._job import chosen, job_argument
+from geomx_cli.commands._json import json_option
 
 __all__ = ["attach"]
 
 
 @click.command()
 @job_argument
-@click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+@json_option
 def attach(name: str, json: bool) -> int:
     """Attach to a job that is detached or whose launch has exited.
 

@@ -18,12 +18,7 @@ __all__ = ["dashboard"]
 )  # fmt: skip
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @export_options
-def dashboard(
-    name: str,
-    port: int,
-    opens: bool,
-    exports: Exports,
-) -> None:
+def dashboard(name: str, port: int, opens: bool, exports: Exports) -> None:
     """Show a job live in a web page: parties and their traffic, accuracy, loss, throughput, waiting times, errors.
 
     Works for running and finished jobs, from this machine alone: event logs are read in the same way as by geomx logs.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
-from geomx_cli.commands._json import print_json
+from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._options import add_options, values
 from geomx_cli.commands._script import ScriptCommand
 from geomx_cli.core.plugins import table
@@ -26,7 +26,7 @@ _WIDTH = 120
 @inventory_options
 @click.command("doctor", cls=ScriptCommand)
 @click.option("--quick", is_flag=True, help="Run only the checks that launch makes before a start.")
-@click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+@json_option
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python train.py ...]")
 def doctor(
     script: tuple[str, ...],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geomx_cli.commands._inventory import DEFAULT_FILE, read_inventory
-from geomx_cli.commands._json import print_json
+from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def hosts() -> None:
 
 @hosts.command()
 @click.argument("file", type=click.Path(path_type=Path), default=Path(DEFAULT_FILE), envvar="GEOMX_HOSTS")
-@click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+@json_option
 def check(file: Path, json: bool) -> None:
     """Report all errors in an inventory file, or show what will run where.
 

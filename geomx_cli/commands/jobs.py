@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from geomx_cli.commands._json import print_json
+from geomx_cli.commands._json import json_option, print_json
 
 __all__ = ["jobs"]
 
@@ -15,7 +15,7 @@ _LONGEST = 48  # characters shown of a script
 
 
 @click.command()
-@click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+@json_option
 def jobs(json: bool) -> None:
     """List the jobs launched from this machine, newest first.
 

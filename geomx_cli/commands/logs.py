@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from geomx_cli.commands._job import chosen, job_argument
-from geomx_cli.commands._json import print_json
+from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._report import MOST_REPORTED
 from geomx_cli.core.errors import DoneInPart
 from geomx_cli.core.units import format_bytes
@@ -83,7 +83,7 @@ def logs(name: str, follow: bool, party: str, role: str, rank: int | None, lines
     help="Target folder; may already contain other jobs.",
 )
 @click.option("--replace", is_flag=True, help="Replace another job's records of the same network and mode.")
-@click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+@json_option
 def collect(name: str, folder: Path, replace: bool, json: bool) -> None:
     """Collect the logs, event logs and agents' logs of all hosts of a job, and the records of its workers' rounds.
 

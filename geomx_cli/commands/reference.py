@@ -15,8 +15,8 @@ This page is made from the table of options by `python -m geomx_cli.commands.ref
 
 Each option is a flag of `geomx launch` and an environment variable, which also carries it to the processes. A
 flag goes before the variable, and the variable before the default. Durations take a unit (`300ms`, `5s`,
-`2m`, `1.5h`), sizes too (`64k`, `1MiB`); true or
-false is `--name` or `--no-name`, and 1 or 0 in the environment.
+`2m`, `1.5h`), sizes too (`64k`, `1MiB`); true or false is `--name` or `--no-name`, and 1 or 0 in the
+environment.
 """
 
 _TABLE_HEAD = "| Flag | Variable | Default | Values | Meaning |\n|---|---|---|---|---|\n"

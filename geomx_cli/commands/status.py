@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geomx_cli.commands._job import chosen, job_argument
-from geomx_cli.commands._json import print_json
+from geomx_cli.commands._json import json_option, print_json
 
 if TYPE_CHECKING:
     from geomx_cli.jobs.store.registry import KnownJob
@@ -22,7 +22,7 @@ _WIDTH = 160  # columns if stdout is not a terminal
 @click.command()
 @job_argument
 @click.option("--watch", is_flag=True, help="Refresh until the job has ended, or Ctrl-C.")
-@click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+@json_option
 def status(name: str, watch: bool, json: bool) -> None:
     """Show the current status of a job, process by process.
 

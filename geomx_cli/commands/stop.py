@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from geomx_cli.commands._job import Duration, chosen, job_argument
-from geomx_cli.commands._json import print_json
+from geomx_cli.commands._json import json_option, print_json
 
 if TYPE_CHECKING:
     from geomx_cli.jobs.actions.stop import HostStop
@@ -23,7 +23,7 @@ __all__ = ["stop"]
     metavar="DURATION",
     help="How long processes may take to end before they are killed.  [default: 10s]",
 )
-@click.option("--json", is_flag=True, help="Print one JSON object instead of text.")
+@json_option
 def stop(name: str, party: str, grace: float, json: bool) -> None:
     """Stop a job on all its hosts, clean up, and report on each process.
 

@@ -32,7 +32,7 @@ _TYPES = {
 
 def kind_of(value: Any) -> str:
     """Return the TOML name of a value's type, for messages."""
-    return "true or false" if isinstance(value, bool) else _TYPES.get(type(value), "a date")
+    return _TYPES.get(type(value), "a date")
 
 
 def nearest(word: str, known: Collection[str]) -> str:

@@ -18,11 +18,8 @@ class RecordingTransport:
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
-        self.slice_bytes, self.window_bytes = SLICE, WINDOW
+        self.job, self.slice_bytes, self.window_bytes = 0, SLICE, WINDOW
         self.sent: list[int] = []
-
-    def fill(self, header: Header) -> None:
-        header.sender = "w0"
 
     def fuses(self, link: Link) -> None:
         link.flush()

@@ -32,9 +32,9 @@ class View(Protocol):
         """Stop updating; printed text remains."""
 
 
-def view_for(stream: TextIO = sys.stderr) -> View:
-    """Return a table view if `stream` is a terminal, else a plain one."""
-    return TableView(stream) if stream.isatty() else PlainView(stream)
+def view_for() -> View:
+    """Return a table view if stderr is a terminal, else a plain one."""
+    return TableView(sys.stderr) if sys.stderr.isatty() else PlainView(sys.stderr)
 
 
 class PlainView:

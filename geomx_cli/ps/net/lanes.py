@@ -4,7 +4,6 @@ hello, the listening end welcomes it.
 
 import secrets
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Literal
 
 import zmq
@@ -22,14 +21,12 @@ IDENTITY = 12  # bytes, without the one for the lane; a replaced connection gets
 class Lanes:
     """Writes to the connections of one link.
 
-    fill: sets the header fields that are the same in all messages of this process. counters: counts "unreachable"
-    peers. greeting: what this process says of itself in its hellos; None if the peer dials.
+    job: see Header. counters: counts "unreachable" peers. greeting: what this process says of itself in its hellos;
+    None if the peer dials.
     """
 
-    def __init__(
-        self, fill: Callable[[Header], None], counters: Counter[str], greeting: dict[str, Any] | None
-    ) -> None:
-        self._fill = fill
+    def __init__(self, job: int, counters: Counter[str], greeting: dict[str, Any] | None) -> None:
+        self._job = job
         self._counters = counters
         self._greeting = greeting
         self._sockets: dict[Lane, tuple[Socket, bytes]] = {}
@@ -56,15 +53,12 @@ class Lanes:
         """
         self._hellos += 1
         self._greeted[lane] = self._hellos
-        header = Header(topic="hello", request=self._hellos, place=Place.FRAME)
-        self._fill(header)
+        header = Header(job=self._job, topic="hello", request=self._hellos, place=Place.FRAME)
         self._write(lane, [encode_header(header), encode_body({**(self._greeting or {}), "lane": lane})])
 
     def welcome(self, lane: Lane, number: int) -> None:
         """Answer a hello: messages on this lane use its new connection from now on."""
-        header = Header(topic="welcome", request=number, place=Place.NONE)
-        self._fill(header)
-        self._write(lane, [encode_header(header)])
+        self._write(lane, [encode_header(Header(job=self._job, topic="welcome", request=number, place=Place.NONE))])
 
     def welcomed(self, number: int) -> Lane | None:
         """The lane whose latest hello had this number, if any."""

@@ -35,12 +35,10 @@ class Lend(Protocol):
 class LinkTransport(Protocol):
     """What a link requires of its transport."""
 
+    job: int
     slice_bytes: int
     window_bytes: int
     counters: Counter[str]
-
-    def fill(self, header: Header) -> None:
-        """Set the header fields that are the same in all messages of this process."""
 
     def owes(self, link: "Link") -> None:
         """Schedule returning this link's credit, in case no message carries it first."""
@@ -70,7 +68,7 @@ class Link:
         self.hello: dict[str, Any] = {}
         self.sent = self.received = 0
         self.health = LinkHealth()
-        self.lanes = Lanes(transport.fill, transport.counters, greeting)
+        self.lanes = Lanes(transport.job, transport.counters, greeting)
         self.window = Window(transport.slice_bytes, transport.window_bytes, SLACK if wide_area else 0.0)
         self._transport = transport
         self._queue = SendQueue()
@@ -230,7 +228,7 @@ class Link:
 
     def _encode(self, header: Header) -> bytes:
         header.credit = self._told_consumed = self._consumed
-        self._transport.fill(header)
+        header.job = self._transport.job
         return encode_header(header)
 
     def _hand_over(self, lane: Lane, parts: list[Any]) -> None:

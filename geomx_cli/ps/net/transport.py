@@ -138,11 +138,6 @@ class Transport:
 
     # For Link only: see LinkTransport.
 
-    def fill(self, header: Header) -> None:
-        """See LinkTransport.fill."""
-        header.job = self.job
-        header.sender = self.who["process"]
-
     def owes(self, link: Link) -> None:
         """See LinkTransport.owes."""
         if not self._owing:

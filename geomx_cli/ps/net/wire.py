@@ -35,7 +35,7 @@ __all__ = [
     "largest_message",
 ]
 
-VERSION = 5
+VERSION = 6
 MAX_ELEMENTS = 8_388_608
 ROW_NUMBER_SIZE = 4
 MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
@@ -120,7 +120,6 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     row: elements in a row of the slice; 1 for dense slices. rows: number of rows in the payload (`form`
     ROWS): their elements, followed by their uint32 numbers in the slice, strictly increasing; a PULL has only these.
     round (of this key, from 1; of a PULL the last one that the sender has begun).
-    sender (process name).
     acked: of an EXCHANGE: the sender has the results of all rounds of this slice up to this one; of a request: it has
     the answers to all its requests up to this one.
     contributors: ranks merged into the payload, ascending. weight: the sum of their weights; 0, and no payload, from
@@ -152,7 +151,6 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     rows: _Length = 0
     round: _Count = 0
     acked: _Count = 0
-    sender: _Name = ""
     contributors: _Ranks = ()
     weight: float = 0.0
     wide: bool = False
