@@ -35,7 +35,7 @@ class Aggregator:
     """Runs the rounds of all slices in `table`. Used by the loop's thread only.
 
     upstream: None at a root. own_rank: see Forwarder. compression: the codec between roots and the level below. warn:
-    receives warnings for the user. `values`: handles initial values and pulls.
+    receives warnings for the user. may_offer: see ValueService. `values`: handles initial values and pulls.
     """
 
     def __init__(
@@ -47,12 +47,13 @@ class Aggregator:
         table: SliceTable,
         compression: Compression | None = None,
         warn: Callable[[str], None] = lambda _: None,
+        may_offer: Callable[[], bool] = lambda: False,
     ) -> None:
         self.table = table
         self.compression = compression or Compression()
         self.history = OptimizerHistory()
         self._sender = ResultSender(table, delivery, self.compression, self.history)
-        self.values = ValueService(table, upstream, self._sender, self._advance)
+        self.values = ValueService(table, upstream, self._sender, self._advance, may_offer)
         self._updater = Updater(table, self.compression, self.history)
         self._forwarder: Forwarder | None = None
         if upstream is not None:

@@ -71,12 +71,16 @@ class ResultSender:
         self._send(entry, waiter, round_, result, as_payload(found, entry.dtype), form_of(found))
 
     def answer_pull(self, entry: SliceState, waiter: Waiter) -> None:
-        """Send the present value, or the rows of it that were asked for."""
+        """Send the present value, or the rows of it that were asked for, or that the member has the value already."""
         member = self._table.member(waiter.rank)
         if waiter.numbers is not None:
             self._given(entry, member, waiter.numbers)
             assert entry.slot.value is not None
             self.pass_on(entry, waiter, entry.slot.version, Rows.of(entry.slot.value, entry.row, waiter.numbers))
+            return
+        if self._table.is_root and entry.has_initial(waiter.digest):
+            self._given(entry, member)
+            self._send(entry, waiter, 0, Result(None, entry.slot.version), None, {"form": Form.SAME})
             return
         array, encoded = entry.give(), None
         if waiter.newest:
@@ -90,7 +94,7 @@ class ResultSender:
         self._send(entry, waiter, 0, Result(None, version), as_payload(found, entry.dtype), form_of(found))
 
     def acknowledge(self, link: Link, push: Header) -> None:
-        """Answer the push of an initial value."""
+        """Answer the push or offer of an initial value."""
         header = Header(kind=Kind.RESULT, request=push.request, key=push.key, slice=push.slice)
         self._delivery.down(link, header, None)
 
@@ -107,8 +111,9 @@ class ResultSender:
             optimizer.given(entry.slot.id, member, entry.slot.value, rows, decoded)
 
     def _send(
-        self, entry: SliceState, waiter: Waiter, round_: int, result: Result, payload: memoryview, about: dict[str, Any]
-    ) -> None:
+        self, entry: SliceState, waiter: Waiter, round_: int, result: Result, payload: memoryview | None,
+        about: dict[str, Any],
+    ) -> None:  # fmt: skip
         header = Header(
             kind=Kind.RESULT, request=waiter.request, key=entry.slot.key, slice=entry.slot.index, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, round=round_, value=result.version,
