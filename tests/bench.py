@@ -30,6 +30,7 @@ class KeptLink:
         self.damaged: list[int] = []
         self.sent: list[tuple[Header, memoryview | None]] = []
         self.dialled = True
+        self.wide_area = False
 
     def send(self, header: Header, payload: memoryview | None) -> None:
         self.sent.append((header, payload))
@@ -67,12 +68,15 @@ class Bench:
         dtype: int = 0,
         algorithm: FsaServer | None = None,
         warn: Callable[[str], None] = lambda _: None,
+        may_offer: Callable[[], bool] = lambda: False,
     ) -> None:
         self.links = [KeptLink(), KeptLink()]
         self.delivery = KeptDelivery()
         self.dtype = dtype
         table = SliceTable(algorithm=algorithm or FsaServer(), roots=None, required_contributors=required_contributors)
-        self.rounds = Aggregator(delivery=self.delivery, upstream=None, own_rank=lambda: 0, table=table, warn=warn)
+        self.rounds = Aggregator(
+            delivery=self.delivery, upstream=None, own_rank=lambda: 0, table=table, warn=warn, may_offer=may_offer
+        )
         self.deadlocks = DeadlockBreaker(table, lambda rank: [self.links[rank]])
         if optimizer:
             self.rounds.use(optimizers.create(optimizer, {"learning_rate": 0.1}))

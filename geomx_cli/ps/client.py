@@ -88,23 +88,32 @@ class Client:
         return known is not None
 
     def init(
-        self, values: Mapping[str, Array], hyper: Mapping[str, Mapping[str, float]] | None = None, *, late: bool = False
-    ) -> None:
-        """Set the initial values of declared tensors; blocks. No effect for workers other than the master.
+        self, values: Mapping[str, Array], hyper: Mapping[str, Mapping[str, float]] | None = None, *,
+        late: bool = False, common: bool = False,
+    ) -> None:  # fmt: skip
+        """Set the initial values of declared tensors; blocks. Only the master's count.
 
         values: 1-D, contiguous, of the declared size and dtype. They are sent together, which takes as long as the
         links need, and fails after the option `patience`. hyper: hyper-parameters of single tensors. late: training has
-        begun and a master that does not train has ended, so the worker of global rank 0 sets them instead.
+        begun and a master that does not train has ended, so the worker of global rank 0 sets them instead. common: all
+        workers call this with values of their own, expected to equal the master's; where they do, only digests cross
+        links between parties. They must not change before the first `pull`.
         """
         in_place = late and self.global_rank == 0 and not self._master_trains
-        if not (self.is_master or in_place):
+        sets = self.is_master or in_place
+        if not (sets or common):
             return
         self._worker.check()
         operations = []
         for name, value in values.items():
-            tensor, own = self._tensor(name), dict((hyper or {}).get(name, {}))
+            tensor = self._tensor(name)
             tensor.check(value)
-            operations.append(Operation(Kind.PUSH, tensor.placement, value, hyper=own))
+            if sets:
+                own, by_digest = dict((hyper or {}).get(name, {})), common and not self.flat
+                operations.append(Operation(Kind.PUSH, tensor.placement, value, hyper=own, by_digest=by_digest))
+            elif self.rank == 0 and not self.flat:
+                operations.append(Operation(Kind.OFFER, tensor.placement, value))
+            tensor.common = value if common and self.flat else None
         limit = self.settings.number("patience")
         for exchange in [self._start(operation) for operation in operations]:
             self._worker.wait(exchange.done, limit, "the servers to take the initial values (--patience)")
@@ -169,8 +178,9 @@ class Client:
         latest = tensor.latest
         elsewhere = latest is not None and not latest.holds
         if latest is None or elsewhere or (latest.done.done() and self.asynchronous):
+            common, tensor.common = None if tensor.round else tensor.common, None
             operation = Operation(
-                Kind.PULL, tensor.placement, out=out, round=tensor.round, priority=priority, in_turn=elsewhere
+                Kind.PULL, tensor.placement, common, out, tensor.round, 0.0, priority, in_turn=elsewhere, by_digest=True
             )
             tensor.newest = self._start(operation)
             return operation.pending.done

@@ -20,7 +20,8 @@ MAX_OPEN = 4096
 
 @dataclass(slots=True)
 class DeclaredTensor:
-    """round: the last one begun. newest: the exchange or pull begun last, None before any.
+    """round: the last one begun. newest: the exchange or pull begun last, None before any. common: this worker's own
+    initial values, if the servers may have the same, until it pulls.
 
     All checks raise InvalidSettings.
     """
@@ -28,6 +29,7 @@ class DeclaredTensor:
     placement: Placement
     round: int = 0
     newest: PendingExchange | None = None
+    common: Array | None = None
     _open: deque[PendingExchange] = field(default_factory=deque)  # the latest one, and earlier ones without a result
 
     @property

@@ -16,11 +16,14 @@ __all__ = ["Operation"]
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """A PUSH, PULL or EXCHANGE of `src` (1-D, contiguous, or rows). `pending` receives the result, in `out` if given.
+    """A PUSH, OFFER, PULL or EXCHANGE of `src` (1-D, contiguous, or rows). `pending` receives the result, in `out` if
+    given.
 
     round: of an EXCHANGE; of a PULL the last one that this worker has begun. reply: see wire.Reply. numbers: the rows
     requested by a PULL, None for all elements. in_turn: a PULL is sent after the result of its round has arrived and
-    before the next round. pieces: the slices concerned, by index, each with its rows to send or request.
+    before the next round. by_digest: `src` are initial values that others may have: a PUSH may send their digest
+    instead, and a PULL needs the servers' values only if they differ. pieces: the slices concerned, by index, each with
+    its rows to send or request.
     """
 
     kind: Kind
@@ -34,6 +37,7 @@ class Operation:
     reply: Reply = Reply.FULL
     numbers: Array | None = None
     in_turn: bool = False
+    by_digest: bool = False
     pieces: list[tuple[int, Slice, Rows | None]] = field(init=False)
     pending: PendingExchange = field(init=False)
 

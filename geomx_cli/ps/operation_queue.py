@@ -10,7 +10,7 @@ from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import Slice
-from geomx_cli.ps.net.payload import Content, as_payload, form_of, numbers_payload
+from geomx_cli.ps.net.payload import Content, as_payload, digest, form_of, numbers_payload
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import DTYPE_NAMES, MAX_ROUNDS_AHEAD, Header, Kind
 from geomx_cli.ps.operation import Operation
@@ -119,6 +119,8 @@ class OperationQueue:
                 offset, place = place, place + len(rows) * placement.row
             else:
                 payload, offset = self._payload(header, operation.src, piece, rows), piece.offset
+            if operation.by_digest and payload is not None:
+                header.digest = digest(payload, dtype)
             on_result = self._taker(operation, offset)
             if operation.kind == Kind.EXCHANGE:
                 self._delivery.up(piece.server, header, payload, on_result)

@@ -69,7 +69,7 @@ class Server:
         self._deadlocks = DeadlockBreaker(self._table, self._members.links, notify_roots)
         self._aggregator = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._party_index, table=self._table,
-            above=self._compression.wan, below=self._compression.below,
+            above=self._compression.wan, below=self._compression.below, may_offer=self._members.may_offer,
             warn=lambda message: events.write(WarningRaised(message=message)),
         )  # fmt: skip
         self._party_index = 0
@@ -85,6 +85,7 @@ class Server:
     def run(self) -> None:
         """Serve until all members have said goodbye."""
         self.node.loop.every(STALLED_AFTER, self._deadlocks.check)
+        self.node.loop.every(1.0, self._aggregator.values.check_offers)
         self.node.loop.every(self._settings.number("heartbeat"), self._report)
         self._straggler_monitor.begin()
         try:
@@ -238,7 +239,8 @@ class Server:
             if self._members.settle(rank):
                 self._aggregator.members_changed()
         else:
-            self._aggregator.values.on_push(link, header, payload)
+            values = self._aggregator.values
+            (values.on_offer if header.kind == Kind.OFFER else values.on_push)(link, header, payload)
 
     def _may_bring(self, link: Link, rank: int, ranks: tuple[int, ...]) -> bool:
         """Whether this member may contribute for all these ranks, in ascending order: members of its plane that the

@@ -2,9 +2,10 @@
 
 Environment: OUT (a .npz file; {rank} is the global rank), ROUNDS ("10" or "10,13": by rank in the party),
 SERVER_OPTIMIZER (1: the master sets one), SHUFFLE (a seed: random delays before each push), SLOW (seconds before each
-push of this worker), SIZES, DTYPE, FILL (push this number instead of seeded gradients), GATES (a directory: wait at
-each gate until it has a file of that name), SEGMENT (a gate "part0", "part1" ... before every SEGMENT rounds), FAIL (1:
-fail instead of saying goodbye), FAULT (executed by B/worker:0 after 21 rounds).
+push of this worker), SIZES, DTYPE, FILL (push this number instead of seeded gradients), COMMON (1: all workers
+give the initial values; differ: this one gives others than the master), GATES (a directory: wait at each gate until it
+has a file of that name), SEGMENT (a gate "part0", "part1" ... before every SEGMENT rounds), FAIL (1: fail instead of
+saying goodbye), FAULT (executed by B/worker:0 after 21 rounds).
 """
 
 import os
@@ -33,6 +34,7 @@ def gate(name: str) -> None:
 
 sizes = [int(size) for size in os.environ.get("SIZES", "70000,10,3").split(",")]
 dtype = os.environ.get("DTYPE", "float32")
+COMMON = os.environ.get("COMMON")
 settings = Settings.from_environment(plugins.table())
 client = Client(settings, EventLog(None), plugins.deliveries()[settings.text("delivery")].worker())
 print(client.rank, client.global_rank, client.num_workers, client.num_all_workers, client.party_index, flush=True)
@@ -43,7 +45,10 @@ if client.is_master and os.environ.get("SERVER_OPTIMIZER"):
     client.control.set_optimizer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "rescale_grad": 0.25})
 for index, tensor in enumerate(tensors):
     initial = np.random.default_rng(1000 + index).standard_normal(tensor.size).astype(dtype)
-    client.init({tensor.name: initial if client.is_master else initial * 0 + 5})
+    other = initial + 1 if COMMON == "differ" else initial if COMMON else initial * 0 + 5
+    client.init({tensor.name: initial if client.is_master else other}, common=bool(COMMON))
+if COMMON:
+    client.control.barrier("all")  # as the bundled job: all values are offered before the first pull
 if not client.trains:
     gate("leave")
     client.leave()

@@ -35,7 +35,8 @@ class Aggregator:
     """Runs the rounds of all slices in `table`. Used by the loop's thread only.
 
     upstream: None at a root. own_rank: see Forwarder. above: this end of encoded exchanges with the roots. below: with
-    the members, see ResultSender. warn: receives warnings for the user. `values`: handles initial values and pulls.
+    the members, see ResultSender. warn: receives warnings for the user. may_offer: see ValueService. `values`: handles
+    initial values and pulls.
     """
 
     def __init__(
@@ -48,12 +49,13 @@ class Aggregator:
         above: Compression | None = None,
         below: Sequence[Compression] = (),
         warn: Callable[[str], None] = lambda _: None,
+        may_offer: Callable[[], bool] = lambda: False,
     ) -> None:
         self.table = table
         self._below = below or (Compression(),)
         self.history = OptimizerHistory()
         self._sender = ResultSender(table, delivery, self._below, self.history)
-        self.values = ValueService(table, upstream, self._sender, self._advance)
+        self.values = ValueService(table, upstream, self._sender, self._advance, may_offer)
         self._updater = Updater(table, self._below[0], self.history, warn)
         self._forwarder: Forwarder | None = None
         if upstream is not None:

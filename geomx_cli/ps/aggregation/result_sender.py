@@ -83,12 +83,16 @@ class ResultSender:
         self._send(entry, waiter, round_, result, as_payload(view.array, entry.dtype), {})
 
     def answer_pull(self, entry: SliceState, waiter: Waiter) -> None:
-        """Send the present value, or the rows of it that were asked for."""
+        """Send the present value, or the rows of it that were asked for, or that the member has the value already."""
         member, version = self._table.member(waiter.rank), entry.slot.version
         if waiter.numbers is not None:
             self._given(entry, member, waiter.numbers)
             assert entry.slot.value is not None
             self.pass_on(entry, waiter, version, Rows.of(entry.slot.value, entry.row, waiter.numbers))
+            return
+        if self._table.is_root and entry.has_initial(waiter.digest):
+            self._given(entry, member)
+            self._send(entry, waiter, 0, Result((), version), None, {"form": Form.SAME})
             return
         array = entry.give()
         views = self._newest(entry, array) if waiter.newest else self._views(array, _unencoded)
@@ -104,7 +108,7 @@ class ResultSender:
             self.answer(entry, waiter, 0, Result(self._newest(entry, found), version))
 
     def acknowledge(self, link: Link, push: Header) -> None:
-        """Answer the push of an initial value."""
+        """Answer the push or offer of an initial value."""
         header = Header(kind=Kind.RESULT, request=push.request, key=push.key, slice=push.slice)
         self._delivery.down(link, header, None)
 
@@ -143,8 +147,9 @@ class ResultSender:
             optimizer.given(entry.slot.id, member, entry.slot.value, rows, decoded)
 
     def _send(
-        self, entry: SliceState, waiter: Waiter, round_: int, result: Result, payload: memoryview, about: dict[str, Any]
-    ) -> None:
+        self, entry: SliceState, waiter: Waiter, round_: int, result: Result, payload: memoryview | None,
+        about: dict[str, Any],
+    ) -> None:  # fmt: skip
         header = Header(
             kind=Kind.RESULT, request=waiter.request, key=entry.slot.key, slice=entry.slot.index, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, round=round_, value=result.version,

@@ -8,7 +8,7 @@ from geomx_cli.ps.aggregation.algorithm import SliceView
 from geomx_cli.ps.aggregation.codec import Encoded, SliceRound
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import DTYPES
+from geomx_cli.ps.net.payload import DTYPES, as_payload, digest
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import Reply
 
@@ -21,7 +21,8 @@ class Waiter:
 
     reply: see wire.Reply. codec: accepted encoding of the result, "" for none. follows: whether the member has the
     previous round's result, to which a change could be applied. newest: for a pull, whether it wants the value after
-    other members' rounds and not an initial value. numbers: the pulled rows, None for all.
+    other members' rounds and not an initial value. numbers: the pulled rows, None for all. digest: of the value that a
+    pulling member has, if any.
     """
 
     link: Link
@@ -33,6 +34,7 @@ class Waiter:
     follows: bool = False
     newest: bool = False
     numbers: Array | None = None
+    digest: bytes = b""
 
 
 @dataclass(slots=True)
@@ -113,7 +115,8 @@ class Cohort:
 class SliceState:
     """One slice. `row`: elements in a row. `size`: elements of its tensor. `forwarded`: rounds sent to the root.
     `fetching`: the value was requested from the root. `pulls`: those that wait for the value, by request number.
-    `hyper`: the hyper-parameters set for its optimizer.
+    `hyper`: the hyper-parameters set for its optimizer. `offered`: at a root without the value, the first one that a
+    member offered. `digest`: at a root, of the initial value, once needed.
     """
 
     slot: SliceView
@@ -128,9 +131,11 @@ class SliceState:
     cohorts: dict[int, Cohort] = field(default_factory=dict)
     pulls: dict[Link, dict[int, Waiter]] = field(default_factory=dict)
     hyper: dict[str, float] = field(default_factory=dict)
+    offered: Array | None = None
+    digest: bytes = b""
     _own: Array | None = None  # the value, while no one else may read it: then it is written in place
 
-    def bytes(self, rows: int | None = None) -> int:
+    def size_in_bytes(self, rows: int | None = None) -> int:
         """The size of the value, or of so many rows of it."""
         return (self.length if rows is None else rows * self.row) * DTYPES[self.dtype].itemsize
 
@@ -152,6 +157,13 @@ class SliceState:
         assert self.slot.value is not None
         self._own = None
         return self.slot.value
+
+    def has_initial(self, expected: bytes) -> bool:
+        """At a root: whether the value is the initial one, and has this digest."""
+        if self.slot.version or self.slot.value is None or not expected:
+            return False
+        self.digest = self.digest or digest(as_payload(self.slot.value, self.dtype), self.dtype)
+        return self.digest == expected
 
     def cohort(self, member: int) -> Cohort:
         """The cohort of this member; 0 is the cohort of all members in a synchronous job."""

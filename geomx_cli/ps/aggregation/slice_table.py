@@ -66,7 +66,7 @@ class SliceTable:
                 slot, header.root, header.length, header.dtype, header.offset, header.row, size=header.size
             )
             self.entries[header.key, header.slice] = entry
-            self.bytes += entry.bytes()
+            self.bytes += entry.size_in_bytes()
         known = (entry.length, entry.dtype, entry.root, entry.row, entry.size)
         if (header.length, header.dtype, header.root, header.row, header.size) != known:
             found = f"{header.length} of {header.size} elements of {DTYPES[header.dtype]} in rows of {header.row}"

@@ -1,31 +1,51 @@
-"""The values of slices outside rounds: initial values (PUSH) and pulls."""
+"""The values of slices outside rounds: initial values (PUSH, OFFER) and pulls.
 
+Where every worker computes the same initial values, only their digests cross wide-area links: the first worker of each
+party offers its own to the local server, which pulls with their digest, and offers them to a root of its party. That
+root completes with them a PUSH of their digest from another party. An offer never decides about a value.
+"""
+
+import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from geomx_cli.ps.aggregation.result_sender import ResultSender
 from geomx_cli.ps.aggregation.slice_state import SliceState, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import Content, row_numbers, view
+from geomx_cli.ps.net.payload import Content, as_payload, cast, digest, row_numbers, view
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 
-__all__ = ["MAX_PULLS", "ValueService"]
+__all__ = ["MAX_PULLS", "OFFER_LIMIT", "ValueService"]
 
 MAX_PULLS = 4096
 """Pulls of one slice by one member that may wait for its value."""
 MAX_UNREAD, MAX_COPIES = 256 * 2**20, 16
 """What one member may pull without reading it: bytes, or copies of all values of this server if that is more."""
+OFFER_LIMIT = 30.0
+"""Seconds after which a PUSH of a digest waits no more for an offer: its value is requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Undecided:
+    """A PUSH of a digest that waits for an offer; since when, in time.monotonic seconds."""
+
+    entry: SliceState
+    link: Link
+    header: Header
+    since: float
 
 
 class ValueService:
     """Takes initial values and answers pulls. At a local server the roots have the initial values; it fetches those
     that it needs.
 
-    upstream: None at a root. on_value: called when a slice may have got its initial value. Used by the loop's thread
-    only.
+    upstream: None at a root. on_value: called when a slice may have got its initial value. may_offer: whether a member
+    may offer values; asked at a root. Used by the loop's thread only.
     """
 
     def __init__(
@@ -34,26 +54,81 @@ class ValueService:
         upstream: UpstreamClient | None,
         sender: ResultSender,
         on_value: Callable[[SliceState], None],
+        may_offer: Callable[[], bool],
     ) -> None:
         self._table = table
         self._upstream = upstream
         self._sender = sender
         self._on_value = on_value
         self._due: Counter[Link] = Counter()  # bytes of values that members wait for
+        self._may_offer = may_offer
+        self._undecided: dict[tuple[int, int], _Undecided] = {}  # by slice
 
     def on_push(self, link: Link, header: Header, payload: memoryview | None) -> None:
         """Handle an initial value: the first one wins. A local server forwards it to the root."""
-        entry, array = self._table.entry(header), view(header, payload)
+        entry = self._table.entry(header)
+        if payload is None and header.digest:
+            self._on_digest(entry, link, header)
+            return
+        array = view(header, payload)
         if self._upstream is not None:
             self._send_up(entry, header, payload, lambda _, __: self._sender.acknowledge(link, header))
+            if header.digest and entry.slot.value is None:
+                self.fetch(entry, header.priority, array.copy())
         else:
             if entry.slot.value is None:
-                entry.slot.value = array.copy()
-                entry.hyper.update(header.hyper)
-                self.answer_pulls(entry)
-                self._on_value(entry)
+                self._set(entry, array.copy(), header)
             self._sender.acknowledge(link, header)
         link.consumed(array.nbytes)
+
+    def _on_digest(self, entry: SliceState, link: Link, header: Header) -> None:
+        """Complete a PUSH without its value from an offer with its digest. Without an offer, wait for one; request the
+        value if the offer differs or none is to be expected.
+        """
+        if entry.slot.value is not None:
+            self._sender.acknowledge(link, header)
+        elif entry.offered is not None and _digest(entry, entry.offered) == header.digest:
+            self._set(entry, entry.offered, header)
+            self._sender.acknowledge(link, header)
+        elif self._upstream is not None or entry.offered is not None or not self._may_offer():
+            link.ask_again(header.request)
+        else:
+            waiting = self._undecided.setdefault(entry.slot.id, _Undecided(entry, link, header, time.monotonic()))
+            if (waiting.link, waiting.header.request) != (link, header.request):
+                link.ask_again(header.request)
+
+    def _set(self, entry: SliceState, value: Array, push: Header) -> None:
+        entry.slot.value, entry.offered = value, None
+        entry.hyper.update(push.hyper)
+        waiting = self._undecided.pop(entry.slot.id, None)
+        if waiting is not None:
+            self._sender.acknowledge(waiting.link, waiting.header)
+        self.answer_pulls(entry)
+        self._on_value(entry)
+
+    def on_offer(self, link: Link, header: Header, payload: memoryview | None) -> None:
+        """Handle a value that a member expects as the initial one; the first offer of a slice counts."""
+        entry, array = self._table.entry(header), view(header, payload)
+        if entry.slot.value is None and entry.offered is None and not entry.fetching:
+            array = cast(array, entry.dtype).copy()
+            if self._upstream is None:
+                entry.offered = array
+                waiting = self._undecided.pop(entry.slot.id, None)
+                if waiting is not None:
+                    self._on_digest(entry, waiting.link, waiting.header)
+            else:
+                if not self._upstream.links[entry.root].wide_area:
+                    self._send_up(entry, header, as_payload(array, entry.dtype), lambda _, __: None)
+                self.fetch(entry, header.priority, array)
+        self._sender.acknowledge(link, header)
+        link.consumed(array.nbytes)
+
+    def check_offers(self) -> None:
+        """Request the values that wait for an offer for too long; to be called regularly."""
+        for where, waiting in list(self._undecided.items()):
+            if time.monotonic() - waiting.since > OFFER_LIMIT:
+                del self._undecided[where]
+                waiting.link.ask_again(waiting.header.request)
 
     def on_pull(self, link: Link, header: Header, rank: int, payload: memoryview | None = None) -> None:
         """Answer with the current value or the requested rows of it. Without a value, queue the pull, and fetch the
@@ -63,11 +138,14 @@ class ValueService:
         """
         entry, numbers = self._table.entry(header), row_numbers(header, payload)
         newest = self._table.asynchronous and header.round > 0
-        waiter = Waiter(link, rank, header.request, header.priority, codec=header.codec, newest=newest, numbers=numbers)
+        waiter = Waiter(
+            link, rank, header.request, header.priority, codec=header.codec, newest=newest, numbers=numbers,
+            digest=header.digest,
+        )  # fmt: skip
         own = entry.pulls.get(link, {})
         if len(own) >= MAX_PULLS and header.request not in own:
             raise BadMessage(f"more than {MAX_PULLS} pulls of a slice without a value")
-        size = entry.bytes(None if numbers is None else len(numbers))
+        size = entry.size_in_bytes(None if numbers is None else len(numbers))
         most = max(MAX_UNREAD, MAX_COPIES * self._table.bytes)
         if header.request not in own and link.unread + self._due[link] + size > most:
             raise BadMessage(f"a pull beyond {most} bytes of pulled values that {link.name} has not read")
@@ -95,8 +173,10 @@ class ValueService:
             for waiter in own.values():
                 self._sender.answer_pull(entry, waiter)
 
-    def fetch(self, entry: SliceState, priority: int = 0) -> None:
-        """At a local server: request the value from the root, once. The root answers as soon as it has one."""
+    def fetch(self, entry: SliceState, priority: int = 0, offered: Array | None = None) -> None:
+        """At a local server: request the value from the root, once. The root answers as soon as it has one; if that is
+        the one offered here, without sending it.
+        """
         if self._upstream is None or entry.fetching:
             return
 
@@ -108,15 +188,22 @@ class ValueService:
             self._on_value(entry)
 
         entry.fetching = True
-        self._send_up(entry, Header(kind=Kind.PULL, priority=priority), None, fetched)
+        header, payload = Header(kind=Kind.PULL, priority=priority), None
+        if offered is not None:
+            header.digest, payload = _digest(entry, offered), as_payload(offered, entry.dtype)
+        self._send_up(entry, header, payload, fetched)
 
     def _send_up(self, entry: SliceState, asked: Header, payload: memoryview | None, on_result: OnResult) -> None:
-        """Send a PUSH or PULL as `asked` to the root of the slice."""
+        """Send a PUSH, OFFER or PULL as `asked` to the root of the slice."""
         assert self._upstream is not None
         header = Header(
             kind=asked.kind, key=entry.slot.key, slice=entry.slot.index, root=entry.root, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, round=asked.round,
-            priority=asked.priority, form=asked.form, rows=asked.rows,
+            priority=asked.priority, form=asked.form, rows=asked.rows, digest=asked.digest,
             codec=self._upstream.compression.spec if asked.round else "",
         )  # fmt: skip
         self._upstream.send(self._upstream.links[entry.root], header, payload, on_result)
+
+
+def _digest(entry: SliceState, value: Array) -> bytes:
+    return digest(as_payload(value, entry.dtype), entry.dtype)

@@ -72,6 +72,7 @@ class _Layout(TypedDict):
     root: bool
     flat: bool
     trains: bool
+    gradients: bool
     party_index: Annotated[int, msgspec.Meta(ge=-1, le=65_535)]
 
 

@@ -1,15 +1,16 @@
 """Converts arrays and rows to payloads in the slice's dtype and back, with the header fields that describe them."""
 
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import DTYPE_NAMES, BadMessage, DamagedPayload, Form, Header
+from geomx_cli.ps.net.wire import DIGEST_SIZE, DTYPE_NAMES, BadMessage, DamagedPayload, Form, Header
 
 __all__ = [
-    "DTYPES", "Content", "as_payload", "cast", "content", "form_of", "numbers_payload", "row_numbers",
+    "DTYPES", "Content", "as_payload", "cast", "content", "digest", "form_of", "numbers_payload", "row_numbers",
     "sum_payload", "view",
 ]  # fmt: skip
 
@@ -25,6 +26,11 @@ def cast(array: Array, dtype: int) -> Array:
     """`array` in the slice's dtype. Values too large for fp16 become infinite; the training code has to handle that."""
     with np.errstate(over="ignore"):
         return array.astype(DTYPES[dtype], copy=False)
+
+
+def digest(payload: memoryview, dtype: int) -> bytes:
+    """The BLAKE2b digest of these bytes of elements and of their dtype."""
+    return blake2b(payload, digest_size=DIGEST_SIZE, person=DTYPE_NAMES[dtype].encode()).digest()
 
 
 def form_of(content: Content) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 __all__ = [
+    "DIGEST_SIZE",
     "DTYPE_NAMES",
     "ITEM_SIZES",
     "MAX_CODEC",
@@ -42,6 +43,8 @@ MAX_MESSAGE = MAX_ELEMENTS * (8 + ROW_NUMBER_SIZE) + 65_536
 MAX_CONTROL = 16 * 2**20
 MAX_CODEC = 64
 """Characters of a codec's name with its argument."""
+DIGEST_SIZE = 16
+"""Bytes of the digest of a slice."""
 MAX_HYPER = 16
 """Hyper-parameters in one message."""
 DTYPE_NAMES = ("float32", "float64", "float16")
@@ -60,24 +63,28 @@ class DamagedPayload(BadMessage):
 
 
 class Kind(IntEnum):
-    """The kind of a message. An EXCHANGE is a contribution that expects the round's RESULT."""
+    """The kind of a message. A PUSH sets an initial value; an OFFER has what its sender expects as the initial value,
+    without setting it. An EXCHANGE is a contribution that expects the round's RESULT.
+    """
 
     PUSH = 0
     PULL = 1
     EXCHANGE = 2
     RESULT = 3
     CONTROL = 4
+    OFFER = 5
 
 
 class Form(IntEnum):
     """How to read the payload: all elements, rows of a matrix, all elements encoded by a codec, or the encoded changes
-    since the previous round's result.
+    since the previous round's result. SAME has none: the elements have the digest in the request.
     """
 
     FULL = 0
     ROWS = 1
     ENCODED = 2
     CHANGE = 3
+    SAME = 4
 
 
 class Reply(IntEnum):
@@ -106,6 +113,7 @@ _Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 _Name = Annotated[str, msgspec.Meta(max_length=128)]
 _Codec = Annotated[str, msgspec.Meta(max_length=MAX_CODEC)]
 _Ranks = Annotated[tuple[_Rank, ...], msgspec.Meta(max_length=4096)]
+_Digest = Annotated[bytes, msgspec.Meta(max_length=DIGEST_SIZE)]
 _Hyper = Annotated[dict[Annotated[str, msgspec.Meta(max_length=32)], float], msgspec.Meta(max_length=MAX_HYPER)]
 
 
@@ -127,6 +135,8 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     wide: the payload of an fp16 slice is fp32.
     codec: of a payload of `form` ENCODED or CHANGE; of an EXCHANGE also the accepted encoding of its result.
     checksum: CRC-32 of a payload of `form` ENCODED or CHANGE.
+    digest: of the elements (payload.digest). With a PUSH they may follow on request only; the sender of a PULL has such
+    elements already.
     follows: of an EXCHANGE: its sender has, or will have, the previous round's result.
     reply: of an EXCHANGE, see Reply. A RESULT with fewer than all elements is of `form` ROWS.
     is_sum: of a RESULT: it is the sum of its round alone, not a value that rounds update.
@@ -168,6 +178,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     size: _Count = 0
     checksum: _U32 = 0
     is_sum: bool = False
+    digest: _Digest = b""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -204,9 +215,9 @@ def _check_rows(header: Header) -> None:
     if header.row < 1 or header.length % header.row or header.rows * header.row > header.length:
         raise BadMessage(f"{header.rows} rows of {header.row} in a slice of {header.length} elements")
     of_rows = header.form == Form.ROWS
-    if (header.rows and not of_rows) or (of_rows and header.kind in (Kind.PUSH, Kind.CONTROL)):
+    if (header.rows and not of_rows) or (of_rows and header.kind in (Kind.PUSH, Kind.OFFER, Kind.CONTROL)):
         raise BadMessage(f"{header.rows} rows in a {header.kind.name} of form {header.form.name}")
-    kinds = {Form.ENCODED: (Kind.EXCHANGE, Kind.RESULT), Form.CHANGE: (Kind.RESULT,)}
+    kinds = {Form.ENCODED: (Kind.EXCHANGE, Kind.RESULT), Form.CHANGE: (Kind.RESULT,), Form.SAME: (Kind.RESULT,)}
     if header.kind not in kinds.get(header.form, (header.kind,)):
         raise BadMessage(f"a {header.kind.name} of form {header.form.name}")
 
