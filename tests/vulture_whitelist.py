@@ -42,7 +42,8 @@ _.linkname
 _.mtime
 _.__loader__
 
-# fields of files and of JSON output
+# fields of files, of JSON output and of requests
+_.hold
 _.evaluation_on_clock
 _.first_step_s
 _.schema_version
