@@ -65,7 +65,7 @@ def planned(
 ) -> list[tuple[Process, str, list[str], dict[str, str]]]:
     """Each process of a job with its site, argv and environment; without a script it is the bundled job."""
     values = defaults(plugins.table()) | dict(options)
-    inventory = this_machine(values, free_ports(ports_needed(values)), one_host=wan is None, python=sys.executable)
+    inventory = this_machine(values, free_ports(ports_needed(values)), one_host=wan is None)
     if wan is not None:
         inventory = _placed(inventory, wan)
     spec = JobSpec(

@@ -130,11 +130,11 @@ class Cluster:
         """The plan of a job in this directory, with keys if it has several hosts; `changes` of the inventory."""
         values = {**defaults(plugins.table()), **options}
         ports = ports_of_a_job(ports_needed(values))
-        inventory = this_machine(values, ports, one_host=one_host, python=sys.executable).model_copy(update=changes)
+        inventory = this_machine(values, ports, one_host=one_host).model_copy(update=changes)
         spec = JobSpec(
             job="planned", options=values, script=("python", *script), job_dir=str(self.directory),
             socket_dir=f"/tmp/gx-{uuid.uuid4().hex[:12]}",  # socket paths must be short
-            key_dir="" if one_host else str(self.directory), env=env,
+            key_dir="" if one_host else str(self.directory), python=sys.executable, env=env,
         )  # fmt: skip
         return plan(inventory, spec)
 

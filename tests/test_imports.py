@@ -16,7 +16,7 @@ from geomx_cli.plan.this_machine import this_machine
 from geomx_cli.core import plugins
 from geomx_cli.core.options import defaults
 values = defaults(plugins.table())
-inventory = this_machine(values, free_ports(ports_needed(values)), one_host=True, python=sys.executable)
+inventory = this_machine(values, free_ports(ports_needed(values)), one_host=True)
 plan(inventory, JobSpec(job="x", options=values, script=(), job_dir="/x", socket_dir="/x", python=sys.executable))
 """
 

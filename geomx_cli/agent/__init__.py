@@ -24,8 +24,8 @@ To the agent: "hello" (seen: number of the last message received on an earlier c
 started), "heartbeat" (seen), "stop" (grace: seconds until SIGTERM; patience: seconds from SIGTERM to SIGKILL;
 processes: names, all if absent; who: the requester), "kill".
 
-From the agent: "hello" (pid, status: see status.py), "alive" (reply to a heartbeat), "replaced" (another control
-machine took over). Messages with a number n are kept until acknowledged: "started" (process, pid), "event" (process,
+From the agent: "hello" (status: see status.py), "alive" (reply to a heartbeat), "replaced" (another control
+machine took over). Messages with a number n are kept until acknowledged: "started" (process), "event" (process,
 age, event), "failure" (see core/root_cause.py), "ended" (process, status, asked: whether its end was requested),
 "stopping" (who, patience: a requester other than the control machine stopped the job), "done" (why: reason of the
 stop, "" if all processes ended on their own; asked: the requester, if any; left: names of processes that could not be

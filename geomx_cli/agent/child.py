@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.event_tail import EventTail
@@ -141,7 +140,3 @@ class Child:
             self._process.wait()
             os.close(self.pidfd)
             self.pidfd = -1
-
-    def started_message(self) -> dict[str, Any]:
-        """Return its "started" message for the control machine."""
-        return {"type": "started", "process": self.name, "pid": self.identity.pid if self.identity else 0}

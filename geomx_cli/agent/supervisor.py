@@ -101,7 +101,7 @@ class Supervisor:
         match message.get("type"):
             case "hello":
                 status = self._content(self._lifecycle.stage.name.lower())
-                self._control.send({"type": "hello", "pid": os.getpid(), "status": status})
+                self._control.send({"type": "hello", "status": status})
                 self._acknowledge(message)
                 self._control.resend()
                 self._suspended = False
@@ -147,7 +147,7 @@ class Supervisor:
                 self._fail(child, Failure(child.name, self._host_spec.host, what, time.time()))
                 break
             self._selector.register(child.pidfd, selectors.EVENT_READ, child)
-            self._control.send_durable(child.started_message())
+            self._control.send_durable({"type": "started", "process": child.name})
         self._write_state()
 
     def _tick(self, now: float) -> None:

@@ -10,14 +10,7 @@ from geomx_cli.plan.ports import ports_needed
 __all__ = ["this_machine"]
 
 
-def this_machine(
-    options: Mapping[str, Value],
-    ports: Sequence[int],
-    *,
-    one_host: bool = False,
-    python: str = "",
-    env: Mapping[str, str] | None = None,
-) -> Inventory:
+def this_machine(options: Mapping[str, Value], ports: Sequence[int], *, one_host: bool = False) -> Inventory:
     """Build an inventory with one planned host per party on 127.0.0.1, or with `one_host` a single one.
 
     `options` has the cluster options (parties, workers, ...). `ports` must have at least `ports_needed` free ports.
@@ -36,8 +29,6 @@ def this_machine(
             "parties": parties,
             "address": "127.0.0.1",
             "devices": ("cpu",) * max(workers[party] for party in parties),
-            "python": python,
-            "env": dict(env or {}),
             "ports": tuple(ports[index * share : (index + 1) * share]),
         }
         for index, (name, parties) in enumerate(groups.items())

@@ -73,10 +73,9 @@ def examine(
     interfaces no plan is possible and no link is dialled. Without `full` takes at most about 10 s in addition to
     connecting, even if no host responds. Raises InvalidSettings for a job that cannot be planned.
     """
-    job = spec if spec.job_dir and spec.socket_dir else complete(spec)
     say(f"asking {counted(len(hosts), 'host')}")
     with ProbePool(hosts) as probes:
-        return _Examination(probes, inventory, job, full, say).report()
+        return _Examination(probes, inventory, complete(spec), full, say).report()
 
 
 def examine_inventory(inventory: Inventory, spec: JobSpec, ssh: SshOptions, *, full: bool, say: Say) -> Report:
