@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -31,11 +32,14 @@ import numpy
 
 ROOT = Path(__file__).parent.parent
 MESSAGE = 1 << 17
+PLUGINS = ("geomx_cli.hosts.allocators", "geomx_cli.ps.codecs", "geomx_cli.ps.delivery", "geomx_cli.runtime.algorithms")
+"""Packages of which every module is imported."""
 CLONE_NEWNET = 0x40000000
 IMPORTED = (
     "geomx_cli.ps.client", "geomx_cli.ps.cluster.scheduler", "geomx_cli.ps.server", "geomx_cli.ps.optim.optimizers",
     "geomx_cli.runtime.kvstore", "geomx_cli.runtime.plugin_factory", "geomx_cli.runtime.script",
-    "geomx_cli.runtime.signals", "geomx_cli.runtime.training",
+    "geomx_cli.runtime.frontends", "geomx_cli.runtime.signals", "geomx_cli.runtime.training",
+    "geomx_cli.runtime.training.worker_algorithm",
     # What MXNet imports of others, a fifth of its import.
     "distutils.version", "multiprocessing.pool", "multiprocessing.queues", "numpy.testing", "pkg_resources", "requests",
 )  # fmt: skip
@@ -215,6 +219,15 @@ def _become(request: dict[str, Any]) -> None:
         runpy.run_path(first, run_name="__main__")
 
 
+def _import_ours() -> None:
+    for name in IMPORTED:
+        with contextlib.suppress(ModuleNotFoundError):  # Python 3.12 has no distutils
+            importlib.import_module(name)
+    for name in PLUGINS:
+        for item in pkgutil.iter_modules(importlib.import_module(name).__path__, f"{name}."):
+            importlib.import_module(item.name)
+
+
 def _enter(namespace: str) -> None:
     with Path("/run/netns", namespace).open("rb") as opened:
         if ctypes.CDLL(None, use_errno=True).setns(opened.fileno(), CLONE_NEWNET):
@@ -227,9 +240,7 @@ def _main() -> None:
         import_mxnet()
         warnings.simplefilter("ignore")
     else:
-        for name in IMPORTED:
-            with contextlib.suppress(ModuleNotFoundError):  # Python 3.12 has no distutils
-                importlib.import_module(name)
+        _import_ours()
     gc.freeze()
     with socket.socket(fileno=int(channel_number)) as channel:
         request = _serve(channel)
