@@ -54,11 +54,12 @@ def expected_of_rows(optimizer: bool) -> dict[str, np.ndarray]:
 
 def check_rounds(
     cluster: Cluster, tmp_path: Path, roots: int, cut: str, optimizer: bool, row: int, ahead: int = 12,
-    crossed: Callable[[np.ndarray], np.ndarray] = lambda array: array, **env: str,
+    crossed: Callable[[np.ndarray], np.ndarray] = lambda array: array, wanted: dict[str, np.ndarray] | None = None,
+    **env: str,
 ) -> None:  # fmt: skip
     """Run the job while links are cut, and compare each worker's result of each round; `row` 0: dense ones. crossed:
-    the conversion of an array between a party and the global servers. The first workers of both parties listen if the
-    delivery needs it; cut "beside" breaks connections dialled to them.
+    the conversion of an array between a party and the global servers. wanted: the results if they are others. The first
+    workers of both parties listen if the delivery needs it; cut "beside" breaks connections dialled to them.
     """
     names = [*(f"root{rank}" for rank in range(roots)), "Asrv0", "Bsrv0", "Aw0", "Bw0"]
     near, far = free_ports(len(names)), free_ports(len(names))
@@ -97,7 +98,9 @@ def check_rounds(
             proxy.cut(chance=0.4)
     cluster.finish()
     assert sum(proxy.cuts for proxy in chosen) > 20
-    check_results(tmp_path, expected_of_rows(optimizer) if row else expected(optimizer, crossed=crossed))
+    if wanted is None:
+        wanted = expected_of_rows(optimizer) if row else expected(optimizer, crossed=crossed)
+    check_results(tmp_path, wanted)
 
 
 def check_results(tmp_path: Path, wanted: dict[str, np.ndarray]) -> None:

@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
+from geomx_cli.ps.aggregation.codec import SliceRound, has_momentum
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.cluster.server_members import CENTRAL
-from geomx_cli.ps.net.payload import DTYPES, Array, Content, as_payload, content, form_of, numbers_payload
+from geomx_cli.ps.net.payload import DTYPES, Array, Content, as_payload, cast, content, form_of, numbers_payload
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import Form, Header, Kind, Reply
 from geomx_cli.ps.optim import optimizers
@@ -87,24 +90,29 @@ class Tree:
     """Local servers of `parties` (numbers of workers) below `roots`; `part(workers, is_root)` makes their algorithm.
 
     Every slice has `size` elements in rows of `row`, and its tensor `tensor`. `crossed` has the bytes of each payload
-    between parties.
+    between parties. With `compress_lan` workers encode, their results are decoded, and `inside` has the bytes of their
+    payloads.
     """
 
     def __init__(
         self, parties: Sequence[int], part: Callable[[int, bool], ServerAlgorithm], *, central: int = 0, roots: int = 1,
         size: int = 8, dtype: str = "float32", row: int = 1, compress: str = "", tensor: int = 0,
+        compress_lan: str = "",
     ) -> None:  # fmt: skip
-        self._compress = compress
+        self._compress, self._compress_lan = compress, compress_lan
+        self._clients: dict[Who, UpstreamClient] = {}
         code = [str(kind) for kind in DTYPES].index(dtype)
         self._shape = {"length": size, "dtype": code, "row": row, "size": tensor}
         self.crossed: list[int] = []
+        self.inside: list[int] = []
+        self._gradients = not part(1, True).starts_from_value
         self._sent: deque[Callable[[], None]] = deque()
         self._got: dict[tuple[Who, Slice], list[Result]] = {}
         ranks = [*range(len(parties)), *(CENTRAL + rank for rank in range(central))]
         self.roots = [self._node(part(1, True), list(ranks), None) for _ in range(roots)]
         self.servers = [self._server(party, part(workers, False), workers) for party, workers in enumerate(parties)]
         for root in self.roots:
-            root.wires |= {CENTRAL + rank: self._worker((-1, rank)) for rank in range(central)}
+            root.wires |= {CENTRAL + rank: self._worker((-1, rank), root) for rank in range(central)}
 
     def use(self, name: str, **params: float) -> "Tree":
         """Have the roots run an optimizer."""
@@ -132,8 +140,28 @@ class Tree:
             acked=number - 1 if acked < 0 else acked, reply=reply, hyper=hyper or {}, **given,
         )  # fmt: skip
         payload = None if value is None else _bytes(value if isinstance(value, Rows) else value.copy())
-        node.rounds.on_exchange(node.wires[rank], header, payload, rank)  # type: ignore[arg-type]
+        client = self._clients.get(who)
+        if client is None:
+            node.rounds.on_exchange(node.wires[rank], header, payload, rank)  # type: ignore[arg-type]
+        else:
+            self._send(client, who, header, payload, value)
         self._run()
+
+    def _send(
+        self, client: UpstreamClient, who: Who, header: Header, payload: memoryview | None, value: Content | None
+    ) -> None:
+        """Send for a worker that encodes."""
+        where = SliceRound(header.key, header.slice, header.dtype, header.size, header.round)
+        if header.kind == Kind.EXCHANGE and isinstance(value, np.ndarray):
+            encoded = client.compression.contribution(where, value)
+            if encoded is not None:
+                payload, header.form, header.checksum = encoded[0], encoded[1]["form"], encoded[1]["checksum"]
+
+        def take(result: Header, found: Content) -> None:
+            self._keep(who, result, found)
+
+        node, rank = self._above(who, (header.key, header.slice))
+        client.send(node.wires[rank], header, payload, take)  # type: ignore[arg-type]
 
     def pull(self, who: Who, where: Slice = (0, 0), number: int = 0, rows: Array | None = None) -> None:
         """Pull the value, or some rows of it, for a worker that has begun round `number`."""
@@ -142,7 +170,12 @@ class Tree:
         header, payload = self._header(Kind.PULL, where, round=number, **fields), None
         if rows is not None:
             payload = numbers_payload(rows)
-        node.rounds.values.on_pull(node.wires[rank], header, rank, payload)  # type: ignore[arg-type]
+        client = self._clients.get(who)
+        if client is None:
+            node.rounds.values.on_pull(node.wires[rank], header, rank, payload)  # type: ignore[arg-type]
+        else:
+            header.codec = self._compress_lan if number else ""
+            self._send(client, who, header, payload, None)
         self._run()
 
     def leave(self, who: Who) -> None:
@@ -179,18 +212,20 @@ class Tree:
         return (self._root(where), CENTRAL + rank) if party < 0 else (self.servers[party], rank)
 
     def _server(self, party: int, part: ServerAlgorithm, workers: int) -> Node:
-        upstream = UpstreamClient(Compression(self._compress, gradients=not part.starts_from_value))
+        gradients = self._gradients and not has_momentum(self._compress_lan)
+        upstream = UpstreamClient(Compression(self._compress, gradients=gradients))
         for root in self.roots:
             wire = root.wires[party] = Wire(up=partial(self._at_root, root, party), sent=self._sent)
             wire.down = partial(self._below_root, upstream, wire)
             upstream.links.append(wire)  # type: ignore[arg-type]
         node = self._node(part, list(range(workers)), upstream, party)
-        node.wires = {rank: self._worker((party, rank)) for rank in range(workers)}
+        node.wires = {rank: self._worker((party, rank), node) for rank in range(workers)}
         return node
 
     def _node(self, part: ServerAlgorithm, members: list[int], upstream: UpstreamClient | None, party: int = 0) -> Node:
         rounds = Aggregator(
-            compression=Compression(self._compress) if upstream is None else upstream.compression,
+            above=None if upstream is None else upstream.compression,
+            below=[*([Compression(self._compress)] if upstream is None else []), Compression(self._compress_lan)],
             delivery=Delivery(self._sent, upstream), upstream=upstream, own_rank=lambda: party,  # type: ignore[arg-type]
             table=SliceTable(
                 algorithm=part, roots=None if upstream is None else lambda: len(upstream.links),
@@ -211,12 +246,30 @@ class Tree:
         self.crossed.append(0 if payload is None else len(payload))
         upstream.on_result(wire, header, payload)  # type: ignore[arg-type]
 
-    def _worker(self, who: Who) -> Wire:
-        def take(header: Header, payload: memoryview | None) -> None:
-            result = Result(content(header, payload), header.round, header.value, header.weight, header.contributors)
-            self._got.setdefault((who, (header.key, header.slice)), []).append(result)
+    def _worker(self, who: Who, node: Node) -> Wire:
+        wire = Wire(down=lambda header, payload: self._keep(who, header, content(header, payload)), sent=self._sent)
+        if self._compress_lan:
+            client = self._clients[who] = UpstreamClient(Compression(self._compress_lan, gradients=self._gradients))
+            wire.up = partial(self._at_server, node, wire, who)
+            wire.down = partial(self._below_server, client, wire)
+        return wire
 
-        return Wire(down=take)
+    def _keep(self, who: Who, header: Header, found: Content) -> None:
+        value = cast(found, header.dtype) if isinstance(found, np.ndarray) else found
+        result = Result(value, header.round, header.value, header.weight, header.contributors)
+        self._got.setdefault((who, (header.key, header.slice)), []).append(result)
+
+    def _at_server(self, node: Node, wire: Any, who: Who, header: Header, payload: memoryview | None) -> None:
+        rank = who[1] if who[0] >= 0 else CENTRAL + who[1]
+        self.inside.append(0 if payload is None else len(payload))
+        if header.kind == Kind.PULL:
+            node.rounds.values.on_pull(wire, header, rank, payload)
+        else:
+            node.rounds.on_exchange(wire, header, payload, rank)
+
+    def _below_server(self, client: UpstreamClient, wire: Any, header: Header, payload: memoryview | None) -> None:
+        self.inside.append(0 if payload is None else len(payload))
+        client.on_result(wire, header, payload)
 
     def _header(self, kind: Kind, where: Slice, **fields: Any) -> Header:
         key, index = where

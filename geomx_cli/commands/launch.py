@@ -88,10 +88,10 @@ def launch(
     A script's output goes to the logs: geomx logs -f. At the end a summary is printed to stdout, or with --json one
     object: "schema_version", "job", "status" ("done", "failed", "interrupted" or "done in part"), "exit_code",
     "accuracy", "loss", "rounds", "samples_per_s", "training_s", "first_step_s", "total_s", "bytes" ("lan" and "wan",
-    each sent and received; "encoded", before and after encoding with --compress), "directory", "logs" (null when they
-    are on other hosts), "failure" ("process", "host", "cause", "hint", "tail"; or null) and "error" ("message" and
-    "hint"; or null). For a job that could not be started the object has only "schema_version" and "error", with
-    "exit_code" in it.
+    each sent and received; "encoded" and "encoded_lan", before and after encoding with --compress and --compress-lan),
+    "directory", "logs" (null when they are on other hosts), "failure" ("process", "host", "cause", "hint", "tail"; or
+    null) and "error" ("message" and "hint"; or null). For a job that could not be started the object has only
+    "schema_version" and "error", with "exit_code" in it.
 
     With --detach the command prints how to attach to the job, or with --json "schema_version", "job", "status"
     ("detached"), "exit_code" and "directory". With --dry-run --json it prints the whole plan.

@@ -53,14 +53,15 @@ Pair = tuple[Count, Count]
 
 
 class Traffic(msgspec.Struct):
-    """Message bytes (sent, received) so far: inside the party, to other parties, and by peer. encoded: bytes before
-    and after encoding.
+    """Message bytes (sent, received) so far: inside the party, to other parties, and by peer. encoded, encoded_lan:
+    bytes before and after encoding with --compress, and with --compress-lan.
     """
 
     lan: Pair = (0, 0)
     wan: Pair = (0, 0)
     peers: dict[str, Pair] = {}
     encoded: Pair = (0, 0)
+    encoded_lan: Pair = (0, 0)
 
 
 class Event(msgspec.Struct, tag_field="event", kw_only=True, omit_defaults=True):

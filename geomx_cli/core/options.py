@@ -129,9 +129,14 @@ OPTIONS: tuple[Option, ...] = (
         " workers and servers.",
     ),
     _net(
+        "compress_lan", "text", "", "GEOMX_COMPRESS_LAN",
+        "Codec of what workers exchange with their local servers, and central workers with global servers, in both"
+        " directions, as --compress. None by default.",
+    ),
+    _net(
         "compress_min", "int", 1000, "MXNET_KVSTORE_SIZE_LOWER_BOUND",
-        "Elements of the smallest tensors that --compress bsc and mpq make sparse; bsc sends smaller ones unencoded,"
-        " mpq in fp16.", minimum=0, maximum=10**12,
+        "Elements of the smallest tensors that bsc and mpq make sparse (--compress, --compress-lan); bsc sends smaller"
+        " ones unencoded, mpq in fp16.", minimum=0, maximum=10**12,
     ),
     _net(
         "window", "size", 0, "GEOMX_WINDOW",
@@ -198,8 +203,8 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "momentum", "float", 0.9, "GEOMX_MOMENTUM",
-        "Momentum of sgd, nag and dcasgd of any kind. Where workers send gradients (fsa, mixed), 0 with --compress bsc"
-        " and mpq, which have momentum themselves.", minimum=0, below=1,
+        "Momentum of sgd, nag and dcasgd of any kind. Where workers send gradients (fsa, mixed), 0 with bsc and mpq"
+        " (--compress, --compress-lan), which have momentum themselves.", minimum=0, below=1,
     ),
     _train(
         "dc_lambda", "float", 0.0, "GEOMX_DC_LAMBDA",

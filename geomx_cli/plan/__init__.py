@@ -138,7 +138,10 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
         raise InvalidSettings(
             f"--wan emulates links on one machine, and host {remote[0]} is another", "leave out --wan"
         )
-    _check_codec(str(options["compress"]), int(options["compress_min"]))
+    if topology == "flat" and options["compress_lan"]:
+        what = "--topology flat has no local servers, with which workers would exchange by --compress-lan"
+        raise InvalidSettings(what, "write --compress, for what workers and servers exchange")
+    _check_codecs(str(options["compress"]), str(options["compress_lan"]), int(options["compress_min"]))
     chosen: tuple[tuple[plugins.Kind, str, str], ...] = (
         ("algorithm", "--algo", str(options["algo"])),
         ("delivery", "--delivery", str(options["delivery"])),
@@ -150,11 +153,12 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
             raise InvalidSettings(f"{key} {name}: {reason}", f"change {key} or what it cannot work with")
 
 
-def _check_codec(spec: str, smallest: int) -> None:
-    if spec:
-        from geomx_cli.ps.aggregation.codec import complete_spec
+def _check_codecs(wan: str, lan: str, smallest: int) -> None:
+    if wan or lan:
+        from geomx_cli.ps.aggregation.codec import complete_lan_spec, complete_spec
 
-        complete_spec(spec, smallest)
+        complete_spec(wan, smallest)
+        complete_lan_spec(lan, smallest)
 
 
 def _check_training(spec: JobSpec, topology: str) -> None:

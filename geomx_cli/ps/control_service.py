@@ -6,6 +6,7 @@ from typing import Any
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
+from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.barrier import Barrier
 from geomx_cli.ps.cluster.node import Node
@@ -30,12 +31,13 @@ class ControlService:
 
     def __init__(
         self, node: Node, members: ServerMembers, upstream: UpstreamClient | None, aggregator: Aggregator,
-        placements: PlacementService, own_party: Callable[[], int],
+        wan: Compression, placements: PlacementService, own_party: Callable[[], int],
     ) -> None:  # fmt: skip
         self._node = node
         self._members = members
         self._upstream = upstream
         self._aggregator = aggregator
+        self._wan = wan
         self._own_party = own_party
         self._waiting: list[Request] = []
         self._optimizer_service = OptimizerService(aggregator, members)
@@ -116,6 +118,7 @@ class ControlService:
                 "root": True,
                 "flat": self._node.settings.upper is None,
                 "trains": self._members.trains(self._members.rank_of(request.link)),
+                "gradients": not self._aggregator.table.algorithm.starts_from_value,
                 "party_index": -1,
             }
         )
@@ -159,7 +162,7 @@ class ControlService:
         if self._upstream is not None:
             self._relay_to_all(request, self._upstream.links)
         else:
-            self._aggregator.compression.set(str(request.body["spec"]))
+            self._wan.set(str(request.body["spec"]))
             self._relay_to_all(request, self._members.local_servers())
 
     def _on_state(self, request: Request) -> None:

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Literal
 
 from geomx_cli.core.errors import GeomxError
 from geomx_cli.ps.aggregation.codec import SliceRound
@@ -53,12 +54,13 @@ class OperationQueue:
     """Sends the operations of each key, in order, until `give_up`. Used by the loop's thread only.
 
     contributors: the ranks in each EXCHANGE; set before the first. asynchronous: whether parties complete rounds
-    separately, according to the results so far; read by any thread.
+    separately, according to the results so far; read by any thread. plane: that in which the servers are.
     """
 
     def __init__(self, node: Node, upstream: UpstreamClient, delivery: WorkerDelivery) -> None:
         self.contributors: tuple[int, ...] = ()
         self.asynchronous = False
+        self.plane: Literal["lan", "wan"] = "lan"
         self._node = node
         self._upstream = upstream
         self._compression = upstream.compression
@@ -133,7 +135,7 @@ class OperationQueue:
         where = SliceRound(header.key, header.slice, header.dtype, header.size, header.round)
         if header.kind == Kind.EXCHANGE and (encoded := self._compression.contribution(where, array)):
             payload, about = encoded
-            header.form, header.checksum = about["form"], about["checksum"]
+            header.form, header.checksum, header.codec = about["form"], about["checksum"], self._compression.spec
             return payload
         return as_payload(array, header.dtype)
 
@@ -152,7 +154,7 @@ class OperationQueue:
     def _end(self, operation: Operation) -> None:
         """All results of this operation have arrived."""
         self._open.discard(operation)
-        self._node.encoded = self._compression.bytes
+        self._node.encoded = {self.plane: self._compression.bytes}
         if operation.kind == Kind.EXCHANGE:
             self._node.telemetry.round = max(operation.round, self._node.telemetry.round)
         if operation.kind == Kind.EXCHANGE or operation.in_turn:

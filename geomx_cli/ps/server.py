@@ -15,8 +15,6 @@ from geomx_cli.core.events import EventLog, StateChanged, WarningRaised
 from geomx_cli.core.units import counted
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.algorithm import ServerAlgorithm
-from geomx_cli.ps.aggregation.codec import complete_spec
-from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.deadlock_breaker import STALLED_AFTER, DeadlockBreaker
 from geomx_cli.ps.aggregation.delivery_interface import ServerDelivery
 from geomx_cli.ps.aggregation.slice_table import SliceTable
@@ -33,6 +31,7 @@ from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.malloc import share_one_heap
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 from geomx_cli.ps.placement_service import PlacementService
+from geomx_cli.ps.server_compression import ServerCompression
 
 __all__ = ["Server"]
 
@@ -47,9 +46,10 @@ class Server:
         self._settings = settings
         self._is_root = settings.role == "global_server" or settings.upper is None
         self._members = ServerMembers(settings, self._is_root)
-        spec = complete_spec(settings.text("compress"), int(settings.number("compress_min")))
-        compression = Compression(spec, gradients=not algorithm.starts_from_value)
-        self._upstream = None if self._is_root else UpstreamClient(compression)
+        self._compression = ServerCompression(
+            settings, is_root=self._is_root, gradients=not algorithm.starts_from_value
+        )
+        self._upstream = None if self._is_root else UpstreamClient(self._compression.wan)
         self._delivery = delivery
         self.node = Node(
             settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive,
@@ -69,13 +69,14 @@ class Server:
         self._deadlocks = DeadlockBreaker(self._table, self._members.links, notify_roots)
         self._aggregator = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._party_index, table=self._table,
-            compression=compression,
+            above=self._compression.wan, below=self._compression.below,
             warn=lambda message: events.write(WarningRaised(message=message)),
         )  # fmt: skip
         self._party_index = 0
         self._control = ControlService(
-            self.node, self._members, upstream, self._aggregator, placements, lambda: self._party_index
-        )
+            self.node, self._members, upstream, self._aggregator, self._compression.wan, placements,
+            lambda: self._party_index,
+        )  # fmt: skip
         self._straggler_monitor = StragglerMonitor(self.node, self._members, self._waits)
         self._endpoints = self.node.listen(settings.local or settings.upper)
         self._rosters: dict[str, Membership] = {}  # of the members, by the plane in which they dial
@@ -260,7 +261,7 @@ class Server:
             request.answer({"processes": [] if self._upstream.waiting else self._straggler_monitor.stragglers()})
             return
         if self._upstream is not None and request.link in self._upstream.links and request.topic == "compression":
-            self._aggregator.compression.set(str(request.body["spec"]))
+            self._compression.wan.set(str(request.body["spec"]))
             request.answer()
             return
         rank = self._members.rank_of(request.link)
@@ -293,6 +294,6 @@ class Server:
 
     def _report(self) -> None:
         self.node.telemetry.round = self._table.last_round
-        self.node.encoded = self._aggregator.compression.bytes
+        self.node.encoded = self._compression.bytes
         if self._is_root and self._table.asynchronous:
             self.node.telemetry.versions = self._members.by_party(self._table.finished)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.events import EventLog
-from geomx_cli.ps.aggregation.codec import complete_spec
+from geomx_cli.ps.aggregation.codec import complete_lan_spec, complete_spec
 from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.config import NodeSettings
@@ -173,9 +173,7 @@ class Worker:
             party_index = planned
         before = 0 if flat else sum(workers if central else workers[:party_index])
         self.operations.contributors = (self._rank + CENTRAL if central else self._rank,)
-        if flat:
-            spec, smallest = self._settings.text("compress"), int(self._settings.number("compress_min"))
-            self.upstream.compression.set(complete_spec(spec, smallest))
+        self._encode(flat=flat, gradients=bool(body["gradients"]))
         info = WorkerInfo(
             rank=self._rank,
             global_rank=before + self._rank if trains else -1,
@@ -187,6 +185,22 @@ class Worker:
             master_trains=flat or int(body["central"]) > 0,
         )
         self.peers.when_here(lambda: self._begin(info))
+
+    def _encode(self, *, flat: bool, gradients: bool) -> None:
+        """Encode exchanges with this worker's servers."""
+        compression, settings = self.upstream.compression, self._settings
+        smallest = int(settings.number("compress_min"))
+        compression.gradients = gradients
+        lan = complete_lan_spec(settings.text("compress_lan"), smallest)
+        if not flat:
+            compression.set(lan)
+        elif lan:
+            what = "in a flat cluster no local servers exchange with workers: there is nothing for --compress-lan"
+            hint = "leave GEOMX_COMPRESS_LAN out; --compress encodes what workers and servers exchange"
+            self.node.fail(InvalidSettings(what, hint))
+        else:
+            self.operations.plane = "wan"
+            compression.set(complete_spec(settings.text("compress"), smallest))
 
     def _begin(self, info: WorkerInfo) -> None:
         self.node.telemetry.state = "training"

@@ -387,7 +387,7 @@ def test_who_takes_no_elements_of_a_round_gets_the_next_result_exact(in_flight: 
     table = SliceTable(algorithm=FsaServer(), roots=None, required_contributors=lambda: [0, 1])
     root = Aggregator(
         delivery=Delivery(sent, None), upstream=None, own_rank=None, table=table,  # type: ignore[arg-type]
-        compression=Compression("int8"),
+        below=[Compression("int8")],
     )  # fmt: skip
     root.use(optimizers.create("sgd", {"learning_rate": 1.0, "lazy_update": False}))
     got: list[list[Content]] = [[], []]

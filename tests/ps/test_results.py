@@ -66,7 +66,8 @@ def test_in_step_a_server_keeps_one_result() -> None:
         for rank in (0, 1):
             bench.push(rank, number, gradient(rank, number), acked=number - 1)
         assert list(cohort.results) == [number]
-        assert cohort.results[number].array is bench.rounds.table.entries[0, 0].slot.value, "no copy"
+        (view,) = cohort.results[number].views
+        assert view.array is bench.rounds.table.entries[0, 0].slot.value, "no copy"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A job's progress: the states of its processes and their totals."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,8 +21,8 @@ _PHASES = ("starting", "waiting", "training", "evaluating", "finished")
 class Totals:
     """Totals over the job; None if unknown.
 
-    `samples_per_s`: samples of all training workers divided by the longest training time of one. `encoded`: bytes
-    before and after encoding.
+    `samples_per_s`: samples of all training workers divided by the longest training time of one. `encoded`,
+    `encoded_lan`: see Traffic.
     """
 
     accuracy: float | None
@@ -34,11 +34,12 @@ class Totals:
     lan: tuple[int, int]
     wan: tuple[int, int]
     encoded: tuple[int, int]
+    encoded_lan: tuple[int, int]
 
     def to_json(self) -> dict[str, Any]:
         """The fields, with bytes under "bytes"."""
         fields = asdict(self)
-        counted = {name: list(fields.pop(name)) for name in ("lan", "wan", "encoded")}
+        counted = {name: list(fields.pop(name)) for name in ("lan", "wan", "encoded", "encoded_lan")}
         return {**fields, "bytes": counted}
 
 
@@ -176,7 +177,13 @@ class Progress:
             samples_per_s=sum(row.samples for row in trained) / training_s if training_s else 0.0,
             training_s=training_s,
             first_step_s=None if self.first_step is None else self.first_step - self.began,
-            lan=(sum(row.traffic.lan[0] for row in rows), sum(row.traffic.lan[1] for row in rows)),
-            wan=(sum(row.traffic.wan[0] for row in rows), sum(row.traffic.wan[1] for row in rows)),
-            encoded=(sum(row.traffic.encoded[0] for row in rows), sum(row.traffic.encoded[1] for row in rows)),
+            lan=_sum(row.traffic.lan for row in rows),
+            wan=_sum(row.traffic.wan for row in rows),
+            encoded=_sum(row.traffic.encoded for row in rows),
+            encoded_lan=_sum(row.traffic.encoded_lan for row in rows),
         )
+
+
+def _sum(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    known = list(pairs)
+    return sum(first for first, _ in known), sum(second for _, second in known)

@@ -48,7 +48,6 @@ def in_words(result: Mapping[str, Any]) -> str:
     if result["status"] == "failed" and not result["rounds"]:
         return ""
     lan, wan = result["bytes"]["lan"], result["bytes"]["wan"]
-    before, after = result["bytes"]["encoded"]
     accuracy, first = result["accuracy"], result["first_step_s"]
     known = result["training_s"] > 0  # scripts need not report it
     lines = [
@@ -61,11 +60,16 @@ def in_words(result: Mapping[str, Any]) -> str:
         ("total time", format_duration(result["total_s"])),
         ("LAN sent / received", f"{format_bytes(lan[0])} / {format_bytes(lan[1])}"),
         ("WAN sent / received", f"{format_bytes(wan[0])} / {format_bytes(wan[1])}"),
-        ("compression", f"{before / after:.1f} x" if after else ""),
+        ("compression", _ratio(*result["bytes"]["encoded"])),
+        ("LAN compression", _ratio(*result["bytes"]["encoded_lan"])),
         ("logs", result["logs"] or on_hosts(result["job"])),
     ]
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines if text)
+
+
+def _ratio(before: int, after: int) -> str:
+    return f"{before / after:.1f} x" if after else ""
 
 
 def _how_to_come_back(job: str) -> str:

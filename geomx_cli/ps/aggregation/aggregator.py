@@ -5,7 +5,7 @@ members complete a round together; the root of an asynchronous job completes eac
 closed round results in is decided in updater.py at a root and in forwarder.py at a local server.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -34,8 +34,8 @@ __all__ = ["Aggregator"]
 class Aggregator:
     """Runs the rounds of all slices in `table`. Used by the loop's thread only.
 
-    upstream: None at a root. own_rank: see Forwarder. compression: the codec between roots and the level below. warn:
-    receives warnings for the user. `values`: handles initial values and pulls.
+    upstream: None at a root. own_rank: see Forwarder. above: this end of encoded exchanges with the roots. below: with
+    the members, see ResultSender. warn: receives warnings for the user. `values`: handles initial values and pulls.
     """
 
     def __init__(
@@ -45,18 +45,19 @@ class Aggregator:
         upstream: UpstreamClient | None,
         own_rank: Callable[[], int] | None,
         table: SliceTable,
-        compression: Compression | None = None,
+        above: Compression | None = None,
+        below: Sequence[Compression] = (),
         warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.table = table
-        self.compression = compression or Compression()
+        self._below = below or (Compression(),)
         self.history = OptimizerHistory()
-        self._sender = ResultSender(table, delivery, self.compression, self.history)
+        self._sender = ResultSender(table, delivery, self._below, self.history)
         self.values = ValueService(table, upstream, self._sender, self._advance)
-        self._updater = Updater(table, self.compression, self.history)
+        self._updater = Updater(table, self._below[0], self.history)
         self._forwarder: Forwarder | None = None
         if upstream is not None:
-            self._forwarder = Forwarder(table, delivery, self.compression, own_rank, self._on_root_result)
+            self._forwarder = Forwarder(table, delivery, above or Compression(), own_rank, self._on_root_result)
         self._warn = warn
         self._warned: set[str] = set()
 
@@ -183,6 +184,9 @@ class Aggregator:
         by_rows = self.table.takes_rows and (not self.table.is_root or entry.slot.value is not None)
         if isinstance(total, Rows) and not by_rows:
             total = total.dense(entry.length)
+        if not entry.slot.version and entry.slot.value is not None:
+            for compression in self._below:
+                compression.starts_from(entry.in_round(cohort.closed), cohort.member, entry.slot.value)
         if self._forwarder is None:
             self._updater.update(entry, cohort, accumulator, total)
             # A root answers in _go_on: the answer may have to wait for cohorts that are too far behind.

@@ -14,8 +14,8 @@ from geomx_cli.ps.net.payload import DTYPES, Array, Content, content
 from geomx_cli.ps.net.wire import MAX_CODEC, BadMessage, Form, Header
 
 __all__ = [
-    "LARGEST", "Codec", "Encoded", "SliceRound", "codec_at", "complete_spec", "encoded", "exact_dtype", "no_argument",
-    "parse_codec", "received", "sends_union",
+    "LARGEST", "Codec", "Encoded", "SliceRound", "codec_at", "complete_lan_spec", "complete_spec", "encoded",
+    "exact_dtype", "has_momentum", "no_argument", "parse_codec", "received", "sends_union",
 ]  # fmt: skip
 
 Encoded = tuple[memoryview, dict[str, Any]]
@@ -36,11 +36,14 @@ class Codec(ABC):
     decay: factor for the residual (the part of a contribution lost in encoding) that is added to the next contribution;
     0 keeps no residual. momentum: coefficient of momentum correction with factor masking, see codecs/bsc.py; 0 for
     none. results: whether results of rounds are sent as encoded values, as encoded changes of the values, or exact.
+    keeps_weights: whether what is left of each element is within 1 % of the largest beside it, so that weights can be
+    sent, and not only gradients and differences.
     """
 
     decay: float = 0.0
     momentum: float = 0.0
     results: Literal["values", "changes", "exact"]
+    keeps_weights: bool = False
 
     def prepare(self) -> None:  # noqa: B027
         """Called in each process that encodes, before the first round."""
@@ -135,6 +138,22 @@ def complete_spec(spec: str, smallest: int) -> str:
         spec = codec.completed(spec, smallest)
         parse_codec(spec)
     return spec
+
+
+def complete_lan_spec(spec: str, smallest: int) -> str:
+    """Like `complete_spec`, for --compress-lan. Raises InvalidSettings also for a codec whose results are what was
+    contributed to the round, which a local server does not know of other parties.
+    """
+    if sends_union(parse_codec(spec)):
+        what = f"--compress-lan {spec}: a local server does not know which elements other parties contributed"
+        raise InvalidSettings(what, "leave out pull=union there")
+    return complete_spec(spec, smallest)
+
+
+def has_momentum(spec: str) -> bool:
+    """Whether the codec corrects momentum."""
+    codec = parse_codec(spec)
+    return codec is not None and codec.momentum != 0
 
 
 def codec_at(codec: Codec | None, size: int, round_: int) -> Codec | None:

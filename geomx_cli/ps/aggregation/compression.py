@@ -1,4 +1,4 @@
-"""Encoding of exchanges with the global servers, and the per-slice state that each end keeps for it."""
+"""Encoding of exchanges in one plane, and the per-slice state that each end keeps for it."""
 
 from typing import Any
 
@@ -27,12 +27,13 @@ Where = tuple[int, int]
 
 
 class Compression:
-    """One process's end of encoded exchanges: a global server's, a local server's, or in a flat cluster a worker's.
+    """One process's end of the encoded exchanges in one plane: between local and global servers (`--compress`; in a
+    flat cluster between workers and servers), or between workers and their servers (`--compress-lan`). A local server
+    has one for each.
 
-    A contribution is encoded once; a retransmission sends the same bytes. A global server encodes a round's result once
-    for all receivers. Workers beside it, which receive plain elements, get the decoded ones, so all workers have the
-    same weights. The server's own value stays exact, so errors do not accumulate. Initial values and rows are not
-    encoded.
+    A contribution is encoded once; a retransmission sends the same bytes. A server encodes a round's result once for
+    all receivers in the plane; those that receive plain elements get the decoded ones, so all have the same. The
+    server's own value stays exact, so errors do not accumulate. Initial values and rows are not encoded.
 
     A change is relative to the last result that all receivers have (the *reference*, kept at both ends), so what the
     codec loses in one change is part of the next. Sums have no reference: their loss is kept as a residual and added to
@@ -43,7 +44,7 @@ class Compression:
     """
 
     def __init__(self, spec: str = "", *, gradients: bool = True) -> None:
-        self._gradients = gradients
+        self.gradients = gradients
         self._codec: Codec | None = None
         self.spec = ""
         self.bytes = (0, 0)
@@ -87,7 +88,7 @@ class Compression:
         # Error feedback: whatever the codec drops is kept in `residual` and sent with later contributions.
         kept = self._kept.setdefault(where.id, {})
         residual = kept.setdefault("residual", np.zeros_like(given))
-        has_momentum = codec.momentum and self._gradients
+        has_momentum = codec.momentum and self.gradients
         if has_momentum:
             momentum = kept.setdefault("momentum", np.zeros_like(given))
             momentum *= given.dtype.type(codec.momentum)
@@ -107,7 +108,7 @@ class Compression:
             momentum[sent != 0] = 0
         return encoded(payload, Form.ENCODED)
 
-    # Results, at a global server.
+    # Results, at a server.
 
     def starts_from(self, where: SliceRound, member: int, value: Array) -> None:
         """Set the reference of a cohort's first round: every participant may have this value."""

@@ -18,8 +18,9 @@ __all__ = ["Forwarder"]
 class Forwarder:
     """Gives closed rounds their results at a local server.
 
-    own_rank: returns the rank under which sums are sent; None sends them under the ranks that they contain. on_result:
-    called when the value has the root's result of a round. Used by the loop's thread only.
+    compression: this end of encoded exchanges with the roots. own_rank: returns the rank under which sums are sent;
+    None sends them under the ranks that they contain. on_result: called when the value has the root's result of a
+    round. Used by the loop's thread only.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Forwarder:
         if isinstance(decision, PushUp):
             self._exchange(entry, cohort, accumulator, decision.array, decision.weight)
             return False
-        entry.slot.value = cast(decision.array, entry.dtype)
+        entry.slot.value, cohort.is_sum = cast(decision.array, entry.dtype), False
         merge_hyper(entry.hyper, accumulator.hyper)
         return True
 
@@ -72,7 +73,7 @@ class Forwarder:
             self._table.asynchronous = result.asynchronous
             accumulator.ranks = set(result.contributors)
             accumulator.weight = result.weight
-            entry.slot.version = result.value
+            entry.slot.version, cohort.is_sum = result.value, result.is_sum
             self._take(entry, cohort, found)
             self._on_result(entry, cohort, accumulator)
 

@@ -109,10 +109,6 @@ class OptimizerHistory:
         """The current optimizer of a slice with these hyper-parameters."""
         return self._at(hyper).optimizer
 
-    def gives_sums(self, hyper: Hyper, *, starts_from_value: bool) -> bool:
-        """Whether each result of a slice is the sum of its own round, and not a value that rounds update."""
-        return self.present(hyper) is None and not starts_from_value
-
     def _at(self, hyper: Hyper) -> Successor:
         return self._known.get(int(hyper.get(SERIAL, 0))) or self._known[min(self._known)]
 

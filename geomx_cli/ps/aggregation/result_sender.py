@@ -1,14 +1,16 @@
 """Sends results of rounds and pulled values to the members of a server."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from geomx_cli.ps.aggregation.accumulator import Accumulator
+from geomx_cli.ps.aggregation.codec import Encoded
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.optimizer_history import OptimizerHistory
-from geomx_cli.ps.aggregation.slice_state import Cohort, Result, SliceState, Waiter
+from geomx_cli.ps.aggregation.slice_state import Cohort, Result, SliceState, View, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
+from geomx_cli.ps.cluster.server_members import CENTRAL
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import Array, Content, as_payload, form_of
 from geomx_cli.ps.net.rows import Rows
@@ -16,20 +18,25 @@ from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
 
 __all__ = ["ResultSender"]
 
+_Encode = Callable[[Compression, Array], tuple[Array, Encoded | None]]
+
 
 class ResultSender:
-    """Makes results from the values of slices, encoded once for all receivers, and sends them.
+    """Makes results from the values of slices, encoded once for all receivers in a plane, and sends them.
+
+    compressions: this end of encoded exchanges with the members, by plane. A global server with workers of its own has
+    two: the parties', then these workers', who get what a party's local server makes of a result.
 
     history: for optimizers that compensate for delay, which learn here what each member of a root is about to receive
     and will compute its next gradient from. Used by the loop's thread only.
     """
 
     def __init__(
-        self, table: SliceTable, delivery: Delivery, compression: Compression, history: OptimizerHistory
+        self, table: SliceTable, delivery: Delivery, compressions: Sequence[Compression], history: OptimizerHistory
     ) -> None:
         self._table = table
         self._delivery = delivery
-        self._compression = compression
+        self._compressions = compressions
         self._history = history
 
     def result(
@@ -44,55 +51,83 @@ class ResultSender:
         if array is not None and cohort.version != entry.slot.version:  # the value includes other cohorts' rounds
             self._given(entry, cohort.member)
             cohort.version = entry.slot.version
-        encoded = None
-        if self._table.is_root and changed is not None:
-            self._compression.forget(entry.slot.id, cohort.member)
-        elif self._table.is_root and array is not None:
-            is_sum = self._history.gives_sums(entry.hyper, starts_from_value=self._table.algorithm.starts_from_value)
-            where = entry.in_round(cohort.finished)
-            array, encoded = self._compression.result(where, cohort.member, array, is_sum=is_sum)
-            if encoded is not None:
-                self._given(entry, cohort.member, decoded=array)
+        views: tuple[View, ...] = ()
+        if changed is not None:
+            for compression in self._compressions:
+                compression.forget(entry.slot.id, cohort.member)
+        if array is not None:
+            views = self._views(array, _unencoded if changed is not None else self._encoder(entry, cohort))
+            decoded = views[self._plane(min(waiter.rank for waiter in waiters))].array
+            if decoded is not array:
+                self._given(entry, cohort.member, decoded=decoded)
         return Result(
-            array, entry.slot.version, tuple(sorted(accumulator.ranks))[:4096], accumulator.weight,
-            {waiter.rank for waiter in waiters}, changed, encoded, self._compression.spec,
+            views, entry.slot.version, tuple(sorted(accumulator.ranks))[:4096], accumulator.weight,
+            {waiter.rank for waiter in waiters}, changed, cohort.is_sum,
         )  # fmt: skip
 
     def answer(self, entry: SliceState, waiter: Waiter, round_: int, result: Result) -> None:
         """Send a member its part of a result. Raises BadMessage if that was not kept."""
-        found = result.content(waiter.reply, entry.row)
-        if found is None:
+        rows = result.rows(waiter.reply, entry.row)
+        if rows is not None:
+            self._send(entry, waiter, round_, result, as_payload(rows, entry.dtype), form_of(rows))
+            return
+        if not result.views:
             raise BadMessage(f"a repeat of round {round_} that asks for more than before")
-        if found is result.array and result.encoded is not None and waiter.codec == result.codec:
-            payload, about = result.encoded
+        view = result.views[self._plane(waiter.rank)]
+        if view.encoded is not None and waiter.codec == view.codec:
+            payload, about = view.encoded
             if about["form"] == Form.ENCODED or waiter.follows:
-                self._send(entry, waiter, round_, result, payload, {"codec": result.codec, **about})
+                self._send(entry, waiter, round_, result, payload, {"codec": view.codec, **about})
                 return
-        self._send(entry, waiter, round_, result, as_payload(found, entry.dtype), form_of(found))
+        self._send(entry, waiter, round_, result, as_payload(view.array, entry.dtype), {})
 
     def answer_pull(self, entry: SliceState, waiter: Waiter) -> None:
         """Send the present value, or the rows of it that were asked for."""
-        member = self._table.member(waiter.rank)
+        member, version = self._table.member(waiter.rank), entry.slot.version
         if waiter.numbers is not None:
             self._given(entry, member, waiter.numbers)
             assert entry.slot.value is not None
-            self.pass_on(entry, waiter, entry.slot.version, Rows.of(entry.slot.value, entry.row, waiter.numbers))
+            self.pass_on(entry, waiter, version, Rows.of(entry.slot.value, entry.row, waiter.numbers))
             return
-        array, encoded = entry.give(), None
-        if waiter.newest:
-            array, encoded = self._compression.newest(entry.in_round(0), array)
-        self._given(entry, member, decoded=None if encoded is None else array)
-        result = Result(array, entry.slot.version, encoded=encoded, codec=self._compression.spec)
-        self.answer(entry, waiter, 0, result)
+        array = entry.give()
+        views = self._newest(entry, array) if waiter.newest else self._views(array, _unencoded)
+        decoded = views[self._plane(waiter.rank)].array
+        self._given(entry, member, decoded=None if decoded is array else decoded)
+        self.answer(entry, waiter, 0, Result(views, version))
 
     def pass_on(self, entry: SliceState, waiter: Waiter, version: int, found: Content) -> None:
-        """Answer a pull with this content."""
-        self._send(entry, waiter, 0, Result(None, version), as_payload(found, entry.dtype), form_of(found))
+        """Answer a pull with this content, which is newer than the results of rounds."""
+        if isinstance(found, Rows):
+            self._send(entry, waiter, 0, Result((), version), as_payload(found, entry.dtype), form_of(found))
+        else:
+            self.answer(entry, waiter, 0, Result(self._newest(entry, found), version))
 
     def acknowledge(self, link: Link, push: Header) -> None:
         """Answer the push of an initial value."""
         header = Header(kind=Kind.RESULT, request=push.request, key=push.key, slice=push.slice)
         self._delivery.down(link, header, None)
+
+    @staticmethod
+    def _plane(rank: int) -> int:
+        """The index of a member's plane; the last of one."""
+        return -1 if rank >= CENTRAL else 0
+
+    @staticmethod
+    def _encoder(entry: SliceState, cohort: Cohort) -> _Encode:
+        where, member, is_sum = entry.in_round(cohort.finished), cohort.member, cohort.is_sum
+        return lambda compression, array: compression.result(where, member, array, is_sum=is_sum)
+
+    def _newest(self, entry: SliceState, array: Array) -> tuple[View, ...]:
+        where = entry.in_round(0)
+        return self._views(array, lambda compression, given: compression.newest(where, given))
+
+    def _views(self, array: Array, encode: _Encode) -> tuple[View, ...]:
+        """The value as each plane's members see it."""
+        views = []
+        for compression in self._compressions:
+            array, encoded = encode(compression, array)
+            views.append(View(array, encoded, compression.spec))
+        return tuple(views)
 
     def _given(
         self, entry: SliceState, member: int, numbers: Array | None = None, decoded: Array | None = None
@@ -113,6 +148,10 @@ class ResultSender:
             kind=Kind.RESULT, request=waiter.request, key=entry.slot.key, slice=entry.slot.index, offset=entry.offset,
             length=entry.length, dtype=entry.dtype, row=entry.row, size=entry.size, round=round_, value=result.version,
             contributors=result.contributors, weight=result.weight, asynchronous=self._table.asynchronous,
-            priority=waiter.priority, **about,
+            priority=waiter.priority, is_sum=result.is_sum, **about,
         )  # fmt: skip
         self._delivery.down(waiter.link, header, payload)
+
+
+def _unencoded(_: Compression, array: Array) -> tuple[Array, None]:
+    return array, None

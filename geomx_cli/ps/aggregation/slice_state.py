@@ -7,11 +7,11 @@ from geomx_cli.ps.aggregation.accumulator import Accumulator
 from geomx_cli.ps.aggregation.algorithm import SliceView
 from geomx_cli.ps.aggregation.codec import Encoded, SliceRound
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import DTYPES, Array, Content
+from geomx_cli.ps.net.payload import DTYPES, Array
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import Reply
 
-__all__ = ["Cohort", "Result", "RoundState", "SliceState", "Waiter"]
+__all__ = ["Cohort", "Result", "RoundState", "SliceState", "View", "Waiter"]
 
 
 @dataclass(slots=True)
@@ -44,28 +44,36 @@ class RoundState:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """A value as the members in one plane see it: what `codec` leaves of it, and its encoding, if any."""
+
+    array: Array
+    encoded: Encoded | None = None
+    codec: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """The answer to a round's members: the value, its version, the contributing ranks and their weight.
 
-    `array` is None if no member of the round wants it. `encoded`: the same value encoded by `codec`, if any. changed:
-    the rows changed by a round of rows. `owed`: the contributors that have not acknowledged the result; any of them may
-    ask again if its answer was lost.
+    views: the value as each plane's members see it; none if no member of the round wants it. changed: the rows changed
+    by a round of rows. `owed`: the contributors that have not acknowledged the result; any of them may ask again if its
+    answer was lost. is_sum: whether it is the sum of its round alone, not a value that rounds update.
     """
 
-    array: Array | None
+    views: tuple[View, ...]
     version: int
     contributors: tuple[int, ...] = ()
     weight: float = 0.0
     owed: set[int] = field(default_factory=set)
     changed: Rows | None = None
-    encoded: Encoded | None = None
-    codec: str = ""
+    is_sum: bool = False
 
-    def content(self, reply: Reply, row: int) -> Content | None:
-        """The part of the result for this kind of reply; None if it was not kept."""
+    def rows(self, reply: Reply, row: int) -> Rows | None:
+        """The rows that this kind of reply has; None if it has all elements."""
         if reply == Reply.NONE:
             return Rows.none(row, DTYPES[0])
-        return self.changed if reply == Reply.CHANGED and self.changed is not None else self.array
+        return self.changed if reply == Reply.CHANGED else None
 
 
 @dataclass(slots=True)
@@ -78,7 +86,7 @@ class Cohort:
     worker in flight this is only the value itself, otherwise one per round in flight. deferred: at a root, the round
     that is in the value and not yet answered because other cohorts are too far behind. version: of the value that the
     last round produced, or that the members have received since. changed: the rows changed by a round of rows that is
-    closed and not finished.
+    closed and not finished. is_sum: whether the result of the last closed round is a sum, see Result.
     """
 
     member: int
@@ -89,6 +97,7 @@ class Cohort:
     deferred: Accumulator | None = None
     version: int = 0
     changed: Rows | None = None
+    is_sum: bool = False
 
     def acknowledge(self, rank: int, round_: int) -> None:
         """Record that this rank has received the results of all rounds up to `round_`."""

@@ -23,8 +23,6 @@ class Updater:
     def update(self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content) -> None:
         """Update the value, or some rows of it, from the sum of a closed round."""
         slot, before = entry.slot, entry.slot.version
-        if not before and slot.value is not None:
-            self._compression.starts_from(entry.in_round(cohort.closed), cohort.member, slot.value)
         new = self._new_value(entry, cohort, accumulator, total)
         if isinstance(new, Rows):
             entry.write(new)
@@ -43,10 +41,11 @@ class Updater:
         """The new value, or its changed rows, or None if the value stays."""
         slot, algorithm = entry.slot, self._table.algorithm
         optimizer = self._history.choose(slot.id, entry.hyper, cohort.closed, accumulator.hyper)
+        cohort.is_sum = optimizer is None and not algorithm.starts_from_value
         if not isinstance(total, Rows):
             aggregate = Aggregate(total, accumulator.weight, cohort.member)
             value = algorithm.aggregate_global(slot, aggregate, optimizer)
-            if not self._history.gives_sums(entry.hyper, starts_from_value=algorithm.starts_from_value):
+            if not cohort.is_sum:
                 self._compression.contributed(entry.in_round(cohort.closed), total)
             return value
         assert isinstance(algorithm, RowAlgorithm)

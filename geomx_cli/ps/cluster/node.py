@@ -7,7 +7,7 @@ a peer, raises PeerLost in `run`. Every wait has a limit.
 import os
 import socket
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec
+from typing import Any, Literal, ParamSpec
 
 from geomx_cli.core.errors import GeomxError, Interrupted, InvalidSettings, PeerLost
 from geomx_cli.core.events import EventLog, Telemetry
@@ -43,7 +43,7 @@ class Node:
     on_tensor: gets PUSH, PULL, EXCHANGE and RESULT messages. on_request: gets control requests. on_link: called for
     peers that dial. on_reconnect: called for lanes on which messages in flight may be lost. on_lost: called, before the
     node fails, for a peer that is considered dead. on_asked: see Transport. `members`: a scheduler's members, told when
-    it fails. encoded: bytes before and after encoding.
+    it fails. encoded: bytes before and after encoding, by plane.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Node:
         self.timeout = settings.number("timeout")
         self.rpc = Rpc(self.loop, self.timeout)
         self.telemetry = Telemetry(state="starting")
-        self.encoded = (0, 0)
+        self.encoded: dict[Literal["lan", "wan"], tuple[int, int]] = {}
         self.memberships: list[Membership] = []
         self.error: GeomxError | None = None
         self._on_tensor = on_tensor
@@ -200,7 +200,8 @@ class Node:
         counters = self.transport.counters
         refused = {name: count for name, count in counters.items() if " from " not in name}
         self.telemetry.bytes = self.transport.traffic()
-        self.telemetry.bytes.encoded = self.encoded
+        self.telemetry.bytes.encoded = self.encoded.get("wan", (0, 0))
+        self.telemetry.bytes.encoded_lan = self.encoded.get("lan", (0, 0))
         if refused:
             self.telemetry.refused = refused
         self.events.write(self.telemetry)

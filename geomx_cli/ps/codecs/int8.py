@@ -34,6 +34,7 @@ class Int8(Codec):
 
     decay = 1.0
     results = "changes"
+    keeps_weights = True
 
     def __init__(self) -> None:
         self._encode = _kernels.int8_encode

@@ -125,6 +125,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     checksum: CRC-32 of a payload of `form` ENCODED or CHANGE.
     follows: of an EXCHANGE: its sender has, or will have, the previous round's result.
     reply: of an EXCHANGE, see Reply. A RESULT with fewer than all elements is of `form` ROWS.
+    is_sum: of a RESULT: it is the sum of its round alone, not a value that rounds update.
     asynchronous: of a RESULT: parties complete rounds separately, so the global servers may have a newer value.
     value: version of a result. form and place of the payload. priority: higher goes first.
     credit: bytes of window returned to the receiver of this message since the link exists.
@@ -163,6 +164,7 @@ class Header(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     server: _Rank = 0
     size: _Count = 0
     checksum: _U32 = 0
+    is_sum: bool = False
 
 
 _encoder = msgspec.msgpack.Encoder()

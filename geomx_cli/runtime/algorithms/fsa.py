@@ -107,11 +107,11 @@ def server_optimizer(config: "TrainConfig") -> tuple[str, dict[str, float]] | No
 
 
 def _optimizer_params(config: "TrainConfig") -> dict[str, float]:
-    """The optimizer's hyper-parameters: no momentum if the codec has it, as each gradient would count for 100."""
-    from geomx_cli.ps.aggregation.codec import parse_codec
+    """The optimizer's hyper-parameters: no momentum if a codec has it, as each gradient would count for 100."""
+    from geomx_cli.ps.aggregation.codec import has_momentum
 
-    codec = parse_codec(config.text("compress"))
-    own = {"momentum": 0.0} if codec is not None and codec.momentum else {}
+    encoded = has_momentum(config.text("compress")) or has_momentum(config.text("compress_lan"))
+    own = {"momentum": 0.0} if encoded else {}
     return config.optimizer_params | {name: value for name, value in own.items() if name in config.optimizer_params}
 
 

@@ -60,7 +60,18 @@ def refuses(spec: "Spec") -> str | None:
         return "its optimizer runs on the workers, where no delay is to be compensated for"
     if spec.script and spec.options["rank_scope"] == "global":
         return "a script divides its weights by the workers of its party, and --rank-scope global counts all"
-    return None
+    return _refuses_lan(str(spec.options["compress_lan"]))
+
+
+def _refuses_lan(codec_spec: str) -> str | None:
+    if not codec_spec:
+        return None
+    from geomx_cli.ps.aggregation.codec import parse_codec
+
+    codec = parse_codec(codec_spec)
+    if codec is None or codec.keeps_weights:
+        return None
+    return f"its workers push weights, not gradients, and --compress-lan {codec_spec} leaves too little of these"
 
 
 def server(settings: "NodeSettings") -> "ServerAlgorithm":
@@ -70,6 +81,8 @@ def server(settings: "NodeSettings") -> "ServerAlgorithm":
             "central workers need a local server of their own in HFA: the global servers get parties' differences",
             "leave DMLC_ENABLE_CENTRAL_WORKER out and start the central party's workers as those of one more party",
         )
+    if reason := _refuses_lan(settings.text("compress_lan")):
+        raise InvalidSettings(f"HFA: {reason}", "take fp16, bf16 or int8")
     workers = settings.local.workers if settings.local is not None else 1
     is_flat = settings.upper is None
     return HfaServer(int(settings.number("k2")), workers, settings.text("weight") == "samples", is_flat=is_flat)
