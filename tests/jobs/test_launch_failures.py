@@ -42,7 +42,7 @@ def test_success_prints_one_object_and_leaves_only_logs(start: Start) -> None:
     found = result(launch, 0)
     assert (found["status"], found["accuracy"], found["rounds"]) == ("done", 0.75, 3)
     # Three workers (one of them the master, which does not count for the rate) report these bytes each.
-    assert found["bytes"] == {"lan": [300, 600], "wan": [21, 27], "encoded": [0, 0]}
+    assert found["bytes"] == {"lan": [300, 600], "wan": [21, 27], "encoded": [0, 0], "encoded_lan": [0, 0]}
     assert found["samples_per_s"] == pytest.approx(2 * (64 + 64 + 24) / 1.5)
     assert 0 < found["first_step_s"] < found["total_s"]
     logs = {path.name for path in Path(found["logs"]).iterdir()}

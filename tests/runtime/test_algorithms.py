@@ -159,9 +159,10 @@ def test_flat_algorithms_fix_the_topology() -> None:
 def test_a_codec_with_momentum_takes_the_place_of_the_optimizers(compress: str, momentum: float) -> None:
     """For gradients; algorithms that send differences of weights have their optimizer on every worker."""
     for algorithm in (fsa, mixed):
-        config = TrainConfig.from_options({**defaults(), "algo": algorithm.name, "compress": compress})
-        optimizer = algorithm.server_optimizer(config)
-        assert optimizer is not None and (optimizer[0], optimizer[1]["momentum"]) == ("sgd", momentum)
+        for name in ("compress", "compress_lan"):
+            config = TrainConfig.from_options({**defaults(), "algo": algorithm.name, name: compress})
+            optimizer = algorithm.server_optimizer(config)
+            assert optimizer is not None and (optimizer[0], optimizer[1]["momentum"]) == ("sgd", momentum)
 
 
 @pytest.mark.parametrize(

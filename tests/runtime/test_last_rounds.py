@@ -219,6 +219,27 @@ def test_a_codec_without_zero_does_not_stop_training(launch: Run, algo: str, cod
     assert {event["stopped"] for event in found.values()} == {"epochs"}
 
 
+@pytest.mark.parametrize(
+    ("algo", "lan"),
+    [
+        ("fsa --central-workers 1", "int8"),
+        ("fsa --compress topk:0.1", "2bit:0.01"),
+        (DILOCO, "topk:0.1"),
+        ("esync --compress fp16", "q4"),
+        ("hfa --k1 2 --k2 3 --compress topk:0.1", "fp16"),
+    ],
+    ids=("central workers", "fsa", "diloco", "esync", "hfa"),
+)
+def test_all_workers_end_together_with_a_codec_inside_parties(launch: Run, algo: str, lan: str) -> None:
+    job = launch(algo, "--compress-lan", lan, "--seed", "20", "--lr", "0.001")
+    found, _ = final(job, 5 if "central" in algo else 4)
+    if "esync" not in algo:
+        assert {event["stopped"] for event in found.values()} == {"epochs"}
+    counted = json.loads(job.output)["bytes"]
+    assert counted["encoded_lan"][0] > counted["encoded_lan"][1] > 0
+    assert bool(counted["encoded"][1]) == ("--compress" in algo)
+
+
 @pytest.mark.parametrize("algo", ["fsa", "hfa --k1 2 --k2 3", DILOCO], ids=("fsa", "hfa", "diloco"))
 def test_a_stop_is_not_lost_in_a_codec(launch: Run, algo: str) -> None:
     words = ("--batch-size", "1", "--epochs", "50", "--eval-every", "1", "--target-accuracy", "0.01", "--seed", "20")
