@@ -1,17 +1,18 @@
 """--compress-lan: rounds of trees and of real clusters, with and without a codec between parties, against numpy."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster import Cluster
+from cluster import ROOT, Cluster
 from in_flight import ROUNDS, check_rounds
 from in_flight import SIZES as SIZES_IN_FLIGHT
 from plans import planned
 from rounding import rounded
-from rounds import SCRIPT, SIZES, assert_equal, gradient, initial, run
+from rounds import SCRIPT, SIZES, assert_equal, found_in, gradient, initial, run
 from test_codecs import DECAY, QUANTISERS
 from tree import Tree
 
@@ -292,6 +293,7 @@ def simulate(
         ("topk:0.05,fp32", "", False, ()),
         ("topk:0.05,fp32", "fp16", True, (4, 5)),
         ("int8", "q4", True, ()),
+        ("bsc:0.05,fp32,min=0", "", True, ()),
     ],
 )
 def test_rounds_of_a_cluster(
@@ -323,6 +325,40 @@ def test_every_round_is_right_though_links_of_workers_are_cut(
         wanted |= {f"{number}-{index}": array for number, array in enumerate(found)}
     env = {"GEOMX_COMPRESS_LAN": lan, "GEOMX_COMPRESS": wan, "MXNET_KVSTORE_BIGARRAY_BOUND": "4096"}
     check_rounds(cluster, tmp_path, 1, "both" if wan else "below", optimizer, 0, wanted=wanted, **env)
+
+
+def test_differences_have_no_momentum_in_a_flat_cluster_either(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.environment = {
+        "OUT": str(tmp_path / "w{rank}.npz"), "SERVER_OPTIMIZER": "1", "MXNET_KVSTORE_BIGARRAY_BOUND": "100000",
+        "GEOMX_ALGO": "diloco", "GEOMX_COMPRESS": "bsc:0.05,fp32,min=0",
+    }  # fmt: skip
+    cluster.launch_flat(SCRIPT)
+    cluster.finish()
+    wanted = []
+    for index, size in enumerate(SIZES):
+        weight, momentum, quantise = initial(size, index), np.zeros(size, F32), own("topk:0.05,fp32")
+        workers = [Up("topk:0.05,fp32", size, quantise) for _ in range(4)]
+        down = Down("topk:0.05,fp32", weight, size, quantise)
+        for number in range(5):
+            sent = [worker.send(gradient(rank, number, size, index)) for rank, worker in enumerate(workers)]
+            momentum = F32(0.9) * momentum - F32(0.1) * (F32(0.25) * (in_order(sent) / F32(4)))
+            weight = weight + momentum
+            result = down.send(weight)
+        wanted.append(result)
+    assert_equal(found_in(tmp_path), wanted)
+
+
+@pytest.mark.parametrize("lan", ["fp16", "int8"])
+def test_a_worker_that_merges_contributions_decodes_them(cluster: Cluster, tmp_path: Path, lan: str) -> None:
+    """The sum that it sends is exact; what it receives is encoded."""
+    wanted = {}
+    for index, size in enumerate(SIZES_IN_FLIGHT):
+        found = simulate(lan, "", [[0, 1], [2, 3]], size, index, ROUNDS, optimizer=True, quantise=own)
+        wanted |= {f"{number}-{index}": array for number, array in enumerate(found)}
+    folders = os.pathsep.join([str(ROOT), str(ROOT / "tests/plugins")])
+    env = {"GEOMX_DELIVERY": "relay", "PYTHONPATH": folders, "GEOMX_COMPRESS_LAN": lan}
+    env["MXNET_KVSTORE_BIGARRAY_BOUND"] = "4096"
+    check_rounds(cluster, tmp_path, 1, "beside", optimizer=True, row=0, wanted=wanted, **env)
 
 
 # What is refused.
