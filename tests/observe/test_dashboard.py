@@ -70,6 +70,7 @@ def test_events_are_folded() -> None:
     take(model, "A/worker:0", {"time": BEGAN + 3, "event": "evaluation", "accuracy": 0.6, "round": 3})
     for second, sent in ((2, 1000), (4, 5000)):
         counted = {"lan": [0, 0], "wan": [sent, 10], "peers": {ROOT: [sent, 10], "an unknown peer": [1, 1]}}
+        counted["encoded"] = [800, 4]
         take(model, "A/server:0", telemetry(second, state="serving", bytes=counted))
     take(model, "B/worker:1", {"time": BEGAN + 5, "event": "failed", "message": "no \x1b[31mdisk", "hint": "buy one"})
     take(model, "nobody", telemetry(1))
@@ -89,7 +90,7 @@ def test_events_are_folded() -> None:
     assert known["links"] == [{"from": "A", "to": "central", "bytes": 5000, "bytes_per_s": 2000}]
     (message,) = known["messages"]
     assert message["process"] == "B/worker:1" and "disk; buy one" in message["text"] and "\x1b" not in message["text"]
-    assert known["seconds"] == 5.0
+    assert known["seconds"] == 5.0 and known["encoded"] == {"compress": [800, 4], "compress-lan": [0, 0]}
 
 
 def test_many_workers_are_shown_by_party() -> None:

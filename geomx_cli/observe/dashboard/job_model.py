@@ -79,7 +79,9 @@ class JobModel:
             self._messages.append(_message(self._last, "", "note", message))
 
     def snapshot(self, *, over: bool = False) -> dict[str, Any]:
-        """Return processes, curves, links and messages for JSON. `over`: nothing of the job runs any more."""
+        """Return processes, curves, links and messages for JSON, and the bytes before and after encoding by each
+        option that names a codec. `over`: nothing of the job runs any more.
+        """
         with self._lock:
             rows = self.progress.rows
             states = {name: self._state(row, over=over) for name, row in rows.items()}
@@ -87,8 +89,10 @@ class JobModel:
                 name: {group: curve.points() for group, curve in sorted(known.items())}
                 for name, known in self._curves.items()
             }
+            totals = self.progress.totals()
             return {
                 "seconds": round(self._last, 1),
+                "encoded": {"compress": totals.encoded, "compress-lan": totals.encoded_lan},
                 "processes": [_shown(row, states[name]) for name, row in rows.items()],
                 "curves": {**curves, "wan": {party: flow.points() for party, flow in sorted(self._sent.items())}},
                 "links": self._links({name for name, state in states.items() if state not in (*ENDS, "ended", "lost")}),

@@ -53,6 +53,8 @@ function summary(known) {
   if (left && !known.over) parts.push(`${clock(left)} left`);
   if (speed && !known.over) parts.push(`${Math.round(speed)} samples/s`);
   if (curve.length) parts.push(`test accuracy ${curve[curve.length - 1][1].toFixed(4)}`);
+  for (const [option, [before, after]] of Object.entries(known.encoded))
+    if (after) parts.push(`${option} ${(before / after).toFixed(1)} ×`);
   return parts.filter(Boolean).join(" · ");
 }
 
