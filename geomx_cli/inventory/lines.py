@@ -45,7 +45,7 @@ class Lines:
                 position = header.end()
             elif assignment := _ASSIGNMENT.match(text, position):
                 found.setdefault(table + _keys(assignment[1]), line)
-                position = _end_of_value(text, assignment.end())
+                position = _line_after_value(text, assignment.end())
             else:
                 break
         return cls(found)
@@ -81,7 +81,7 @@ def _keys(text: str) -> Path:
     return tuple(found)
 
 
-def _end_of_value(text: str, position: int) -> int:
+def _line_after_value(text: str, position: int) -> int:
     """Return the position after the line on which the value starting at `position` ends."""
     depth = 0
     for token in _TOKEN.finditer(text, position):

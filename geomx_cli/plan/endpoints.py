@@ -89,11 +89,11 @@ def _of(node: TopologyNode, wires: Sequence[TopologyLink], port: int, socket_dir
         address = node.host.near_address
         seen = next(iter(dialled_as - {address}), address)
         near = address if address in dialled_as else seen
-        bind = tcp(node.host.listen or _listening(address, dialled_as), port)
+        bind = tcp(node.host.listen or _bind_address(address, dialled_as), port)
         yield Endpoint(node.name, plane, purpose, "tcp", bind, tcp(near, port), tcp(seen, port), port)
 
 
-def _listening(address: str, dialled_as: set[str]) -> str:
+def _bind_address(address: str, dialled_as: set[str]) -> str:
     """Return the address to bind: the host's own, or all addresses if it is dialled by another address or by a name."""
     if dialled_as == {address} and (is_ip(address) or address == "localhost"):
         return address

@@ -146,7 +146,7 @@ def _hierarchy(inventory: Inventory) -> Iterator[TopologyNode]:
     ranks_are_global = inventory.rank_scope == "global"
     everywhere = (spread or inventory.central_server) and central.workers > 0
     alone = everywhere or (ranks_are_global and not central.workers)
-    yield from _leader(inventory) if alone else _central(inventory)
+    yield from _leader(inventory) if alone else _central_party(inventory)
     if alone and not spread:
         yield from _roots(inventory, central.name, alone=True)
     global_rank = 0
@@ -178,7 +178,7 @@ def _scheduler(inventory: Inventory, party: str, index: int | None = None) -> It
     yield TopologyNode("scheduler", party, 0, host, local=party, index=index)
 
 
-def _central(inventory: Inventory) -> Iterator[TopologyNode]:
+def _central_party(inventory: Inventory) -> Iterator[TopologyNode]:
     central = inventory.central
     yield from _leader(inventory)
     if inventory.topology == "central":

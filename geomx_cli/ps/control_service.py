@@ -147,10 +147,10 @@ class ControlService:
         if self._upstream is not None:
             self._relay_to_all(request, self._upstream.links)
         else:
-            self._node.loop.call_later(0.0, self._go_on)
+            self._node.loop.call_later(0.0, self._close_held_rounds)
             request.answer(self._optimizer_service.serve(request.body, self._members.rank_of(request.link)))
 
-    def _go_on(self) -> None:
+    def _close_held_rounds(self) -> None:
         """Close the rounds that were held. An error there fails the job, not the request."""
         try:
             self._aggregator.members_changed()

@@ -78,7 +78,7 @@ class OperationQueue:
         if operation.kind == Kind.EXCHANGE or operation.in_turn:
             state = self._keys.setdefault(operation.placement.key, _KeyState())
             state.waiting.append(operation)
-            self._go_on(state)
+            self._send_ready(state)
         else:
             self._send(operation)
 
@@ -93,7 +93,7 @@ class OperationQueue:
             operation.pending.fail(error)
         self._open.clear()
 
-    def _go_on(self, state: _KeyState) -> None:
+    def _send_ready(self, state: _KeyState) -> None:
         """Send the operations of this key that need not wait any more."""
         while state.waiting and state.may_send(state.waiting[0]):
             operation = state.waiting.popleft()
@@ -162,4 +162,4 @@ class OperationQueue:
         if operation.kind == Kind.EXCHANGE or operation.in_turn:
             state = self._keys[operation.placement.key]
             state.end(operation)
-            self._go_on(state)
+            self._send_ready(state)

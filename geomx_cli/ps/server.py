@@ -52,8 +52,8 @@ class Server:
         self._upstream = None if self._is_root else UpstreamClient(self._compression.wan)
         self._delivery = delivery
         self.node = Node(
-            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive,
-            on_reconnect=self._come_back, on_asked=self._on_asked,
+            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
+            on_reconnect=self._on_reconnect, on_asked=self._on_asked,
         )  # fmt: skip
         upstream = self._upstream
         delivery.begin(self.node, upstream)
@@ -163,7 +163,7 @@ class Server:
 
     # Members.
 
-    def _arrive(self, link: Link) -> None:
+    def _on_link(self, link: Link) -> None:
         self._check_identity(link)
         self._members.arrive(link)
         self.node.liveness.watch(link)
@@ -181,7 +181,7 @@ class Server:
             except BadMessage as error:
                 raise InvalidSettings(str(error), "restart all processes of the job, each only once") from None
 
-    def _come_back(self, link: Link, lane: Lane) -> None:
+    def _on_reconnect(self, link: Link, lane: Lane) -> None:
         if self._upstream is not None:
             self._upstream.repeat(link, lane)
             self._deadlocks.on_root_reconnect()

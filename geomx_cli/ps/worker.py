@@ -63,8 +63,8 @@ class Worker:
         self.peers = WorkerPeers(settings.local, delivery.peers(settings.local.workers))
         self.upstream = UpstreamClient()
         self.node = Node(
-            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._arrive,
-            on_reconnect=self._come_back, on_asked=self._on_asked,
+            settings, events, on_tensor=self._on_tensor, on_request=self._on_request, on_link=self._on_link,
+            on_reconnect=self._on_reconnect, on_asked=self._on_asked,
         )  # fmt: skip
         self._delivery = delivery
         delivery.begin(self.node, self.upstream, self.peers.links)
@@ -184,7 +184,7 @@ class Worker:
             flat=flat,
             master_trains=flat or int(body["central"]) > 0,
         )
-        self.peers.when_here(lambda: self._begin(info))
+        self.peers.when_here(lambda: self._start(info))
 
     def _encode(self, *, flat: bool, gradients: bool) -> None:
         """Encode exchanges with this worker's servers."""
@@ -202,7 +202,7 @@ class Worker:
             self.operations.plane = "wan"
             compression.set(complete_spec(settings.text("compress"), smallest))
 
-    def _begin(self, info: WorkerInfo) -> None:
+    def _start(self, info: WorkerInfo) -> None:
         self.node.telemetry.state = "training"
         self.ready.set_result(info)
 
@@ -214,10 +214,10 @@ class Worker:
             message = f"waited {limit:g} s for the result of a round"
             self.node.fail(TimedOut(message, "is a worker stuck, or out of step?"))
 
-    def _arrive(self, link: Link) -> None:
+    def _on_link(self, link: Link) -> None:
         self.peers.arrive(self.node, link)
 
-    def _come_back(self, link: Link, lane: Lane) -> None:
+    def _on_reconnect(self, link: Link, lane: Lane) -> None:
         self.upstream.repeat(link, lane)
         self._delivery.on_reconnect(link, lane)
 

@@ -70,7 +70,7 @@ class WorkerPeers:
             raise BadMessage(f"{link.name} of rank {rank} dials the worker of rank {self._rank}, which it should not")
         self.links[rank] = link
         node.liveness.watch(link)
-        self._look()
+        self._poll()
 
     def dialled(self) -> list[Link]:
         """The links that this worker dials."""
@@ -82,22 +82,22 @@ class WorkerPeers:
             raise BadMessage("a goodbye of a process that does not dial this one")
         node.shutdown.answer_bye(request)
         self._gone.add(request.link)
-        self._look()
+        self._poll()
 
     def when_here(self, call: Callable[[], None]) -> None:
         """Call this once all workers that dial this one have connected, possibly now."""
         self._when_here = call
-        self._look()
+        self._poll()
 
     def when_gone(self, call: Callable[[], None]) -> None:
         """Call this once all workers that dial this one are done, possibly now."""
         self._when_gone = call
-        self._look()
+        self._poll()
 
     def _diallers(self) -> set[int]:
         return {dialler for dialler, listener in self._pairs if listener == self._rank}
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._when_here is not None and self._diallers() <= self.links.keys():
             call, self._when_here = self._when_here, None
             call()

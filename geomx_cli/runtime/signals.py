@@ -63,7 +63,7 @@ class Signals:
         near, self._far = socket.socketpair()
         self._far.setblocking(False)
         signal.set_wakeup_fd(self._far.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._look, args=(near, notify), name="geomx-signals", daemon=True).start()
+        threading.Thread(target=self._poll, args=(near, notify), name="geomx-signals", daemon=True).start()
         os.register_at_fork(after_in_child=_forget)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -75,7 +75,7 @@ class Signals:
             raise signalled
         self._interrupt(signalled)
 
-    def _look(self, near: socket.socket, notify: Callable[[Interrupted], None]) -> None:
+    def _poll(self, near: socket.socket, notify: Callable[[Interrupted], None]) -> None:
         """Watcher thread: the wakeup socket receives each signal's number, whatever the main thread executes."""
         while number := near.recv(1):
             # A script may have replaced our handler, or handle other signals.

@@ -125,13 +125,13 @@ class AgentConnection:
             self._read()
             self._answered.set()
             if self._heard:
-                self._mend()
+                self._reconnect()
         except CheckFailed as error:
             self._put(Gone(f"cannot be understood: {error.message}"))
         finally:
             self._answered.set()
 
-    def _mend(self) -> None:
+    def _reconnect(self) -> None:
         while not self._is_over():
             if not self._broken:
                 self._broken = time.monotonic()

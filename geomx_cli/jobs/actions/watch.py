@@ -145,7 +145,7 @@ class Watch:
             case Warned(text):
                 self._view.note(f"warning: host {host}: {text}")
             case Hello(status, late):
-                self._restore(host, status, late)
+                self._apply_snapshot(host, status, late)
             case Started(process):
                 self._started.add(process)
             case Ended(process, status, asked):
@@ -153,10 +153,10 @@ class Watch:
             case Failed(fields, age):
                 self._fail(failure_of(fields, host, time.monotonic() - age))
             case Stopping(who, patience):
-                self._be_stopped(who, patience)
+                self._on_stopped_elsewhere(who, patience)
             case Done(why, asked, left):
                 if asked:
-                    self._be_stopped(asked, 0)
+                    self._on_stopped_elsewhere(asked, 0)
                 self._end(host, why, left)
             case Replaced():
                 self._let_go("another geomx is attached to the job now")
@@ -212,13 +212,13 @@ class Watch:
             if min(now - self._trained_since, awake) > _LINGER:
                 self._stop_lingering()
 
-    def _restore(self, host: str, status: AgentStatus, late: float) -> None:
+    def _apply_snapshot(self, host: str, status: AgentStatus, late: float) -> None:
         """Merge the full status that an agent sends on (re)connection, `late` seconds old."""
-        self._progress.restore(host, status, late)
+        self._progress.apply_snapshot(host, status, late)
         for failure in failures_of(status, late, host, self._hosts):
             self._fail(failure)
 
-    def _be_stopped(self, who: str, patience: float) -> None:
+    def _on_stopped_elsewhere(self, who: str, patience: float) -> None:
         """Handle a stop that another process requested from an agent. Other hosts may see it before this notice
         arrives.
         """

@@ -126,7 +126,7 @@ def _take(progress: Progress, status: HostStatus, places: Mapping[str, str], *, 
     content, host = status.content, status.host
     if content is None:
         return []
-    progress.restore(host, content, status.late)
+    progress.apply_snapshot(host, content, status.late)
     now = time.monotonic() - status.late
     failures = list(failures_of(content, status.late, host, places))
     if status.agent in ("gone", "rebooted"):

@@ -133,7 +133,7 @@ class Progress:
         """Record that a process ended `age` seconds ago."""
         self.rows[process].end(status, time.monotonic() - age, asked=asked)
 
-    def restore(self, host: str, status: AgentStatus, late: float = 0.0) -> None:
+    def apply_snapshot(self, host: str, status: AgentStatus, late: float = 0.0) -> None:
         """Merge an agent's status of the processes on its `host`, `late` seconds old. Malformed events are ignored;
         evaluations already shown are not shown again.
         """

@@ -88,7 +88,7 @@ def of(network: str, trials: Sequence[RunRecords], target: float) -> Iterator[Fi
             title = f"Test accuracy of {network} on {data} data"
             yield Curves(name, title, f"time ({unit})", "test accuracy", curves, _standalone(which))
     counted = [trial for trial in ordered if trial.metadata is not None and trial.metadata.seconds]
-    curves = _curves(counted, _megabytes)
+    curves = _curves(counted, _wan_megabytes_until)
     if curves:
         title = f"Test accuracy of {network} by traffic"
         yield Curves("bytes", title, "between parties (MB, both ways)", "test accuracy", curves)
@@ -120,7 +120,7 @@ def _longest(trials: Sequence[RunRecords]) -> float:
     return max((trial.evaluator.seconds for trial in trials), default=0.0)
 
 
-def _megabytes(trial: RunRecords, seconds: float) -> float:
+def _wan_megabytes_until(trial: RunRecords, seconds: float) -> float:
     """Return the megabytes between parties up to that time."""
     sent = trial.metadata.bytes_by(seconds) if trial.metadata is not None else None
     return (sent or 0) / 1e6

@@ -165,10 +165,10 @@ class Aggregator:
         """Close this slice's complete rounds in order, and answer those that were held back by the bound on staleness.
         """
         while self.table.required_contributors() is not None:
-            if not any(self._go_on(entry, cohort) for cohort in list(entry.cohorts.values())):
+            if not any(self._advance_cohort(entry, cohort) for cohort in list(entry.cohorts.values())):
                 return
 
-    def _go_on(self, entry: SliceState, cohort: Cohort) -> bool:
+    def _advance_cohort(self, entry: SliceState, cohort: Cohort) -> bool:
         """Close the cohort's next round, or answer the one that is held back. Returns False if that has to wait."""
         if cohort.deferred is None:
             return self._close_next(entry, cohort)
@@ -200,7 +200,7 @@ class Aggregator:
                 compression.starts_from(entry.in_round(cohort.closed), cohort.member, entry.slot.value)
         if self._forwarder is None:
             self._updater.update(entry, cohort, accumulator, total)
-            # A root answers in _go_on: the answer may have to wait for cohorts that are too far behind.
+            # A root answers in _advance_cohort: the answer may have to wait for cohorts that are too far behind.
             cohort.deferred = accumulator
         elif self._forwarder.decide(entry, cohort, accumulator, total):
             self._finish(entry, cohort, accumulator)

@@ -55,7 +55,7 @@ class StragglerMonitor:
 
     def begin(self) -> None:
         """Start the periodic check."""
-        self._node.loop.every(min(1.0, self._limit / 40), self._look)
+        self._node.loop.every(min(1.0, self._limit / 40), self._poll)
 
     def stragglers(self) -> list[str]:
         """The processes that members wait for here; all training processes if no one is waiting yet."""
@@ -63,7 +63,7 @@ class StragglerMonitor:
             return self._members.names(wait.ranks)
         return self._members.names(self._members.training())
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         waits = set(self._waits())
         self._warned &= waits
         for wait in waits:

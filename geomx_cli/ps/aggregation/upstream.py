@@ -90,7 +90,7 @@ class UpstreamClient:
                 found = received(header, payload if payload is not None else memoryview(b""))
         except DamagedPayload:
             if pending is not None and pending.result is None and self._may_repeat(pending):
-                self._query(pending)
+                self._retry(pending)
             raise
         if pending is not None:
             _check(pending.header, header)
@@ -134,7 +134,7 @@ class UpstreamClient:
                 continue
             contributes = pending.header.kind == Kind.EXCHANGE and pending.payload is not None
             if not contributes or pending.asked or lane == "tensors" or pending.header.reply != Reply.FULL:
-                self._query(pending)
+                self._retry(pending)
 
     def again(self, link: Link, request: int, *, damaged: bool = False) -> None:
         """The peer lacks this contribution or initial value, or it was damaged on the way: send it with its payload."""
@@ -145,7 +145,7 @@ class UpstreamClient:
             pending.asked = False
             self._send(pending)
 
-    def _query(self, pending: _Pending) -> None:
+    def _retry(self, pending: _Pending) -> None:
         """Request a result again; a contribution or a value with a digest is not sent with its payload unless the peer
         then asks for it.
         """

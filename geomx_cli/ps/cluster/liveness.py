@@ -96,7 +96,7 @@ class Liveness:
                 link.health.excuse(pause)
         self._send_beats(now)
         for link in list(self._links):
-            self._look(link, now)
+            self._check(link, now)
 
     def _send_beats(self, now: float) -> None:
         """Report progress: to members below, anything that moved on any link; to peers above, what moved below."""
@@ -107,7 +107,7 @@ class Liveness:
             age = {"moved": max(0.0, now - moved)} if moved else {}
             link.control("alive", {"clock": now, "echo": link.health.clock, **age})
 
-    def _look(self, link: Link, now: float) -> None:
+    def _check(self, link: Link, now: float) -> None:
         if link.health.echoed and now - link.health.echoed > UNSTEADY:
             link.health.unsteady = now
         silent = now - link.health.heard

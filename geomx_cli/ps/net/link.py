@@ -179,7 +179,7 @@ class Link:
 
     # Shared memory.
 
-    def share(self, lend: Lend) -> None:
+    def enable_shared_memory(self, lend: Lend) -> None:
         """The peer has mapped our arena: send large payloads through it from now on."""
         self._lend = lend
         self.window.stay_small()

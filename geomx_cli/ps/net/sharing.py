@@ -51,7 +51,7 @@ class Sharing:
                 self.offer(link)
         elif topic == "mapped":
             if link in self._offered:
-                link.share(self.lend)
+                link.enable_shared_memory(self.lend)
         elif self._arena is not None:
             self._arena.freed(link, body.get("blocks"))
 

@@ -60,7 +60,7 @@ class Sockets:
         self._authenticator: ZapAuthenticator | None = None
         self._report_accepted: Callable[[], None] = lambda: None
         self._dialled: dict[Socket, Connection] = {}
-        loop.every(LOOK, self._look)
+        loop.every(LOOK, self._poll)
 
     def listen(
         self, endpoints: tuple[str, ...], read: Callable[[Socket], None], on_closed: Callable[[int], None]
@@ -191,7 +191,7 @@ class Sockets:
 
         self._keep(monitor, changed)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Close connections on which nothing is acknowledged."""
         ages = {connection: connection.unanswered() for connection in self._dialled.values()}
         dead = {connection.peer for connection, age in ages.items() if age > UNANSWERED}

@@ -43,14 +43,14 @@ class UnknownPeers:
             self._close(unknown, f"more than {MAX_CONNECTIONS} connections had not authenticated")
             return
         if not self._unknown:
-            self._loop.call_later(LOOK, self._look)
+            self._loop.call_later(LOOK, self._poll)
         self._unknown[descriptor] = unknown
 
     def known(self, descriptor: int) -> None:
         """The connection has sent an accepted hello, or has ended."""
         self._unknown.pop(descriptor, None)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Close the connections that have exceeded the byte or time limit."""
         now = time.monotonic()
         for descriptor, unknown in list(self._unknown.items()):
@@ -63,7 +63,7 @@ class UnknownPeers:
             del self._unknown[descriptor]
             self._close(unknown, text)
         if self._unknown:
-            self._loop.call_later(LOOK, self._look)
+            self._loop.call_later(LOOK, self._poll)
 
     def _close(self, unknown: _Unknown, text: str) -> None:
         unknown.connection.end()

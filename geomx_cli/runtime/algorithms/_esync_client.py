@@ -51,7 +51,7 @@ class EsyncClient:
         self.rounds += 1
         self._steps = 0
         if self.rounds > 1 and not self._left:
-            self._reports.append(self._ask("enter", t=self.rounds))
+            self._reports.append(self._request("enter", t=self.rounds))
         self._ended = time.monotonic()
 
     def step(self) -> bool:
@@ -63,17 +63,17 @@ class EsyncClient:
             return True
         report = {"k": self._steps, "c": statistics.median(self._times), "age": 0.0}
         if self._asked is None:
-            self._asked = self._ask("query", **report)
+            self._asked = self._request("query", **report)
         elif self._steps == self._least:  # the pending answer concerns a step that could not be the last
             self._reports.append(self._asked)
-            self._asked = self._ask("query", **report)
+            self._asked = self._request("query", **report)
         return self._steps >= self._least and self._ready(wait=self._waits or self._slowest)
 
     def leave(self) -> None:
         """Report that this worker takes no more steps; others stop waiting for it. Idempotent."""
         if not self._left:
             self._left, self._asked = True, None
-            self._reports.append(self._ask("leave"))
+            self._reports.append(self._request("leave"))
 
     def settle(self) -> None:
         """Wait until the state server has acknowledged all reports. Raises its errors."""
@@ -91,5 +91,5 @@ class EsyncClient:
         self.epsilon = float(answer["epsilon"])
         return bool(answer["ready"])
 
-    def _ask(self, do: str, **fields: float) -> "Future[dict[str, Any]]":
+    def _request(self, do: str, **fields: float) -> "Future[dict[str, Any]]":
         return self._client.control.ask("esync", {"do": do, "r": self._rank, "workers": self._workers, **fields})

@@ -97,7 +97,7 @@ class Loop:
             batch = self._next(batches)
             while not self._ended:
                 if self._drain() if batch is None else self._step(batch):
-                    self._begin()
+                    self._start()
                 batch = None if batch is None else self._next(batches)
                 if self._begun is not None and (batch is None or self._part.must_wait):
                     self._synchronise()
@@ -147,7 +147,7 @@ class Loop:
             self._waited += self._part.steps_per_round
         return True
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         """Handle the start of a round's exchange."""
         stop = bool(self._reason) or (self._async_completion is not None and self._async_completion.stop_requested())
         left = 0 if self.stopped else max(0, self._all_steps - self._steps)

@@ -44,10 +44,10 @@ def shard(
         assert party is not None
         ordered = np.argsort(samples.labels, kind="stable")[party.start * size : party.stop * size]
         return _take(samples, np.sort(ordered[rank - party.start :: len(party)]))
-    return _take(samples, _uneven(samples.labels, samples.classes, alpha, count, seed)[rank])
+    return _take(samples, _dirichlet_split(samples.labels, samples.classes, alpha, count, seed)[rank])
 
 
-def _uneven(labels: npt.NDArray[Any], classes: int, alpha: float, count: int, seed: int) -> list[Indices]:
+def _dirichlet_split(labels: npt.NDArray[Any], classes: int, alpha: float, count: int, seed: int) -> list[Indices]:
     """Return the sample indices of each worker, in file order; redrawn while a worker would get none."""
     random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, count])))
     for _ in range(TRIES):
