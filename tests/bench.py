@@ -1,5 +1,6 @@
 """An aggregator in this process, with links that only record messages."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,10 @@ from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.deadlock_breaker import DeadlockBreaker
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.net.lanes import Lane
+from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import view
-from geomx_cli.ps.net.wire import Header, Kind
+from geomx_cli.ps.net.wire import Header, Kind, decode_header
 from geomx_cli.ps.optim import optimizers
 from geomx_cli.runtime.algorithms.fsa import FsaServer
 
@@ -46,6 +49,25 @@ class KeptLink:
 
     def queues(self, header: Header) -> bool:
         return False
+
+
+class RecordingTransport:
+    """A link's transport, whose peer returns no credit by itself; records the requests of the tensors that are sent."""
+
+    def __init__(self, slice_bytes: int, window_bytes: int) -> None:
+        self.job, self.slice_bytes, self.window_bytes = 0, slice_bytes, window_bytes
+        self.counters: Counter[str] = Counter()
+        self.sent: list[int] = []
+
+    def owes(self, link: Link) -> None:
+        """Nothing is owed."""
+
+    def fuses(self, link: Link) -> None:
+        link.flush()
+
+    def hand_over(self, link: Link, lane: Lane, parts: list[Any], size: int) -> None:
+        if lane == "tensors":
+            self.sent.append(decode_header(memoryview(parts[0]), 0).request)
 
 
 class KeptDelivery:

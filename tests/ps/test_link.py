@@ -1,32 +1,14 @@
 """What a link sends on a new connection, with an upstream client and a transport that records."""
 
-from collections import Counter
-from typing import Any
-
 import pytest
+from bench import RecordingTransport
 
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.wire import Header, Kind, decode_header
+from geomx_cli.ps.net.wire import Header, Kind
 
 SLICE, WINDOW, COUNT = 1 << 16, 1 << 18, 25
-
-
-class RecordingTransport:
-    """Records the requests of the tensors handed to the socket."""
-
-    def __init__(self) -> None:
-        self.counters: Counter[str] = Counter()
-        self.job, self.slice_bytes, self.window_bytes = 0, SLICE, WINDOW
-        self.sent: list[int] = []
-
-    def fuses(self, link: Link) -> None:
-        link.flush()
-
-    def hand_over(self, link: Link, lane: Lane, parts: list[Any], size: int) -> None:
-        if lane == "tensors":
-            self.sent.append(decode_header(memoryview(parts[0]), 0).request)
 
 
 @pytest.mark.parametrize("lane", ["tensors", "control"])
@@ -34,7 +16,7 @@ def test_a_new_connection_gets_each_message_once_in_order(lane: Lane) -> None:
     """First those that were in flight on the old one, then those in the queue. Tensors in flight count in the window
     until they are lost.
     """
-    transport, upstream = RecordingTransport(), UpstreamClient()
+    transport, upstream = RecordingTransport(SLICE, WINDOW), UpstreamClient()
     link = Link(transport, "root 0", wide_area=True, greeting={})  # type: ignore[arg-type]
     for index in range(COUNT):
         header = Header(kind=Kind.PUSH, slice=index, length=SLICE // 4, size=COUNT * SLICE // 4)

@@ -1,19 +1,17 @@
 """The rounds of a server and the upstream client below it, with links that only record messages."""
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
-from bench import SIZE, Bench, KeptLink
+from bench import SIZE, Bench, KeptLink, RecordingTransport
 
 from geomx_cli.ps.aggregation import value_service
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import MAX_PULLS
 from geomx_cli.ps.arrays import Array
-from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_header
+from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 
 
 def test_rounds_complete_in_order_and_early_ones_wait() -> None:
@@ -45,33 +43,11 @@ def test_pulls_without_a_value_are_limited_for_each_member() -> None:
     assert pulled == [*((bench.links[0], number) for number in range(MAX_PULLS)), (bench.links[1], 5)]
 
 
-class FullLink:
-    """A link's transport, whose peer returns no credit by itself; records the requests whose results are sent."""
-
-    slice_bytes = window_bytes = 4 * SIZE
-
-    def __init__(self) -> None:
-        self.counters: Counter[str] = Counter()
-        self.sent: list[int] = []
-
-    def fill(self, header: Header) -> None:
-        header.sender = "root"
-
-    def owes(self, link: Link) -> None:
-        """Nothing is owed."""
-
-    def fuses(self, link: Link) -> None:
-        link.flush()
-
-    def hand_over(self, link: Link, lane: Lane, parts: list[Any], size: int) -> None:
-        self.sent.append(decode_header(memoryview(parts[0]), 0).request)
-
-
 def test_results_of_pulls_are_limited_for_a_member_that_does_not_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its window stays full. The other member gets its own, and this one more once it has read some."""
     monkeypatch.setattr(value_service, "MAX_UNREAD", 10 * 4 * SIZE)
     monkeypatch.setattr(value_service, "MAX_COPIES", 1)
-    bench, transport = Bench(), FullLink()
+    bench, transport = Bench(), RecordingTransport(4 * SIZE, 4 * SIZE)
     link: Any = Link(transport, "w0", wide_area=False)  # type: ignore[arg-type]
     bench.init(np.zeros(SIZE, np.float32))
     values = bench.rounds.values

@@ -89,8 +89,7 @@ def misuse(worker: "client.Worker", rank: int) -> None:
     link.control("memory", {"pid": 1, "file": 0, "token": b""})  # an arena of another host
     link.control("mapped")
     link.control("freed", {"blocks": [65_536]})
-    there = Header(**good, place=Place.SHARED_MEMORY, request=9)
-    node.transport.fill(there)
+    there = Header(**good, place=Place.SHARED_MEMORY, request=9, job=node.transport.job)
     link.lanes.write("tensors", [encode_header(there), PLACE.pack(65_536, 40)])  # no arena was mapped here
     link.control("x" * 100, b"\xc1\xc1", 10**6 + 1)
 
