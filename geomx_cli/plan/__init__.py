@@ -138,7 +138,7 @@ def _check(inventory: Inventory, spec: JobSpec) -> None:
         raise InvalidSettings(
             f"--wan emulates links on one machine, and host {remote[0]} is another", "leave out --wan"
         )
-    if topology == "flat" and options["compress_lan"]:
+    if topology == "flat" and options["compress_lan"] not in ("", "none"):
         what = "--topology flat has no local servers, with which workers would exchange by --compress-lan"
         raise InvalidSettings(what, "write --compress, for what workers and servers exchange")
     _check_codecs(str(options["compress"]), str(options["compress_lan"]), int(options["compress_min"]))

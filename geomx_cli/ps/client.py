@@ -178,10 +178,10 @@ class Client:
         latest = tensor.latest
         elsewhere = latest is not None and not latest.holds
         if latest is None or elsewhere or (latest.done.done() and self.asynchronous):
-            common, tensor.common = None if tensor.round else tensor.common, None
             operation = Operation(
-                Kind.PULL, tensor.placement, common, out, tensor.round, 0.0, priority, in_turn=elsewhere, by_digest=True
-            )
+                Kind.PULL, tensor.placement, tensor.take_common(), out, tensor.round, 0.0, priority, in_turn=elsewhere,
+                by_digest=True,
+            )  # fmt: skip
             tensor.newest = self._start(operation)
             return operation.pending.done
         return _after(latest.done, partial(latest.copy_to, out))

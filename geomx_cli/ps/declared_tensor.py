@@ -37,6 +37,11 @@ class DeclaredTensor:
         """The exchange begun last, None before any."""
         return self._open[-1] if self._open else None
 
+    def take_common(self) -> Array | None:
+        """This worker's own initial values, if this is the first pull, before any round."""
+        common, self.common = None if self.round else self.common, None
+        return common
+
     def begin(self, exchange: PendingExchange) -> None:
         """This exchange of the next round has begun."""
         self._open.append(exchange)

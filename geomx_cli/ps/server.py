@@ -46,9 +46,8 @@ class Server:
         self._settings = settings
         self._is_root = settings.role == "global_server" or settings.upper is None
         self._members = ServerMembers(settings, self._is_root)
-        self._compression = ServerCompression(
-            settings, is_root=self._is_root, gradients=not algorithm.starts_from_value
-        )
+        gradients = not algorithm.starts_from_value
+        self._compression = ServerCompression(settings, is_root=self._is_root, gradients=gradients)
         self._upstream = None if self._is_root else UpstreamClient(self._compression.wan)
         self._delivery = delivery
         self.node = Node(
@@ -59,12 +58,10 @@ class Server:
         delivery.begin(self.node, upstream)
         placements = PlacementService(self.node, self._members, upstream)
         self._table = SliceTable(
-            algorithm=algorithm,
-            roots=None if upstream is None else lambda: len(upstream.links),
-            required_contributors=self._members.required_contributors,
-            cohort_of=self._members.cohort_of,
+            algorithm=algorithm, roots=None if upstream is None else lambda: len(upstream.links),
+            required_contributors=self._members.required_contributors, cohort_of=self._members.cohort_of,
             declared=placements.has_declared,
-        )
+        )  # fmt: skip
         notify_roots = None if upstream is None else self._notify_roots
         self._deadlocks = DeadlockBreaker(self._table, self._members.links, notify_roots)
         self._aggregator = Aggregator(
@@ -187,6 +184,8 @@ class Server:
             self._deadlocks.on_root_reconnect()
         if self._members.knows(link):
             self._deadlocks.on_reconnect(self._members.rank_of(link))
+            if lane == "control":
+                self._aggregator.on_reconnect(link)
 
     def _on_asked(self, link: Link, header: Header) -> None:
         if self._upstream is None or link not in self._upstream.links:
@@ -238,9 +237,10 @@ class Server:
             self._aggregator.values.on_pull(link, header, rank, payload)
             if self._members.settle(rank):
                 self._aggregator.members_changed()
+        elif header.kind == Kind.OFFER:
+            self._aggregator.values.on_offer(link, header, payload)
         else:
-            values = self._aggregator.values
-            (values.on_offer if header.kind == Kind.OFFER else values.on_push)(link, header, payload)
+            self._aggregator.values.on_push(link, header, payload)
 
     def _may_bring(self, link: Link, rank: int, ranks: tuple[int, ...]) -> bool:
         """Whether this member may contribute for all these ranks, in ascending order: members of its plane that the

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.events import EventLog
-from geomx_cli.ps.aggregation.codec import complete_lan_spec, complete_spec
+from geomx_cli.ps.aggregation.codec import complete_lan_spec, complete_spec, parse_codec
 from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.config import NodeSettings
@@ -194,10 +194,10 @@ class Worker:
         lan = complete_lan_spec(settings.text("compress_lan"), smallest)
         if not flat:
             compression.set(lan)
-        elif lan:
+        elif parse_codec(lan) is not None:
             what = "in a flat cluster no local servers exchange with workers: there is nothing for --compress-lan"
             hint = "leave GEOMX_COMPRESS_LAN out; --compress encodes what workers and servers exchange"
-            self.node.fail(InvalidSettings(what, hint))
+            raise InvalidSettings(what, hint)
         else:
             self.operations.plane = "wan"
             compression.set(complete_spec(settings.text("compress"), smallest))

@@ -24,13 +24,13 @@ class MomentumCheck:
 
     def __init__(self, client: "Client") -> None:
         self._client = client
-        self._spec = client.settings.text("compress")
+        self._specs = {name: client.settings.text(name) for name in ("compress", "compress_lan")}
         self._momentum = 0.0
         self._warned = client.settings.text("algo") not in _OF_GRADIENTS
 
     def use_codec(self, spec: str) -> None:
-        """The script has chosen this codec."""
-        self._spec = spec
+        """The script has chosen this codec for what parties exchange."""
+        self._specs["compress"] = spec
         self._check()
 
     def use_optimizer(self, momentum: float, *, on_servers: bool) -> None:
@@ -40,14 +40,20 @@ class MomentumCheck:
         self._check()
 
     def _check(self) -> None:
-        codec = parse_codec(self._spec)
-        if self._warned or codec is None or not codec.momentum or not 0 < self._momentum < 1:
+        if self._warned or not 0 < self._momentum < 1:
             return
+        for spec in self._specs.values():
+            codec = parse_codec(spec)
+            if codec is not None and codec.momentum:
+                self._warn(spec.partition(":")[0], codec.momentum)
+                return
+
+    def _warn(self, codec: str, momentum: float) -> None:
         self._warned = True
         message = (
-            f"{self._spec.partition(':')[0]} has momentum correction, which takes the place of the optimizer's"
+            f"{codec} has momentum correction, which takes the place of the optimizer's"
             f" momentum: with momentum {self._momentum:g} in the optimizer too, each gradient counts for"
-            f" {1 / (1 - codec.momentum) / (1 - self._momentum):.4g}; set momentum to 0, or use topk"
+            f" {1 / (1 - momentum) / (1 - self._momentum):.4g}; set momentum to 0, or use topk"
         )
         self._client.events.write(WarningRaised(message=message))
         print(f"warning: {message}", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from cluster import ROOT, Cluster
 from rounds import assert_equal, found_in
 
 from geomx_cli.ps.aggregation.upstream import MAX_REPEATS, UpstreamClient
-from geomx_cli.ps.net.payload import Array
+from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 
 SCRIPT = [sys.executable, str(ROOT / "tests/scripts/damaged.py")]

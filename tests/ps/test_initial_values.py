@@ -20,7 +20,8 @@ from geomx_cli.ps.aggregation import value_service
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.slice_state import SliceState
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
-from geomx_cli.ps.net.payload import Array, Content, as_payload, digest, view
+from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.net.payload import Content, as_payload, digest, view
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind
 
 MODEL = 4 * sum(SIZES)

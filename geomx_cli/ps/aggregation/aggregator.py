@@ -16,7 +16,7 @@ from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.forwarder import Forwarder
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, OptimizerHistory
-from geomx_cli.ps.aggregation.result_sender import ResultSender
+from geomx_cli.ps.aggregation.result_sender import ResultSender, plane_of
 from geomx_cli.ps.aggregation.slice_state import Cohort, SliceState, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.updater import Updater
@@ -25,10 +25,13 @@ from geomx_cli.ps.aggregation.value_service import ValueService
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.payload import DTYPES, Content
 from geomx_cli.ps.net.rows import Rows
-from geomx_cli.ps.net.wire import MAX_HYPER, MAX_ROUNDS_AHEAD, BadMessage, DamagedPayload, Header
+from geomx_cli.ps.net.wire import MAX_HYPER, MAX_ROUNDS_AHEAD, BadMessage, DamagedPayload, Form, Header
 from geomx_cli.ps.optim.optimizers import Optimizer
 
 __all__ = ["Aggregator"]
+
+MAX_DAMAGED = 4096
+"""Damaged contributions of one member that are requested again after a lost connection."""
 
 
 class Aggregator:
@@ -62,6 +65,7 @@ class Aggregator:
             self._forwarder = Forwarder(table, delivery, above or Compression(), own_rank, self._on_root_result)
         self._warn = warn
         self._warned: set[str] = set()
+        self._damaged: dict[Link, set[int]] = {}  # requests whose contributions were damaged and have not come again
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -74,15 +78,15 @@ class Aggregator:
 
         A duplicate gets the same answer as before. Weight 0 means abstaining: there is no payload, and the sender only
         takes the round's result. Any other contribution without a payload is a query, after a lost connection, whether
-        that contribution was received; if not, the sender is asked to send it again. So it is for a payload that was
-        damaged on the way, which raises BadMessage like any other invalid one.
+        that contribution was received; if not, the sender is asked to send it again. A payload that was damaged on the
+        way is requested again, and raises BadMessage like any other invalid one.
         """
         entry, size = self.table.entry(header), 0 if payload is None else len(payload)
+        cohort, ranks = self._cohort(entry, header, rank), header.contributors
         asks = header.weight > 0 and payload is None
-        given = self._content(link, header, payload) if header.weight and not asks else None
+        given = self._content(link, header, payload, rank) if header.weight and not asks else None
         if given is None and size:
             raise BadMessage("a contribution of weight 0 with a payload")
-        cohort, ranks = self._cohort(entry, header, rank), header.contributors
         cohort.acknowledge(rank, header.acked)
         waiter = Waiter(
             link, rank, header.request, header.priority, reply=header.reply, codec=header.codec, follows=header.follows
@@ -125,6 +129,11 @@ class Aggregator:
         self.members_changed()
         return True
 
+    def on_reconnect(self, link: Link) -> None:
+        """A member's control lane has a new connection: requests to send damaged contributions again may be lost."""
+        for request in self._damaged.get(link, ()):
+            link.ask_again(request, damaged=True)
+
     def left(self, rank: int) -> None:
         """Handle the departure of this rank: it owes no contribution and has received all its results."""
         for entry in self.table.entries.values():
@@ -140,13 +149,20 @@ class Aggregator:
 
     # Internals.
 
-    @staticmethod
-    def _content(link: Link, header: Header, payload: memoryview | None) -> Content:
+    def _content(self, link: Link, header: Header, payload: memoryview | None, rank: int) -> Content:
+        expected = self._below[plane_of(rank)].spec
+        if header.form == Form.ENCODED and header.codec != expected:
+            raise BadMessage(f"a contribution encoded as {header.codec!r} where {expected or 'none'!r} is in use")
+        damaged = self._damaged.setdefault(link, set())
         try:
-            return received(header, payload)
+            found = received(header, payload)
         except DamagedPayload:
+            if len(damaged) < MAX_DAMAGED:
+                damaged.add(header.request)
             link.ask_again(header.request, damaged=True)
             raise
+        damaged.discard(header.request)
+        return found
 
     def _cohort(self, entry: SliceState, header: Header, rank: int) -> Cohort:
         """The cohort to whose rounds this contribution belongs. Raises BadMessage if it belongs to no open round."""

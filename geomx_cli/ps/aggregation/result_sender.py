@@ -17,7 +17,7 @@ from geomx_cli.ps.net.payload import Content, as_payload, form_of
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
 
-__all__ = ["ResultSender"]
+__all__ = ["ResultSender", "plane_of"]
 
 _Encode = Callable[[Compression, Array], tuple[Array, Encoded | None]]
 
@@ -57,8 +57,10 @@ class ResultSender:
             for compression in self._compressions:
                 compression.forget(entry.slot.id, cohort.member)
         if array is not None:
-            views = self._views(array, _unencoded if changed is not None else self._encoder(entry, cohort))
-            decoded = views[self._plane(min(waiter.rank for waiter in waiters))].array
+            ranks = [waiter.rank for waiter in waiters]
+            encode = _unencoded if changed is not None else self._encoder(entry, cohort)
+            views = self._views(array, encode, central=max(ranks) >= CENTRAL)
+            decoded = views[plane_of(min(ranks))].array
             if decoded is not array:
                 self._given(entry, cohort.member, decoded=decoded)
         return Result(
@@ -74,7 +76,7 @@ class ResultSender:
             return
         if not result.views:
             raise BadMessage(f"a repeat of round {round_} that asks for more than before")
-        view = result.views[self._plane(waiter.rank)]
+        view = result.views[plane_of(waiter.rank)]
         if view.encoded is not None and waiter.codec == view.codec:
             payload, about = view.encoded
             if about["form"] == Form.ENCODED or waiter.follows:
@@ -96,7 +98,7 @@ class ResultSender:
             return
         array = entry.give()
         views = self._newest(entry, array) if waiter.newest else self._views(array, _unencoded)
-        decoded = views[self._plane(waiter.rank)].array
+        decoded = views[plane_of(waiter.rank)].array
         self._given(entry, member, decoded=None if decoded is array else decoded)
         self.answer(entry, waiter, 0, Result(views, version))
 
@@ -113,11 +115,6 @@ class ResultSender:
         self._delivery.down(link, header, None)
 
     @staticmethod
-    def _plane(rank: int) -> int:
-        """The index of a member's plane; the last of one."""
-        return -1 if rank >= CENTRAL else 0
-
-    @staticmethod
     def _encoder(entry: SliceState, cohort: Cohort) -> _Encode:
         where, member, is_sum = entry.in_round(cohort.finished), cohort.member, cohort.is_sum
         return lambda compression, array: compression.result(where, member, array, is_sum=is_sum)
@@ -126,10 +123,10 @@ class ResultSender:
         where = entry.in_round(0)
         return self._views(array, lambda compression, given: compression.newest(where, given))
 
-    def _views(self, array: Array, encode: _Encode) -> tuple[View, ...]:
-        """The value as each plane's members see it."""
+    def _views(self, array: Array, encode: _Encode, *, central: bool = True) -> tuple[View, ...]:
+        """The value as each plane's members see it; without central workers only the first plane's."""
         views = []
-        for compression in self._compressions:
+        for compression in self._compressions if central else self._compressions[:1]:
             array, encoded = encode(compression, array)
             views.append(View(array, encoded, compression.spec))
         return tuple(views)
@@ -161,3 +158,8 @@ class ResultSender:
 
 def _unencoded(_: Compression, array: Array) -> tuple[Array, None]:
     return array, None
+
+
+def plane_of(rank: int) -> int:
+    """The index of a member's compression and view: the last for central workers, else the first."""
+    return -1 if rank >= CENTRAL else 0

@@ -116,7 +116,7 @@ class SliceState:
     """One slice. `row`: elements in a row. `size`: elements of its tensor. `forwarded`: rounds sent to the root.
     `fetching`: the value was requested from the root. `pulls`: those that wait for the value, by request number.
     `hyper`: the hyper-parameters set for its optimizer. `offered`: at a root without the value, the first one that a
-    member offered. `digest`: at a root, of the initial value, once needed.
+    member offered. `initial_digest`: at a root, of the offer, then of the initial value, once needed.
     """
 
     slot: SliceView
@@ -132,7 +132,7 @@ class SliceState:
     pulls: dict[Link, dict[int, Waiter]] = field(default_factory=dict)
     hyper: dict[str, float] = field(default_factory=dict)
     offered: Array | None = None
-    digest: bytes = b""
+    initial_digest: bytes = b""
     _own: Array | None = None  # the value, while no one else may read it: then it is written in place
 
     def size_in_bytes(self, rows: int | None = None) -> int:
@@ -162,8 +162,12 @@ class SliceState:
         """At a root: whether the value is the initial one, and has this digest."""
         if self.slot.version or self.slot.value is None or not expected:
             return False
-        self.digest = self.digest or digest(as_payload(self.slot.value, self.dtype), self.dtype)
-        return self.digest == expected
+        self.initial_digest = self.initial_digest or self.digest_of(self.slot.value)
+        return self.initial_digest == expected
+
+    def digest_of(self, value: Array) -> bytes:
+        """The digest of such a value of this slice."""
+        return digest(as_payload(value, self.dtype), self.dtype)
 
     def cohort(self, member: int) -> Cohort:
         """The cohort of this member; 0 is the cohort of all members in a synchronous job."""

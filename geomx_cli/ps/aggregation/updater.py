@@ -14,12 +14,14 @@ from geomx_cli.ps.net.rows import Rows
 __all__ = ["Updater"]
 
 MAX_WARNED = 1024
+"""Warnings of ignored hyper-parameters."""
 
 
 class Updater:
     """Gives closed rounds their results at a root, by its algorithm and optimizer. Used by the loop's thread only.
 
-    warn: gets a warning, once per sender and name, of hyper-parameters that are ignored.
+    compression: this end of encoded exchanges with the parties. warn: gets a warning, once per sender and name, of
+    hyper-parameters that are ignored.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class Updater:
             slot.version += 1
         if slot.version != before:  # if all abstained, other cohorts' rounds may have made the value newer
             cohort.version = slot.version
+        if slot.value is not None:
+            entry.offered = None
 
     def _new_value(
         self, entry: SliceState, cohort: Cohort, accumulator: Accumulator, total: Content

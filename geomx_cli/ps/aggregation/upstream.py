@@ -81,21 +81,21 @@ class UpstreamClient:
         pending = self._pending.get(header.request)
         if not link.dialled or (pending is not None and pending.link is not link):
             raise BadMessage("a result from a process that was not asked for it")
+        if pending is not None:
+            _check(pending.header, header)
         try:
             if header.form == Form.SAME:
                 if pending is None:
                     return
-                found: Content = view(pending.header, pending.payload)
+                found: Content = view(pending.header, pending.payload).copy()  # the caller may change its array
             else:
                 found = received(header, payload if payload is not None else memoryview(b""))
         except DamagedPayload:
             if pending is not None and pending.result is None and self._may_repeat(pending):
                 self._retry(pending)
             raise
-        if pending is not None:
-            _check(pending.header, header)
-            if isinstance(found, Rows) and pending.header.kind == Kind.PULL:
-                _check_numbers(pending, found)
+        if pending is not None and isinstance(found, Rows) and pending.header.kind == Kind.PULL:
+            _check_numbers(pending, found)
         link.consumed(0 if payload is None else len(payload))
         if pending is None or pending.result is not None:
             return
@@ -113,6 +113,9 @@ class UpstreamClient:
         assert pending.result is not None
         (header, found), asked = pending.result, pending.header
         where = (asked.key, asked.slice)
+        if header.form == Form.CHANGE and not self.compression.has_reference(where):
+            pending.result = None
+            raise BadMessage("a result that is a change to one of which only rows are here")
         del self._pending[asked.request]
         if asked.kind == Kind.EXCHANGE:
             del self._rounds[where][asked.round]
@@ -137,7 +140,7 @@ class UpstreamClient:
                 self._retry(pending)
 
     def again(self, link: Link, request: int, *, damaged: bool = False) -> None:
-        """The peer lacks this contribution or initial value, or it was damaged on the way: send it with its payload."""
+        """The peer lacks this contribution or initial value, or it was damaged: send it with its payload."""
         pending = self._pending.get(request)
         if pending is None or pending.link is not link or _stays_here(pending.header):
             return

@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from geomx_cli.ps.aggregation.accumulator import SERIAL
 from geomx_cli.ps.aggregation.result_sender import ResultSender
 from geomx_cli.ps.aggregation.slice_state import SliceState, Waiter
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.aggregation.upstream import OnResult, UpstreamClient
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.payload import Content, as_payload, cast, digest, row_numbers, view
+from geomx_cli.ps.net.payload import Content, as_payload, cast, row_numbers, view
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
 
@@ -25,7 +26,9 @@ __all__ = ["MAX_PULLS", "OFFER_LIMIT", "ValueService"]
 MAX_PULLS = 4096
 """Pulls of one slice by one member that may wait for its value."""
 MAX_UNREAD, MAX_COPIES = 256 * 2**20, 16
-"""What one member may pull without reading it: bytes, or copies of all values of this server if that is more."""
+"""What one member may pull without reading it: bytes, or copies of all values of this server if that is more; a local
+server so much for each of its workers, whose pulls it forwards.
+"""
 OFFER_LIMIT = 30.0
 """Seconds after which a PUSH of a digest waits no more for an offer: its value is requested."""
 
@@ -87,7 +90,7 @@ class ValueService:
         """
         if entry.slot.value is not None:
             self._sender.acknowledge(link, header)
-        elif entry.offered is not None and _digest(entry, entry.offered) == header.digest:
+        elif entry.offered is not None and entry.initial_digest == header.digest:
             self._set(entry, entry.offered, header)
             self._sender.acknowledge(link, header)
         elif self._upstream is not None or entry.offered is not None or not self._may_offer():
@@ -98,8 +101,10 @@ class ValueService:
                 link.ask_again(header.request)
 
     def _set(self, entry: SliceState, value: Array, push: Header) -> None:
+        if value is not entry.offered:
+            entry.initial_digest = b""
         entry.slot.value, entry.offered = value, None
-        entry.hyper.update(push.hyper)
+        entry.hyper.update({name: number for name, number in push.hyper.items() if name != SERIAL})
         waiting = self._undecided.pop(entry.slot.id, None)
         if waiting is not None:
             self._sender.acknowledge(waiting.link, waiting.header)
@@ -112,7 +117,7 @@ class ValueService:
         if entry.slot.value is None and entry.offered is None and not entry.fetching:
             array = cast(array, entry.dtype).copy()
             if self._upstream is None:
-                entry.offered = array
+                entry.offered, entry.initial_digest = array, entry.digest_of(array)
                 waiting = self._undecided.pop(entry.slot.id, None)
                 if waiting is not None:
                     self._on_digest(entry, waiting.link, waiting.header)
@@ -121,7 +126,7 @@ class ValueService:
                     self._send_up(entry, header, as_payload(array, entry.dtype), lambda _, __: None)
                 self.fetch(entry, header.priority, array)
         self._sender.acknowledge(link, header)
-        link.consumed(array.nbytes)
+        link.consumed(0 if payload is None else len(payload))
 
     def check_offers(self) -> None:
         """Request the values that wait for an offer for too long; to be called regularly."""
@@ -146,7 +151,7 @@ class ValueService:
         if len(own) >= MAX_PULLS and header.request not in own:
             raise BadMessage(f"more than {MAX_PULLS} pulls of a slice without a value")
         size = entry.size_in_bytes(None if numbers is None else len(numbers))
-        most = max(MAX_UNREAD, MAX_COPIES * self._table.bytes)
+        most = max(MAX_UNREAD, MAX_COPIES * self._table.bytes) * max(1, int(link.hello.get("workers", 1)))
         if header.request not in own and link.unread + self._due[link] + size > most:
             raise BadMessage(f"a pull beyond {most} bytes of pulled values that {link.name} has not read")
         link.consumed(0 if payload is None else len(payload))
@@ -190,7 +195,7 @@ class ValueService:
         entry.fetching = True
         header, payload = Header(kind=Kind.PULL, priority=priority), None
         if offered is not None:
-            header.digest, payload = _digest(entry, offered), as_payload(offered, entry.dtype)
+            header.digest, payload = entry.digest_of(offered), as_payload(offered, entry.dtype)
         self._send_up(entry, header, payload, fetched)
 
     def _send_up(self, entry: SliceState, asked: Header, payload: memoryview | None, on_result: OnResult) -> None:
@@ -203,7 +208,3 @@ class ValueService:
             codec=self._upstream.compression.spec if asked.round else "",
         )  # fmt: skip
         self._upstream.send(self._upstream.links[entry.root], header, payload, on_result)
-
-
-def _digest(entry: SliceState, value: Array) -> bytes:
-    return digest(as_payload(value, entry.dtype), entry.dtype)

@@ -6,6 +6,7 @@ of the loop are fused into one message (header, payload, header, payload, ...), 
 """
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -156,26 +157,26 @@ class Link:
             self.returned = total
             self._pump()
 
-    def restart(self, lane: Lane) -> bool:
-        """Reset a lane whose new connection both ends know. Messages in flight on the old one are lost; their owners
-        send them again. Payloads are queued until `resume`, so that they keep their order.
+    def restart(self, lane: Lane, resend: Callable[[], None]) -> bool:
+        """Reset a lane whose new connection both ends know. Messages in flight on the old one are lost; `resend` sends
+        them again, before those in the queue.
 
         Returns True if the lane had a connection before.
         """
         again = self.lanes.up(lane)
         self.health.closed = 0.0
-        self._restarting = True
         if lane == "tensors":
             self._fused.clear()
             self.window.restart()
         else:
             self.health.connected()
+        self._restarting = True
+        try:
+            resend()
+        finally:
+            self._restarting = False
+            self._pump()
         return again
-
-    def resume(self) -> None:
-        """All messages lost with the old connection have been sent again."""
-        self._restarting = False
-        self._pump()
 
     # Shared memory.
 

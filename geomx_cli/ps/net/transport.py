@@ -273,21 +273,17 @@ class Transport:
         if link.dialled or lane not in LANES:
             raise BadMessage("a hello of no lane, or from a peer that does not dial")
         link.lanes.welcome(lane, number)
-        link.restart(lane)
-        self._on_reconnect(link, lane)
-        link.resume()
+        link.restart(lane, partial(self._on_reconnect, link, lane))
 
     def _welcomed(self, link: Link, number: int) -> None:
         """The peer knows the connection of a lane that we dial: restart the lane, and report what may be lost."""
         lane = link.lanes.welcomed(number)
         if lane is None:  # a hello of a connection replaced meanwhile
             return
-        if link.restart(lane):
+        if link.restart(lane, partial(self._on_reconnect, link, lane)):
             self.warnings.restored(link)
         if link.lanes.all_up:
             self.sharing.offer(link)
-        self._on_reconnect(link, lane)
-        link.resume()
 
     def _disconnected(self, link: Link, lane: Lane, given_up: bool) -> None:
         link.lanes.down(lane)
