@@ -132,7 +132,7 @@ def compare(bench: Bench) -> list[dict[str, Any]]:
             mark = row["targets"][index]
             times = mark["all_seconds"]
             line += [_number(mark["seconds"], ".1f"), f"{sum(map(math.isfinite, times))} of {len(times)}",
-                     str(mark["steps"] or "-"), _number(mark["wan_bytes"] / 1e6, ".3g"),
+                     str(mark["steps"] or "-"), _number(mark["wan_bytes"] / 1e6, ".4g"),
                      _number(base / mark["seconds"], ".1f")]  # fmt: skip
     heads += ["final", "steps", "s"]
     for row, line in zip(rows, lines, strict=True):
