@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from geomx_cli.ps.aggregation.aggregator import Aggregator
+from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.deadlock_breaker import DeadlockBreaker
 from geomx_cli.ps.aggregation.slice_table import SliceTable
 from geomx_cli.ps.arrays import Array
@@ -91,14 +92,16 @@ class Bench:
         algorithm: FsaServer | None = None,
         warn: Callable[[str], None] = lambda _: None,
         may_offer: Callable[[], bool] = lambda: False,
+        compress: str = "",
     ) -> None:
         self.links = [KeptLink(), KeptLink()]
         self.delivery = KeptDelivery()
         self.dtype = dtype
         table = SliceTable(algorithm=algorithm or FsaServer(), roots=None, required_contributors=required_contributors)
         self.rounds = Aggregator(
-            delivery=self.delivery, upstream=None, own_rank=lambda: 0, table=table, warn=warn, may_offer=may_offer
-        )
+            delivery=self.delivery, upstream=None, own_rank=lambda: 0, table=table, warn=warn, may_offer=may_offer,
+            below=(Compression(compress),),
+        )  # fmt: skip
         self.deadlocks = DeadlockBreaker(table, lambda rank: [self.links[rank]])
         if optimizer:
             self.rounds.use(optimizers.create(optimizer, {"learning_rate": 0.1}))

@@ -1,5 +1,6 @@
 """The rounds of a server and the upstream client below it, with links that only record messages."""
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -7,11 +8,12 @@ import pytest
 from bench import SIZE, Bench, KeptLink, RecordingTransport
 
 from geomx_cli.ps.aggregation import value_service
+from geomx_cli.ps.aggregation.codec import parse_codec
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.aggregation.value_service import MAX_PULLS
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.link import Link
-from geomx_cli.ps.net.wire import BadMessage, Header, Kind
+from geomx_cli.ps.net.wire import BadMessage, DamagedPayload, Form, Header, Kind
 
 
 def test_rounds_complete_in_order_and_early_ones_wait() -> None:
@@ -201,3 +203,26 @@ def test_a_result_of_an_unknown_peer_is_refused() -> None:
     for link in (other, dialler):
         with pytest.raises(BadMessage, match="not asked for it"):
             upstream.on_result(link, Header(kind=Kind.RESULT, request=asked.request), None)
+
+
+def test_a_damaged_contribution_is_requested_until_it_has_come() -> None:
+    """Also if the request was lost with the control lane. One in a codec that is not in use is refused for good."""
+    bench = Bench("sgd", compress="fp16")
+    bench.init(np.zeros(SIZE, np.float32))
+    codec, link, array = parse_codec("fp16"), bench.links[0], np.ones(SIZE, np.float32)
+    assert codec is not None
+    payload = codec.encode(array)
+    about = {"form": Form.ENCODED, "round": 1, "contributors": (0,), "weight": 1.0}
+    header = bench.header(Kind.EXCHANGE, request=7, codec="fp16", checksum=zlib.crc32(payload), **about)
+    with pytest.raises(DamagedPayload):
+        bench.rounds.on_exchange(link, header, memoryview(bytes(len(payload))), 0)
+    assert link.damaged == [7]
+    bench.rounds.on_reconnect(bench.links[1])
+    bench.rounds.on_reconnect(link)
+    assert link.damaged == [7, 7] and not bench.links[1].damaged
+    other = bench.header(Kind.EXCHANGE, codec="bf16", checksum=zlib.crc32(payload), **about)
+    with pytest.raises(BadMessage, match="encoded as 'bf16' where 'fp16' is in use"):
+        bench.rounds.on_exchange(link, other, payload, 0)
+    bench.rounds.on_exchange(link, header, payload, 0)
+    bench.rounds.on_reconnect(link)
+    assert link.damaged == [7, 7], "it is here"

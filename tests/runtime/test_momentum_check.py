@@ -23,8 +23,10 @@ def test_both_have_momentum(cluster: Cluster, place: str, momentum: str, count: 
     assert cluster.outputs().count("momentum correction") == 1
 
 
-def test_the_master_is_warned_once_if_it_does_not_train(cluster: Cluster) -> None:
-    argv, env = hooked("momentum.py", "server", "0.9", "bsc")
+@pytest.mark.parametrize("inside", [False, True], ids=["between parties", "inside parties"])
+def test_the_master_is_warned_once_if_it_does_not_train(cluster: Cluster, inside: bool) -> None:
+    argv, env = hooked("momentum.py", "server", "0.9", "" if inside else "bsc")
+    cluster.environment |= {"GEOMX_COMPRESS_LAN": "bsc:0.5"} if inside else {}
     cluster.launch(argv, env=env, parties=(1, 1))
     cluster.finish()
     assert f"warning: bsc {WARNING.format('0.9', 100)}" in cluster.output("master")
