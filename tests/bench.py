@@ -35,6 +35,7 @@ class KeptLink:
         self.sent: list[tuple[Header, memoryview | None]] = []
         self.dialled = True
         self.wide_area = False
+        self.hello: dict[str, Any] = {}
 
     def send(self, header: Header, payload: memoryview | None) -> None:
         self.sent.append((header, payload))

@@ -57,6 +57,7 @@ class Wire:
     up: Take = _nowhere
     down: Take = _nowhere
     sent: deque[Callable[[], None]] = field(default_factory=deque)
+    hello: dict[str, Any] = field(default_factory=dict)
     dialled = True
     unread = 0
 
