@@ -38,8 +38,8 @@ class Aggregator:
     """Runs the rounds of all slices in `table`. Used by the loop's thread only.
 
     upstream: None at a root. own_rank: see Forwarder. above: this end of encoded exchanges with the roots. below: with
-    the members, see ResultSender. warn: receives warnings for the user. may_offer: see ValueService. `values`: handles
-    initial values and pulls.
+    the members, see ResultSender; () accepts contributions in any codec and sends results unencoded. warn: receives
+    warnings for the user. may_offer: see ValueService. `values`: handles initial values and pulls.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Aggregator:
         may_offer: Callable[[], bool] = lambda: False,
     ) -> None:
         self.table = table
-        self._below = below or (Compression(),)
+        self._agreed, self._below = below, below or (Compression(),)
         self.history = OptimizerHistory()
         self._sender = ResultSender(table, delivery, self._below, self.history)
         self.values = ValueService(table, upstream, self._sender, self._advance, may_offer)
@@ -150,7 +150,7 @@ class Aggregator:
     # Internals.
 
     def _content(self, link: Link, header: Header, payload: memoryview | None, rank: int) -> Content:
-        expected = self._below[plane_of(rank)].spec
+        expected = self._agreed[plane_of(rank)].spec if self._agreed else header.codec
         if header.form == Form.ENCODED and header.codec != expected:
             raise BadMessage(f"a contribution encoded as {header.codec!r} where {expected or 'none'!r} is in use")
         damaged = self._damaged.setdefault(link, set())
