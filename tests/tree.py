@@ -238,12 +238,8 @@ class Tree:
         return Node(rounds, members, upstream)
 
     def _at_root(self, root: Node, party: int, header: Header, payload: memoryview | None) -> None:
-        wire: Any = root.wires[party]
         self.crossed.append(0 if payload is None else len(payload))
-        if header.kind == Kind.PULL:
-            root.rounds.values.on_pull(wire, header, party, payload)
-        else:
-            root.rounds.on_exchange(wire, header, payload, party)
+        _take(root, root.wires[party], party, header, payload)
 
     def _below_root(self, upstream: UpstreamClient, wire: Wire, header: Header, payload: memoryview | None) -> None:
         self.crossed.append(0 if payload is None else len(payload))
@@ -265,10 +261,7 @@ class Tree:
     def _at_server(self, node: Node, wire: Any, who: Who, header: Header, payload: memoryview | None) -> None:
         rank = who[1] if who[0] >= 0 else CENTRAL + who[1]
         self.inside.append(0 if payload is None else len(payload))
-        if header.kind == Kind.PULL:
-            node.rounds.values.on_pull(wire, header, rank, payload)
-        else:
-            node.rounds.on_exchange(wire, header, payload, rank)
+        _take(node, wire, rank, header, payload)
 
     def _below_server(self, client: UpstreamClient, wire: Any, header: Header, payload: memoryview | None) -> None:
         self.inside.append(0 if payload is None else len(payload))
@@ -277,6 +270,13 @@ class Tree:
     def _header(self, kind: Kind, where: Slice, **fields: Any) -> Header:
         key, index = where
         return Header(kind=kind, key=key, slice=index, root=index % len(self.roots), **self._shape, **fields)
+
+
+def _take(node: Node, wire: Any, rank: int, header: Header, payload: memoryview | None) -> None:
+    if header.kind == Kind.PULL:
+        node.rounds.values.on_pull(wire, header, rank, payload)
+    else:
+        node.rounds.on_exchange(wire, header, payload, rank)
 
 
 def _bytes(value: Content) -> memoryview:

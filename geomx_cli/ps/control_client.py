@@ -5,12 +5,12 @@ from concurrent.futures import Future
 from typing import Any, Literal
 
 from geomx_cli.ps.aggregation.codec import complete_spec
+from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.declared_tensor import DeclaredTensor
 from geomx_cli.ps.worker import Worker, WorkerInfo
 
 __all__ = ["ControlClient"]
 
-Body = dict[str, Any]
 
 
 class ControlClient:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.barrier import Barrier
+from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.rpc import Request
 from geomx_cli.ps.cluster.server_members import ServerMembers
@@ -19,7 +19,6 @@ from geomx_cli.ps.placement_service import PlacementService
 
 __all__ = ["ControlService"]
 
-Body = dict[str, Any]
 
 
 class ControlService:

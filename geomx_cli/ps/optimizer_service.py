@@ -6,6 +6,7 @@ from typing import Any
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.aggregation.optimizer_history import Hyper, Successor
+from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.server_members import ServerMembers
 from geomx_cli.ps.optim import optimizers, schedules
 from geomx_cli.ps.optim.hyper_parameters import Value
@@ -13,7 +14,6 @@ from geomx_cli.ps.optim.optimizers import Optimizer
 
 __all__ = ["OptimizerService"]
 
-Body = dict[str, Any]
 
 _MAX_SERIAL = 2**31
 _MAX_KIND = 64

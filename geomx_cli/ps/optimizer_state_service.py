@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.aggregator import Aggregator
 from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.optim.optimizers import Optimizer
 from geomx_cli.ps.optim.serialized_arrays import PIECE, SerializedArrays, deserialize, digest
 
 __all__ = ["OptimizerStateService"]
 
-Body = dict[str, Any]
 
 MAX_READERS = 4096
 MAX_ARRAYS = 1024

@@ -3,13 +3,14 @@
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TimedOut
 from geomx_cli.core.events import EventLog
 from geomx_cli.ps.aggregation.codec import complete_lan_spec, complete_spec, parse_codec
 from geomx_cli.ps.aggregation.delivery_interface import WorkerDelivery
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
+from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.config import NodeSettings
 from geomx_cli.ps.cluster.liveness import NEWS, newest
 from geomx_cli.ps.cluster.membership import Membership
@@ -24,7 +25,6 @@ from geomx_cli.ps.worker_peers import WorkerPeers
 
 __all__ = ["Worker", "WorkerInfo"]
 
-Body = dict[str, Any]
 _Result = TypeVar("_Result")
 
 

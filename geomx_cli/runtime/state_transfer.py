@@ -1,10 +1,11 @@
 """Transfers the optimizer state between a worker and all roots. For the training thread; every call blocks."""
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from geomx_cli.core.errors import InvalidSettings, TimedOut
 from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.optim.serialized_arrays import SerializedArrays, deserialize, digest
 from geomx_cli.runtime.optimizer_state_file import Cut, SavedState
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["fetch", "restore"]
 
-Body = dict[str, Any]
 
 _PAUSE = 0.1
 

@@ -46,7 +46,7 @@ def test_nothing_that_is_started_by_hand_runs_them(cluster: Cluster, tmp_path: P
     assert not said.exists(), said.read_text()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the owner of a file")
 def test_a_folder_of_another_user_is_refused(desk: Desk) -> None:
     theirs = desk.folder / "theirs"
     theirs.mkdir()

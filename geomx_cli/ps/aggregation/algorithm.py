@@ -1,16 +1,16 @@
 """The server's interface to a synchronisation algorithm."""
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from geomx_cli.ps.arrays import Array
+from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.net.payload import Content
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.optim.optimizers import Optimizer
 
 __all__ = ["Aggregate", "PushUp", "ReplyNow", "RowAlgorithm", "ServerAlgorithm", "SliceView"]
 
-Body = dict[str, Any]
 
 
 @dataclass(slots=True)

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from geomx_cli.core.errors import GeomxError, PeerLost
 from geomx_cli.core.events import WarningRaised
+from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.liveness import newest
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.server_members import ServerMembers
@@ -23,7 +23,6 @@ WARN, GIVE_UP, GIVE_UP_PARTY = 0.5, 0.9, 0.95
 """Parts of the option `patience`. A party's own server sees more than a root, so it goes first."""
 ANSWER = 1.0
 
-Body = dict[str, Any]
 
 
 @dataclass(frozen=True)

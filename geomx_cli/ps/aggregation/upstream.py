@@ -1,8 +1,8 @@
 """The sending side of an exchange: contributions go up to the servers that own the slices, results come back.
 
 A contribution is kept until its result arrives, so that it can be retransmitted. After a lost connection the server is
-queried first: if it has the contribution, or even its result, the contribution is not sent again. So it is after a
-result that was damaged on the way. Servers use this towards the roots, workers towards their servers.
+queried first: if it has the contribution, or even its result, the contribution is not sent again. The same query
+follows a result that was damaged on the way. Servers use this towards the roots, workers towards their servers.
 """
 
 import itertools

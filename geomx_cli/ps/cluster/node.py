@@ -27,7 +27,6 @@ from geomx_cli.ps.net.wire import BadMessage, Header, Kind, decode_body, job_num
 
 __all__ = ["Node"]
 
-Body = dict[str, Any]
 _Given = ParamSpec("_Given")
 
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)

@@ -8,9 +8,9 @@ sends "fail", which needs an answer only.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from geomx_cli.core.errors import GeomxError
+from geomx_cli.ps.cluster.bodies import Body
 from geomx_cli.ps.cluster.liveness import Liveness
 from geomx_cli.ps.cluster.rpc import Request, Rpc
 from geomx_cli.ps.net.link import Link
@@ -18,7 +18,6 @@ from geomx_cli.ps.net.loop import Loop
 
 __all__ = ["Shutdown"]
 
-Body = dict[str, Any]
 
 PARTING = 10.0
 """Seconds to wait for the answer to "gone". A peer that does not receive "gone" waits for the option `silence`."""
