@@ -93,8 +93,8 @@ class OptimizerStateService:
             )
         snapshot = shared[0] if shared else _Snapshot(SerializedArrays(optimizer.export_state()), *now)
         self._snapshots[by] = snapshot
-        told = {"optimizer": optimizer.name, "params": optimizer.params, "loaded": self._loaded}
-        return {"size": snapshot.packed.size, **told}
+        size = snapshot.packed.size
+        return {"size": size, "optimizer": optimizer.name, "params": optimizer.params, "loaded": self._loaded}
 
     def _opened(self, by: str) -> _Snapshot:
         if by not in self._snapshots:

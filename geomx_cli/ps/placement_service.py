@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from geomx_cli.ps.aggregation.compression import Compression
 from geomx_cli.ps.aggregation.upstream import UpstreamClient
 from geomx_cli.ps.cluster.node import Node
 from geomx_cli.ps.cluster.partition import NEAR, Partition, Placement, Slice, Tensor
@@ -15,12 +16,17 @@ __all__ = ["PlacementService"]
 class PlacementService:
     """Answers declarations of tensors: the rank-0 root places slices on the roots, the rank-0 local server then on the
     servers of its party.
+
+    compression: of exchanges with the roots, as agreed when the first tensor is declared.
     """
 
-    def __init__(self, node: Node, members: ServerMembers, upstream: UpstreamClient | None) -> None:
+    def __init__(
+        self, node: Node, members: ServerMembers, upstream: UpstreamClient | None, compression: Compression
+    ) -> None:
         self._node = node
         self._members = members
         self._upstream = upstream
+        self._compression = compression
         self._partition: Partition | None = None
         self._placements: dict[str, Placement] = {}
         self._shapes: dict[tuple[int, int], tuple[int, int, int, int]] = {}
@@ -69,5 +75,5 @@ class PlacementService:
             assert plane is not None
             near = settings.host != "" and self._members.all_on(settings.host)
             elements = int(settings.number("slice_elements")) or (NEAR if near else 0)
-            self._partition = Partition(elements, plane.servers)
+            self._partition = Partition(elements, plane.servers, self._compression.ratio)
         return self._partition

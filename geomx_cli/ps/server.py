@@ -30,6 +30,7 @@ from geomx_cli.ps.net.lanes import Lane
 from geomx_cli.ps.net.link import Link
 from geomx_cli.ps.net.malloc import share_one_heap
 from geomx_cli.ps.net.wire import BadMessage, Header, Kind
+from geomx_cli.ps.optim.optimizers import Optimizer
 from geomx_cli.ps.placement_service import PlacementService
 from geomx_cli.ps.server_compression import ServerCompression
 
@@ -56,14 +57,13 @@ class Server:
         )  # fmt: skip
         upstream = self._upstream
         delivery.begin(self.node, upstream)
-        placements = PlacementService(self.node, self._members, upstream)
+        placements = PlacementService(self.node, self._members, upstream, self._compression.wan)
         self._table = SliceTable(
             algorithm=algorithm, roots=None if upstream is None else lambda: len(upstream.links),
             required_contributors=self._members.required_contributors, cohort_of=self._members.cohort_of,
             declared=placements.has_declared,
         )  # fmt: skip
-        notify_roots = None if upstream is None else self._notify_roots
-        self._deadlocks = DeadlockBreaker(self._table, self._members.links, notify_roots)
+        self._deadlocks = DeadlockBreaker(self._table, self._members.links, self._notify_roots if upstream else None)
         self._aggregator = Aggregator(
             delivery=delivery, upstream=upstream, own_rank=lambda: self._party_index, table=self._table,
             above=self._compression.wan, below=self._compression.below, may_offer=self._members.may_offer,
@@ -79,8 +79,8 @@ class Server:
         self._rosters: dict[str, Membership] = {}  # of the members, by the plane in which they dial
         self._join()
 
-    def run(self) -> None:
-        """Serve until all members have said goodbye."""
+    def run(self) -> Optimizer | None:
+        """Serve until all members have said goodbye; return a root's optimizer with its state, if one was set."""
         self.node.loop.every(STALLED_AFTER, self._deadlocks.check)
         self.node.loop.every(1.0, self._aggregator.values.check_offers)
         self.node.loop.every(self._settings.number("heartbeat"), self._report)
@@ -90,6 +90,7 @@ class Server:
         finally:
             self._report()
             self.node.close()
+        return self._aggregator.optimizer
 
     # Joining.
 
@@ -284,10 +285,9 @@ class Server:
     def _waits(self) -> Iterator[PendingWait]:
         """The current waits for members: in a round, for a master, or at a barrier."""
         missing = self._table.oldest()
-        masters = frozenset(self._members.initializing()) if self._members.complete else frozenset()
-        if missing is not None and masters:
-            owed = "set an optimizer, pulled or left"
-            yield PendingWait(owed, missing[1], masters, "and the first round waits for that")
+        who = frozenset(self._members.initializing()) if self._members.complete else frozenset()
+        if missing is not None and who:
+            yield PendingWait("set an optimizer, pulled or left", missing[1], who, "and the first round waits for that")
         elif missing is not None and missing[2]:
             yield PendingWait(f"contributed to round {missing[0]}", missing[1], missing[2])
         for began, ranks in self._control.at_barriers():

@@ -182,7 +182,7 @@ def two_levels(array: Array) -> Array:
 
 def sparseloco(array: Array) -> Array:
     if len(array) < 4096:
-        return rounded(array, 11)
+        return by_blocks(int8, 256)(array)
     return by_blocks(top(lambda size: math.ceil(size / 64), two_levels), 4096)(array)
 
 

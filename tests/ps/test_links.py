@@ -31,6 +31,8 @@ SIZES = (300_000, 10)
 TURNS_UP = 60.0
 """Seconds for a part of the training that nothing disturbs, on a busy machine."""
 
+pytestmark = pytest.mark.processes
+
 
 class Sites(Cluster):
     """The global plane is in site C; parties A and B, with a local server and a worker each, have their own sites.

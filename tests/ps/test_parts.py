@@ -159,6 +159,17 @@ def test_by_itself_a_partition_of_a_small_model_is_balanced_too(servers: int) ->
     assert 8 * servers <= len(lengths) <= 16 * servers and max(lengths) <= 262_144
 
 
+@pytest.mark.parametrize(("ratio", "scale"), [(0.5, 1), (1.0, 1), (2.0, 2), (200.0, 4)])
+def test_slices_are_longer_where_a_codec_shortens_them(ratio: float, scale: int) -> None:
+    partition, load = Partition(0, 2, ratio), [0, 0]
+    slices = partition.declare(Tensor("large", 4_194_304, "float32")).slices
+    assert [piece.length for piece in slices] == [262_144 * scale] * (16 // scale)
+    for size in (400, 12_800, 131_072, 32_768, 1280):
+        for piece in partition.declare(Tensor(str(size), size, "float32")).slices:
+            load[piece.root] += piece.length
+    assert max(load) <= 1.1 * sum(load) / 2, "a small model's load stays balanced"
+
+
 def test_declaring_again_changes_nothing_and_another_shape_is_refused() -> None:
     partition = Partition(100, 2)
     first = partition.declare(Tensor("w", 250, "float32"))

@@ -38,11 +38,13 @@ class Codec(ABC):
     0 keeps no residual. momentum: coefficient of momentum correction with factor masking, see codecs/bsc.py; 0 for
     none. results: whether results of rounds are sent as encoded values, as encoded changes of the values, or exact.
     keeps_weights: whether what is left of each element is within 1 % of the largest beside it, so that weights can be
-    sent, and not only gradients and differences.
+    sent, and not only gradients and differences. ratio: about how many times fewer bytes it makes of contributions and
+    results; slices are cut accordingly longer, see Partition.
     """
 
     decay: float = 0.0
     momentum: float = 0.0
+    ratio: float = 1.0
     results: Literal["values", "changes", "exact"]
     keeps_weights: bool = False
 
@@ -60,6 +62,17 @@ class Codec(ABC):
         """Decode to a new 1-D array of `length` float32 elements. Raises BadMessage for a payload that `encode` cannot
         produce.
         """
+
+    def extract(self, array: Array, momentum: Array | None = None) -> memoryview:
+        """Encode an array and subtract from it what `decode` makes of the payload. Sets the elements of `momentum` to 0
+        that are not decoded as 0.
+        """
+        payload = self.encode(array)
+        sent = self.decode(payload, len(array))
+        array -= sent
+        if momentum is not None:
+            momentum[sent != 0] = 0
+        return payload
 
 
 class SizedCodec(Protocol):
@@ -79,8 +92,8 @@ class SparseCodec(Protocol):
 
     union: bool
 
-    def encode_only(self, array: Array, indices: Array) -> memoryview:
-        """Encode the elements at these indices, ascending, as zeros elsewhere."""
+    def only(self, indices: Array) -> Codec:
+        """The codec that sends the elements at these indices, ascending, and zeros elsewhere."""
 
 
 def no_argument(name: str, argument: str) -> None:

@@ -1,12 +1,12 @@
 """Encoding of exchanges in one plane, and the per-slice state that each end keeps for it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.codec import (
-    LARGEST,
     Codec,
     Encoded,
     SliceRound,
@@ -16,13 +16,18 @@ from geomx_cli.ps.aggregation.codec import (
     parse_codec,
     sends_union,
 )
+from geomx_cli.ps.aggregation.error_feedback import ErrorFeedback, can_encode
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.net.payload import DTYPES, Content, cast, form_of, sum_payload
 from geomx_cli.ps.net.rows import Rows
 from geomx_cli.ps.net.wire import Form
 
-__all__ = ["Compression"]
+__all__ = ["Compression", "Decoded"]
 
+Decoded = tuple[Array | Callable[[], Array], Encoded | None]
+"""What the receivers of an encoded array decode, or a function that decodes it, and the encoding; None if it is sent
+as it is.
+"""
 Where = tuple[int, int]
 """Key and index of a slice."""
 
@@ -49,6 +54,7 @@ class Compression:
         self._codec: Codec | None = None
         self.spec = ""
         self.bytes = (0, 0)
+        self._feedback: dict[Where, ErrorFeedback] = {}
         self._kept: dict[Where, dict[str, Array]] = {}
         self.set(spec)
 
@@ -61,6 +67,11 @@ class Compression:
         self._codec, self.spec = codec, spec if codec else ""
         if codec is not None:
             codec.prepare()
+
+    @property
+    def ratio(self) -> float:
+        """See Codec."""
+        return self._codec.ratio if self._codec is not None else 1.0
 
     @property
     def changes(self) -> bool:
@@ -84,30 +95,9 @@ class Compression:
         given = array.astype(exact_dtype(where.dtype), copy=False)
         if not codec.decay:
             return encoded(self._count(codec.encode(given), array, where), Form.ENCODED)
-        if not _can_encode(given):
-            return None
-        # Error feedback: whatever the codec drops is kept in `residual` and sent with later contributions.
-        kept = self._kept.setdefault(where.id, {})
-        residual = kept.setdefault("residual", np.zeros_like(given))
-        has_momentum = codec.momentum and self.gradients
-        if has_momentum:
-            momentum = kept.setdefault("momentum", np.zeros_like(given))
-            momentum *= given.dtype.type(codec.momentum)
-            momentum += given
-            given = momentum
-        if codec.decay != 1:
-            residual *= given.dtype.type(codec.decay)
-        residual += given
-        if not _can_encode(residual):  # training diverges: send this array exact, and start again without a residual
-            del kept["residual"]
-            kept.pop("momentum", None)
-            return None
-        payload = self._count(codec.encode(residual), array, where)
-        sent = codec.decode(payload, len(array))
-        residual -= sent
-        if has_momentum:
-            momentum[sent != 0] = 0
-        return encoded(payload, Form.ENCODED)
+        momentum = codec.momentum if self.gradients else 0.0
+        payload = self._feedback_of(where).encode(codec, given, decay=codec.decay, momentum=momentum)
+        return None if payload is None else encoded(self._count(payload, array, where), Form.ENCODED)
 
     # Results, at a server.
 
@@ -127,7 +117,7 @@ class Compression:
                 noted = kept.setdefault(f"contributed/{name.partition('/')[2]}", np.zeros(len(reference), np.float32))
                 noted[_dense(total, len(reference)) != 0] = 1
 
-    def result(self, where: SliceRound, member: int, array: Array, *, is_sum: bool) -> tuple[Array, Encoded | None]:
+    def result(self, where: SliceRound, member: int, array: Array, *, is_sum: bool) -> Decoded:
         """The result of a cohort's round as every receiver sees it, in the slice's dtype, and its encoding if there is
         one.
         """
@@ -139,24 +129,15 @@ class Compression:
         exact = array.astype(exact_dtype(where.dtype), copy=False)
         kept, name = self._kept.setdefault(where.id, {}), f"reference/{member}"
         if is_sum:
-            if not _can_encode(exact):
-                return array, None
-            residual = kept.setdefault("residual", np.zeros_like(exact))
-            residual += exact
-            if not _can_encode(residual):
-                del kept["residual"]
-                return array, None
-            payload = self._count(_encode_result(codec, residual, exact), array, where)
-            sent = codec.decode(payload, len(array))
-            residual -= sent
-            return cast(sent, where.dtype), encoded(payload, Form.ENCODED)
+            payload = self._feedback_of(where).encode(_only(codec, exact), exact)
+            return (array, None) if payload is None else self._values(codec, payload, array, where)
         reference, noted = kept.get(name), kept.pop(f"contributed/{member}", None)
         with np.errstate(invalid="ignore", over="ignore"):
             change = None if reference is None else exact - reference
-        if reference is None or change is None or not _can_encode(change):
+        if reference is None or change is None or not can_encode(change):
             kept[name] = exact
             return array, None
-        payload = self._count(_encode_result(codec, change, noted), array, where)
+        payload = self._count(_only(codec, noted).encode(change), array, where)
         # The server decodes its own encoding and keeps that as the reference, exactly as the receivers do.
         new = cast(reference + codec.decode(payload, len(array)), where.dtype)
         kept[name] = new.astype(exact_dtype(where.dtype), copy=False)
@@ -168,14 +149,13 @@ class Compression:
         """
         self._kept.get(where, {}).pop(f"reference/{member}", None)
 
-    def newest(self, where: SliceRound, array: Array) -> tuple[Array, Encoded | None]:
+    def newest(self, where: SliceRound, array: Array) -> Decoded:
         """Encode a value pulled between rounds. The puller's reference is unknown, so only codecs of values encode it.
         """
         codec = self._codec_at(where)
         if codec is None or codec.results != "values":
             return array, None
-        payload = self._count(codec.encode(array.astype(exact_dtype(where.dtype), copy=False)), array, where)
-        return cast(codec.decode(payload, len(array)), where.dtype), encoded(payload, Form.ENCODED)
+        return self._values(codec, codec.encode(array.astype(exact_dtype(where.dtype), copy=False)), array, where)
 
     # Results, receiving end.
 
@@ -195,6 +175,14 @@ class Compression:
         kept["reference"] = new.astype(exact_dtype(dtype), copy=False)
         return new
 
+    def _values(self, codec: Codec, payload: memoryview, array: Array, where: SliceRound) -> Decoded:
+        self._count(payload, array, where)
+        length, dtype = len(array), where.dtype
+        return lambda: cast(codec.decode(payload, length), dtype), encoded(payload, Form.ENCODED)
+
+    def _feedback_of(self, where: SliceRound) -> ErrorFeedback:
+        return self._feedback.setdefault(where.id, ErrorFeedback())
+
     def _codec_at(self, where: SliceRound) -> Codec | None:
         return codec_at(self._codec, where.size, where.round)
 
@@ -208,17 +196,10 @@ class Compression:
         return payload
 
 
-def _encode_result(codec: Codec, array: Array, contributed: Array | None) -> memoryview:
-    """Encode all elements, or those that were contributed (not 0) if the codec sends only these."""
-    if sends_union(codec):
-        return codec.encode_only(array, np.flatnonzero(() if contributed is None else contributed))
-    return codec.encode(array)
+def _only(codec: Codec, contributed: Array | None) -> Codec:
+    """The codec for a result: of the elements that were contributed (not 0) if it sends only these."""
+    return codec.only(np.flatnonzero(() if contributed is None else contributed)) if sends_union(codec) else codec
 
 
 def _dense(total: Content, length: int) -> Array:
     return total.dense(length) if isinstance(total, Rows) else total
-
-
-def _can_encode(array: Array) -> bool:
-    """Whether all elements are below LARGEST in magnitude, and none is NaN."""
-    return not len(array) or bool(array.min() > -LARGEST and array.max() < LARGEST)

@@ -4,8 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from geomx_cli.ps.aggregation.accumulator import Accumulator
-from geomx_cli.ps.aggregation.codec import Encoded
-from geomx_cli.ps.aggregation.compression import Compression
+from geomx_cli.ps.aggregation.compression import Compression, Decoded
 from geomx_cli.ps.aggregation.delivery_interface import Delivery
 from geomx_cli.ps.aggregation.optimizer_history import OptimizerHistory
 from geomx_cli.ps.aggregation.slice_state import Cohort, Result, SliceState, View, Waiter
@@ -19,7 +18,7 @@ from geomx_cli.ps.net.wire import BadMessage, Form, Header, Kind, Reply
 
 __all__ = ["ResultSender", "plane_of"]
 
-_Encode = Callable[[Compression, Array], tuple[Array, Encoded | None]]
+_Encode = Callable[[Compression, Array], Decoded]
 
 
 class ResultSender:
@@ -60,8 +59,8 @@ class ResultSender:
             ranks = [waiter.rank for waiter in waiters]
             encode = _unencoded if changed is not None else self._encoder(entry, cohort)
             views = self._views(array, encode, central=max(ranks) >= CENTRAL)
-            decoded = views[plane_of(min(ranks))].array
-            if decoded is not array:
+            decoded = self._seen(views[plane_of(min(ranks))], array)
+            if decoded is not None:
                 self._given(entry, cohort.member, decoded=decoded)
         return Result(
             views, entry.slot.version, tuple(sorted(accumulator.ranks))[:4096], accumulator.weight,
@@ -98,8 +97,7 @@ class ResultSender:
             return
         array = entry.give()
         views = self._newest(entry, array) if waiter.newest else self._views(array, _unencoded)
-        decoded = views[plane_of(waiter.rank)].array
-        self._given(entry, member, decoded=None if decoded is array else decoded)
+        self._given(entry, member, decoded=self._seen(views[plane_of(waiter.rank)], array))
         self.answer(entry, waiter, 0, Result(views, version))
 
     def pass_on(self, entry: SliceState, waiter: Waiter, version: int, found: Content) -> None:
@@ -125,11 +123,15 @@ class ResultSender:
 
     def _views(self, array: Array, encode: _Encode, *, central: bool = True) -> tuple[View, ...]:
         """The value as each plane's members see it; without central workers only the first plane's."""
-        views = []
+        views: list[View] = []
         for compression in self._compressions if central else self._compressions[:1]:
-            array, encoded = encode(compression, array)
-            views.append(View(array, encoded, compression.spec))
+            found, encoded = encode(compression, views[-1].array if views else array)
+            views.append(View(found, encoded, compression.spec))
         return tuple(views)
+
+    def _seen(self, view: View, value: Array) -> Array | None:
+        """What a codec leaves of the value, for optimizers that compensate for delay; None if that is all of it."""
+        return None if not self._table.asynchronous or view.array is value else view.array
 
     def _given(
         self, entry: SliceState, member: int, numbers: Array | None = None, decoded: Array | None = None

@@ -1,6 +1,7 @@
 """A server's state of one slice: its value, the open rounds, and results not acknowledged by all members."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from geomx_cli.ps.aggregation.accumulator import Accumulator
@@ -46,13 +47,22 @@ class RoundState:
     started: float = field(default_factory=time.monotonic)
 
 
-@dataclass(frozen=True, slots=True)
 class View:
-    """A value as the members in one plane see it: what `codec` leaves of it, and its encoding, if any."""
+    """A value as the members in one plane see it: its encoding by `codec`, if any, and what these decode, which is made
+    when first needed.
+    """
 
-    array: Array
-    encoded: Encoded | None = None
-    codec: str = ""
+    def __init__(self, array: Array | Callable[[], Array], encoded: Encoded | None = None, codec: str = "") -> None:
+        self._array = array
+        self.encoded = encoded
+        self.codec = codec
+
+    @property
+    def array(self) -> Array:
+        """The value in the slice's dtype."""
+        if callable(self._array):
+            self._array = self._array()
+        return self._array
 
 
 @dataclass(frozen=True, slots=True)

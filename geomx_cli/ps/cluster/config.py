@@ -49,8 +49,8 @@ class NodeSettings:
     A server with both planes is a local server, or a root (`global_server`); a root without `local` has no members in
     the central party's plane; a server without `upper` is the root of a flat cluster. `party_index`, `rank` and
     `global_rank` are None if the scheduler is to choose. `wan_share` is this process's fraction of its party's emulated
-    link. `device` is what a worker of the bundled job trains on: "" for the CPU, or "gpuN". `options` holds the table
-    of options by name.
+    link. `device` is what a worker of the bundled job trains on: "" for the CPU, or "gpuN". `output_dir` is where a
+    worker or a root saves what is to be kept, "" for nowhere. `options` holds the table of options by name.
     """
 
     role: Role = "worker"
@@ -64,6 +64,7 @@ class NodeSettings:
     port: int = 0
     job: str = ""
     job_dir: str = ""
+    output_dir: str = ""
     process: str = ""
     party: str = ""
     party_index: int | None = None

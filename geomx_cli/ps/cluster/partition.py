@@ -20,6 +20,8 @@ NEAR = 524_288
 """Elements in a slice where all members share the roots' host: a slice costs each process time, whatever its size."""
 FAR, FAR_MIN = 262_144, 16_384
 """Elements in a slice elsewhere, at most and at least: the shorter, the sooner a slow link is busy both ways."""
+MAX_SCALE = 4
+"""How many times longer a slice elsewhere may be if it is sent encoded: its bytes are few, and its cost is the same."""
 SLICES_PER_ROOT = 8
 """Slices of a tensor that each root should have elsewhere, within these limits: so they are loaded alike."""
 
@@ -72,11 +74,13 @@ class Placement:
 class Partition:
     """Cuts and places each tensor when it is first declared. Declaring it again changes nothing.
 
-    slice_elements: maximum per slice; 0 chooses a size suited to servers across a wide-area link.
+    slice_elements: maximum per slice; 0 chooses a size suited to servers across a wide-area link, where elements are
+    sent in `ratio` times fewer bytes.
     """
 
-    def __init__(self, slice_elements: int, servers: int) -> None:
+    def __init__(self, slice_elements: int, servers: int, ratio: float = 1.0) -> None:
         self._slice_elements = min(slice_elements, MAX_ELEMENTS)
+        self._scale = max(1, int(min(ratio, MAX_SCALE)))
         self._servers = servers
         self._load = [0] * servers
         self._placed: dict[str, Placement] = {}
@@ -117,7 +121,8 @@ class Partition:
             )
         share = -(-tensor.size // (SLICES_PER_ROOT * self._servers))
         # at least a whole row, or rows cannot be sent separately
-        most = self._slice_elements or min(FAR, max(FAR_MIN, tensor.row, share))
+        scale = self._scale
+        most = self._slice_elements or min(scale * FAR, max(FAR_MIN, tensor.row, scale * share))
         if not 0 < tensor.size <= MAX_SLICES * most or len(self._placed) >= MAX_KEYS:
             raise InvalidSettings(
                 f"key {tensor.name!r} has {tensor.size} elements",

@@ -1,20 +1,42 @@
 """Sparse codecs: selecting the largest elements and encoding their indices."""
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from geomx_cli.ps.aggregation.codec import Codec
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
 
-__all__ = ["decode_indices", "encode_indices", "largest", "largest_of_rows"]
+__all__ = ["SelectingCodec", "decode_indices", "encode_indices", "largest", "largest_of_rows"]
 
 _STEP = 32
 """One of so many elements gives a first bound on magnitudes, so that few have to be ordered."""
 _GROUPS = 2
 """Groups in a row for each element wanted of it."""
+
+
+class SelectingCodec(Codec):
+    """A codec that sends some elements: subtracting them takes no pass over all."""
+
+    @abstractmethod
+    def select(self, array: "Array") -> "tuple[memoryview, Array, Array]":
+        """Encode an array: the payload, and the indices and values that it is decoded to."""
+
+    def encode(self, array: "Array") -> memoryview:
+        """See Codec."""
+        return self.select(array)[0]
+
+    def extract(self, array: "Array", momentum: "Array | None" = None) -> memoryview:
+        """See Codec."""
+        payload, indices, sent = self.select(array)
+        array[indices] -= sent
+        if momentum is not None:
+            momentum[indices[sent != 0]] = 0
+        return payload
 
 
 def largest(array: "Array", count: int) -> "Array":

@@ -30,6 +30,7 @@ class Bf16(Codec):
     """The payload: the upper halves of the elements as fp32, little-endian."""
 
     results = "values"
+    ratio = 2.0
     keeps_weights = True
 
     def __init__(self) -> None:

@@ -40,6 +40,7 @@ class Fp16(Codec):
     """The payload: the elements as little-endian fp16, then the exponent of the power of two as int16."""
 
     results = "values"
+    ratio = 2.0
     keeps_weights = True
 
     def __init__(self) -> None:

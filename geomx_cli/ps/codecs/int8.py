@@ -34,6 +34,7 @@ class Int8(Codec):
 
     decay = 1.0
     results = "changes"
+    ratio = 4.0
     keeps_weights = True
 
     def __init__(self) -> None:

@@ -34,6 +34,7 @@ class Q4(Codec):
 
     decay = 1.0
     results = "changes"
+    ratio = 8.0
 
     def __init__(self) -> None:
         self._encode, self._decode = _kernels.q4_encode, _kernels.q4_decode

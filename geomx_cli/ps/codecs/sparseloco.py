@@ -4,7 +4,7 @@ The residual decays by 0.95 (e = 0.95 e + difference). In chunks of 4096 element
 a sign, and one bit for which of two levels the magnitude has. Magnitudes above the mean of the 64 have their mean as
 level, the others theirs; a slice's levels are encoded by the codec fp16. Indices are gaps in Rice code with 5 low bits.
 The last chunk sends the same fraction of its elements, rounded up. Slices of fewer than 4096 elements are encoded by
-fp16. In the residual of results that are sums nothing decays.
+int8. In the residual of results that are sums nothing decays.
 """
 
 from functools import lru_cache
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from geomx_cli.ps.aggregation.codec import Codec, no_argument
-from geomx_cli.ps.codecs._sparse import largest, largest_of_rows
+from geomx_cli.ps.aggregation.codec import no_argument
+from geomx_cli.ps.codecs._sparse import SelectingCodec, largest, largest_of_rows
 from geomx_cli.ps.codecs.fp16 import Fp16
+from geomx_cli.ps.codecs.int8 import Int8
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def codec(argument: str) -> "SparseLoCo":
     return SparseLoCo()
 
 
-class SparseLoCo(Codec):
+class SparseLoCo(SelectingCodec):
     """The payload: two levels of each chunk in fp16, the power of two that they are multiplied by as int16, then bits,
     each kind starting at a byte boundary: the low bits of gaps, signs, levels, and the gaps' high parts in unary (ones
     and a zero).
@@ -41,17 +42,20 @@ class SparseLoCo(Codec):
 
     decay = 0.95
     results = "changes"
+    ratio = 200.0
 
     def __init__(self) -> None:
-        self._fp16 = Fp16()
+        self._fp16, self._int8 = Fp16(), Int8()
 
-    def encode(self, array: "Array") -> memoryview:
-        """See Codec."""
+    def select(self, array: "Array") -> "tuple[memoryview, Array, Array]":
+        """See SelectingCodec."""
         if len(array) < _CHUNK:
-            return self._fp16.encode(array)
+            payload = self._int8.encode(array)
+            return payload, np.arange(len(array)), self._int8.decode(payload, len(array))
         chunks = _chunks_of(len(array))
         indices = chunks.largest(array)
-        values = array[chunks.starts + indices].astype(np.float32, copy=False)
+        places = chunks.starts + indices
+        values = array[places].astype(np.float32, copy=False)
         magnitude = np.abs(values)
         high = magnitude > (np.add.reduceat(magnitude, chunks.first) / chunks.counts)[chunks.numbers]
         levels = np.zeros((len(chunks.counts), 2), np.float32)
@@ -64,13 +68,15 @@ class SparseLoCo(Codec):
         ends = np.cumsum((gaps >> _LOW_BITS) + 1) - 1
         unary = np.ones(int(ends[-1]) + 1, np.uint8)
         unary[ends] = 0
-        bits = (np.packbits(part) for part in (low.reshape(-1), values < 0, high, unary))
-        return memoryview(bytes(self._fp16.encode(levels.reshape(-1))) + b"".join(part.tobytes() for part in bits))
+        negative, head = values < 0, self._fp16.encode(levels.reshape(-1))
+        bits = (np.packbits(part) for part in (low.reshape(-1), negative, high, unary))
+        payload = memoryview(bytes(head) + b"".join(part.tobytes() for part in bits))
+        return payload, places, _values(self._fp16.decode(head, levels.size), chunks, high, negative)
 
     def decode(self, payload: memoryview, length: int) -> "Array":
         """See Codec."""
         if length < _CHUNK:
-            return self._fp16.decode(payload, length)
+            return self._int8.decode(payload, length)
         chunks = _chunks_of(length)
         count, place = len(chunks.starts), 2 * 2 * len(chunks.counts) + 2
         sizes = [-(-_LOW_BITS * count // 8), -(-count // 8), -(-count // 8)]
@@ -95,10 +101,8 @@ class SparseLoCo(Codec):
         indices = total - np.repeat(before, chunks.counts) - 1
         if (indices >= chunks.limits).any():
             raise BadMessage("sparseloco with an index beyond its chunk")
-        values = levels[2 * chunks.numbers + parts[2][:count]]
-        np.negative(values, out=values, where=parts[1][:count].view(np.bool_))
         array = np.zeros(length, np.float32)
-        array[chunks.starts + indices] = values
+        array[chunks.starts + indices] = _values(levels, chunks, parts[2][:count], parts[1][:count].view(np.bool_))
         return array
 
 
@@ -123,6 +127,13 @@ class _Chunks:
         if whole == len(array):
             return found
         return np.concatenate([found, largest(array[whole:], int(self.counts[-1]))])
+
+
+def _values(levels: "Array", chunks: _Chunks, high: "Array", negative: "Array") -> "Array":
+    """The elements that were sent."""
+    values: Array = levels[2 * chunks.numbers + high]
+    np.negative(values, out=values, where=negative)
+    return values
 
 
 @lru_cache(16)

@@ -20,7 +20,7 @@ import numpy as np
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.ps.aggregation.codec import Codec
 from geomx_cli.ps.codecs import bf16, fp16, int8, q4
-from geomx_cli.ps.codecs._sparse import decode_indices, encode_indices, largest
+from geomx_cli.ps.codecs._sparse import SelectingCodec, decode_indices, encode_indices, largest
 from geomx_cli.ps.net.wire import BadMessage
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def codec(argument: str) -> "TopK":
     return TopK(argument, "topk")
 
 
-class TopK(Codec):
+class TopK(SelectingCodec):
     """The payload: the number of elements as uint32, the indices, the values.
 
     smallest: elements of the smallest tensor that is made sparse; None until the spec is completed. small: the codec
@@ -49,6 +49,7 @@ class TopK(Codec):
     results = "changes"
     smallest: int | None = 0
     small: Codec | None = None
+    _only: "Array | None" = None
 
     def __init__(self, argument: str, what: str) -> None:
         ratio, *words = argument.replace("+", ",").split(",")
@@ -78,6 +79,7 @@ class TopK(Codec):
             raise InvalidSettings(f"{self._what}: it does not take {wrong!r}", hint)
         self._varies = self.union or self._warmup > 0
         """Whether the number of elements differs from ceil(RATIO n) in some results."""
+        self.ratio = max(1.0, 1 / self._ratio)
 
     def _whole(self, text: str) -> int:
         if not (text.isascii() and text.isdigit()):
@@ -98,16 +100,23 @@ class TopK(Codec):
         warming._ratio = self._ratio ** (max(round_ - 1, 0) / self._warmup)
         return warming
 
-    def encode(self, array: "Array") -> memoryview:
-        """See Codec."""
-        return self.encode_only(array, largest(array, math.ceil(len(array) * self._ratio)))
-
-    def encode_only(self, array: "Array", indices: "Array") -> memoryview:
+    def only(self, indices: "Array") -> Codec:
         """See SparseCodec."""
-        values = array[indices].astype(np.float32, copy=False)
-        encoded = values.astype("<f4").tobytes() if self._values is None else self._values.encode(values)
+        chosen = copy.copy(self)
+        chosen._only = indices
+        return chosen
+
+    def select(self, array: "Array") -> "tuple[memoryview, Array, Array]":
+        """See SelectingCodec."""
+        indices = largest(array, math.ceil(len(array) * self._ratio)) if self._only is None else self._only
+        sent = array[indices].astype(np.float32, copy=False)
+        if self._values is None:
+            values = memoryview(sent.astype("<f4").tobytes())
+        else:
+            values = self._values.encode(sent)
+            sent = self._values.decode(values, len(sent))
         head = np.array([len(indices)], _COUNT).tobytes()
-        return memoryview(head + encode_indices(indices, len(array)).tobytes() + bytes(encoded))
+        return memoryview(head + encode_indices(indices, len(array)).tobytes() + bytes(values)), indices, sent
 
     def decode(self, payload: memoryview, length: int) -> "Array":
         """See Codec."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import nearest
 from geomx_cli.ps.arrays import Array
 from geomx_cli.ps.optim.dcasgd import Dcasgd, DcasgdAdaptive, DcasgdMxnet
 from geomx_cli.ps.optim.hyper_parameters import Field, Value, fields_of, rate_field
@@ -288,5 +289,5 @@ def create(name: str, params: Mapping[str, Value | None], schedule: Schedule | N
     the hint lists the valid ones.
     """
     if name not in _CLASSES:
-        raise InvalidSettings(f"no server optimizer is called {name!r}", f"there are {', '.join(SUPPORTED)}")
+        raise InvalidSettings(f"no server optimizer is called {name!r}", nearest(name, SUPPORTED))
     return _CLASSES[name](params, schedule)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import nearest
 from geomx_cli.ps.optim.hyper_parameters import Field
 
 __all__ = ["SCHEDULES", "Schedule", "create"]
@@ -159,5 +160,5 @@ SCHEDULES: Mapping[str, type[Schedule]] = MappingProxyType(
 def create(name: str, params: Mapping[str, Any]) -> Schedule:
     """The schedule called `name`. Raises InvalidSettings for an unknown name or wrong numbers."""
     if name not in SCHEDULES:
-        raise InvalidSettings(f"no learning-rate schedule is called {name!r}", f"there are {', '.join(SCHEDULES)}")
+        raise InvalidSettings(f"no learning-rate schedule is called {name!r}", nearest(name, SCHEDULES))
     return SCHEDULES[name](params)
