@@ -55,10 +55,11 @@ def run(network: str, names: Sequence[str], base: Path) -> None:
     for name in names:
         options = [*CLUSTER, "--network", network, *NETWORKS[network], *ALGORITHMS[name]]
         result = json.loads(geomx("launch", *options, *TUNED.get((network, name), ()), "--json"))
-        geomx("logs", "collect", result["job"], "--to", str(base), "--replace")
-        print(geomx("summarize", "--base", str(base), "--network", network, "--mode", name))
+        geomx("logs", "collect", result["job"], "--to", str(base))
+        words = ("--base", str(base), "--network", network, "--mode", name, "--run", result["job"])
+        print(geomx("summarize", *words))
     print(geomx("draw", "--base", str(base), "--network", network))
-    print(geomx("compare", *(str(base / network / name) for name in names)))
+    print(geomx("compare", str(base / network)))
 
 
 def main() -> int:

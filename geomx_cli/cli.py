@@ -11,13 +11,18 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from geomx_cli import __version__
+from geomx_cli.commands._group import SuggestingGroup
 from geomx_cli.core.errors import CheckFailed, GeomxError, Interrupted, UsageError
+from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.core.stdout import Stdout, watched
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 __all__ = ["COMMANDS", "ERROR_VERSION", "geomx", "main"]
 
@@ -27,22 +32,26 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "attach": ("geomx_cli.commands.attach", "Attach to a job that is detached or whose launch has exited."),
     "compare": ("geomx_cli.commands.compare", "Compare jobs: time, bytes, accuracy, throughput."),
     "dashboard": ("geomx_cli.commands.dashboard", "Show a job live in a web page on this machine."),
-    "data": ("geomx_cli.commands.data", "Fetch the data sets of the bundled training job."),
+    "completion": ("geomx_cli.commands.completion", "Print the script that completes command lines in a shell."),
+    "data": ("geomx_cli.commands.data", "Fetch the data sets of the bundled training job, or send them to hosts."),
     "doctor": ("geomx_cli.commands.doctor", "Check the hosts and the network before a job."),
     "draw": ("geomx_cli.commands.draw", "Draw the figures of a network from its jobs' records."),
+    "fetch": ("geomx_cli.commands.fetch", "Fetch what a job has saved, as its model, from its hosts."),
     "hosts": ("geomx_cli.commands.hosts", "Check an inventory file and show what will run where."),
     "init": ("geomx_cli.commands.init", "Write a starter inventory and training script."),
     "jobs": ("geomx_cli.commands.jobs", "List the jobs that were launched from here."),
     "launch": ("geomx_cli.commands.launch", "Start a training job, watch it and wait for its end."),
     "logs": ("geomx_cli.commands.logs", "Print what a job's processes write, or collect it."),
+    "man": ("geomx_cli.commands.man", "Show the manual page of a command."),
     "status": ("geomx_cli.commands.status", "Show the status of a job, process by process."),
     "stop": ("geomx_cli.commands.stop", "Stop a job, or one party of it, and clean up."),
     "summarize": ("geomx_cli.commands.summarize", "Summarise the records of a job."),
+    "sweep": ("geomx_cli.commands.sweep", "Run jobs of several algorithms and seeds, and compare them."),
 }
 """Each command's module, whose attribute of the same name is the command, and its line in `geomx --help`."""
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(SuggestingGroup):
     """A command group that lists COMMANDS and imports a command's module on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -53,13 +62,20 @@ class _LazyGroup(click.Group):
             return None
         return cast(click.Command, getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name))
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
+        """Return the matching commands and flags."""
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
+    if wanted and not ctx.resilient_parsing:
         click.echo(f"geomx {__version__}")
         ctx.exit()
 
@@ -83,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A command that fails under --json before it has printed its object prints an object with the error. If stdout is
     closed (a pipe to `head`), exits silently with status 1.
     """
+    if instruction := os.environ.get("_GEOMX_COMPLETE"):
+        return _complete(instruction)
     given = sys.argv[1:] if arguments is None else list(arguments)
     words = given[: given.index("--")] if "--" in given else given
     with watched(sys.stdout) as output:
@@ -100,16 +118,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 output.give_up()
 
 
+def _complete(instruction: str) -> int:
+    """Answer a shell that completes a command line."""
+    from geomx_cli.commands._completion import answer
+
+    return answer(geomx, instruction)
+
+
 def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
     """Run a command, report its error, and return the exit status. Raises OSError if stdout cannot be written."""
     try:
         status = geomx.main(list(given), prog_name="geomx", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except click.ClickException as wrong:
-        wrong.show()
-        context = getattr(wrong, "ctx", None)
-        hint = f"{context.command_path} --help explains its usage" if context else ""
-        failed: GeomxError = UsageError(wrong.format_message(), hint)
+        failed: GeomxError = _usage_error(wrong)
+        _say(failed)
     except (click.Abort, KeyboardInterrupt):
         failed = Interrupted("interrupted")
         _say(failed)
@@ -127,9 +150,21 @@ def _run(given: Sequence[str], output: Stdout, *, json_wanted: bool) -> int:
         )
         return 1
     if json_wanted and not output.used:
-        told = {"message": failed.message, "hint": failed.hint, "exit_code": failed.exit_code}
-        print(json.dumps({"schema_version": ERROR_VERSION, "error": told}))
+        fields = {"message": failed.message, "hint": failed.hint, "exit_code": failed.exit_code}
+        print(json.dumps({"schema_version": ERROR_VERSION, "error": fields}))
     return failed.exit_code
+
+
+def _usage_error(wrong: click.ClickException) -> UsageError:
+    """Return click's error as one of ours."""
+    context = wrong.ctx if isinstance(wrong, click.UsageError) else None
+    usage = f"{context.command_path} --help explains its usage" if context else ""
+    if context and isinstance(wrong, click.NoSuchOption):
+        known = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
+        close = did_you_mean(wrong.option_name, (name for name in known if name.startswith("-")))
+        return UsageError(f"there is no option {wrong.option_name}", " ".join(filter(None, (close, usage))))
+    message = wrong.format_message().strip().removesuffix(".")
+    return UsageError(message[:1].lower() + message[1:], usage)
 
 
 def _say(error: GeomxError) -> int:

@@ -4,9 +4,11 @@
 
     kv = geomx.init("dist_sync")
     mine = geomx.shard(geomx.load_data("fashion-mnist", "train"))
+    geomx.report(step=step, samples=len(labels), loss=loss.mean())
 
-Scripts run under `geomx launch` or `python -m geomx_cli.runtime`, with one job per process. All functions must be
-called from the training thread. The API is optional: a plain MXNet script gets the same store from `mx.kv.create`.
+Scripts run under `geomx launch` or `python -m geomx_cli.runtime`, with one job per process. All functions but `report`
+must be called from the training thread. The API is optional: a plain MXNet script gets the same store from
+`mx.kv.create`.
 """
 
 import sys
@@ -20,13 +22,16 @@ from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.runtime import finder, script
 from geomx_cli.runtime.frontends.mxnet import load
 from geomx_cli.runtime.frontends.mxnet.kvstore import KVStore
+from geomx_cli.runtime.reports import report
 from geomx_cli.runtime.training import data, shards
 from geomx_cli.runtime.training.samples import Samples
 
 __all__ = [
     "InvalidSettings", "KVStore", "Samples", "global_rank", "init", "is_master", "load_data", "num_all_workers",
-    "shard",
+    "report", "shard",
 ]  # fmt: skip
+
+load.prepare_import()  # for `import mxnet` after this, also in a script that runs alone
 
 
 def init(kind: str = "dist_sync") -> KVStore:

@@ -6,6 +6,7 @@ servers updates the weights with the sums, and all workers pull the new weights.
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -66,12 +67,15 @@ def main() -> None:
             with autograd.record():
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()
+            geomx.report(samples=len(labels), loss=loss.mean())  # shown by geomx launch, status, dashboard and draw
             for key, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
                 # All layers are in flight at once; the first one's result is needed first, so it has priority.
                 kv.push(key, grad / (len(labels) * geomx.num_all_workers()), priority=-key)
                 kv.pull(key, out=weight, priority=-key)
         if geomx.global_rank() == 0:
-            print(f"epoch {epoch}: accuracy {accuracy(net, test):.4f}", flush=True)
+            geomx.report(accuracy=accuracy(net, test))
+    if geomx.global_rank() == 0:
+        net.save_parameters(str(Path(os.environ.get("GEOMX_OUTPUT_DIR", "."), "model.params")))  # geomx fetch
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ new ones. The servers use the mean of all workers as a gradient, and all workers
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -71,6 +72,7 @@ def main() -> None:
             with autograd.record():
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()
+            geomx.report(samples=len(labels), loss=loss.mean())  # shown by geomx launch, status, dashboard and draw
             trainer.step(len(labels))
             steps += 1
             if steps % given.inner_steps == 0:
@@ -79,7 +81,9 @@ def main() -> None:
                     kv.pull(key, out=weight, priority=-key)
                 before = [weight.copy() for weight in weights]
         if geomx.global_rank() == 0:
-            print(f"epoch {epoch}: accuracy {accuracy(net, test):.4f}", flush=True)
+            geomx.report(accuracy=accuracy(net, test))
+    if geomx.global_rank() == 0:
+        net.save_parameters(str(Path(os.environ.get("GEOMX_OUTPUT_DIR", "."), "model.params")))  # geomx fetch
 
 
 if __name__ == "__main__":

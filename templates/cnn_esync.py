@@ -8,6 +8,7 @@ many as they have time for.
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -70,6 +71,7 @@ def main() -> None:
             with autograd.record():
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()
+            geomx.report(samples=len(labels), loss=loss.mean())  # shown by geomx launch, status, dashboard and draw
             trainer.step(len(labels))
             mx.nd.waitall()  # so that ESync measures whole steps
             if esync.step():
@@ -80,7 +82,9 @@ def main() -> None:
                 mx.nd.waitall()
                 esync.begin()
         if geomx.global_rank() == 0:
-            print(f"epoch {epoch}: accuracy {accuracy(net, test):.4f}", flush=True)
+            geomx.report(accuracy=accuracy(net, test))
+    if geomx.global_rank() == 0:
+        net.save_parameters(str(Path(os.environ.get("GEOMX_OUTPUT_DIR", "."), "model.params")))  # geomx fetch
     esync.leave()  # the others no longer wait for this worker
 
 

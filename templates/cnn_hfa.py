@@ -7,6 +7,7 @@ continues from that mean; for every K2-th mean, the servers average over the sit
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -68,6 +69,7 @@ def main() -> None:
             with autograd.record():
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()
+            geomx.report(samples=len(labels), loss=loss.mean())  # shown by geomx launch, status, dashboard and draw
             trainer.step(len(labels))
             steps += 1
             if steps % kv.option("k1") == 0:
@@ -75,7 +77,9 @@ def main() -> None:
                     kv.push(key, weight / kv.num_workers, priority=-key)
                     kv.pull(key, out=weight, priority=-key)
         if geomx.global_rank() == 0:
-            print(f"epoch {epoch}: accuracy {accuracy(net, test):.4f}", flush=True)
+            geomx.report(accuracy=accuracy(net, test))
+    if geomx.global_rank() == 0:
+        net.save_parameters(str(Path(os.environ.get("GEOMX_OUTPUT_DIR", "."), "model.params")))  # geomx fetch
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ gradients and pulls weights. With update_on_kvstore=False it would pull the summ
 
 import argparse
 import os
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -60,10 +61,13 @@ def main() -> None:
             with autograd.record():
                 loss = loss_of(net(mx.nd.array(images)), mx.nd.array(labels))
             loss.backward()
+            geomx.report(samples=len(labels), loss=loss.mean())  # shown by geomx launch, status, dashboard and draw
             # The store sums the gradients of all workers, so one step covers the batches of all of them.
             trainer.step(given.batch_size * geomx.num_all_workers())
         if geomx.global_rank() == 0:
-            print(f"epoch {epoch}: accuracy {accuracy(net, test):.4f}", flush=True)
+            geomx.report(accuracy=accuracy(net, test))
+    if geomx.global_rank() == 0:
+        net.save_parameters(str(Path(os.environ.get("GEOMX_OUTPUT_DIR", "."), "model.params")))  # geomx fetch
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
+import geomx_cli.mxnet as geomx
+
 SIZE, KINDS = 24, 3
 
 
@@ -54,28 +56,31 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.005)
     given = parser.parse_args()
 
+    seed = int(os.environ.get("GEOMX_SEED", "1"))  # geomx launch --seed, and another one for each run of geomx sweep
+    mx.random.seed(seed)
     kv = mx.kv.create("dist_sync")
     # With devices = ["gpu0"] in the inventory each worker sees only its own GPU, as gpu(0).
     with mx.gpu(0) if os.environ.get("GEOMX_DEVICE") else mx.cpu():
         net, loss_of = network(), gluon.loss.SoftmaxCrossEntropyLoss()
         # The optimizer runs on the global servers, on the sum of the gradients of all workers of all sites.
         trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": given.lr}, kvstore=kv)
-        images, kinds = pictures(given.samples, seed=1 + max(0, kv.global_rank))  # different data for every worker
+        own = 1000 * seed + 1 + max(0, kv.global_rank)  # different data for every worker, and others than the test's
+        images, kinds = pictures(given.samples, seed=own)
         test_images, test_kinds = pictures(600, seed=0)
         for epoch in range(given.epochs):
-            total = 0.0
             for first in range(0, len(images), given.batch_size):
                 batch = slice(first, first + given.batch_size)
                 with autograd.record():
                     loss = loss_of(net(mx.nd.array(images[batch])), mx.nd.array(kinds[batch]))
                 loss.backward()
                 trainer.step(given.batch_size * kv.num_all_workers)
-                total += float(loss.sum().asscalar())
+                geomx.report(samples=given.batch_size, loss=loss.mean())  # shown by geomx launch, status, draw
             guesses = net(mx.nd.array(test_images)).asnumpy().argmax(axis=1)
             accuracy = float((guesses == test_kinds).mean())
-            print(f"epoch {epoch}: loss {total / len(images):.4f}, test accuracy {accuracy:.4f}", flush=True)
+            geomx.report(accuracy=accuracy)
+            print(f"epoch {epoch}: loss {float(loss.mean().asscalar()):.4f}, accuracy {accuracy:.4f}", flush=True)
         if kv.global_rank == 0:  # a single worker of the job; the master worker may not train
-            net.save_parameters(str(Path(os.environ.get("GEOMX_JOB_DIR", "."), "shapes.params")))
+            net.save_parameters(str(Path(os.environ.get("GEOMX_OUTPUT_DIR", "."), "model.params")))  # geomx fetch
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import importlib.util
 import itertools
 import json
 import shutil
@@ -56,8 +57,8 @@ class Browser:
         self.wait_for("document.readyState === 'complete'")
 
     def value(self, script: str) -> Any:
-        """Evaluate a JavaScript expression in the page."""
-        result = self._call("Runtime.evaluate", expression=script, returnByValue=True)["result"]
+        """Evaluate a JavaScript expression in the page, and wait for it if it is a promise."""
+        result = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)["result"]
         assert result.get("subtype") != "error", result
         return result.get("value")
 
@@ -68,6 +69,27 @@ class Browser:
             assert time.monotonic() < end, f"not within {limit} s: {script}; {self.complaints}"
             time.sleep(0.05)
         return found
+
+    def resize(self, width: int, height: int = 1500, *, dark: bool = False) -> None:
+        """Show the page in a window of this size, in light or dark mode."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def violations(self) -> list[str]:
+        """The serious and critical findings of axe-core about the page's accessibility."""
+        package = importlib.util.find_spec("axe_playwright_python")  # holds axe-core; its Playwright is not used
+        assert package is not None and package.origin is not None, "make .venv/.test installs axe-core"
+        self.value(Path(package.origin).with_name("axe.min.js").read_text() + "; 0")
+        run = "axe.run({resultTypes: ['violations']}).then(all => JSON.stringify(all.violations))"
+        found = json.loads(self.value(run))
+        return [
+            f"{one['id']}: {', '.join(str(node['target']) for node in one['nodes'][:5])}"
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
 
     def screenshot(self, path: Path) -> None:
         """Save an image of the whole page as PNG."""

@@ -28,7 +28,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("any-load", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("any-load")
 
-STARTERS = {"cluster", "machines", "sites", "jobs", "desk"}
+STARTERS = {"browser", "cluster", "machines", "sites", "desk"}
 """Fixtures whose tests start processes."""
 
 

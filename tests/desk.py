@@ -165,7 +165,7 @@ class Desk:
     def json(self, *arguments: str) -> Any:
         """The output of a command with --json, which must succeed."""
         done = self.geomx(*arguments, "--json")
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, (done.returncode, done.stderr, done.stdout)
         return json.loads(done.stdout)
 
     def launch(

@@ -12,4 +12,4 @@ def planned(*script: str, one_host: bool = False, **options: Any) -> Plan:
     """Two parties of two workers."""
     values = {**defaults(plugins.table()), **options}
     spec = JobSpec("job-1", values, script, job_dir="/jobs/job-1", socket_dir="/run/x")
-    return plan(this_machine(values, range(9000, 9100), one_host=one_host), spec)
+    return plan(this_machine(values, range(9000, 12000), one_host=one_host), spec)

@@ -5,10 +5,10 @@ python stand_in.py -m geomx_cli.runtime      a stand-in: inventories name this f
 python stand_in.py -m MODULE ...             any other module of geomx, for real
 
 STORY in the environment is a JSON object: process name -> behaviour. By default workers train three rounds, and others
-serve until all workers are done. "forever" runs until killed; "raise" raises; "deaf" ignores SIGTERM and runs forever;
-"family" has a child in its own session and runs forever; "blame X" fails, naming X. The
-following wait for a file "go" in the job's directory: "wait" then behaves as by default; "misses X" fails, naming X;
-"fails" raises.
+serve until all workers are done. "saves" saves files in its output folder, and trains. "ends" exits at once. "forever"
+runs until killed; "raise" raises; "deaf" ignores SIGTERM and runs forever; "family" has a child in its own session and
+runs forever; "blame X" fails, naming X. The following wait for a file "go" in the job's directory: "wait" then behaves
+as by default; "misses X" fails, naming X; "fails" raises.
 """
 
 import json
@@ -46,6 +46,12 @@ def play() -> None:
         case ["deaf"]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             forever()
+        case ["ends"]:
+            return
+        case ["saves"]:
+            save(name)
+            train()
+            return
         case ["family"]:
             subprocess.Popen(["sleep", "1000"], start_new_session=True)
             forever()
@@ -62,8 +68,18 @@ def play() -> None:
             sys.exit(1)
     if os.environ.get("DMLC_ROLE") == "worker":
         train()
+        Path(os.environ["GEOMX_JOB_DIR"], f"done-{os.getpid()}").touch()
     else:
         serve()
+
+
+def save(name: str) -> None:
+    """Save a large file, a small one in a folder, and a link that leads elsewhere."""
+    folder = Path(os.environ["GEOMX_OUTPUT_DIR"])
+    (folder / "model.bin").write_bytes(name.encode() * 50_000)
+    (folder / "notes").mkdir()
+    (folder / "notes" / "a b.txt").write_text(name)
+    (folder / "passwords").symlink_to("/etc/passwd")
 
 
 def forever() -> None:
@@ -87,7 +103,6 @@ def train() -> None:
         say("round", num_iters=number, num_samples=samples, total_time=number * 0.5, loss=1 / number)
     say("telemetry", state="training", round=ROUNDS, bytes={"lan": [100, 200], "wan": [7, 9]}, progress=1.0)
     say("evaluation", round=ROUNDS, accuracy=ACCURACY)
-    Path(os.environ["GEOMX_JOB_DIR"], f"done-{os.getpid()}").touch()
 
 
 def serve() -> None:

@@ -49,7 +49,7 @@ _.first_step_s
 _.schema_version
 
 # only in annotations that are strings
-Axes
+Plot
 ConsoleOptions
 RenderableType
 OnDownload

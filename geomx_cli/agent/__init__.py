@@ -16,7 +16,8 @@
     oom_watcher.py  detects kills by the kernel's OOM killer
     safe_open.py    opens regular files written by the job's processes, and nothing else
     cleanup.py      cleans up after a killed agent
-    stop.py, tail.py, pack.py   host side of `geomx stop`, `logs` and `logs collect`
+    stop.py, tail.py, pack.py, outputs.py, prune.py   host side of `geomx stop`, `logs`, `logs collect`, `fetch`
+                    and `jobs prune`
 
 Standard library only, so that an agent starts in 0.1 s. Messages on the socket are JSON objects, one per line.
 

@@ -15,6 +15,8 @@ _VERBS = {
     "stop": ("stop", "main"),
     "tail": ("tail", "main"),
     "pack": ("pack", "main"),
+    "outputs": ("outputs", "main"),
+    "prune": ("prune", "main"),
 }
 
 

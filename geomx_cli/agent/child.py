@@ -1,9 +1,9 @@
 """One process of the job, supervised by its agent."""
 
 import os
-import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,16 +11,17 @@ from pathlib import Path
 
 from geomx_cli.agent import processes
 from geomx_cli.agent.event_tail import EventTail
+from geomx_cli.agent.full_disk import full_disk
 from geomx_cli.agent.host_spec import Task
 from geomx_cli.agent.output_log import OutputLog
+from geomx_cli.agent.outputs import folder_of
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.agent.stop_detector import StopDetector
-from geomx_cli.core.root_cause import Failure, describe_status, exception_line
+from geomx_cli.core.root_cause import Failure, blamed_peer, describe_status, exception_line
 
 __all__ = ["Child"]
 
 _TELLING = 500  # maximum length of a forwarded message or exception line
-_DISK_FULL = 1 << 16  # bytes; a log entry may need a page of its own
 
 
 class Child:
@@ -43,6 +44,7 @@ class Child:
         self.events = EventTail(job_dir / "events" / f"{task.file_name}.jsonl")
         self._host = host
         self._job_dir = job_dir
+        self._working_dir = job_dir
         self._stops = StopDetector(silence)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -50,9 +52,12 @@ class Child:
         """Start the process. Raises OSError if the program or working directory is missing or the log cannot be
         written.
         """
+        self._working_dir = Path(working_dir or ".").absolute()
         self.log.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if working_dir and Path(working_dir).is_relative_to(self._job_dir):
             Path(working_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (output := folder_of(self.task)) is not None:
+            output.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self.log.path.open("ab") as log:
             self._process = subprocess.Popen(
                 self.task.argv,
@@ -92,10 +97,12 @@ class Child:
         how = "failed" if words and self.status < 0 else describe_status(self.status, memory=memory)  # reported first
         cause = how + (f": {what[:_TELLING]}" if what else "")
         hint = str(words.get("hint") or "")
-        if self._disk_is_full():  # its last output is lost
-            cause += f"; the disk of {self._job_dir} is full"
-            hint = "make room on that disk, or choose another --job-dir, and launch again"
-        peer = str(words.get("peer") or "")
+        peer = str(words.get("peer") or "") if words else blamed_peer(tail)
+        output = "" if peer else "\n".join((what, *tail))
+        temp = self.task.env.get("TMPDIR") or tempfile.gettempdir()
+        if disk := full_disk(output, self._job_dir, (self._working_dir, Path(temp))):  # its last output may be lost
+            cause += f"; the disk at {disk} of host {self._host} is full"
+            hint = "make room on that disk, or write elsewhere (--job-dir, workdir, TMPDIR), and launch again"
         when = words.get("time")
         when = float(when) if isinstance(when, int | float) else time.time()
         return Failure(self.name, self._host, cause, when, hint, "" if peer == self.name else peer, tail)
@@ -120,12 +127,6 @@ class Child:
             return ""
         limit = f"{self._stops.limit:g} s"
         return f"{self.name} is stopped (SIGSTOP); the job waits for it, for {limit} at most (--silence)"
-
-    def _disk_is_full(self) -> bool:
-        try:
-            return shutil.disk_usage(self._job_dir).free < _DISK_FULL
-        except OSError:
-            return False
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal, then SIGCONT, to its process group."""

@@ -15,22 +15,23 @@ class EventTail:
 
     def __init__(self, path: Path) -> None:
         self.failure: dict[str, Any] | None = None
-        self._path = path
+        self.path = path
         self._offset = 0
         self._saw_round = False
         self._samples = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the events written since the last call; of its round events only the very first and the newest.
+        """Return the events written since the last call; of its round events only the very first and the newest,
+        of reports those that are live.
 
         Round events get the field "samples", summed over all rounds so far. Long strings are truncated, long lists
         and objects dropped.
         """
-        if not self._path.is_file():  # not created yet, or replaced by a pipe
+        if not self.path.is_file():  # not created yet, or replaced by a pipe
             return []
         events: list[dict[str, Any]] = []
         newest: dict[str, Any] | None = None
-        for written, offset in read_objects(self._path, self._offset):
+        for written, offset in read_objects(self.path, self._offset):
             self._offset = offset
             event = {name: _shortened(value) for name, value in written.items() if not _is_long(value)}
             kind = event.get("event")
@@ -40,6 +41,8 @@ class EventTail:
                     newest = event
                     continue
                 self._saw_round = True
+            if kind == "reported" and not event.get("live"):
+                continue
             if kind == "failed":
                 self.failure = event
             events.append(event)

@@ -20,11 +20,12 @@ class OutputLog:
         self.path = path
 
     def tail(self) -> list[str]:
-        """Return its last lines."""
+        """Return its last lines; of a progress bar, whose states are separated by "\\r", the last state."""
         try:
             with open_record(self.path) as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                return log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+                lines = log.read().decode(errors="replace").rstrip("\n").split("\n")
+                return [line.rstrip("\r").rpartition("\r")[2] for line in lines if line][-_TAIL_LINES:]
         except (OSError, CheckFailed):
             return []
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from geomx_cli.agent.host_spec import HostSpec
+from geomx_cli.agent.outputs import outputs
 from geomx_cli.agent.safe_open import open_record
 from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.core.errors import CheckFailed
@@ -40,7 +41,8 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
                 continue
             except CheckFailed as error:
                 left_out.append(error.message)
-        content = json.dumps({"host": host_spec.host, "files": files, "left_out": left_out}).encode()
+        manifest = {"host": host_spec.host, "files": files, "left_out": left_out, "outputs": outputs(host_spec)[0]}
+        content = json.dumps(manifest).encode()
         tar.addfile(_entry(MANIFEST, len(content)), io.BytesIO(content))
     return 0
 

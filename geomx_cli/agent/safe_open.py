@@ -1,5 +1,6 @@
 """Opens files written by the job's processes, which are untrusted: a script may put a link or a pipe in their place."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import BinaryIO
 
 from geomx_cli.core.errors import CheckFailed
 
-__all__ = ["open_record"]
+__all__ = ["open_below", "open_record"]
 
 
 def open_record(path: Path) -> BinaryIO:
@@ -21,6 +22,34 @@ def open_record(path: Path) -> BinaryIO:
             return os.fdopen(file, "rb")
         os.close(file)
     raise CheckFailed(f"{path} is {_kind(mode)}, not a plain file: it is left out")
+
+
+def open_below(folder: Path, name: str) -> BinaryIO:
+    """Open a regular file below `folder` by its relative name, through no link. Raises as `open_record`, and
+    CheckFailed for a name that leads elsewhere.
+    """
+    *folders, last = name.split("/")
+    if not all(part not in ("", ".", "..") and "\0" not in part for part in (*folders, last)):
+        raise CheckFailed(f"{name!r} does not lie in {folder}")
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    at = os.open(folder, flags | os.O_DIRECTORY)
+    try:
+        for part in folders:
+            below = os.open(part, flags | os.O_DIRECTORY, dir_fd=at)
+            os.close(at)
+            at = below
+        file = os.open(last, flags, dir_fd=at)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise CheckFailed(f"{folder / name} is reached through a link, or through what is no folder") from None
+        raise
+    finally:
+        os.close(at)
+    mode = os.fstat(file).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(file, "rb")
+    os.close(file)
+    raise CheckFailed(f"{folder / name} is {_kind(mode)}, not a plain file: it is left out")
 
 
 def _kind(mode: int) -> str:

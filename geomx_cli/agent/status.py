@@ -13,7 +13,8 @@ from typing import Any
 from geomx_cli.agent import processes
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.host_spec import HostSpec
-from geomx_cli.core.agent_status import AgentStatus, FailureFields, ProcessStatus
+from geomx_cli.agent.host_usage import HostUsageMeter
+from geomx_cli.core.agent_status import MAX_METRICS, AgentStatus, FailureFields, ProcessStatus
 from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.jsonlines import encode
 from geomx_cli.core.root_cause import Failure
@@ -27,8 +28,10 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "state": ("state",),
     "telemetry": ("state", "round", "samples_per_s", "loss", "accuracy", "progress", "left_s", "bytes"),
     "round": ("num_iters", "loss", "total_time", "samples", "accuracy"),
+    "reported": ("step", "total_time", "samples", "samples_per_s", "loss", "accuracy", "metrics"),
     "evaluation": ("round", "accuracy"),
     "finished": (),
+    "outputs": ("files", "count", "bytes"),
 }
 """Event kinds of which the newest is kept, and the fields kept: all that the reducer reads."""
 _FAILURES = 8  # per host; the first ones are the most informative
@@ -51,6 +54,7 @@ class StatusFile:
         self._newest: dict[str, dict[str, dict[str, Any]]] = {task.name: {} for task in host_spec.tasks}
         self._failures: list[FailureFields] = []
         self._next = 0.0
+        self.usage = HostUsageMeter()
 
     def note(self, process: str, event: Mapping[str, Any]) -> None:
         """Record an event of a process."""
@@ -59,6 +63,8 @@ class StatusFile:
             return
         names = ("schema_version", "number", "time", "event", *_FIELDS[kind])
         kept = {name: _bounded(event[name]) for name in names if name in event}
+        if kind == "reported":
+            kept = _merged(self._newest[process].get(kind, {}), kept)
         self._newest[process][kind] = kept
         if kind == "state":
             self.change()
@@ -89,6 +95,7 @@ class StatusFile:
             "time": time.time(),
             "uptime": processes.uptime(),
             "boot": processes.boot_id(),
+            "machine": os.uname().nodename,
             "agent": me,
             "stage": stage,
             "why": why,
@@ -97,6 +104,7 @@ class StatusFile:
             "left": left,
             "processes": {child.name: _describe(child, self._newest[child.name]) for child in children},
             "failures": self._failures,
+            "usage": self.usage.newest,
         }
 
     def due(self) -> bool:
@@ -126,11 +134,17 @@ def _describe(child: Child, newest: Mapping[str, dict[str, Any]]) -> ProcessStat
     }
 
 
+def _merged(before: Mapping[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+    """Return a report with the values of earlier ones that it does not have itself."""
+    old, new = (one["metrics"] if isinstance(one.get("metrics"), dict) else {} for one in (before, kept))
+    return {**before, **kept, "metrics": dict(list({**old, **new}.items())[:MAX_METRICS])}
+
+
 def _bounded(value: Any) -> Any:
     """Bound a value chosen by a script: numbers and short strings, one level deep."""
     if isinstance(value, dict):
         flat = [(name, item) for name, item in value.items() if not isinstance(item, dict)]
-        return {str(name)[:_TEXT]: _bounded(item) for name, item in flat[:8]}
+        return {str(name)[:_TEXT]: _bounded(item) for name, item in flat[:MAX_METRICS]}
     if isinstance(value, list | tuple):
         return [item for item in value[:8] if isinstance(item, int | float)]
     return value[:_TEXT] if isinstance(value, str) else value

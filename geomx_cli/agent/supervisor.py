@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from geomx_cli.agent import processes
+from geomx_cli.agent import outputs, processes
 from geomx_cli.agent.child import Child
 from geomx_cli.agent.control import Control, Message
 from geomx_cli.agent.host_spec import AgentState, HostSpec
@@ -68,6 +68,7 @@ class Supervisor:
             self._lifecycle.why = self._lifecycle.why or f"its agent failed: {error}"
             raise
         finally:
+            self._status.usage.close()
             left = self._sweep()
             self._host_spec.remove_secrets()
             self._status.write(self._content("over", left))
@@ -166,6 +167,7 @@ class Supervisor:
         self._check_lease(now)
         self._ending.check(now)
         self._lifecycle.check(now)
+        self._status.usage.measure(now)
         if self._status.due():
             self._status.write(self._content(self._lifecycle.stage.name.lower()))
 
@@ -193,6 +195,7 @@ class Supervisor:
         if not child.check_end():
             return
         self._selector.unregister(child.pidfd)
+        outputs.record(child.task, child.events.path)
         self._forward(child)
         failure = child.failure(memory=self._memory.ran_out())
         if failure is not None and not child.asked and self._precedes_sigterm(child):

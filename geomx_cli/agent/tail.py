@@ -1,7 +1,9 @@
-"""Prints the logs of processes as JSON lines {"process", "line"}, followed by {"end": true}.
+"""Prints the logs of processes as JSON lines {"process", "line"}, followed by {"end": true}. A "\\r" ends a line too.
 
-With --events prints event logs instead, without round events, which may be very many, and with the telemetry of an
-initially long log thinned out.
+With --events prints event logs instead, without round events and reports that are not live, which may be very many,
+and with the telemetry of an initially long log thinned out.
+
+With --events also prints {"usage"}: the host's CPU, memory and GPU use, whenever its agent has measured it.
 
 {"process", "next"} gives the offset of the next line in a process's log, to resume from after a disconnect.
 """
@@ -11,6 +13,7 @@ import json
 import os
 import select
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -18,7 +21,9 @@ from typing import BinaryIO
 from geomx_cli.agent import processes
 from geomx_cli.agent.host_spec import AgentState, HostSpec
 from geomx_cli.agent.safe_open import open_record
+from geomx_cli.agent.status import FILE_NAME
 from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.jsonlines import decode
 
 __all__ = ["main"]
 
@@ -28,7 +33,9 @@ _CHUNK = 1 << 16
 _LONG = 4 << 20  # bytes of an event log
 _TELEMETRY = b'"event": "telemetry"'
 _ROUND = b'"event": "round"'
+_REPORTED, _LIVE = b'"event": "reported"', b'"live": true'
 _LONGEST = 1 << 16  # bytes of a line; longer lines are split
+_USAGE_EVERY = 5.0  # seconds between reads of the agent's status
 
 
 def main(directory: Path, arguments: Sequence[str]) -> int:
@@ -49,11 +56,14 @@ def main(directory: Path, arguments: Sequence[str]) -> int:
         for task in host_spec.tasks
         if task.name in given.names
     ]
+    usage = _Usage(directory) if given.events else None
     try:
         while True:
             over = not given.follow or not _runs(directory)  # checked first, so that final output is printed
             for tail in tails:
                 tail.print_new(last=over)
+            if usage is not None:
+                usage.print_new(last=over)
             if over:
                 print(json.dumps({"end": True}), flush=True)
                 return 0
@@ -91,7 +101,7 @@ class _Tail:
         except CheckFailed as error:
             self._left_out = True
             print(json.dumps({"problem": error.message}))
-        if last and self._rest:
+        if last and self._rest.strip(b"\r"):
             self._print([self._rest])
 
     def _print_from(self, log: BinaryIO) -> None:
@@ -103,9 +113,10 @@ class _Tail:
         self._thinned = 1 + (os.fstat(log.fileno()).st_size - self._offset) // _LONG
         while data := log.read(_CHUNK):
             self._offset += len(data)
-            behind = len(data) - 1 - data.rfind(b"\n") if b"\n" in data else -1
+            end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1))  # a "\r" at the end may be half of "\r\n"
+            behind = len(data) - 1 - end if end >= 0 else -1
             data = data.replace(b"\0", b"")  # unprintable; sparse holes in a file read as zeros
-            *lines, self._rest = (self._rest + data).split(b"\n")
+            *lines, self._rest = _split(self._rest + data)
             self._print(lines)
             if len(self._rest) > _LONGEST:
                 self._print([self._rest])
@@ -127,10 +138,45 @@ class _Tail:
             print(json.dumps({"process": self._name, "line": line.decode(errors="replace").rstrip("\r")}))
 
     def _wanted(self, event: bytes) -> bool:
-        if _ROUND in event:
+        if _ROUND in event or (_REPORTED in event and _LIVE not in event):
             return False
         self._seen += 1
         return _TELEMETRY not in event or self._seen % self._thinned == 0
+
+
+def _split(data: bytes) -> list[bytes]:
+    """Split at "\\n", "\\r\\n" and, as progress bars end a line with it or begin one, "\\r"; the last element is the
+    unterminated rest. A "\\r" adds no empty line.
+    """
+    lines = []
+    *complete, rest = data.split(b"\n")
+    for line in complete:
+        *bars, text = line.removesuffix(b"\r").split(b"\r")
+        lines += [*filter(None, bars), text]
+    *bars, text = rest.removesuffix(b"\r").split(b"\r")
+    return [*lines, *filter(None, bars), text + b"\r" * rest.endswith(b"\r")]
+
+
+class _Usage:
+    """What the agent's status says of the use of the host, and when it was printed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE_NAME
+        self._next = 0.0
+        self._printed: object = None
+
+    def print_new(self, *, last: bool) -> None:
+        """Read it, at most every 5 s, and print it if it has changed."""
+        if time.monotonic() < self._next and not last:
+            return
+        self._next = time.monotonic() + _USAGE_EVERY
+        try:
+            usage = decode(self._path.read_bytes()).get("usage")
+        except (OSError, ValueError):  # not written yet
+            return
+        if usage and usage != self._printed:
+            self._printed = usage
+            print(json.dumps({"usage": usage}))
 
 
 def _start(log: BinaryIO, lines: int) -> int:
@@ -144,7 +190,7 @@ def _start(log: BinaryIO, lines: int) -> int:
         size = min(_CHUNK, offset - furthest)
         offset -= size
         log.seek(offset)
-        data = log.read(size)
+        data = log.read(size).replace(b"\r\n", b" \n").replace(b"\r", b"\n")  # of the same length
         stop = len(data) - (offset + size == end)  # the last newline starts no line
         while (newline := data.rfind(b"\n", 0, stop)) >= 0:
             found, stop = found + 1, newline

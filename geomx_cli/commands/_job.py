@@ -1,17 +1,19 @@
 """Common parts of commands on a job: the argument, and the default job."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from geomx_cli.commands._completion import job_ids
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from geomx_cli.jobs.store.registry import KnownJob
 
-__all__ = ["Duration", "chosen", "job_argument"]
+__all__ = ["Duration", "chosen", "folder_option", "job_argument", "ParentCommand"]
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
@@ -34,9 +36,35 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only in th
         return seconds
 
 
+class ParentCommand(click.Command):
+    """A command that has others beside it, as `logs [JOB]` and `logs collect ...`; they are added to `commands`, as
+    of a click.Group.
+    """
+
+    def __init__(self, *args: Any, **parameters: Any) -> None:
+        super().__init__(*args, **parameters)
+        self.commands: dict[str, click.Command] = {}
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """See click.Command.make_context."""
+        if args and (other := self.commands.get(args[0])) is not None:
+            return other.make_context(f"{self.name} {args[0]}", args[1:], parent=parent, **extra)
+        return super().make_context(info_name, args, parent=parent, **extra)
+
+
 def job_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator that adds the argument [JOB] to a command, as `name`."""
-    return click.argument("name", default="", metavar="[JOB]")(function)
+    return click.argument("name", default="", metavar="[JOB]", shell_complete=job_ids)(function)
+
+
+def folder_option(default: str = "") -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator that adds the option --to DIR to a command, as `folder`; it is required without a `default`."""
+    return click.option(
+        "--to", "folder", type=click.Path(path_type=Path, file_okay=False), required=not default, metavar="DIR",
+        default=default or None, show_default=bool(default), help="Target folder; may already contain other jobs.",
+    )  # fmt: skip
 
 
 def chosen(name: str) -> "KnownJob":

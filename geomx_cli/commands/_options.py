@@ -1,7 +1,7 @@
 """Command-line options from the table of options: flag first, then environment variable, then default."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -10,7 +10,10 @@ from geomx_cli.core import plugins
 from geomx_cli.core.option_kinds import KINDS
 from geomx_cli.core.options import Option, Value, decode
 
-__all__ = ["GroupedCommand", "add_options", "unused", "values"]
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+__all__ = ["GroupedCommand", "add_options", "option_sections", "unused", "values"]
 
 
 class _Type(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
@@ -27,6 +30,19 @@ class _Type(click.ParamType):  # type: ignore[type-arg]  # generic only in the n
         if self.option.choices:
             return "|".join(self.option.choices)
         return KINDS[self.option.kind].metavar
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> "list[CompletionItem[str]]":
+        """Return the matching values; a text without any may be a path."""
+        from click.shell_completion import CompletionItem
+
+        known = self.option.choices or self.option.suggestions
+        if self.option.takes_codec:
+            known = tuple(plugins.codecs())  # found here, as importing them takes time
+        if self.option.kind == "text" and not known:
+            return [CompletionItem(incomplete, type="file")]
+        return [CompletionItem(value) for value in known if value.startswith(incomplete)]
 
 
 class _Bool(click.types.BoolParamType):
@@ -70,18 +86,20 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the option sections."""
-        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record and isinstance(parameter, click.Option):
-                sections.setdefault(_heading(parameter), []).append(record)
-        for heading, records in sections.items():
-            with formatter.section(heading):
+        for title, records in option_sections(self, ctx).items():
+            with formatter.section(title):
                 formatter.write_dl(records)
 
 
-def _heading(parameter: click.Option) -> str:
-    return parameter.option.group.capitalize() if isinstance(parameter, TableOption) else "Options"
+def option_sections(command: click.Command, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+    """Return a command's options as (flags, help), by heading: the group of an option of the table, else "Options"."""
+    sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record and isinstance(parameter, click.Option):
+            heading = parameter.option.group.capitalize() if isinstance(parameter, TableOption) else "Options"
+            sections.setdefault(heading, []).append(record)
+    return sections
 
 
 def add_options(table: Iterable[Option]) -> Callable[[click.Command], click.Command]:

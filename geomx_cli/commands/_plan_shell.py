@@ -4,9 +4,14 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from geomx_cli.core.units import counted
+from geomx_cli.inventory import Host, Inventory
 from geomx_cli.plan import Plan, Process
 
-__all__ = ["plan_shell"]
+__all__ = ["for_shell", "plan_shell"]
+
+_STATE, _PACKAGE = "@STATE@", "@PACKAGE@"
+_EXPANSIONS = {_STATE: '"${XDG_STATE_HOME:-$HOME/.local/state}"', _PACKAGE: '"$package"'}
+"""What stands in a plan for a path that each machine knows of itself, and how a shell there finds it."""
 
 _HEAD = """\
 #!/bin/sh
@@ -25,8 +30,22 @@ for process in $processes; do wait "$process" || status=$?; done
 exit $status"""
 
 
+def for_shell(inventory: Inventory) -> Inventory:
+    """Return the inventory without paths of this machine for other ones, whose own are known only there."""
+
+    def own(host: Host) -> Host:
+        if host.shares_files:
+            return host
+        known = {"python": host.python or "python3", "state_dir": host.state_dir or f"{_STATE}/geomx"}
+        return host.model_copy(update={**known, "package": host.package or _PACKAGE, "sockets": "/tmp/gx"})
+
+    return inventory.with_hosts(map(own, inventory.hosts))
+
+
 def plan_shell(plan: Plan, working_dirs: Mapping[str, str]) -> str:
-    """Return the script; `working_dirs`: working directory of each host's processes. `plan` has no key files."""
+    """Return the script; `working_dirs`: working directory of each host's processes. `plan` has no key files, and is
+    of an inventory `for_shell`.
+    """
     return "\n".join(_lines(plan, working_dirs))
 
 
@@ -37,15 +56,19 @@ def _lines(plan: Plan, working_dirs: Mapping[str, str]) -> Iterator[str]:
     yield "trap 'kill $processes 2>/dev/null' INT TERM"
     yield 'case "${1:-}" in'
     for host in plan.hosts:
-        logs = shlex.quote(f"{plan.job_dirs[host]}/logs")
         yield f"{host})"
-        yield f"  mkdir -p {logs} && mkdir -p -m 700 {shlex.quote(plan.socket_dirs[host])} || exit 5"
+        own = plan.on_host(host)
+        if any(_PACKAGE in value for process in own for value in process.env.values()):
+            find = "import geomx_cli; print(geomx_cli.__path__[0])"
+            yield f"  package=$({_word(own[0].argv[0])} -P -c {shlex.quote(find)}) || exit 5"
+        logs = _word(f"{plan.job_dirs[host]}/logs")
+        yield f"  mkdir -p {logs} && mkdir -p -m 700 {_word(plan.socket_dirs[host])} || exit 5"
         if working_dirs[host].startswith(plan.job_dirs[host] + "/"):
             what = f", and {', '.join(plan.spec.carried)} before the start" if plan.spec.carried else ""
             yield f"  # what the processes write goes here{what}"
-            yield f"  mkdir -p {shlex.quote(working_dirs[host])} || exit 5"
-        yield f"  cd {shlex.quote(working_dirs[host])} || exit 5"
-        for process in plan.on_host(host):
+            yield f"  mkdir -p {_word(working_dirs[host])} || exit 5"
+        yield f"  cd {_word(working_dirs[host])} || exit 5"
+        for process in own:
             yield from _start(process, plan.job_dirs[host])
         yield "  ;;"
     yield _TAIL.format(hosts=" ".join(plan.hosts))
@@ -53,12 +76,21 @@ def _lines(plan: Plan, working_dirs: Mapping[str, str]) -> Iterator[str]:
 
 def _start(process: Process, job_dir: str) -> Iterator[str]:
     yield f"  # {process.name}"
+    if output := process.env.get("GEOMX_OUTPUT_DIR"):
+        yield f"  mkdir -p {shlex.quote(output)} || exit 5"
     yield "  env \\"
     for name, value in {**process.env, "GEOMX_INSECURE": "1"}.items():
-        yield f"    {name}={shlex.quote(value)} \\"
-    log = shlex.quote(f"{job_dir}/logs/{process.file_name}.log")
-    program, *arguments = process.argv
-    home = '"$HOME"/' if program.startswith("~/") else ""
-    command = " ".join([home + shlex.quote(program.removeprefix("~/")), *map(shlex.quote, arguments)])
-    yield f"    {command} >{log} 2>&1 &"
+        yield f"    {name}={_word(value)} \\"
+    command = " ".join(map(_word, process.argv))
+    yield f"    {command} >{_word(f'{job_dir}/logs/{process.file_name}.log')} 2>&1 &"
     yield '  processes="$processes $!"'
+
+
+def _word(text: str) -> str:
+    """Quote a word, except for the home before "~/" and the paths in _EXPANSIONS."""
+    if text.startswith("~/"):
+        return f'"$HOME"/{_word(text[2:])}'
+    for token, expansion in _EXPANSIONS.items():
+        if token in text:
+            return expansion.join(_word(part) if part else "" for part in text.split(token))
+    return shlex.quote(text)

@@ -10,7 +10,16 @@ from geomx_cli.core.errors import DoneInPart
 from geomx_cli.core.process_name import file_name
 from geomx_cli.core.units import counted
 
-__all__ = ["MOST_REPORTED", "base_option", "network_option", "progress", "target_option", "report_problems"]
+__all__ = [
+    "MOST_REPORTED",
+    "base_option",
+    "comma_separated",
+    "group_option",
+    "network_option",
+    "progress",
+    "report_problems",
+    "target_option",
+]
 
 MOST_REPORTED = 20
 
@@ -25,6 +34,18 @@ network_option = click.option(
 target_option = click.option(
     "--target", type=click.FloatRange(0, 1, min_open=True), default=0.8, show_default=True,
     help="Target accuracy for time and bytes.",
+)  # fmt: skip
+
+
+def comma_separated(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """Callback of options whose value is a list with commas."""
+    return tuple(word.strip() for word in (value or "").split(",") if word.strip())
+
+
+group_option = click.option(
+    "--group-by", metavar="NAME,...", callback=comma_separated,
+    help="Average over jobs that have the same algorithm and the same values of these: options as seed or lr, codec, "
+    "args (of the script), topology, job.  [default: every option in which they differ, but not the seed]",
 )  # fmt: skip
 
 

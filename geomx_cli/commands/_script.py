@@ -5,10 +5,16 @@ from pathlib import Path
 
 import click
 
+from geomx_cli.commands._completion import file_names
 from geomx_cli.commands._options import GroupedCommand
 from geomx_cli.core.errors import UsageError
 
-__all__ = ["ScriptCommand"]
+__all__ = ["ScriptCommand", "script_argument"]
+
+
+script_argument = click.argument(
+    "script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python train.py ...]", shell_complete=file_names
+)
 
 
 class ScriptCommand(GroupedCommand):

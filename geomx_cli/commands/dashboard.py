@@ -1,7 +1,5 @@
 """`geomx dashboard`: live view of a job in a web page on this machine."""
 
-import contextlib
-
 import click
 
 from geomx_cli.commands._exports import Exports, export_options
@@ -14,12 +12,13 @@ __all__ = ["dashboard"]
 @job_argument
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, metavar="NUMBER",
-    help="Of this machine's loopback.  [default: that of the job's last dashboard, or a free one]",
+    help="Port of this machine's loopback.  [default: that of the job's last dashboard, or a free one]",
 )  # fmt: skip
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
 @export_options
 def dashboard(name: str, port: int, opens: bool, exports: Exports) -> None:
-    """Show a job live in a web page: parties and their traffic, accuracy, loss, throughput, waiting times, errors.
+    """Show a job live in a web page: parties and their traffic, accuracy, loss, throughput, waiting times, errors,
+    logs, options and the use of hosts; other jobs beside this one.
 
     Works for running and finished jobs, from this machine alone: event logs are read in the same way as by geomx logs.
     The page is served on this machine's loopback interface, and its URL contains a token required for access. Ctrl-C
@@ -40,6 +39,9 @@ def dashboard(name: str, port: int, opens: bool, exports: Exports) -> None:
 
     job = chosen(name)
     model = JobModel(job.plan, job.started)
-    with contextlib.closing(exports):
-        exports.open(model.progress)
-        show(job, model, port, opens=opens, on_url=show_url, on_event=exports.on_event)
+    status = ""
+    try:
+        exports.open(model.progress, job.plan.spec.options, replays=True)
+        status = show(job, model, port, opens=opens, on_url=show_url, on_event=exports.on_event)
+    finally:
+        exports.close(status)

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from geomx_cli.commands._inventory import inventory_options, machines, ssh_options
+from geomx_cli.commands._job_spec import job_spec
 from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._options import add_options, values
-from geomx_cli.commands._script import ScriptCommand
+from geomx_cli.commands._script import ScriptCommand, script_argument
 from geomx_cli.core.plugins import table
 from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
-    from geomx_cli.preflight import Check, Measured, Report
+    from geomx_cli.preflight import Measured, Report
 
 __all__ = ["doctor"]
 
@@ -27,7 +28,7 @@ _WIDTH = 120
 @click.command("doctor", cls=ScriptCommand)
 @click.option("--quick", is_flag=True, help="Run only the checks that launch makes before a start.")
 @json_option
-@click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python train.py ...]")
+@script_argument
 def doctor(
     script: tuple[str, ...],
     hosts: Path | None,
@@ -47,12 +48,12 @@ def doctor(
     for any other problem.
     """
     inventory, options = machines(hosts, local, values(table(), parameters))
-    from geomx_cli.plan import JobSpec
+    from geomx_cli.jobs.store.script import with_interpreter
     from geomx_cli.preflight import examine_inventory
 
     report = examine_inventory(
-        inventory,
-        JobSpec(options=options, script=script, python=sys.executable),
+        with_interpreter(script, inventory),
+        job_spec(script, options),
         ssh_options(accept_new_host_keys),
         full=not quick,
         say=lambda text: click.echo(text, err=True),
@@ -66,34 +67,23 @@ def doctor(
 
 def _show(report: "Report") -> None:
     from rich.console import Console
+    from rich.text import Text
 
     # Output other than to a terminal has a fixed width, whatever the size of the parent's terminal.
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
     wrong = sorted(
         (check for check in report.checks if check.level != "ok"), key=lambda check: check.level != "problem"
     )
-    if wrong:
-        console.print(_findings(wrong))
+    for check in wrong:  # not in a table, so that fingerprints and commands can be copied
+        style = "red" if check.level == "problem" else "yellow"
+        console.print(Text(check.level, style), Text(f"{check.subject}, {check.name}: {check.what}"), soft_wrap=True)
+        console.print(Text(f"  {check.fix}"), soft_wrap=True)
     if report.wan:
         console.print(_links(report.wan))
     levels = [check.level for check in report.checks]
     counts = (counted(levels.count(level), level) for level in ("warning", "problem"))
     hosts = counted(len(report.inventory.hosts), "host")
     console.print(f"{counted(len(levels), 'check')} of {hosts}: {levels.count('ok')} ok, {', '.join(counts)}")
-
-
-def _findings(checks: "Sequence[Check]") -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(show_lines=True)
-    for name in ("check", "problem", "how to fix"):
-        shown.add_column(name, overflow="fold")  # do not truncate fingerprints
-    for check in checks:
-        style = "red" if check.level == "problem" else "yellow"
-        head = Text(f"{check.subject}\n{check.name}: ").append(check.level, style=style)
-        shown.add_row(head, Text(check.what), Text(check.fix))
-    return shown
 
 
 def _links(measured: "Sequence[Measured]") -> Any:

@@ -1,69 +1,173 @@
-"""`geomx draw`: figures of a network's trials."""
+"""`geomx draw`: figures of runs."""
 
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
-from geomx_cli.commands._report import base_option, network_option, progress, report_problems
+from geomx_cli.commands._completion import job_ids
+from geomx_cli.commands._report import comma_separated, group_option, progress, report_problems
 from geomx_cli.core.errors import InvalidSettings, UsageError
+from geomx_cli.core.process_name import file_name
 
 __all__ = ["draw"]
 
 
+class _Pair(click.ParamType):  # type: ignore[type-arg]  # generic only in the newest click
+    """Two numbers, as in "0,100"."""
+
+    name = "pair"
+
+    def __init__(self, *, ascending: bool = False, least: float | None = None) -> None:
+        self._ascending, self._least = ascending, least
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
+        """See click.ParamType.convert."""
+        try:
+            first, second = map(float, value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not two numbers with a comma between them", param, ctx)
+        if not first - first == second - second == 0 or (self._ascending and first >= second):
+            self.fail(f"{value!r} is not a low and a higher number", param, ctx)
+        if self._least is not None and min(first, second) < self._least:
+            self.fail(f"{value!r} is less than {self._least:g}", param, ctx)
+        return first, second
+
+
+_LIMITS = _Pair(ascending=True)
+_FILES_ONLY = ("output", "form", "size", "font_size", "logx", "logy")
+
+
 @click.command()
-@base_option
-@network_option
+@click.argument("names", nargs=-1, metavar="[JOB]...", shell_complete=job_ids)
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-    help="Where to write them.  [default: figures/ beside the records]",
+    "-b", "--base", type=click.Path(path_type=Path), metavar="DIR",
+    help="In place of JOB: all runs in this folder, as in geomx logs collect --to.",
+)  # fmt: skip
+@click.option("-n", "--network", metavar="NAME", help="With --base: only this network, as in resnet18-v1, or script.")
+@group_option
+@click.option(
+    "--only", metavar="NAME,...", callback=comma_separated, help="Only these figures, or those whose names begin so.",
 )  # fmt: skip
 @click.option(
-    "--format", "form", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="Of the files."
+    "--metric", "metrics", multiple=True, metavar="NAME", help="Also draw this metric that scripts report; repeatable.",
+)  # fmt: skip
+@click.option("--logx", is_flag=True, help="Logarithmic x axis of curves.")
+@click.option("--logy", is_flag=True, help="Logarithmic y axis of curves.")
+@click.option("--xlim", type=_LIMITS, metavar="LO,HI", help="Limits of the x axis of curves, in its unit.")
+@click.option("--ylim", type=_LIMITS, metavar="LO,HI", help="Limits of the y axis of curves.")
+@click.option("--target", type=float, metavar="VALUE", help="Draw a line at this y in curves.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    help="Where to write them.  [default: figures/ beside the records, or here]",
+)  # fmt: skip
+@click.option(
+    "--format", "form", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True, help="File format."
 )
-@click.option("--terminal", is_flag=True, help="Draw in this terminal, and write nothing.")
-def draw(base: Path, network: str, output: Path | None, form: str, terminal: bool) -> None:
-    """Draw the records of a network in DIR/NETWORK/MODE, as written by geomx logs collect --to DIR.
+@click.option("--size", type=_Pair(least=1), default="7.2,4.4", show_default=True, metavar="W,H", help="In inches.")
+@click.option(
+    "--font-size", type=click.FloatRange(4, 40), default=10.0, show_default=True, metavar="POINTS",
+    help="Size of all text.",
+)  # fmt: skip
+@click.option(
+    "--csv", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
+    help="Also write the data of each figure to DIR/NAME.csv.",
+)  # fmt: skip
+@click.option("--terminal", is_flag=True, help="Draw in this terminal instead of files.")
+def draw(
+    names: tuple[str, ...],
+    base: Path | None,
+    network: str | None,
+    group_by: tuple[str, ...],
+    only: tuple[str, ...],
+    metrics: tuple[str, ...],
+    logx: bool,
+    logy: bool,
+    xlim: tuple[float, float] | None,
+    ylim: tuple[float, float] | None,
+    target: float | None,
+    output: Path | None,
+    form: str,
+    size: tuple[float, float],
+    font_size: float,
+    csv: Path | None,
+    terminal: bool,
+) -> None:
+    """Draw runs: jobs, whose event logs are read from their hosts, or folders with records of collected jobs, as BASE,
+    BASE/NETWORK or BASE/NETWORK/MODE.
 
     \b
     accuracy, accuracy-niid  test accuracy over time, for identically and non-identically distributed data
     bytes                    test accuracy over the bytes between parties
+    loss                     training loss over time, mean over the workers
+    metric-NAME              a metric that scripts report (--metric), in the same way
     throughput, traffic      samples and megabytes per second
     computing                fraction of time that each worker computes
-    timeline-MODE            one round: which workers compute, send, wait
-    matrix-MODE              megabytes from each party to each
+    timeline-NAME            one round: which workers compute, send, wait
+    matrix-NAME              megabytes from each party to each
 
-    Each algorithm has the same colour in every figure, from a palette suitable for colour-blind readers. Missing and
-    damaged records are listed, and the rest is drawn; the exit code is then 7.
+    Runs that differ only in their seed are one curve: the mean, with a band of one sample standard deviation. Each run
+    is interpolated linearly, and the mean extends over the x that all have. --group-by divides runs otherwise; those of
+    different scripts, networks or algorithms are never averaged.
+
+    Each algorithm has the same colour in every figure, from a palette suitable for colour-blind readers. Figures for
+    which there are no data are named. Missing and damaged records are listed, and the rest is drawn; the exit code is
+    then 7.
 
     \b
     Examples:
-      geomx draw -b results -n cnn
-      geomx draw -b results -n resnet18-v1 -o paper --format pdf
-      geomx draw -b results -n cnn --terminal
+      geomx draw 20260729-17 20260729-18
+      geomx draw -b results -n cnn --group-by algo,seed
+      geomx draw results/cnn --only accuracy --target 0.8 --format pdf --size 3.4,2.4 --font-size 8
     """
-    from geomx_cli.observe.report import RunRecords, figures
-    from geomx_cli.observe.report.run_records import modes_in
+    from geomx_cli.observe.report.axes import Axes
+    from geomx_cli.observe.report.drawing import figures_of, in_terminal, to_files
+    from geomx_cli.observe.report.plots import Page
+    from geomx_cli.observe.report.sources import opened
 
-    if terminal and output is not None:
-        raise UsageError("--terminal writes no files", "leave out --output")
-    trials, problems = [], []
-    for mode in modes_in(base, network):
-        try:
-            trials.append(RunRecords.read(base, network, mode, progress))
-        except InvalidSettings as error:
-            problems.append(error.message)
-    if not trials:
-        raise InvalidSettings(f"there is nothing to draw: {'; '.join(problems)}", "collect the jobs again")
-    found = list(figures.of(network, trials, 1.0))
+    _refuse_without_effect(terminal)
+    if any(limits and limits[0] <= 0 for limits, log in ((xlim, logx), (ylim, logy)) if log):
+        raise UsageError("a logarithmic axis has no 0", "give limits above 0")
+    with opened(_sources(names, base, network), progress) as found:
+        if not found.runs:
+            raise InvalidSettings(f"there is nothing to draw: {'; '.join(found.unreadable)}", "collect the jobs again")
+        figures = figures_of(found.runs, group_by, only, metrics)
+        problems = found.problems
+    for name, why in figures.missing.items():
+        click.echo(f"note: no figure {name}: {why}", err=True)
+    if not figures.found:
+        raise InvalidSettings("there are no data for any figure", "see the reasons above")
+    axes = Axes(logx, logy, xlim, ylim, target)
     if terminal:
-        from geomx_cli.observe.report.terminal import painted
-
-        for figure in found:
-            click.echo(painted(figure))
+        for text in in_terminal(figures, axes, csv):
+            click.echo(text)
     else:
-        from geomx_cli.observe.report import plots
+        folder = output or (base / (network or "") if base is not None else Path()) / "figures"
+        for path in to_files(figures, folder, Page(form, size, font_size, axes), csv):
+            click.echo(str(path))
+    report_problems(problems, "the rest is drawn")
 
-        folder = output or base / network / "figures"
-        for figure in found:
-            click.echo(str(plots.draw(figure, folder, form)))
-    report_problems(problems + [problem for trial in trials for problem in trial.problems], "the rest is drawn")
+
+def _sources(names: tuple[str, ...], base: Path | None, network: str | None) -> tuple[str, ...]:
+    if bool(names) == (base is not None):
+        raise UsageError("draw needs jobs or folders, or else --base", "see geomx draw --help")
+    if base is None:
+        if network is not None:
+            raise UsageError("--network is for --base", "name the folder of the network's records instead")
+        return names
+    if network is None:
+        return (str(base.absolute()),)
+    from geomx_cli.observe.report.run_folders import runs_in
+
+    return tuple(str(path) for path in runs_in(base.absolute(), file_name(network)))
+
+
+def _refuse_without_effect(terminal: bool) -> None:
+    context = click.get_current_context()
+    written = [
+        one.opts[-1]
+        for one in context.command.params
+        if one.name in _FILES_ONLY and context.get_parameter_source(one.name) is ParameterSource.COMMANDLINE
+    ]
+    if terminal and written:
+        raise UsageError(f"{', '.join(written)}: no effect with --terminal", "leave out one or the other")

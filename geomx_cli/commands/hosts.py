@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from geomx_cli.commands._group import SuggestingGroup
 from geomx_cli.commands._inventory import DEFAULT_FILE, read_inventory
 from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.core.units import counted
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["hosts"]
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def hosts() -> None:
     """The inventory file, which lists the machines of a job."""
 
@@ -58,7 +59,8 @@ def _object(read: "InventoryFile", places: "tuple[Preview, ...]") -> dict[str, o
 def _lines(read: "InventoryFile", places: "tuple[Preview, ...]") -> Iterator[str]:
     inventory = read.inventory
     processes = sum(len(place.servers) + len(place.workers) for place in places)
-    yield f"{read.path}: {processes} processes on {counted(len(places), 'host')}, topology {inventory.topology}"
+    on = f"on {counted(len(places), 'host')} with --algo fsa"
+    yield f"{read.path}: {processes} processes {on}, topology {inventory.topology}"
     yield from read.notes
     for party in (inventory.central, *inventory.parties):
         central = ", central" if party is inventory.central else ""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from geomx_cli.commands._completion import template_names
 from geomx_cli.core.errors import UsageError
 
 __all__ = ["init"]
@@ -12,20 +13,26 @@ __all__ = ["init"]
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False), default=Path())
-@click.option("--template", metavar="NAME", help="Write an algorithm's script instead: cnn, cnn-hfa, ...")
+@click.option(
+    "--template", metavar="NAME", shell_complete=template_names,
+    help="Write an algorithm's script instead: cnn, cnn-hfa, ...",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Overwrite an existing script.")
 def init(directory: Path, template: str | None, force: bool) -> None:
     """Write a starter inventory and training script.
 
     hosts.toml and train.py are written to DIRECTORY, by default the working directory; existing files are not changed.
     """
-    from geomx_cli.inventory import starter
+    from geomx_cli.core import starter
 
     enter = "" if directory == Path() else f"  cd {shlex.quote(str(directory))}\n"
     if template is not None:
         path, command = starter.write_template(directory, template, force=force)
         click.echo(
-            f"wrote {path}\nnext:\n{enter}  geomx data fetch fashion-mnist    on every machine that trains\n  {command}"
+            f"wrote {path}\nnext:\n{enter}"
+            "  geomx data fetch fashion-mnist    on every machine that trains, or\n"
+            "  geomx data push fashion-mnist     from here to all machines of the inventory\n"
+            f"  {command}"
         )
         return
     if force:

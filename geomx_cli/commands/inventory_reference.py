@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from geomx_cli.core.starter import FOLDER
 from geomx_cli.inventory.keys import HOST_KEYS, TOP_KEYS, Group, Key
-from geomx_cli.inventory.starter import FOLDER
 
 __all__ = ["page"]
 

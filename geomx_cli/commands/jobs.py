@@ -1,12 +1,19 @@
 """`geomx jobs`: the jobs launched from this machine."""
 
+import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from geomx_cli.commands._job import Duration, ParentCommand
 from geomx_cli.commands._json import json_option, print_json
+from geomx_cli.commands._report import MOST_REPORTED
+from geomx_cli.core.units import counted, format_bytes, some_of
+
+if TYPE_CHECKING:
+    from geomx_cli.jobs.actions.prune import Pruned
 
 __all__ = ["jobs"]
 
@@ -14,19 +21,20 @@ JOBS_VERSION = 1
 _LONGEST = 48  # characters shown of a script
 
 
-@click.command()
+@click.command(cls=ParentCommand)
 @json_option
 def jobs(json: bool) -> None:
     """List the jobs launched from this machine, newest first.
 
     No host is contacted: a detached job may have ended since; geomx status JOB queries the hosts. "running" means that
-    a geomx process follows the job, "orphaned" that this process was killed.
+    a geomx process follows the job, "orphaned" that this process was killed. To remove jobs see geomx jobs prune -h.
 
     \b
     Examples:
       geomx jobs
       geomx status 2026       the job whose name begins with 2026
       geomx stop              the newest running job
+      geomx jobs prune        remove jobs that have ended
     """
     from geomx_cli.core.errors import CheckFailed, InvalidSettings
     from geomx_cli.jobs.store.registry import all_jobs
@@ -46,11 +54,88 @@ def jobs(json: bool) -> None:
         _print(known)
 
 
+@click.command()
+@click.option(
+    "--older-than",
+    type=Duration(0.0, 3650 * 86_400.0),
+    default=0.0,
+    metavar="DURATION",
+    help="Only jobs that ended so long ago, as 12h or 30d.",
+)
+@click.option("--keep", type=click.IntRange(0), default=0, metavar="N", help="Keep the N jobs that ended last.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, and remove nothing.")
+@click.option(
+    "--forget-unreachable",
+    is_flag=True,
+    help="Also remove jobs whose hosts do not answer, here: their files there stay, and what may still run there.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def prune(older_than: float, keep: int, dry_run: bool, forget_unreachable: bool, yes: bool, json: bool) -> None:
+    """Remove jobs that have ended, here and on the hosts that ran them: logs, events, copied files and outputs.
+
+    Shows each job's size and asks first. Running jobs are never touched; a detached job counts from its end. Other
+    files in a job's directory stay. Exit code 7: a host could not be reached, or something could not be removed; that
+    job stays in geomx jobs, to be pruned later.
+
+    \b
+    Examples:
+      geomx jobs prune --dry-run
+      geomx jobs prune --older-than 30d --keep 10 --yes
+    """
+    from contextlib import closing
+
+    from geomx_cli.core.errors import DoneInPart, UsageError
+    from geomx_cli.jobs.actions.prune import PRUNE_VERSION, Pruner, select
+
+    asks = not (dry_run or yes)
+    if asks and (json or not sys.stdin.isatty()):
+        what = "--json does not ask" if json else "stdin is not a terminal"
+        raise UsageError(what, "write --yes to remove them, or --dry-run to see them")
+    with closing(Pruner(dry_run=dry_run, forget_unreachable=forget_unreachable)) as pruner:
+        chosen = select(pruner.ended(), older_than=older_than, keep=keep)
+        for one in chosen:
+            pruner.measure(one)
+        if not json:
+            _print_sizes(chosen)
+        agreed = bool(chosen) and not dry_run and (yes or click.confirm("Remove them?", err=True))
+        for one in chosen if agreed else ():
+            pruner.remove(one)
+    removed = [one for one in chosen if one.removed]
+    if json:
+        found = [one.to_json() for one in chosen]
+        print_json({"schema_version": PRUNE_VERSION, "jobs": found, "problems": pruner.problems})
+    elif agreed:
+        click.echo(f"removed {counted(len(removed), 'job')}, {format_bytes(sum(one.bytes for one in removed))}")
+    problems = [*pruner.problems, *(f"job {one.job.id}: {what}" for one in chosen for what in one.problems)]
+    if problems:
+        what = "not all was removed" if agreed else "not all is known"
+        hint = "prune again later; if a host is gone for good, use --forget-unreachable"
+        raise DoneInPart(f"{what}: {some_of(problems, MOST_REPORTED)}", hint)
+
+
+def _print_sizes(chosen: "Sequence[Pruned]") -> None:
+    if not chosen:
+        click.echo("no job to remove", err=True)
+        return
+    lines = [("JOB", "ENDED", "SIZE", "HOSTS")]
+    for one in chosen:
+        unknown = [host for host, size in one.sizes.items() if size is None]
+        size = format_bytes(one.bytes) + (f" + {', '.join(unknown)}?" if unknown else "")
+        ended = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.ended))
+        lines.append((one.job.id, ended, size, "?" if one.hosts is None else str(one.hosts)))
+    _print_table(lines)
+    click.echo(f"{counted(len(chosen), 'job')}, {format_bytes(sum(one.bytes for one in chosen))}")
+
+
 def _print(known: list[dict[str, Any]]) -> None:
     if not known:
         click.echo("no jobs yet; geomx launch starts one", err=True)
         return
-    lines = [("JOB", "STARTED", "STATE", "EXIT", "ACCURACY", "HOSTS", "WHAT"), *map(_cells, known)]
+    _print_table([("JOB", "STARTED", "STATE", "EXIT", "ACCURACY", "HOSTS", "WHAT"), *map(_cells, known)])
+
+
+def _print_table(lines: "Sequence[tuple[str, ...]]") -> None:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         click.echo("  ".join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
@@ -68,3 +153,6 @@ def _cells(job: Mapping[str, Any]) -> tuple[str, ...]:
         str(len(job["hosts"])),
         what if len(what) <= _LONGEST else f"{what[: _LONGEST - 3]}...",
     )
+
+
+jobs.commands["prune"] = prune

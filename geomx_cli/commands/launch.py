@@ -1,8 +1,7 @@
 """`geomx launch`: start a training job, watch it and wait for its end."""
 
 import os
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +12,12 @@ from geomx_cli.commands._conclusion import report
 from geomx_cli.commands._exports import Exports, export_options
 from geomx_cli.commands._inventory import inventory_options, inventory_path, machines, ssh_options
 from geomx_cli.commands._job import Duration
+from geomx_cli.commands._job_spec import job_spec, with_rank_scope
 from geomx_cli.commands._json import print_json
 from geomx_cli.commands._options import add_options, unused, values
-from geomx_cli.commands._script import ScriptCommand
-from geomx_cli.core.env_names import unknown_variables, without_effect
+from geomx_cli.commands._script import ScriptCommand, script_argument
+from geomx_cli.core.env_names import unknown_variables, without_effect_at_launch
 from geomx_cli.core.errors import UsageError
-from geomx_cli.core.options import Value
 from geomx_cli.core.plugins import table
 
 if TYPE_CHECKING:
@@ -27,15 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["launch"]
 
-_PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS")
-
-
 @add_options(table())
 @click.command("launch", cls=ScriptCommand)
 @inventory_options
 @click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
 @click.option("--shell", is_flag=True, help="With --dry-run: print start scripts that a user can run by hand.")
 @click.option("--json", is_flag=True, help="Print the result as one JSON object; see above.")
+@click.option("--tee", is_flag=True, help="Show the output of global rank 0 among the progress, on stderr.")
 @click.option("--detach", is_flag=True, help="Return once all processes run; the job runs detached.")
 @click.option(
     "--lease",
@@ -56,7 +53,7 @@ _PASSED_ON = ("PYTHONPATH", "OMP_NUM_THREADS")
     help="A new or empty directory for the job's logs and events; by default under the jobs in your home.",
 )
 @export_options
-@click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="[-- python train.py ...]")
+@script_argument
 def launch(
     script: tuple[str, ...],
     hosts: Path | None,
@@ -65,6 +62,7 @@ def launch(
     dry_run: bool,
     shell: bool,
     json: bool,
+    tee: bool,
     detach: bool,
     lease: float | None,
     sync: tuple[Path, ...],
@@ -84,13 +82,15 @@ def launch(
     geomx launch --hosts sites.toml --sync data   on the machines of sites.toml
     geomx launch --detach                         start and return; later: geomx attach
 
-    A script's output goes to the logs: geomx logs -f. At the end a summary is printed to stdout, or with --json one
-    object: "schema_version", "job", "status" ("done", "failed", "interrupted" or "done in part"), "exit_code",
-    "accuracy", "loss", "rounds", "samples_per_s", "training_s", "first_step_s", "total_s", "bytes" ("lan" and "wan",
-    each sent and received; "encoded" and "encoded_lan", before and after encoding with --compress and --compress-lan),
-    "directory", "logs" (null when they are on other hosts), "failure" ("process", "host", "cause", "hint", "tail"; or
-    null) and "error" ("message" and "hint"; or null). For a job that could not be started the object has only
-    "schema_version" and "error", with "exit_code" in it.
+    A script's output goes to the logs: geomx logs -f; --tee shows that of one worker here as well. At the end a summary
+    is printed to stdout, or with --json one object: "schema_version", "job", "status" ("done", "failed", "interrupted"
+    or "done in part"), "exit_code", "accuracy", "loss", "rounds", "samples_per_s", "training_s", "first_step_s",
+    "total_s", "bytes" ("lan" and "wan", each sent and received; "encoded" and "encoded_lan", before and after encoding
+    with --compress and --compress-lan), "outputs" (of each process that has saved files: "process", "host", "folder",
+    "files", at most eight by name, "count" and "bytes" of all), "model" (its path, on another machine HOST:PATH; or
+    null), "directory", "logs" (null when they are on other hosts), "failure" ("process", "host", "cause", "hint",
+    "tail"; or null) and "error" ("message" and "hint"; or null). For a job that could not be started the object has
+    only "schema_version" and "error", with "exit_code" in it.
 
     With --detach the command prints how to attach to the job, or with --json "schema_version", "job", "status"
     ("detached"), "exit_code" and "directory". With --dry-run --json it prints the whole plan.
@@ -100,32 +100,26 @@ def launch(
     if detach and exports:
         hint = "geomx dashboard --tensorboard DIR --metrics-port NUMBER exports it afterwards"
         raise UsageError("with --detach nothing is exported: launch ends at once", hint)
+    if detach and tee:
+        raise UsageError("with --detach nothing can be shown: launch ends at once", "geomx logs -f shows the output")
     _warn(unknown_variables(os.environ))
     inventory, options = machines(hosts, local, values(table(), parameters))
-    ignored = _without_effect(inventory)
+    ignored = without_effect_at_launch(os.environ, {host.name: host.env for host in inventory.hosts})
     _warn(f"{where}{sentence}" for sentence, where in ignored.items())
     _warn(unused(click.get_current_context(), table(), str(options["algo"]), script=bool(script)))
-    from geomx_cli.jobs.store.script import check_script
-    from geomx_cli.plan import JobSpec
+    from geomx_cli.jobs.store.script import check_script, with_interpreter
 
     if not dry_run:
         check_script(script, inventory)
-    inventory = _with_rank_scope(inventory, script, options)
-    spec = JobSpec(
-        options=options,
-        script=script,
-        job_dir=str(job_dir.absolute()) if job_dir else "",
-        python=sys.executable,
-        env={name: os.environ[name] for name in _PASSED_ON if name in os.environ},
-    )
+    inventory = with_rank_scope(with_interpreter(script, inventory), script, options)
+    spec = job_spec(script, options, job_dir=str(job_dir.absolute()) if job_dir else "")
     if dry_run:
         return _show(inventory, spec, sync, json=json, shell=shell)
-    from geomx_cli.commands.data import Progress
     from geomx_cli.jobs.actions import launch as launching
 
     launch_options = launching.LaunchOptions(
-        on_download=Progress(),
         detach=detach,
+        tee=tee,
         lease=lease,
         sync=sync,
         warned=tuple(ignored),
@@ -141,37 +135,15 @@ def _warn(sentences: Iterable[str]) -> None:
         click.echo(f"warning: {sentence}", err=True)
 
 
-def _without_effect(inventory: "Inventory") -> dict[str, str]:
-    """Return a sentence for each variable without effect, with the inventory location where it is set, if any."""
-    hosts: dict[str, list[str]] = {}
-    for host in inventory.hosts:
-        for sentence in without_effect(host.env):
-            hosts.setdefault(sentence, []).append(host.name)
-    in_inventory = {sentence: f"env of {', '.join(names)}: " for sentence, names in hosts.items()}
-    return in_inventory | dict.fromkeys(without_effect(os.environ, launching=True), "")
-
-
-def _with_rank_scope(
-    inventory: "Inventory", script: tuple[str, ...], options: Mapping[str, Value]
-) -> "Inventory":
-    from geomx_cli.jobs.store import rank_scope
-
-    chosen = rank_scope.choose(str(options["rank_scope"]), script, str(options["algo"]), inventory)
-    if chosen.sentence:
-        click.echo(chosen.sentence, err=True)
-    return inventory.model_copy(update={"rank_scope": chosen.scope})
-
-
 def _show(inventory: "Inventory", spec: "JobSpec", sync: tuple[Path, ...], *, json: bool, shell: bool) -> int:
-    from geomx_cli.commands._plan_shell import plan_shell
+    from geomx_cli.commands._plan_shell import for_shell, plan_shell
     from geomx_cli.commands._plan_text import plan_text
     from geomx_cli.jobs.actions.launch import prepared, working_dirs
-    from geomx_cli.jobs.store import user_files
     from geomx_cli.plan import plan
     from geomx_cli.plan.ports import choose
 
-    inventory = choose(inventory, None)
-    spec = prepared(replace(spec, carried=user_files.pack(spec.script, sync).words))
+    inventory = choose(for_shell(inventory) if shell else inventory, None)
+    spec, _ = prepared(spec, sync)
     found = plan(inventory, replace(spec, key_dir="") if shell else spec)
     if shell:
         click.echo(plan_shell(found, working_dirs(inventory, found)))

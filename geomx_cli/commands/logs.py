@@ -2,42 +2,39 @@
 
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from geomx_cli.commands._job import chosen, job_argument
+from geomx_cli.commands._completion import of_processes
+from geomx_cli.commands._job import ParentCommand, chosen, folder_option, job_argument
 from geomx_cli.commands._json import json_option, print_json
 from geomx_cli.commands._report import MOST_REPORTED
-from geomx_cli.core.errors import DoneInPart
-from geomx_cli.core.units import format_bytes
+from geomx_cli.core.errors import DoneInPart, UsageError
+from geomx_cli.core.units import counted, format_bytes, some_of
+
+if TYPE_CHECKING:
+    from geomx_cli.observe.report.collected import Layout
 
 __all__ = ["logs"]
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 
 
-class _Logs(click.Command):
-    """`logs [JOB]`, with `logs collect ...` as a separate command."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """See click.Command.make_context."""
-        if args[:1] == ["collect"]:
-            return collect.make_context("logs collect", args[1:], parent=parent, **extra)
-        return super().make_context(info_name, args, parent=parent, **extra)
-
-
-@click.command(cls=_Logs)
+@click.command(cls=ParentCommand)
 @job_argument
 @click.option("-f", "--follow", is_flag=True, help="Follow until the job has ended, or Ctrl-C.")
-@click.option("--party", default="", metavar="NAME", help="Only processes of this party.")
-@click.option("--role", default="", metavar="ROLE", help="Only this role: worker, server, global_server, ...")
+@click.option("--party", default="", metavar="NAME", shell_complete=of_processes("party"), help="Only this party.")
+@click.option("--host", default="", metavar="NAME", shell_complete=of_processes("host"), help="Only this host.")
+@click.option(
+    "--role", default="", metavar="ROLE", shell_complete=of_processes("role"),
+    help="Only this role: worker, server, global_server, ...",
+)  # fmt: skip
 @click.option("--rank", type=int, default=None, metavar="NUMBER", help="Only those with this rank in their role.")
 @click.option("-n", "--lines", type=click.IntRange(0), default=None, metavar="LINES", help="Only the last of each.")
-def logs(name: str, follow: bool, party: str, role: str, rank: int | None, lines: int | None) -> None:
+def logs(name: str, follow: bool, party: str, host: str, role: str, rank: int | None, lines: int | None) -> None:
     """Print the output of a job's processes from all its hosts; each line begins with the process.
 
     Exit code 7: a host could not be reached; the others' lines are printed. For whole files and event logs see
@@ -52,12 +49,13 @@ def logs(name: str, follow: bool, party: str, role: str, rank: int | None, lines
     from geomx_cli.jobs.actions.logs import LogReader, select
 
     job = chosen(name)
-    processes = select(job.plan, party, role, rank)
+    processes = select(job.plan, party, host, role, rank)
     colours = {process.name: _COLOURS[index % len(_COLOURS)] for index, process in enumerate(processes)}
     reader = LogReader(job, processes)
-    count = -1 if lines is None else lines
+    count, is_empty = -1 if lines is None else lines, True
     try:
         for line in reader.follow(count) if follow else reader.read(count):
+            is_empty = False
             click.echo(f"{click.style(f'{line.process} |', fg=colours[line.process])} {line.text}")
         problems = dict(reader.problems)
     except KeyboardInterrupt:  # ends following
@@ -70,27 +68,28 @@ def logs(name: str, follow: bool, party: str, role: str, rank: int | None, lines
     if problems:
         texts = "; ".join(f"host {host}: {problem}" for host, problem in problems.items())
         raise DoneInPart(f"not all logs could be read: {texts}", "the output of the others is above")
+    if is_empty and lines != 0:
+        click.echo("nothing has been written yet", err=True)
 
 
 @click.command()
 @job_argument
+@folder_option()
 @click.option(
-    "--to",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    required=True,
-    metavar="DIR",
-    help="Target folder; may already contain other jobs.",
-)
-@click.option("--replace", is_flag=True, help="Replace another job's records of the same network and mode.")
+    "--layout", type=click.Choice(["runs", "esync"]), default="runs", show_default=True,
+    help="Layout of the records: a folder for each job, or ESync's, with room for one job of a network and mode.",
+)  # fmt: skip
+@click.option("--replace", is_flag=True, help="With --layout esync: replace another job's records.")
 @json_option
-def collect(name: str, folder: Path, replace: bool, json: bool) -> None:
+def collect(name: str, folder: Path, layout: "Layout", replace: bool, json: bool) -> None:
     """Collect the logs, event logs and agents' logs of all hosts of a job, and the records of its workers' rounds.
 
     Files are transferred compressed, verified, and written to DIR/JOB, with a list in manifest.json. The records are
-    written to DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ..., for geomx summarize and geomx draw. MODE is
-    the algorithm (dcasgd if the optimizer compensates for delay), with the suffix -niid if the workers' data are not
-    identically distributed.
+    written to DIR/NETWORK/MODE/JOB/HOST/DEVICE.jsonl, for geomx summarize, draw and compare. MODE is the algorithm
+    (dcasgd if the optimizer compensates for delay), with the suffix -niid unless --split is iid. With --layout esync
+    they are in DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ..., as the tools of ESync expect.
+
+    Outputs, as the model, are listed and not copied: see geomx fetch.
 
     Works while the job runs, and repeatedly: each run replaces the files by their current state. Exit code 7: a host
     could not be reached, or a record is damaged; the files of the others are collected.
@@ -100,9 +99,14 @@ def collect(name: str, folder: Path, replace: bool, json: bool) -> None:
       geomx logs collect --to results
       geomx logs collect 20260729-17 --to results --json
     """
+    from geomx_cli.jobs.view.waiting import waiting
     from geomx_cli.observe.report.collected import collect as collecting
 
-    manifest = collecting(chosen(name), folder.absolute(), overwrite=replace)
+    if replace and layout != "esync":
+        raise UsageError("--replace is for --layout esync", "leave it out: each job has a folder of its own")
+    job = chosen(name)
+    with waiting(f"collecting from {counted(len(job.plan.hosts), 'host')}"):
+        manifest = collecting(job, folder.absolute(), layout=layout, overwrite=replace)
     if json:
         print_json(manifest)
     else:
@@ -110,8 +114,23 @@ def collect(name: str, folder: Path, replace: bool, json: bool) -> None:
         click.echo(f"{len(manifest['files'])} files, {format_bytes(size)} in {manifest['folder']}")
         if manifest["records"]:
             click.echo(f"records in {manifest['records']}")
+        for line in _outputs(manifest):
+            click.echo(line)
     if manifest["problems"]:
         texts = [f"host {one['host']}: {one['problem']}" for one in manifest["problems"]]
-        more = f"; and {len(texts) - MOST_REPORTED} more" if len(texts) > MOST_REPORTED else ""
         hint = "collect again into the same folder when the hosts can be reached"
-        raise DoneInPart(f"partially collected: {'; '.join(texts[:MOST_REPORTED])}{more}", hint)
+        raise DoneInPart(f"partially collected: {some_of(texts, MOST_REPORTED)}", hint)
+
+
+def _outputs(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lines about what the job has saved."""
+    found = manifest["outputs"]
+    if found:
+        yield f"saved by its processes; geomx fetch {manifest['job']} --to DIR brings it:"
+    for one in found[:MOST_REPORTED]:
+        yield f"  {one['process']}  {one['name']}  {format_bytes(one['size'])}  on {one['host']}"
+    if len(found) > MOST_REPORTED:
+        yield f"  and {counted(len(found) - MOST_REPORTED, 'more file')}"
+
+
+logs.commands["collect"] = collect

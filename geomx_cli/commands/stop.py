@@ -4,8 +4,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from geomx_cli.commands._completion import of_processes
 from geomx_cli.commands._job import Duration, chosen, job_argument
 from geomx_cli.commands._json import json_option, print_json
+from geomx_cli.core.units import counted
 
 if TYPE_CHECKING:
     from geomx_cli.jobs.actions.stop import HostStop
@@ -15,7 +17,9 @@ __all__ = ["stop"]
 
 @click.command()
 @job_argument
-@click.option("--party", default="", metavar="NAME", help="End only this party's processes.")
+@click.option(
+    "--party", default="", metavar="NAME", shell_complete=of_processes("party"), help="End only this party's processes."
+)
 @click.option(
     "--grace",
     type=Duration(0.0, 86_400.0),
@@ -42,6 +46,7 @@ def stop(name: str, party: str, grace: float, json: bool) -> None:
     from geomx_cli.jobs.actions.stop import end_launch
     from geomx_cli.jobs.actions.stop import stop as stopping
     from geomx_cli.jobs.store.registry import in_preparation
+    from geomx_cli.jobs.view.waiting import waiting
 
     if not party and (found := in_preparation(name)) is not None:
         click.echo(f"job {found[0]} is still being prepared; ending its launch", err=True)
@@ -50,7 +55,8 @@ def stop(name: str, party: str, grace: float, json: bool) -> None:
         job = chosen(name)
         if not name and job.state is not None and job.state.over:
             click.echo("nothing to stop: this job has already ended", err=True)
-        report = stopping(job, party=party, grace=grace)
+        with waiting(f"ending processes on {counted(len(job.plan.hosts), 'host')}"):
+            report = stopping(job, party=party, grace=grace)
     if json:
         print_json(report.to_json())
     else:

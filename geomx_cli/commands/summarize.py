@@ -1,4 +1,4 @@
-"""`geomx summarize`: the results of a trial, from its records."""
+"""`geomx summarize`: the results of a run, from its records."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,16 +20,18 @@ __all__ = ["summarize"]
 @base_option
 @network_option
 @click.option("-m", "--mode", required=True, metavar="NAME", help="As in esync, or esync-niid.")
+@click.option("--run", metavar="JOB", default="", help="The job, if there are several: its id or the beginning of it.")
 @target_option
 @click.option("--parity", is_flag=True, help="Throughput, traffic and computing by ESync's own formulas.")
 @click.option("--json", is_flag=True, help="Print summary.json instead of text.")
-def summarize(base: Path, network: str, mode: str, target: float, parity: bool, json: bool) -> None:
-    """Summarise the records of a job: DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
+def summarize(base: Path, network: str, mode: str, run: str, target: float, parity: bool, json: bool) -> None:
+    """Summarise the records of a job: DIR/NETWORK/MODE/JOB/HOST/DEVICE.jsonl, or in ESync's layout
+    DIR/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
 
     Writes two files next to the hosts' folders: ESync's format (as ESync.json, Sync.json, HFA.json; the lists that its
     plotting tool reads) and summary.json, which adds pairs of time and accuracy, bytes in both directions, computing,
     exchange and waiting times, rounds, and time and bytes to the target, from raw points. A mode is the name of an
-    algorithm, or dcasgd, with the suffix -niid for data split by class.
+    algorithm, or dcasgd, with the suffix -niid unless --split is iid.
 
     Missing, damaged and duplicate records are listed, and the rest is summarised; the exit code is then 7.
 
@@ -39,42 +41,47 @@ def summarize(base: Path, network: str, mode: str, target: float, parity: bool, 
       geomx summarize -b results -n resnet18-v1 -m esync-niid --target 0.7 --json
     """
     from geomx_cli.observe.report import RunRecords, Summary
+    from geomx_cli.observe.report.run_folders import one_run
     from geomx_cli.observe.report.summary import write
 
-    trial = RunRecords.read(base, network, mode, progress)
-    summary = Summary.of(trial, target, parity=parity)
-    paths = write(trial, summary)
+    records = RunRecords.read(one_run(base, network, mode, run), progress)
+    summary = Summary.of(records, target, parity=parity)
+    paths = write(records, summary)
     if json:
-        print_json(summary.to_json(trial))
+        print_json(summary.to_json(records))
     else:
         click.echo("\n".join(_lines(summary, "MiB/s" if parity else "MB/s")))
     for path in paths:
         click.echo(f"written: {path}", err=True)
-    report_problems(trial.problems, "the rest is summarised; summary.json lists all")
+    report_problems(records.problems, "the rest is summarised; summary.json lists all")
 
 
 def _lines(summary: "Summary", unit: str) -> list[str]:
-    reached, (sent, received) = summary.reached, summary.bytes
+    reached = summary.reached
     rows = {
         "training": f"{summary.network}, {summary.mode}, {counted(summary.workers, 'worker')}",
         "rounds": str(summary.rounds),
         "samples": str(summary.samples),
         "time": format_duration(summary.seconds),
-        "samples/s": f"{summary.samples_per_s:.0f}",
-        "traffic": f"{summary.traffic:.2f} {unit}",
-        "computing": f"{100 * summary.busy:.1f} % of the time",
-        "sent / received": f"{format_bytes(sent)} / {format_bytes(received)}",
+        "samples/s": _known(summary.samples_per_s, "{:.0f}"),
+        "traffic": _known(summary.traffic, f"{{:.3g}} {unit}"),
+        "computing": _known(None if summary.busy is None else 100 * summary.busy, "{:.1f} % of the time"),
+        "sent / received": "-" if summary.bytes is None else " / ".join(map(format_bytes, summary.bytes)),
         "between parties": "-" if summary.wan_bytes is None else format_bytes(summary.wan_bytes),
         "last accuracy": "-" if summary.accuracy is None else f"{summary.accuracy:.4f}",
         f"to {summary.target:g}": "not reached"
         if reached is None
-        else f"{format_duration(reached.seconds)}, {_bytes(reached)} ({reached.accuracy:.4f})",
+        else f"{format_duration(reached.seconds)}{_bytes(reached)} ({reached.accuracy:.4f})",
     }
     width = max(map(len, rows))
     return [f"{name:<{width}}  {text}" for name, text in rows.items()]
 
 
 def _bytes(reached: "Reached") -> str:
-    if reached.wan_bytes is None:
-        return format_bytes(reached.bytes)
-    return f"{format_bytes(reached.wan_bytes)} between parties"
+    if reached.wan_bytes is not None:
+        return f", {format_bytes(reached.wan_bytes)} between parties"
+    return "" if reached.bytes is None else f", {format_bytes(reached.bytes)}"
+
+
+def _known(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -2,7 +2,10 @@
 
 from typing import Any, TypedDict
 
-__all__ = ["AgentStatus", "FailureFields", "ProcessStatus"]
+__all__ = ["MAX_METRICS", "AgentStatus", "FailureFields", "ProcessStatus"]
+
+MAX_METRICS = 64
+"""Metrics that a process may report, and entries that the status keeps of any object in its events."""
 
 
 class FailureFields(TypedDict):
@@ -32,6 +35,7 @@ class AgentStatus(TypedDict):
     """The whole status of an agent's part of the job. Times are Unix seconds of its host; `uptime` counts seconds since
     boot; `agent` is the agent's pid and start time in kernel ticks. `why`: reason of the stop; `asked`: its requester,
     if a user; `ordered`: the control machine stopped the job for its own reasons; `left`: what could not be terminated.
+    `machine`: the host's own name. `usage`: see HostUsage; empty until measured, unvalidated.
     """
 
     schema_version: int
@@ -40,6 +44,7 @@ class AgentStatus(TypedDict):
     time: float
     uptime: float
     boot: str
+    machine: str
     agent: tuple[int, int]
     stage: str
     why: str
@@ -48,3 +53,4 @@ class AgentStatus(TypedDict):
     left: list[str]
     processes: dict[str, ProcessStatus]
     failures: list[FailureFields]
+    usage: dict[str, Any]

@@ -2,20 +2,24 @@
 MXNet's and GeoMX's that geomx ignores.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 
+from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.core.plugins import table
 
-__all__ = ["NO_EFFECT", "OWN", "SETTINGS", "USE_HFA", "of_options", "unknown_variables", "without_effect"]
+__all__ = [
+    "NO_EFFECT", "OWN", "SETTINGS", "USE_HFA", "of_options", "unknown_variables", "without_effect",
+    "without_effect_at_launch",
+]  # fmt: skip
 
 NO_EFFECT = " has no effect"
 USE_HFA = "MXNET_KVSTORE_USE_HFA"
 SETTINGS: Mapping[str, str] = {
     "master": "DMLC_ROLE_MASTER_WORKER", "central_workers": "DMLC_ENABLE_CENTRAL_WORKER",
     "num_all_workers": "DMLC_NUM_ALL_WORKER", "interface": "DMLC_INTERFACE", "node_host": "DMLC_NODE_HOST",
-    "job": "GEOMX_JOB", "job_dir": "GEOMX_JOB_DIR", "process": "GEOMX_PROCESS", "party": "GEOMX_PARTY",
-    "party_index": "GEOMX_PARTY_INDEX", "host": "GEOMX_HOST", "rank": "GEOMX_RANK", "global_rank": "GEOMX_GLOBAL_RANK",
+    "job": "GEOMX_JOB", "job_dir": "GEOMX_JOB_DIR", "output_dir": "GEOMX_OUTPUT_DIR", "process": "GEOMX_PROCESS",
+    "party": "GEOMX_PARTY", "party_index": "GEOMX_PARTY_INDEX", "host": "GEOMX_HOST", "rank": "GEOMX_RANK",
+    "global_rank": "GEOMX_GLOBAL_RANK",
     "bind": "GEOMX_BIND", "advertise": "GEOMX_ADVERTISE", "key_file": "GEOMX_KEY_FILE", "insecure": "GEOMX_INSECURE",
     "wan_share": "GEOMX_WAN_SHARE", "device": "GEOMX_DEVICE",
 }  # fmt: skip
@@ -36,8 +40,8 @@ def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
     known = OWN.union(of_options())
     for name in sorted(environment):
         if name.startswith("GEOMX_") and name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-            yield f"{name} means nothing to geomx" + (f"; did you mean {close[0]}?" if close else "")
+            close = did_you_mean(name, known, cutoff=0.8)
+            yield f"{name} means nothing to geomx" + (f"; {close}" if close else "")
 
 
 _DGT = "geomx has no DGT: every slice is delivered, over TCP"
@@ -86,3 +90,17 @@ def without_effect(environment: Mapping[str, str], *, launching: bool = False) -
             yield f"{name}{NO_EFFECT} on geomx launch: write --algo hfa"
         elif launching and name.startswith("DMLC_"):
             yield f"{name}{NO_EFFECT} on geomx launch: {_LAUNCH_SETS}"
+
+
+def without_effect_at_launch(
+    environment: Mapping[str, str], hosts: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    """Return where each variable without effect is set, by its sentence: "" for `environment`, that of the launch, else
+    as in "env of a, b: ". `hosts`: the variables that the inventory sets, by host.
+    """
+    setting: dict[str, list[str]] = {}
+    for host, variables in hosts.items():
+        for sentence in without_effect(variables):
+            setting.setdefault(sentence, []).append(host)
+    in_inventory = {sentence: f"env of {', '.join(names)}: " for sentence, names in setting.items()}
+    return in_inventory | dict.fromkeys(without_effect(environment, launching=True), "")

@@ -20,6 +20,7 @@ from typing import Annotated, Any, TextIO
 import msgspec
 from msgspec import Meta
 
+from geomx_cli.core.agent_status import MAX_METRICS
 from geomx_cli.core.jsonlines import encode
 
 __all__ = [
@@ -29,8 +30,10 @@ __all__ = [
     "Evaluated",
     "Event",
     "EventLog",
+    "OutputsWritten",
     "ProcessFailed",
     "ProcessFinished",
+    "Reported",
     "RosterComplete",
     "RoundCompleted",
     "StateChanged",
@@ -50,6 +53,7 @@ Rate = Annotated[float, Meta(ge=0, lt=1e18)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Step = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]
 Pair = tuple[Count, Count]
+MetricName = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_./-]*$", max_length=64)]
 
 
 class Traffic(msgspec.Struct):
@@ -77,7 +81,7 @@ class Event(msgspec.Struct, tag_field="event", kw_only=True, omit_defaults=True)
 
 
 class StateChanged(Event, tag="state"):
-    """The process has entered a state: "waiting", "training", "serving", "finished"."""
+    """The process has entered a state: "waiting", "training", "serving", "saving", "finished"."""
 
     state: str
     message: str = ""
@@ -126,6 +130,22 @@ class RoundCompleted(Event, tag="round"):
     samples: Count = 0
 
 
+class Reported(Event, tag="reported"):
+    """Metrics that a script has reported. samples: total so far. total_time: seconds since it joined the job. live:
+    agents forward this event; of very frequent ones they forward some, and the log has all. samples_per_s: only in live
+    events. Values may be NaN or infinite.
+    """
+
+    step: Count
+    total_time: Seconds
+    samples: Count = 0
+    samples_per_s: Rate | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    metrics: Annotated[dict[MetricName, float], Meta(max_length=MAX_METRICS)] = {}
+    live: bool = False
+
+
 class Evaluated(Event, tag="evaluation"):
     """Test accuracy of the weights after `round`. seconds: duration of the evaluation."""
 
@@ -168,6 +188,16 @@ class ProcessFinished(Event, tag="finished"):
     stopped: str = ""
     parameters: str = ""
     accuracy: Share | None = None
+
+
+class OutputsWritten(Event, tag="outputs"):
+    """What a process has left in its output folder; written by its agent at its end. files: sizes by name below the
+    folder, of at most eight files, those called model.* first. count, bytes: of all files.
+    """
+
+    files: Annotated[dict[Annotated[str, Meta(max_length=400)], Count], Meta(max_length=8)]
+    count: Count
+    bytes: Count
 
 
 _KINDS: Mapping[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in Event.__subclasses__()}
@@ -213,8 +243,13 @@ class EventLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether events are written to a file."""
+        return self._file >= 0
+
     def write(self, event: Event) -> None:
-        """Append an event, with the current time."""
+        """Append an event, with the current time if it has none."""
         if self._file >= 0 and not self._full:
             line = self._line(event)
             try:
@@ -235,7 +270,8 @@ class EventLog:
 
     def _line(self, event: Event) -> bytes:
         fields = msgspec.to_builtins(event)
-        fields |= {"schema_version": SCHEMA_VERSION, "number": next(self._numbers), "time": round(time.time(), 6)}
+        when = round(event.time or time.time(), 6)
+        fields |= {"schema_version": SCHEMA_VERSION, "number": next(self._numbers), "time": when}
         return encode({**self._who, **fields})
 
 

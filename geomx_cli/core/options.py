@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import nearest
 from geomx_cli.core.option_kinds import KINDS, Kind
 
 __all__ = ["OPTIMIZERS", "OPTIONS", "Option", "Value", "decode", "defaults", "encode"]
@@ -21,8 +22,9 @@ Group = Literal["cluster", "synchronisation", "transport", "training"]
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `env` is the variable that passes it to processes. A number must be within `minimum` and `maximum`
-    and less than `below`, or equal the default, which may stand for "automatic".
+    """One option. `env` is the variable that passes it to processes. `suggestions`: values that a shell offers, of many
+    that are valid; with `takes_codec`, names of codecs. A number must be within `minimum` and `maximum` and less than
+    `below`, or equal the default, which may stand for "automatic".
     """
 
     name: str
@@ -32,6 +34,8 @@ class Option:
     help: str
     group: Group
     choices: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()
+    takes_codec: bool = False
     minimum: float = -math.inf
     maximum: float = math.inf
     below: float = math.inf
@@ -91,6 +95,12 @@ OPTIMIZERS: Mapping[str, tuple[float, Mapping[str, str]]] = {
 }  # fmt: skip
 """For each optimizer: its default learning rate, and its hyper-parameters by option."""
 
+_NETWORKS = (
+    "linear", "cnn", "cnn-bn", "alexnet", "resnet18-v1", "resnet50-v1", "resnet50-v2", "mobilenet-v1", "mobilenet-v2",
+    "inception-v3",
+)  # fmt: skip
+_DATA_SETS = ("fashion-mnist", "mnist", "cifar10")
+
 OPTIONS: tuple[Option, ...] = (
     _cluster("parties", "int", 2, "GEOMX_PARTIES", "Participating parties (data centres).", minimum=1, maximum=1024),
     _cluster("workers", "int", 2, "GEOMX_WORKERS", "Workers in each participating party.", minimum=1, maximum=1024),
@@ -130,12 +140,12 @@ OPTIONS: tuple[Option, ...] = (
         "compress", "text", "", "GEOMX_COMPRESS",
         "Codec of what crosses between parties and global servers, in both directions: fp16, bf16, int8, q4, topk:0.01,"
         " bsc:0.01, mpq:0.01, sparseloco; or upwards only: 2bit:0.5, 1bit. None by default. In a flat cluster, between"
-        " workers and servers.",
+        " workers and servers.", takes_codec=True,
     ),
     _net(
         "compress_lan", "text", "", "GEOMX_COMPRESS_LAN",
         "Codec of what workers exchange with their local servers, and central workers with global servers, in both"
-        " directions, as --compress. None by default.",
+        " directions, as --compress. None by default.", takes_codec=True,
     ),
     _net(
         "compress_min", "int", 1000, "MXNET_KVSTORE_SIZE_LOWER_BOUND",
@@ -170,21 +180,20 @@ OPTIONS: tuple[Option, ...] = (
     ),
     _train(
         "network", "text", "cnn", "GEOMX_NETWORK",
-        "Network to train: linear (needs no MXNet), cnn, cnn-bn, alexnet, resnet18-v1, resnet50-v1, resnet50-v2,"
-        " mobilenet-v1, mobilenet-v2, inception-v3, or MODULE:FUNCTION, which is called with the number of classes and"
-        " returns a gluon HybridBlock.",
+        f"Network to train: {', '.join(_NETWORKS)} (linear needs no MXNet), or MODULE:FUNCTION, which is called with"
+        " the number of classes and returns a gluon HybridBlock.", suggestions=_NETWORKS,
     ),
     _train(
         "data", "text", "fashion-mnist", "GEOMX_DATA",
-        "Data set: fashion-mnist, mnist, cifar10, or MODULE:FUNCTION, which is called with train or test and with"
-        " --data-dir and returns images and labels, as numpy arrays.",
+        f"Data set: {', '.join(_DATA_SETS)}, or MODULE:FUNCTION, which is called with train or test and with"
+        " --data-dir and returns images and labels, as numpy arrays.", suggestions=_DATA_SETS,
     ),
     _train("data_dir", "text", "", "GEOMX_DATA_DIR", "Directory of the data set; searched for if not given."),
     _train(
         "split", "text", "iid", "GEOMX_SPLIT",
         "How the training data are divided among the workers: iid, by-class (each worker has one class or a few),"
         " by-party (each party has classes of its own, mixed among its workers), or dirichlet:ALPHA (the smaller ALPHA,"
-        " the more uneven the classes and the sizes).",
+        " the more uneven the classes and the sizes).", suggestions=("iid", "by-class", "by-party", "dirichlet:0.3"),
     ),
     _train("batch_size", "int", 64, "GEOMX_BATCH_SIZE", "Samples in one worker's batch.", minimum=1, maximum=65536),
     _train(
@@ -262,7 +271,7 @@ def check(option: Option, value: Value) -> Value:
     """Return `value` if the option allows it. Raises InvalidSettings otherwise."""
     if option.choices and value not in option.choices:
         raise InvalidSettings(
-            f"{option.flag} ({option.env}): there is no {value!r}", f"choose one of {', '.join(option.choices)}"
+            f"{option.flag} ({option.env}): there is no {value!r}", nearest(str(value), option.choices)
         )
     if not isinstance(value, str) and not option.allows(value):
         apart = f"{option.stands_apart}, or " if option.stands_apart else ""

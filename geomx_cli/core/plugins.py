@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, Literal, Protocol, cast
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import nearest
 from geomx_cli.core.option_kinds import KINDS
 from geomx_cli.core.options import OPTIONS, Option, Value
 
@@ -201,7 +202,7 @@ def find(kind: Kind, name: str) -> Plugin:
     """Return the plug-in called `name`. Raises InvalidSettings, which lists the known names."""
     known = _all(kind)
     if name not in known:
-        raise InvalidSettings(f"there is no {kind} {name!r}", f"choose one of {', '.join(known)}")
+        raise InvalidSettings(f"there is no {kind} {name!r}", nearest(name, known))
     return known[name]
 
 

@@ -3,7 +3,7 @@
 import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from geomx_cli.core.agent_status import FailureFields
@@ -11,7 +11,9 @@ from geomx_cli.core.agent_status import FailureFields
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _SILENT = re.compile(r"(?P<peer>\S+) has been silent for (?P<limit>\d+ s)")  # message of ps/ for a lost member
 
-__all__ = ["Failure", "describe_status", "exception_line", "first_cause"]
+_PEER_FAILED = " failed, and the job with it; its log says why"
+
+__all__ = ["Failure", "blamed_peer", "describe_status", "exception_line", "first_cause", "peer_failed"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Failure:
     `cause` is a phrase to follow its name: "exited with status 1: ValueError: ...". `peer` is the process that it
     blames, "" for itself. `when` is in seconds of the reader's clock. `tail` has the last lines of its log. `fault`:
     what failed if not the process itself: its "host" is unreachable, or the "link" between its host and another.
+    `also`: other processes that failed with the same cause.
     """
 
     process: str
@@ -31,6 +34,7 @@ class Failure:
     peer: str = ""
     tail: Sequence[str] = field(default=())
     fault: Literal["", "host", "link"] = ""
+    also: Sequence[str] = ()
 
     def to_message(self) -> FailureFields:
         """Return its fields as JSON data."""
@@ -64,6 +68,17 @@ def exception_line(lines: Sequence[str]) -> str:
     return found
 
 
+def peer_failed(peer: str) -> str:
+    """Return the last words of a process that ends because `peer` failed."""
+    return peer + _PEER_FAILED
+
+
+def blamed_peer(lines: Sequence[str]) -> str:
+    """Return the peer of the last line that ends in `peer_failed`, or "": a full disk has no room for the event."""
+    found = next((line for line in reversed(lines) if line.endswith(_PEER_FAILED)), "")
+    return found.removesuffix(_PEER_FAILED).rpartition(" ")[2]
+
+
 def first_cause(
     failures: Sequence[Failure], hosts: Mapping[str, str], done: Collection[str] = ()
 ) -> Failure | None:
@@ -77,7 +92,9 @@ def first_cause(
     """
     own = [failure for failure in failures if not failure.peer and failure.fault != "host"]
     if own:
-        return min(own, key=_when)
+        found = min(own, key=_when)
+        same = {failure.process for failure in own if failure.cause == found.cause} - {found.process}
+        return replace(found, also=sorted(same))
     cut = {failure.host: failure for failure in failures if failure.fault == "host"}
     blames = [failure for failure in failures if failure.peer]
     if not blames:

@@ -1,6 +1,7 @@
 """Parsing and formatting of durations, sizes, rates and links: "30ms", "1MiB", "100mbit", "100mbit,30ms"."""
 
 import re
+from collections.abc import Sequence
 
 from geomx_cli.core.errors import InvalidSettings
 
@@ -12,6 +13,7 @@ __all__ = [
     "parse_rate",
     "parse_size",
     "parse_wan",
+    "some_of",
 ]
 
 _DURATIONS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -92,6 +94,12 @@ def _wrong_part(part: str, unit: str | None) -> InvalidSettings:
 def counted(count: int, noun: str) -> str:
     """Pluralize a noun: "1 host", "2 hosts"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def some_of(texts: Sequence[str], most: int) -> str:
+    """Join the first `most` texts: "one; two; and 3 more"."""
+    more = len(texts) - most
+    return "; ".join([*texts[:most], *([f"and {more} more"] if more > 0 else [])])
 
 
 def format_duration(seconds: float) -> str:

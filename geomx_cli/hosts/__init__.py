@@ -5,7 +5,7 @@ themselves and outlive the connection.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from geomx_cli.hosts.ssh.options import SshOptions
     from geomx_cli.inventory import Host, Inventory
 
-__all__ = ["Channel", "Completed", "Connector", "File", "closing", "connector", "everywhere", "with_addresses"]
+__all__ = [
+    "Channel", "Completed", "Connector", "File", "closing", "connector", "everywhere", "merged", "with_addresses",
+]  # fmt: skip
 
 _AT_ONCE = 64
 _Item = TypeVar("_Item")
@@ -58,13 +60,21 @@ def everywhere(do: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_
     """Call `do` for each item, up to 64 concurrently; return the results in order.
 
     All calls run to completion. A single GeomxError is raised again; several are merged into one of the first one's
-    class. Other exceptions take precedence.
+    class. Other exceptions take precedence. An interrupt (Ctrl-C) cancels calls that have not begun and does not wait
+    for the others: close what they use.
     """
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        futures = [pool.submit(do, item) for item in items]
+    each = list(items)
+    pool = ThreadPoolExecutor(_AT_ONCE)
+    try:
+        futures = [pool.submit(do, item) for item in each]
+        wait(futures)
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
-        raise _together(errors)
+        raise merged(errors)
     return [future.result() for future in futures]
 
 
@@ -77,7 +87,8 @@ def closing(hosts: Mapping[str, Connector]) -> Iterator[Mapping[str, Connector]]
         everywhere(lambda host: host.close(), hosts.values())
 
 
-def _together(errors: Sequence[BaseException]) -> BaseException:
+def merged(errors: Sequence[BaseException]) -> BaseException:
+    """Return one error for all of them: see `everywhere`."""
     known = [error for error in errors if isinstance(error, GeomxError)]
     if len(known) < len(errors):
         return next(error for error in errors if not isinstance(error, GeomxError))

@@ -42,6 +42,11 @@ class LocalConnector:
 
     def open(self, argv: Sequence[str]) -> Channel:
         """See Connector.open."""
+        for ended in [channel for channel in self._channels if channel.ended]:
+            ended.close()
+            ended.finish(_ENDING)
+            with suppress(ValueError):  # another thread has removed it
+                self._channels.remove(ended)
         channel = _LocalChannel(argv)
         self._channels.append(channel)
         return channel
@@ -79,6 +84,7 @@ class _LocalChannel:
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self._stdin, self._stdout, self._stderr = self._process.stdin, self._process.stdout, self._process.stderr
         self._sending = threading.Lock()
+        self._read = False  # to the end
         self._errors = b""
         self._listener = threading.Thread(target=self._listen, name="stderr", daemon=True)
         self._listener.start()
@@ -93,9 +99,16 @@ class _LocalChannel:
 
     def receive(self) -> bytes:
         try:
-            return self._stdout.read(_CHUNK) or b""
+            data = self._stdout.read(_CHUNK) or b""
         except (OSError, ValueError):  # closed by `finish`
             return b""
+        self._read = not data
+        return data
+
+    @property
+    def ended(self) -> bool:
+        """Whether the command has ended and its output has been received."""
+        return self._read and self._process.poll() is not None
 
     def errors(self) -> str:
         if self._process.poll() is not None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import nearest
 from geomx_cli.core.options import Value
 from geomx_cli.inventory.access import Local, Ssh
 from geomx_cli.ps.cluster.config import Role
@@ -158,8 +159,7 @@ class Inventory(_Frozen):
         for host in self.hosts:
             if host.name == name:
                 return host
-        known = ", ".join(host.name for host in self.hosts)
-        raise InvalidSettings(f"there is no host {name!r}", f"there are {known}")
+        raise InvalidSettings(f"there is no host {name!r}", nearest(name, (host.name for host in self.hosts)))
 
     def with_hosts(self, hosts: Iterable[Host]) -> "Inventory":
         """Return a copy with other hosts, which must have the same number, names and parties."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from geomx_cli.core.nearest import nearest
 from geomx_cli.inventory import HostError, Inventory, validated, values
 from geomx_cli.inventory.keys import DEFAULT_PORTS, HOST_KEYS
 from geomx_cli.inventory.mistakes import Mistakes
@@ -126,7 +127,7 @@ def _known_central(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> No
     parties = [host["party"] for host in hosts]
     if "central" in top and top["central"] not in parties:
         what = f"no host belongs to the central party {top['central']!r}"
-        mistakes.add(("central",), what, values.nearest(top["central"], list(dict.fromkeys(parties))))
+        mistakes.add(("central",), what, nearest(top["central"], list(dict.fromkeys(parties))))
 
 
 def _parties(top: Table, hosts: Sequence[Table], mistakes: Mistakes) -> None:

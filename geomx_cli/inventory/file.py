@@ -9,6 +9,7 @@ from typing import Any
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import nearest
 from geomx_cli.core.option_kinds import KINDS
 from geomx_cli.core.options import Option, Value, check, decode
 from geomx_cli.inventory import Inventory
@@ -16,7 +17,7 @@ from geomx_cli.inventory.checks import Check, build, cross_check
 from geomx_cli.inventory.keys import HOST_KEYS, TOP_KEYS, Key
 from geomx_cli.inventory.lines import Lines
 from geomx_cli.inventory.mistakes import Mistakes, shortened
-from geomx_cli.inventory.values import kind_of, nearest
+from geomx_cli.inventory.values import kind_of
 
 __all__ = ["InventoryFile", "read"]
 
@@ -246,8 +247,8 @@ def _option(name: str, value: Any, known: Mapping[str, Option]) -> Value:
     try:
         return _value(option, value)
     except InvalidSettings as error:
-        said = error.message.removeprefix(f"{option.flag} ({option.env}): ")
-        raise InvalidSettings(f"{name}: {said}", error.hint) from None
+        what = error.message.removeprefix(f"{option.flag} ({option.env}): ")
+        raise InvalidSettings(f"{name}: {what}", error.hint) from None
 
 
 def _value(option: Option, value: Any) -> Value:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from geomx_cli.core import env_names
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import nearest
 from geomx_cli.core.options import OPTIONS, check
 from geomx_cli.core.plugins import allocators
 from geomx_cli.inventory import values
@@ -53,7 +54,7 @@ def _allocator(value: Any, example: str) -> str:
     found = values.text(value, example)
     known = ("none", *allocators())
     if found not in known:
-        raise InvalidSettings(f"there is no allocator {found!r}", values.nearest(found, known))
+        raise InvalidSettings(f"there is no allocator {found!r}", nearest(found, known))
     return "" if found == "none" else found
 
 
@@ -145,7 +146,8 @@ HOST_KEYS: tuple[Key, ...] = (
     ),
     Key(
         "python", "work", values.python, '"/opt/geomx/bin/python"', "the path of the one that runs geomx here",
-        "A Python there that has geomx: an absolute path, ~/... for one in the home there, or a command on the PATH.",
+        "A Python there that has geomx: an absolute path, ~/... for one in the home there, or a command on the PATH."
+        " The default is an absolute path of Python in the script's command, if any.",
     ),
     Key(
         "workdir", "work", values.absolute, '"/home/alice/project"', "beside the script",

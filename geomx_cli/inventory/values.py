@@ -4,24 +4,23 @@ returns the typed value.
 All raise InvalidSettings with the error, without the key's name, as message and the valid form as hint.
 """
 
-import difflib
 import ipaddress
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, get_args
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import nearest
 from geomx_cli.inventory import DEVICE, NAME
 from geomx_cli.ps.cluster.config import Role
 
 __all__ = [
     "Parse", "absolute", "address", "devices", "env", "fingerprint", "flag", "interface", "jump", "kind_of", "listen",
-    "name", "nearest", "number", "ports", "python", "roles", "text", "user",
+    "name", "number", "ports", "python", "roles", "text", "user",
 ]  # fmt: skip
 
 Parse = Callable[[Any, str], Any]
 
-_WORD = 100  # maximum characters compared
 _USER = r"[A-Za-z_][A-Za-z0-9_.-]*\$?"
 _HOSTNAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})?)*\.?")
 _JUMP = re.compile(rf"({_USER}@)?([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{{1,5}})?")
@@ -33,12 +32,6 @@ _TYPES = {
 def kind_of(value: Any) -> str:
     """Return the TOML name of a value's type, for messages."""
     return _TYPES.get(type(value), "a date")
-
-
-def nearest(word: str, known: Collection[str]) -> str:
-    """Return a hint for an unknown word: the nearest known one, or all."""
-    close = difflib.get_close_matches(word[:_WORD].lower(), known, n=1)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
 
 
 def text(value: Any, example: str) -> str:

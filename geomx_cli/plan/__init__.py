@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import did_you_mean, nearest
 from geomx_cli.core.options import Value, check, defaults
 from geomx_cli.inventory import Inventory
 from geomx_cli.plan.callers import callers
@@ -30,7 +31,8 @@ class Plan:
     """Every process of a job, and the links between them. `spec` has every option's value.
 
     `job_dirs` maps each host that runs processes to the job's directory there, `socket_dirs` to its folder for unix
-    sockets. callers: see callers.py; empty in the plan of a started job that was read back from its file.
+    sockets. here: the hosts that are this machine. callers: see callers.py; empty in the plan of a started job that was
+    read back from its file.
     """
 
     job: str
@@ -40,6 +42,7 @@ class Plan:
     links: tuple[tuple[str, str], ...]
     job_dirs: Mapping[str, str]
     socket_dirs: Mapping[str, str]
+    here: tuple[str, ...] = ()
     callers: Mapping[str, Mapping[str, Identity]] = field(default_factory=dict)
 
     @property
@@ -57,8 +60,8 @@ class Plan:
         for process in self.processes:
             if process.name == name:
                 return process
-        known = ", ".join(process.name for process in self.processes)
-        raise InvalidSettings(f"there is no process {name!r}", f"there are {known}")
+        known = [process.name for process in self.processes]
+        raise InvalidSettings(f"there is no process {name!r}", nearest(name, known))
 
     def files_dir(self, host: str) -> str:
         """Return the directory of the files copied to a remote host for the job."""
@@ -75,11 +78,13 @@ class Plan:
             "job": self.job,
             "topology": self.topology,
             "script": list(self.spec.script),
+            "script_digest": self.spec.script_digest,
             "options": dict(self.spec.options),
             "job_dir": self.spec.job_dir,
             "job_dirs": dict(self.job_dirs),
             "socket_dir": self.spec.socket_dir,
             "socket_dirs": dict(self.socket_dirs),
+            "here": list(self.here),
             "processes": [asdict(process) for process in self.processes],
             "links": [{"dialler": dialler, "listener": listener} for dialler, listener in self.links],
         }
@@ -106,6 +111,7 @@ def plan(inventory: Inventory, spec: JobSpec) -> Plan:
         links=tuple((wire.dialler.name, wire.listener.name) for wire in layout.wires),
         job_dirs={node.host.name: spec.job_dir_on(node.host) for node in nodes},
         socket_dirs=layout.socket_dirs,
+        here=tuple(dict.fromkeys(node.host.name for node in nodes if node.host.shares_files)),
         callers=callers(layout.wires),
     )
 
@@ -114,7 +120,7 @@ def _complete(inventory: Inventory, spec: JobSpec) -> dict[str, Value]:
     known = {option.name: option for option in plugins.table()}
     for name in spec.options:
         if name not in known:
-            raise InvalidSettings(f"there is no option {name!r}", f"choose from {', '.join(sorted(known))}")
+            raise InvalidSettings(f"there is no option {name!r}", nearest(name, sorted(known)))
     values = defaults(known.values()) | dict(spec.options) | inventory.options()
     return {name: check(known[name], value) for name, value in values.items()}
 
@@ -174,5 +180,6 @@ def _check_slowdown(spec: JobSpec, nodes: Sequence[TopologyNode]) -> None:
     known = {node.name for node in workers} | {node.party for node in workers}
     for who, _ in factors(str(spec.options["slowdown"])):
         if who and who not in known:
-            hint = f"name a party or a worker, like {workers[-1].party} or {workers[-1].name}"
+            example = f"name a party or a worker, like {workers[-1].party} or {workers[-1].name}"
+            hint = did_you_mean(who, known) or example
             raise InvalidSettings(f"--slowdown: there is no worker or party {who!r}", hint)

@@ -23,13 +23,15 @@ class JobSpec:
     its own key file; without `key_dir` there are no keys, and processes listen on loopback only. `python` is for
     hosts that name none. `env`: environment of processes on this machine (PYTHONPATH, thread counts), overridden by a
     host's `env` and by a process's own variables. `carried` maps words of the script that name files copied to other
-    machines to their paths below `files_dir`.
+    machines to their paths below `files_dir`. `script_digest`: SHA-256 over the script and the files of --sync, "" for
+    none, by which reports tell runs of different versions apart.
     """
 
     job: str = ""
     options: Mapping[str, Value] = field(default_factory=dict)
     script: tuple[str, ...] = ()
     carried: Mapping[str, str] = field(default_factory=dict)
+    script_digest: str = ""
     job_dir: str = ""
     socket_dir: str = ""
     key_dir: str = ""

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.core.options import Value
+from geomx_cli.core.units import counted
 from geomx_cli.inventory import Host, HostError, Inventory
 from geomx_cli.plan.endpoints import dialled, takes_port
 from geomx_cli.plan.placement import placement_errors
@@ -104,8 +105,9 @@ def _too_few(host: Host, group: Sequence[Host], need: Counter[str], offers: Sequ
     return HostError(
         host.name,
         "ports",
-        f"needs {need[host.name]} ports for its schedulers and servers and has {len(host.ports)}{taken}{shared}",
-        f'give it more in the inventory, as ports = "9100-{9100 + 2 * need.total()}"',
+        f"needs {counted(need[host.name], 'port')} for its schedulers and servers and has "
+        f"{len(host.ports)}{taken}{shared}",
+        f'give it more in the inventory, as ports = "9100-{9100 + sum(need[one.name] for one in group) + busy - 1}"',
     )
 
 

@@ -90,6 +90,8 @@ class Layout:
             hook = str(PurePosixPath(node.host.package or _PACKAGE, "runtime", "hook"))
             env["PYTHONPATH"] = f"{hook}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else hook
         env |= _settings(node, self).to_environment(plugins.table())
+        if node.role == "worker" and spec.script:
+            env.setdefault("GEOMX_SEED", str(spec.options["seed"]))  # also at its default, so that scripts can read it
         return Process(
             name=node.name,
             host=node.host.name,
@@ -117,6 +119,7 @@ def _settings(node: TopologyNode, layout: "Layout") -> Settings:
         node_host=_node_host(node.host),
         job=spec.job,
         job_dir=spec.job_dir_on(node.host),
+        output_dir=f"{spec.job_dir_on(node.host)}/outputs/{file_name(node.name)}" if _saves(node, spec) else "",
         process=node.name,
         party=node.party,
         party_index=node.index,
@@ -130,6 +133,12 @@ def _settings(node: TopologyNode, layout: "Layout") -> Settings:
         device=node.device if node.device.startswith("gpu") else "",
         options=spec.options,
     )
+
+
+def _saves(node: TopologyNode, spec: JobSpec) -> bool:
+    """Whether the process may save outputs: a worker, and in the bundled job a root, which runs the optimizer."""
+    is_root = node.role == "global_server" or (node.role == "server" and not node.upper)
+    return node.role == "worker" or (is_root and not spec.script)
 
 
 def _node_host(host: Host) -> str:

@@ -79,7 +79,8 @@ def _machines(facts: Mapping[str, Facts]) -> Sequence[Sequence[str]]:
 
 
 def _version(host: Host, facts: Facts) -> Check:
-    fix = f"install the same geomx there as here, with {facts.executable} -m pip install"
+    install = f"{facts.executable} -m pip install 'geomx-cli[mxnet]=={__version__}'"
+    fix = f"install the same geomx there as here, as with {install}; see docs/sites.md"
     if facts.version != __version__:
         what = f"geomx {facts.version} is in {facts.package}, and this machine has {__version__}"
         return Check(host.name, "geomx", "problem", what, fix)

@@ -197,7 +197,8 @@ def _explain(host: Connector, client: ProbeClient) -> CheckFailed:
     if there != "True":
         return CheckFailed(
             f"host {host.name}: {python} has no geomx",
-            f"install geomx there with {python} -m pip install, or set python of {host.name} to where it is",
+            "install geomx there in a virtual environment: python3 -m venv ~/geomx && ~/geomx/bin/pip install "
+            f"'geomx-cli[mxnet]' (see docs/sites.md), and set python of {host.name} to its interpreter",
         )
     last = client.errors().strip().splitlines()[-1:] or ["no output"]
     return CheckFailed(f"host {host.name}: geomx does not start: {last[0]}", f"install it anew in {python}")

@@ -43,7 +43,8 @@ def _required(host: Host, nodes: list[TopologyNode], spec: JobSpec, frameworks: 
     workers = sum(node.role == "worker" for node in nodes)
     training = sum(node.global_rank is not None for node in nodes)
     bundled = 0 if spec.script else workers
-    modules = (*_EVERYWHERE, *(("psutil",) if host.interface else ()), *(frameworks if workers else ()))
+    saving = () if spec.script else ("safetensors",)
+    modules = (*_EVERYWHERE, *(("psutil",) if host.interface else ()), *(frameworks if workers else ()), *saving)
     return Requirements(
         processes=len(nodes),
         training=training,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import GeomxError, InvalidSettings, PeerLost, TrainingFailed
-from geomx_cli.core.events import EventLog, ProcessFailed, ProcessFinished
+from geomx_cli.core.events import EventLog, ProcessFailed, ProcessFinished, StateChanged
 from geomx_cli.runtime import frontends
 from geomx_cli.runtime import settings as variables
 from geomx_cli.runtime.plugin_factory import event_log, part, warn_of_variables
@@ -26,12 +26,12 @@ def main(argv: list[str]) -> int:
         _, _, of_variables = str(variables.__doc__).partition("\n\n")
         print(f"{__doc__}\n{of_variables}".strip())
         return 0
-    events = EventLog(None)
+    events, launched = EventLog(None), False
     try:
         if argv and variables.none_are_set():
             _begin_alone(argv[0])
         settings = Settings.from_environment(plugins.table())
-        events = event_log(settings)
+        events, launched = event_log(settings), bool(settings.job)
         if settings.role != "worker" or not argv:  # a script's session reports it itself
             warn_of_variables(events, settings)
         if settings.role == "worker":
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
             _serve(settings, events)
     except (GeomxError, KeyboardInterrupt) as caught:
         error = caught if isinstance(caught, GeomxError) else interrupted(caught)
-        _say(events, error)
+        _say(events, error, launched=launched)
         if frontends.loaded():
             sys.stdout.flush()
             os._exit(error.exit_code)  # a normal exit would make MXNet wait for operations that never complete
@@ -73,13 +73,14 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
         script.run(argv, signals)
         return
     from geomx_cli.ps.client import Client
-    from geomx_cli.runtime import training
+    from geomx_cli.runtime import reports, training
 
     signals = None if settings.job else Signals()
     client = Client(settings, events, part(settings, "delivery", "worker")())
     if signals is not None:
         signals.watch(client.close)
     _collect_from_now_on()
+    reports.begin(events)  # for a user's own network or data
     try:
         training.main(client)
         client.leave()
@@ -91,6 +92,8 @@ def _work(settings: Settings, events: EventLog, argv: list[str]) -> None:
         if cause is error:
             raise
         raise cause from None
+    finally:
+        reports.close()
 
 
 def _serve(settings: Settings, events: EventLog) -> None:
@@ -113,7 +116,12 @@ def _serve(settings: Settings, events: EventLog) -> None:
     if signals is not None:
         signals.deliver_to(server.node.loop.interrupt)
     _collect_from_now_on()
-    server.run()
+    optimizer = server.run()
+    if settings.output_dir and optimizer is not None:
+        from geomx_cli.runtime.training import final_model
+
+        events.write(StateChanged(state="saving"))  # it may take long, and no other process waits for it
+        final_model.save_optimizer(Path(settings.output_dir), optimizer)
 
 
 def _collect_from_now_on() -> None:
@@ -122,11 +130,16 @@ def _collect_from_now_on() -> None:
     gc.enable()
 
 
-def _say(events: EventLog, error: GeomxError) -> None:
+def _say(events: EventLog, error: GeomxError, *, launched: bool) -> None:
+    """Report the failure. `launched`: an agent reads the event log, which has the cause in every case."""
+    from geomx_cli.core.root_cause import peer_failed
+
     peer = error.peer if isinstance(error, PeerLost) else ""
     events.write(ProcessFailed(message=error.message, hint=error.hint, peer=peer))
-    who = f"{peer}: " if peer and peer not in error.message else ""
-    print(f"error: {who}{error.message}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr, flush=True)
+    text = error.message + (f"\n  {error.hint}" if error.hint else "")
+    if peer and peer not in error.message:  # the peer's own error, which is in its log
+        text = peer_failed(peer) if launched else f"{peer}: {text}"
+    print(f"error: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.core.options import Value
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ class BaseStore:
         unknown option.
         """
         if (value := self._client.settings.options.get(name)) is None:
-            raise InvalidSettings(f"there is no option {name!r}", "geomx launch --help names them, with - for _")
+            close = did_you_mean(name, self._client.settings.options) or "geomx launch --help names them, with - for _"
+            raise InvalidSettings(f"there is no option {name!r}", close)
         return value
 
     def esync_client(self) -> "EsyncClient":

@@ -75,6 +75,9 @@ class Session:
         client.leave()
         client.close()
         self._client = None
+        from geomx_cli.runtime import reports
+
+        reports.close()
         return True
 
     def abort(self, error: BaseException) -> None:
@@ -83,6 +86,7 @@ class Session:
             return
         self._aborted = True
         from geomx_cli.core.events import ProcessFailed
+        from geomx_cli.runtime import reports
 
         cause = self._cause(error)
         try:
@@ -94,6 +98,7 @@ class Session:
             self._client.close(cause)
             if self.store is not None:
                 _rest(self.store)
+        reports.close()
 
     def notify(self, error: Interrupted) -> None:
         """Notify all processes of an interrupt, so that pending waits fail. Thread-safe."""
@@ -118,7 +123,9 @@ class Session:
     def connect(self) -> "Client":
         """See ScriptSession."""
         from geomx_cli.core import plugins
+        from geomx_cli.core.events import StateChanged
         from geomx_cli.ps.client import Client
+        from geomx_cli.runtime import reports
         from geomx_cli.runtime.plugin_factory import part, warn_of_variables
         from geomx_cli.runtime.settings import Settings
 
@@ -126,6 +133,9 @@ class Session:
         _check_ranks(settings.text("algo"), settings.text("rank_scope"))
         warn_of_variables(self._log(), settings)
         self._client = Client(settings, self._log(), part(settings, "delivery", "worker")())
+        if self._client.trains:
+            self._log().write(StateChanged(state="training"))
+        reports.begin(self._log())
         return self._client
 
     def _log(self) -> "EventLog":

@@ -26,6 +26,7 @@ these; `GEOMX_*` carry additional data of the planner. The table of options give
 
     from the planner
       GEOMX_JOB, GEOMX_JOB_DIR, GEOMX_PROCESS, GEOMX_PARTY, GEOMX_PARTY_INDEX, GEOMX_HOST
+      GEOMX_OUTPUT_DIR                        worker: its folder for what geomx fetch brings: the model
       GEOMX_RANK, GEOMX_GLOBAL_RANK           ranks, otherwise assigned by schedulers; DMLC_NUM_ALL_WORKER
       GEOMX_BIND, GEOMX_ADVERTISE             endpoints, separated by spaces
       GEOMX_SCHEDULER, GEOMX_GLOBAL_SCHEDULER endpoints to dial instead of tcp://URI:PORT

@@ -45,7 +45,7 @@ def begin() -> None:
         threading.Thread(target=_run, args=(node.run,), name=f"geomx-{type(node).__name__}", daemon=True).start()
 
 
-def _run(run: Callable[[], None]) -> None:
+def _run(run: Callable[[], object]) -> None:
     """Run; failures reach the worker, which reports them."""
     try:
         run()

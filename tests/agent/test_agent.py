@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from cluster import ROOT
 
+from geomx_cli import hosts
 from geomx_cli.agent import processes
 from geomx_cli.agent.cleanup import clean_up
 from geomx_cli.agent.host_spec import AgentState, FileDigest, HostSpec, Task
@@ -515,6 +516,18 @@ def test_errors_of_several_hosts_are_all_told() -> None:
     with pytest.raises(TimedOut, match=r"^a is slow"):
         everywhere(fail, "ac")
     assert everywhere(fail, "cc") == ["c", "c"]
+
+
+def test_an_interrupt_does_not_wait_for_calls_that_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = threading.Event()
+
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hosts, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        everywhere(lambda _: closed.wait(60), "ab")
+    closed.set()
 
 
 def _command(who: ProcessId) -> str:

@@ -16,6 +16,7 @@ from geomx_cli.core.events import (
     EventLog,
     ProcessFailed,
     ProcessFinished,
+    Reported,
     RosterComplete,
     RoundCompleted,
     StateChanged,
@@ -50,6 +51,7 @@ def test_what_is_parsed_is_what_was_written(tmp_path: Path) -> None:
         Telemetry(state="training", round=3, loss=float("inf"), bytes=Traffic((1, 2), (3, 4), {"B/server:0": (3, 4)})),
         RoundCompleted(num_iters=3, total_time=1.5, times={"0": {"own phase": 0.25}}, recorded={"epsilon": 0.5}),
         Evaluated(round=3, accuracy=0.5), WarningRaised(message="x", reason="y"), RosterComplete(members=[{"rank": 1}]),
+        Reported(step=1, total_time=0.5, loss=float("inf"), metrics={"a/b-c": 1.0}, live=True),
         ProcessFailed(message="x", hint="y", peer="z"), ProcessFinished(rounds=3, accuracy=1.0, stopped="time"),
     ]  # fmt: skip
     log = EventLog(tmp_path / "log")
@@ -57,7 +59,7 @@ def test_what_is_parsed_is_what_was_written(tmp_path: Path) -> None:
         log.write(event)
     found = [parse(fields) for fields, _ in read_objects(tmp_path / "log")]
     events = [event for event in found if event is not None]
-    assert all(event.time > 1e9 for event in events) and [event.number for event in events] == list(range(1, 9))
+    assert all(event.time > 1e9 for event in events) and [event.number for event in events] == list(range(1, 10))
     assert [msgspec.structs.replace(event, time=0.0, number=0) for event in events] == written
 
 
@@ -72,6 +74,8 @@ def test_what_is_parsed_is_what_was_written(tmp_path: Path) -> None:
         {"event": "round", "time": 1, "num_iters": 1, "total_time": 1, "recorded": {"own": "text"}},
         {"event": "round", "time": 1, "num_iters": 1, "total_time": 1, "times": {"first": {}}},
         {"event": "evaluation", "time": 1, "round": 1, "accuracy": float("nan")},
+        {"event": "reported", "time": 1, "step": 1, "total_time": 1, "metrics": {"a b": 1.0}},
+        {"event": "reported", "time": 1, "step": 1, "total_time": 1, "metrics": {f"m{n}": 1.0 for n in range(65)}},
     ],
     ids=str,
 )  # fmt: skip

@@ -10,6 +10,7 @@ from cluster import ROOT
 from geomx_cli.commands._options import GroupedCommand, add_options, values
 from geomx_cli.commands.reference import page
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import nearest
 from geomx_cli.core.options import OPTIONS, Option, Value, check, decode, encode
 from geomx_cli.core.plugins import table
 from geomx_cli.core.units import parse_wan
@@ -157,3 +158,16 @@ def test_a_wrong_variable_is_refused_like_a_flag() -> None:
 def test_the_reference_page_is_up_to_date() -> None:
     written = ROOT / "docs" / "options.md"
     assert written.read_text() == page(table()), "python -m geomx_cli.commands.reference > docs/options.md"
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "hint"),
+    [
+        ("fas", ("esync", "fsa", "hfa"), "did you mean fsa?"),
+        ("Top-k", ("fp16", "topk"), "did you mean topk?"),
+        ("--flt", ("--lr", "--flat"), "did you mean --flat?"),
+        ("x" * 10_000, ("fsa", "hfa"), "choose one of fsa, hfa"),
+    ],
+)
+def test_the_nearest_word(word: str, known: tuple[str, ...], hint: str) -> None:
+    assert nearest(word, known) == hint

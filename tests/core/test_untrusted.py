@@ -16,6 +16,7 @@ from geomx_cli.agent import processes
 from geomx_cli.agent.oom_watcher import OomWatcher
 from geomx_cli.core.agent_protocol import parse
 from geomx_cli.core.errors import CheckFailed, TrainingFailed
+from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.jsonlines import object_lines
 from geomx_cli.core.options import defaults
 from geomx_cli.core.untrusted import decode, plain
@@ -36,7 +37,7 @@ from geomx_cli.jobs.view.job_view import JobView
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.plan import JobSpec, plan
-from geomx_cli.plan.job_paths import complete, jobs_folder
+from geomx_cli.plan.job_paths import complete
 from geomx_cli.plan.ports import free_ports, ports_needed
 from geomx_cli.plan.this_machine import this_machine
 
@@ -71,8 +72,9 @@ def write_status(known: KnownJob, host: str, **changes: Any) -> None:
     """Write the final status file of a host's agent."""
     content = {
         "schema_version": 1, "job": known.id, "host": host, "time": time.time(), "uptime": processes.uptime(),
-        "boot": processes.boot_id(), "agent": (1, 0),
+        "boot": processes.boot_id(), "machine": "here", "agent": (1, 0),
         "stage": "over", "why": "", "asked": "", "ordered": False, "left": [], "processes": {}, "failures": [],
+        "usage": {},
         **changes,
     }  # fmt: skip
     path = Path(known.directory_on(host), "status.json")
@@ -245,7 +247,8 @@ def test_answers_that_make_no_sense(known: KnownJob, tmp_path: Path, answer: str
 @pytest.mark.processes
 def test_lines_of_logs_are_plain(known: KnownJob, tmp_path: Path) -> None:
     process = known.plan.processes[0]
-    answer = f"Welcome\n{json.dumps({'process': process.name, 'line': NASTY})}\n{json.dumps({'end': True})}\n"
+    messages = ({"usage": {"cpu": "all"}}, {"process": process.name, "line": NASTY}, {"end": True})
+    answer = "\n".join(["Welcome", *map(json.dumps, messages), ""])
     reader = LogReader(use_python(known, tmp_path, process.host, answer), [process])
     try:
         assert [line.text for line in reader.follow()] == ["red text2Jend"] and reader.problems == {}

@@ -46,7 +46,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path, pool: Path) -> Iterator[Desk]:
+def desk(tmp_path: Path, pool: Path) -> Iterator[Desk]:
     """A desk whose geomx has the pool's allocator."""
     made = Desk(tmp_path, [sys.executable, "-c", COMMAND, str(OURS)], {"POOL": str(pool)})
     yield made
@@ -77,9 +77,9 @@ def launch(desk: Desk, *arguments: str, **story: str) -> Launch:
 
 @pytest.mark.parametrize(("story", "status"), [({}, 0), ({"A/worker:1": "raise"}, 1)])
 def test_a_job_runs_on_what_it_is_given_and_gives_it_back(
-    jobs: Desk, pool: Path, story: dict[str, str], status: int
+    desk: Desk, pool: Path, story: dict[str, str], status: int
 ) -> None:
-    job = launch(jobs, **story)
+    job = launch(desk, **story)
     assert job.finish() == status
     assert "asking pool for 2 machines" in job.errors
     kept = json.loads((job.directory / "inventory.json").read_bytes())
@@ -87,7 +87,7 @@ def test_a_job_runs_on_what_it_is_given_and_gives_it_back(
     assert free(pool) == 2
 
 
-def test_machines_behind_ssh(jobs: Desk, pool: Path, sites: list[Sshd]) -> None:
+def test_machines_behind_ssh(desk: Desk, pool: Path, sites: list[Sshd]) -> None:
     fill(
         pool,
         *(
@@ -102,61 +102,61 @@ def test_machines_behind_ssh(jobs: Desk, pool: Path, sites: list[Sshd]) -> None:
             for site in sites[:2]
         ),
     )  # fmt: skip
-    job = launch(jobs, "--detach", **{"*": "forever"})
+    job = launch(desk, "--detach", **{"*": "forever"})
     assert job.finish() == 0
     assert free(pool) == 0
-    assert [host["agent"] for host in jobs.json("status")["hosts"]] == ["running", "running"]
-    assert "A/worker:0 begins" in jobs.geomx("logs", "--role", "worker").stdout
-    assert jobs.json("stop")["complete"]
+    assert [host["agent"] for host in desk.json("status")["hosts"]] == ["running", "running"]
+    assert "A/worker:0 begins" in desk.geomx("logs", "--role", "worker").stdout
+    assert desk.json("stop")["complete"]
     assert free(pool) == 2
 
 
-def test_interrupted_at_its_start_or_in_the_middle(jobs: Desk, pool: Path) -> None:
+def test_interrupted_at_its_start_or_in_the_middle(desk: Desk, pool: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         (pool / "closed").touch()
-        job = launch(jobs, **{"*": "forever"})
+        job = launch(desk, **{"*": "forever"})
         job.wait_for(lambda: len(list(pool.iterdir())) > 2)
         os.kill(job.process.pid, number)
         assert job.finish() == 130
         assert "interrupted" in job.errors
         for folder in set(pool.iterdir()) - {pool / "free"}:
             folder.rmdir() if folder.is_dir() else folder.unlink()
-    job = launch(jobs, **{"*": "forever"}).wait_until_running()
+    job = launch(desk, **{"*": "forever"}).wait_until_running()
     assert free(pool) == 0
     os.kill(job.process.pid, signal.SIGINT)
     assert job.finish() == 130
     assert free(pool) == 2
 
 
-def test_a_job_that_goes_on_alone_keeps_them_until_its_end(jobs: Desk, pool: Path) -> None:
-    job = launch(jobs, "--detach", **{"*": "wait"})
+def test_a_job_that_goes_on_alone_keeps_them_until_its_end(desk: Desk, pool: Path) -> None:
+    job = launch(desk, "--detach", **{"*": "wait"})
     assert job.finish() == 0
     assert free(pool) == 0
     (job.directory / "go").touch()
-    assert jobs.geomx("attach").returncode == 0
+    assert desk.geomx("attach").returncode == 0
     assert free(pool) == 2
 
 
-def test_the_end_of_a_job_that_nobody_follows(jobs: Desk, pool: Path) -> None:
-    job = launch(jobs, "--detach", **{"*": "wait"})
+def test_the_end_of_a_job_that_nobody_follows(desk: Desk, pool: Path) -> None:
+    job = launch(desk, "--detach", **{"*": "wait"})
     assert job.finish() == 0
     (job.directory / "go").touch()
-    job.wait_for(lambda: jobs.json("status")["state"] == "done")
+    job.wait_for(lambda: desk.json("status")["state"] == "done")
     assert free(pool) == 2
 
 
-def test_stop_after_launch_was_killed(jobs: Desk, pool: Path) -> None:
-    job = launch(jobs, **{"*": "forever"}).wait_until_running()
+def test_stop_after_launch_was_killed(desk: Desk, pool: Path) -> None:
+    job = launch(desk, **{"*": "forever"}).wait_until_running()
     os.kill(job.process.pid, signal.SIGKILL)
     job.finish()
     assert free(pool) == 0
-    assert jobs.json("stop")["complete"]
+    assert desk.json("stop")["complete"]
     assert free(pool) == 2
 
 
-def test_too_few_machines(jobs: Desk, pool: Path) -> None:
+def test_too_few_machines(desk: Desk, pool: Path) -> None:
     fill(pool, HERE)
-    job = launch(jobs)
+    job = launch(desk)
     assert job.finish() == 5
     assert job.errors.splitlines()[-2:] == [
         "error: allocator pool: there is no machine for A",
@@ -165,13 +165,13 @@ def test_too_few_machines(jobs: Desk, pool: Path) -> None:
     assert free(pool) == 1
 
 
-def test_machines_that_cannot_be_released(jobs: Desk, pool: Path) -> None:
+def test_machines_that_cannot_be_released(desk: Desk, pool: Path) -> None:
     (pool / "broken").touch()
-    job = launch(jobs)
+    job = launch(desk)
     assert job.finish() == 7
     assert f"allocator pool has not released the machines of {job.id}: the pool does not answer" in job.errors
     (pool / "broken").unlink()
-    assert jobs.geomx("stop", job.id).returncode == 0
+    assert desk.geomx("stop", job.id).returncode == 0
     assert free(pool) == 2
 
 

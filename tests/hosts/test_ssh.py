@@ -248,7 +248,7 @@ def test_wrong_key_names_user_and_keys(machines: Machines, person: Person, tmp_p
     wrong = make_key(tmp_path / "wrong")
     said = _error(machine.host(key=str(wrong)))
     assert f"{machine.ssh().user}@127.0.0.1 port {machine.port}: tried {wrong} (SHA256:" in said
-    assert "ssh-copy-id" in said
+    assert f"ssh-copy-id -i {wrong}.pub -p {machine.port}" in said
     assert "cannot be used" in _error(machine.host(key=str(tmp_path / "none")))
 
 

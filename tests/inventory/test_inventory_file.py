@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from desk import Desk
 
 from geomx_cli.commands._inventory import read_inventory
 from geomx_cli.commands.inventory_reference import page
+from geomx_cli.core import starter
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
-from geomx_cli.inventory import Host, Inventory, Ssh, starter
+from geomx_cli.inventory import Host, Inventory, Ssh
 from geomx_cli.inventory.file import InventoryFile
 from geomx_cli.inventory.keys import HOST_KEYS, TOP_KEYS
 from geomx_cli.inventory.lines import Lines
@@ -167,7 +169,7 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "table twice": ("[job]\n[job]\n" + GOOD, 2, "invalid TOML: Cannot declare", "under the first one"),
     "host in one bracket": (GOOD.replace("[[host]]", "[host]"), 5, "invalid TOML: Cannot declare", "in two brackets"),
     "one host in one bracket": (HUB.replace("[[host]]", "[host]"), 1, "host is a table", "in two brackets"),
-    "unknown key at the top": ("colour = 1\n" + GOOD, 1, "there is no key 'colour' here", "there are central, "),
+    "unknown key at the top": ("colour = 1\n" + GOOD, 1, "there is no key 'colour' here", "choose one of central, "),
     "misspelt key at the top": ('centrall = "hub"\n' + GOOD, 1, "no key 'centrall'", "did you mean central?"),
     "misspelt table": (GOOD + "[jobs]\n", 10, "no key 'jobs'", "did you mean job?"),
     "misspelt key": (GOOD + 'adress = "10.0.0.1"\n', 10, "no key 'adress'", "did you mean address?"),
@@ -188,7 +190,7 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "party without devices": (GOOD + B1.replace('devices = ["cpu"]', ""), 10, "party B has no devices", '["cpu"]'),
     "no devices anywhere": (HUB + A1.replace('devices = ["cpu"]', ""), 5, "party A has no devices", '["cpu"]'),
     "bad topology": ('topology = "ring"\n' + GOOD, 1, "there is no topology 'ring'", "central, spread, flat"),
-    "unknown allocator": ('allocator = "slrum"\n' + GOOD, 1, "there is no allocator 'slrum'", "there are none"),
+    "unknown allocator": ('allocator = "slrum"\n' + GOOD, 1, "there is no allocator 'slrum'", "choose one of none"),
     "no servers": ("global_servers = 0\n" + GOOD, 1, "global_servers: 0 is out of range", "from 1 to 256"),
     "flat with local servers": (
         'topology = "flat"\nlocal_servers = 2\n' + GOOD, 2, "flat has no local servers", "leave local_servers out",
@@ -225,7 +227,7 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "ports true": (GOOD + "ports = true\n", 10, "ports: it is true or false and must be", "9100-9119"),
     "one address, too few ports": (
         HUB + "ports = [1, 2, 3]\n" + A1.replace("0.2.2", "0.2.1") + "ports = [3]\n", 11,
-        "needs 1 ports for its schedulers and servers and has 1, which it shares with h at 192.0.2.1", "give it more",
+        "needs 1 port for its schedulers and servers and has 1, which it shares with h at 192.0.2.1", "give it more",
     ),
     "too few ports": (HUB + "ports = 9100\n" + A1, 5, "needs 3 ports for its schedulers and servers and has 1", "more"),
     "bad fingerprint": (GOOD + 'fingerprint = "aa:bb"\n', 10, "'aa:bb' is no fingerprint", "ssh-keygen -lf"),
@@ -263,8 +265,8 @@ MISTAKES: dict[str, tuple[str, int, str, str]] = {
     "value of an option": (GOOD + "[job]\nlr = -1\n", 11, "lr: -1.0 is out of range", "from 0 to"),
     "type of an option": (GOOD + '[job]\nepochs = "4"\n', 11, "epochs: it is text and must be a whole number", ""),
     "unit of an option": (GOOD + '[job]\ntime_limit = "5 parsec"\n', 11, "time_limit: '5 parsec' is no", "30ms"),
-    "choice of an option": (GOOD + '[job]\noptimizer = "sdg"\n', 11, "optimizer: there is no 'sdg'", "choose one of"),
-    "unknown algorithm": (GOOD + '[job]\nalgo = "fas"\n', 11, "algo: there is no 'fas'", "choose one of"),
+    "choice of an option": (GOOD + '[job]\noptimizer = "sdg"\n', 11, "optimizer: there is no 'sdg'", "did you mean"),
+    "unknown algorithm": (GOOD + '[job]\nalgo = "fas"\n', 11, "algo: there is no 'fas'", "did you mean fsa?"),
     "workers in the job": (GOOD + "[job]\nworkers = 2\n", 11, "workers follows from the hosts", "leave it out"),
     "topology in the job": (GOOD + '[job]\ntopology = "flat"\n', 11, "no option of a job", "top of the file"),
     "job not a table": ("job = 1\n" + GOOD, 1, "job is a number and must be a table", "write [job]"),
@@ -287,7 +289,7 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_lines(tmp_path: Path)
     assert message.splitlines() == [
         "hosts.toml has 4 mistakes:",
         "  hosts.toml:1: there is no key 'colour' here",
-        "    there are central, topology, global_servers, local_servers, allocator, host, defaults, job",
+        "    choose one of central, topology, global_servers, local_servers, allocator, host, defaults, job",
         "  hosts.toml:11: ports: 0 is no port",
         "    a port lies between 1 and 65535",
         "  hosts.toml:13: lr: it is true or false and must be a number",
@@ -434,7 +436,7 @@ def test_init_writes_what_hosts_check_reads(desk: Desk, tmp_path: Path) -> None:
     for words, env in ((["hosts.toml"], {}), ([], {}), ([], {"GEOMX_HOSTS": "hosts.toml"})):
         done = desk.geomx("hosts", "check", *words, cwd=folder, **env)
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("hosts.toml: 12 processes on 3 hosts, topology central\n")
+        assert done.stdout.startswith("hosts.toml: 12 processes on 3 hosts with --algo fsa, topology central\n")
     for line in (
         "party beijing, central: nobody trains",
         "  shenzhen-1: ssh alice@gpu1.shenzhen.example.org through alice@gate.shenzhen.example.org",
@@ -493,7 +495,7 @@ def test_the_script_of_init_trains(desk: Desk, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["status"] == "done"
     logs = [(tmp_path / "job" / "logs" / f"{party}-worker-0.log").read_text() for party in "AB"]
     assert all("epoch 0: loss " in log for log in logs)
-    assert (tmp_path / "job" / "shapes.params").exists()
+    assert json.loads(done.stdout)["model"] == str(tmp_path / "job/outputs/A-worker-0/model.params")
 
 
 @pytest.mark.processes
@@ -505,3 +507,4 @@ def test_the_inventory_of_the_guide_holds(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "hosts.toml").write_text(guide.partition("```toml\n")[2].partition("```")[0])
     shell = desk.geomx("launch", "--dry-run", "--shell").stdout
     assert shell.count('    "$HOME"/geomx/bin/python -P -m geomx_cli.runtime >') == 12
+    assert str(ROOT) not in shell and str(Path.home()) not in shell and sys.executable not in shell

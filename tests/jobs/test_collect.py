@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster import until
 from desk import Desk, Launch
 from sshd import Person, Sshd
 
@@ -41,6 +42,7 @@ def check(folder: Path, manifest: dict[str, Any]) -> None:
 
 def test_running_job_and_again(desk: Desk, job: Launch) -> None:
     folder, events = desk.folder / "here", job.directory / "events" / "A-worker-1.jsonl"
+    until(lambda: b"training" in events.read_bytes())  # the last that this process writes
     whole = events.read_bytes()
     with events.open("ab") as file:
         file.write(b'{"time": 1, "ev')

@@ -12,11 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from desk import Desk, Launch
 from sshd import Person, Sshd
 
 from geomx_cli.agent import processes
-from geomx_cli.jobs.store.registry import KnownJob
+from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.jobs.store import job_state
+from geomx_cli.jobs.store.registry import KnownJob, find
 from geomx_cli.jobs.view.job_view import JobView
 
 NAMES = [
@@ -48,6 +51,18 @@ def test_no_jobs(desk: Desk) -> None:
     done = desk.geomx("status")
     assert (done.returncode, done.stdout) == (3, "")
     assert "there are no jobs in" in done.stderr and "geomx launch" in done.stderr
+
+
+def test_a_job_in_preparation_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = tmp_path / "geomx" / "jobs" / "job-1"
+    folder.mkdir(parents=True, mode=0o700)
+    job_state.begin(folder)
+    for name in ("", "job"):
+        with pytest.raises(InvalidSettings, match="still preparing job job-1"):
+            find(name)
+    with pytest.raises(InvalidSettings, match="no jobs"):
+        find("other")
 
 
 def test_jobs_from_start_to_end(desk: Desk) -> None:
@@ -140,6 +155,7 @@ def test_status_of_hosts_that_say_nothing_useful(desk: Desk) -> None:
     assert silent[0] == "silent" and "its agent runs, but has not written its status for" in silent[1]
     assert "failure" not in desk.geomx("status").stdout and desk.json("status")["failure"] is None
     assert problem({**content, "boot": "another"})[0] == "rebooted"
+    assert problem({**content, "boot": "another", "machine": "another"})[0] == "elsewhere"
     assert problem(b'{"half": ')[0] == "damaged"
     assert problem({"stage": "running"})[0] == "damaged"
     assert desk.json("status")["hosts"][1]["agent"] == "damaged"
@@ -168,7 +184,7 @@ def test_logs(desk: Desk) -> None:
     assert chosen("--role", "global-server") == ["central/global_server:0 | central/global_server:0 begins"]
     assert chosen("--party", "A")[-1] == "A/worker:1 | no end" and len(chosen("--party", "A")) == 4
     done = desk.geomx("logs", "--role", "boss")
-    assert done.returncode == 2 and "no process matches" in done.stderr and "A/worker:1" in done.stderr
+    assert done.returncode == 2 and "there is no role 'boss'" in done.stderr
 
 
 def test_logs_that_are_no_plain_files_or_have_no_lines(desk: Desk) -> None:

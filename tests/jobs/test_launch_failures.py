@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from desk import Desk, Launch
 
-from geomx_cli.core.root_cause import Failure, first_cause
+from geomx_cli.core.root_cause import Failure, blamed_peer, first_cause, peer_failed
 
 pytestmark = pytest.mark.processes
 
@@ -51,7 +51,9 @@ def test_success_prints_one_object_and_leaves_only_logs(start: Start) -> None:
 
 
 def test_a_second_job_in_the_same_directory_is_refused(desk: Desk) -> None:
-    assert desk.launch("--job-dir", "job", story={}).finish() == 0
+    first = desk.launch("--job-dir", "job", "--tee", story={})
+    assert first.finish() == 0 and "A/worker:0 | A/worker:0 begins\n" in first.errors
+    assert "A/worker:1 |" not in first.errors
     second = desk.launch("--job-dir", "job", story={})
     assert second.finish() == 3
     assert "has a job already" in second.errors
@@ -60,7 +62,7 @@ def test_a_second_job_in_the_same_directory_is_refused(desk: Desk) -> None:
 def test_terminal_sees_a_table(desk: Desk) -> None:
     ours, theirs = pty.openpty()
     environment = {**desk.environment, "TERM": "xterm", "COLUMNS": "160"}
-    command = [*desk.command, "launch", "--hosts", str(desk.inventory("job", {}))]
+    command = [*desk.command, "launch", "--tee", "--hosts", str(desk.inventory("job", {}))]
     out = subprocess.DEVNULL
     done = subprocess.run(command, stdout=out, stderr=theirs, env=environment, timeout=90, check=False)
     os.close(theirs)
@@ -69,6 +71,7 @@ def test_terminal_sees_a_table(desk: Desk) -> None:
         while part := terminal.read(1 << 16):
             text += part
     assert done.returncode == 0, text
+    assert b"A/worker:0 | A/worker:0 begins\r" in text
     last = text.decode().rsplit("WAN up/down", maxsplit=1)[-1]
     row = next(line for line in last.splitlines() if line.startswith("A/worker:1"))
     assert row.split()[1:3] == ["finished", "3"]
@@ -206,11 +209,21 @@ def test_first_cause(failures: list[Failure], expected: str) -> None:
     assert found.process == expected
 
 
+def test_one_exception_of_many_processes_is_one_failure() -> None:
+    found = first_cause([_failure("B/worker:0", 2), _failure("A/worker:0", 1), _failure("A/server:0", 3, "x")], HOSTS)
+    assert found is not None and (found.process, found.also) == ("A/worker:0", ["B/worker:0"])
+
+
 def test_what_a_process_could_only_tell_another_one_is_its_own_account() -> None:
     words = ": the script raised OSError: [Errno 28] No space left on device; the disk of /jobs is full"
     found = first_cause([_failure("A/server:0", 1, "B/worker:0", words)], HOSTS)
     assert found is not None
     assert (found.process, found.cause) == ("B/worker:0", f"reported to A/server:0{words}")
+
+
+def test_a_log_blames_a_peer_where_the_disk_has_no_room_for_the_event() -> None:
+    assert blamed_peer(["x", f"error: {peer_failed('B/worker:0')}", "warning: y"]) == "B/worker:0"
+    assert not blamed_peer(["error: OSError: No space left on device"]) and not blamed_peer([])
 
 
 @pytest.mark.parametrize(

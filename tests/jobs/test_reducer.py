@@ -1,5 +1,6 @@
 """From events to the state of a process: in any order, and identical for all readers."""
 
+import itertools
 import random
 
 import pytest
@@ -8,14 +9,17 @@ from plans import planned
 from geomx_cli.core.events import (
     Evaluated,
     Event,
+    OutputsWritten,
     ProcessFailed,
     ProcessFinished,
+    Reported,
     RoundCompleted,
     StateChanged,
     Telemetry,
     Traffic,
     WarningRaised,
 )
+from geomx_cli.jobs.actions.linger import LINGER, SAVING, Linger
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState
 
@@ -39,6 +43,7 @@ def story() -> list[Event]:
         ProcessFinished(time=15.0, rounds=2, accuracy=0.75),
         Telemetry(time=15.1, state="finished", round=2, accuracy=0.5, progress=1.0, left_s=0.0),
         Evaluated(time=15.2, round=2, accuracy=0.625),
+        OutputsWritten(time=15.3, files={"model.bin": 3}, count=1, bytes=3),
     ]  # fmt: skip
 
 
@@ -57,6 +62,7 @@ def test_the_state_of_a_worker() -> None:
     assert state.evaluations == {1: 0.5, 2: 0.625} and state.recorded == {"epsilon": 0.25}
     assert (state.trains_since, state.first_round, state.telemetry_time) == (11.0, 12.0, 15.1)
     assert state.failure is None and state.trains
+    assert state.outputs is not None and state.outputs.files == {"model.bin": 3}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -65,6 +71,22 @@ def test_the_order_does_not_count(seed: int) -> None:
     shuffled = random.Random(seed).sample(events, len(events))
     assert reduced(shuffled) == reduced(events)
     assert reduced([*shuffled, *shuffled[:5]]) == reduced(events), "an event that comes twice counts once"
+
+
+def test_the_reports_of_a_script() -> None:
+    events: list[Event] = [
+        Reported(time=1.0, step=1, total_time=0.5, samples=64, loss=2.0, metrics={"lr": 0.5, "norm": 3.0}),
+        Reported(time=2.0, step=2, total_time=1.5, samples=128, loss=1.0, metrics={"lr": 0.25}, samples_per_s=64.0),
+        Reported(time=3.0, step=2, total_time=2.0, samples=128, accuracy=0.75),
+    ]
+    state = reduced(events)
+    assert (state.step, state.samples, state.training_s, state.samples_per_s) == (2, 128, 2.0, 64.0)
+    assert (state.loss, state.accuracy, state.metrics) == (1.0, 0.75, {"lr": 0.25, "norm": 3.0})
+    for some in itertools.permutations(events):
+        assert reduced(list(some)) == state
+    assert state.round == 0 and state.first_round is None
+    many = [Reported(time=1.0, step=1, total_time=1.0, metrics={f"m{number}": 1.0}) for number in range(100)]
+    assert len(reduced(list(many)).metrics) == 64
 
 
 def test_a_clock_that_is_set_back_does_not_count() -> None:
@@ -92,3 +114,19 @@ def test_the_accuracy_of_a_job_is_the_newest_or_that_of_the_end() -> None:
     assert progress.accuracy == 0.5 and progress.evaluations == [0.5, 0.25]
     progress.take("B/worker:0", ProcessFinished(time=1.5, accuracy=0.125), 1.5)
     assert progress.accuracy == 0.125
+
+
+def test_a_root_that_saves_its_optimizer_is_waited_for() -> None:
+    progress, linger = Progress.of(planned(), 0.0), Linger()
+    assert not linger.is_over(progress, 0.0, 1e9), "the workers still train"
+    for row in progress.training_rows:
+        progress.end(row.process.name, 0)
+    assert not linger.is_over(progress, 1.0, 1e9) and not linger.is_over(progress, 1.0 + LINGER, 1e9)
+    root = next(name for name, row in progress.rows.items() if row.process.role == "global_server")
+    progress.take(root, StateChanged(state="saving", time=1.0), 1.0)
+    assert not linger.is_over(progress, 500.0, 1e9)
+    progress.take(root, ProcessFinished(time=2.0), 2.0)
+    assert not linger.is_over(progress, 501.0, 1e9) and not linger.is_over(progress, 502.0 + LINGER, 1.0)
+    assert linger.is_over(progress, 502.0 + LINGER, 1e9)
+    progress.take(root, StateChanged(state="saving", time=3.0), 3.0)
+    assert linger.is_over(progress, 2.0 + SAVING, 1e9)

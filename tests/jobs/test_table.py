@@ -3,8 +3,10 @@
 import io
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import plans
 import pytest
 from rich.console import Console
 
@@ -14,6 +16,7 @@ from geomx_cli.core.root_cause import Failure, describe_status
 from geomx_cli.jobs.view.failure_report import explain
 from geomx_cli.jobs.view.log_paths import log_paths
 from geomx_cli.jobs.view.outcome import Outcome
+from geomx_cli.jobs.view.parties import PartyTable, party_totals
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.result import in_words, result
 from geomx_cli.jobs.view.table import ProcessTable
@@ -38,7 +41,9 @@ def progress(planned: Plan) -> Progress:
         if row.trains:
             row.state, row.round, row.samples_per_s, row.loss = "evaluating", 12345, 1234.0, 0.4321
             row.accuracy, row.progress, row.left_s = 0.8888, 0.5, 123.0
-    progress.rows["B/worker:1"].status = 1
+    for name in ("A/server:0", "B/worker:1"):
+        progress.rows[name].status, progress.rows[name].state = 1, "ended"
+    progress.mark_first_failure(Failure("B/worker:1", "B", "exited with status 1", 0.0))
     return progress
 
 
@@ -69,6 +74,11 @@ def test_the_table_fits_the_width(progress: Progress, width: int) -> None:
     words = " ".join(lines[14:])
     assert words.startswith("stopping 50%, round 12345, loss 0.432, accuracy 0.8888, ")
     assert words.endswith("2 min 03 s left")
+
+
+def test_only_the_process_that_failed_first_is_marked(progress: Progress) -> None:
+    lines = {line.split()[0]: line.split()[1] for line in shown(progress, 160, 40)[1:13]}
+    assert (lines["B/worker:1"], lines["A/server:0"]) == ("failed", "ended")
 
 
 def test_no_time_is_left_to_a_job_that_has_ended(progress: Progress) -> None:
@@ -116,6 +126,15 @@ def test_an_explanation_of_a_cut_does_not_say_that_an_agent_or_a_process_failed(
     assert lines[0] == "A/worker:1 (worker 1 of party A, on host A) was not heard"
 
 
+def test_a_module_that_a_host_lacks_is_named(planned: Plan) -> None:
+    cause = "exited with status 1: the script raised ModuleNotFoundError: No module named 'pandas.io'"
+    assert told(planned, {"cause": cause})[-1] == "install pandas on host A (python -m pip install pandas)"
+    shared = {"cause": cause, "also": ["central/worker:0"]}
+    assert told(planned, shared)[-1].startswith("install pandas on hosts A, central (")
+    far = replace(planned, job_dirs=dict.fromkeys(planned.job_dirs, "/elsewhere"))
+    assert told(far, {"cause": cause})[-1].endswith("or if it is your own, send it: --sync pandas.py")
+
+
 def test_an_empty_log_is_not_to_be_corrected(planned: Plan) -> None:
     assert told(planned, {})[-1].startswith("its log is empty")
     assert "may be executed" in told(planned, {"cause": "could not be started: No such file"})[-1]
@@ -149,3 +168,33 @@ def test_the_accuracy_at_the_end_is_the_last_word(planned: Plan) -> None:
         assert taken is not None
         progress.take("A/worker:0", taken, time.monotonic())
     assert (progress.accuracy, progress.rows["A/worker:0"].accuracy) == (0.5, 0.5)
+
+
+def test_the_subtotals_of_a_party(progress: Progress) -> None:
+    """Of two workers with the same rate, the one that waits less computes slower; one that has failed is not up."""
+    first, second = progress.rows["A/worker:0"], progress.rows["A/worker:1"]
+    first.waiting, second.waiting = 0.5, 0.2
+    progress.rows["B/worker:0"].state = "? gone"
+    central, a, b = party_totals(progress)
+    assert (central.party, central.workers, central.slowest) == ("central", 0, "")
+    assert (a.up, a.workers, a.samples_per_s) == (2, 2, 2468.0)
+    assert (a.slowest, a.slowest_samples_per_s) == ("A/worker:1", 1542.5)
+    assert a.wan == (4 * 715_000, 4 * 1_234_567_890)
+    assert (b.up, b.workers, b.to_json()["workers"]) == (0, 2, {"total": 2, "up": 0})
+    for row in progress.rows.values():
+        row.status, row.samples, row.training_s = 0, 100, 4.0
+    assert [one.samples_per_s for one in party_totals(progress)] == [0.0, 50.0, 50.0]
+
+
+@pytest.mark.parametrize(("width", "height"), [(160, 24), (40, 8)])
+def test_the_table_of_parties(progress: Progress, width: int, height: int) -> None:
+    out = io.StringIO()
+    Console(file=out, width=width, height=height, color_system=None).print(PartyTable(progress, crop=True))
+    assert "A" in out.getvalue() and "2/2" in out.getvalue() and "stopping 50%" in out.getvalue()
+    out = io.StringIO()
+    many = Progress.of(plans.planned(parties=30), time.monotonic())
+    Console(file=out, width=width, height=height, color_system=None).print(PartyTable(many, crop=True))
+    lines = out.getvalue().splitlines()
+    left_out = next(number for number, line in enumerate(lines) if line.startswith("and "))
+    assert len(lines) < height, "the cursor has a line too"
+    assert max(map(len, lines)) <= width and lines[left_out].split()[1] == str(31 - (left_out - 1))

@@ -7,9 +7,22 @@ from pathlib import Path
 import pytest
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
-from geomx_cli.inventory import Host, Ssh
+from geomx_cli.inventory import Host, Inventory, Local, Ssh
 from geomx_cli.jobs.store import user_files
+from geomx_cli.jobs.store.script import with_interpreter
 from geomx_cli.plan import JobSpec
+
+
+def test_the_interpreter_of_the_command_is_that_of_hosts_without_one() -> None:
+    far = Host(name="far", parties=("A",), access=Ssh(address="192.0.2.1"), devices=("cpu",))
+    near, named = far.model_copy(update={"name": "near", "access": Local()}), far.model_copy(update={"python": "/p"})
+    inventory = Inventory.model_construct(hosts=(far, near, named))
+
+    def pythons(*script: str) -> list[str]:
+        return [host.python for host in with_interpreter(script, inventory).hosts]
+
+    assert pythons("/opt/g/bin/python3", "train.py") == ["/opt/g/bin/python3", "", "/p"]
+    assert pythons("python", "train.py") == pythons(".venv/bin/python", "x.py") == pythons() == ["", "", "/p"]
 
 
 def test_links_are_followed_and_circles_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from cluster import ROOT, RUNTIME, Cluster
 from desk import Desk
 from mxnet_scripts import hooked
 
-from geomx_cli.core.env_names import without_effect
+from geomx_cli.core.env_names import without_effect, without_effect_at_launch
 from geomx_cli.core.jsonlines import read_objects
 
 OF_GEOMX = {
@@ -31,6 +31,11 @@ def test_what_has_no_effect_is_named_once_each() -> None:
     assert list(without_effect(honoured)) == []
     assert [sentence.split()[0] for sentence in without_effect(honoured, launching=True)] == [
         "DMLC_INTERFACE", "DMLC_ROLE", "MXNET_KVSTORE_USE_HFA",
+    ]  # fmt: skip
+    set_on = {"a": {"ENABLE_P3": "1"}, "b": {"ENABLE_P3": "1"}}
+    where = without_effect_at_launch({"DMLC_ROLE": "worker"}, set_on)
+    assert [(sentence.split()[0], place) for sentence, place in where.items()] == [
+        ("ENABLE_P3", "env of a, b: "), ("DMLC_ROLE", ""),
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import math
 import random
 import subprocess
 import time
@@ -10,20 +11,24 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from browser import Browser
+from cluster import until
 from desk import Desk
 from idx import write_data
 from plans import planned
 
-from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.errors import CheckFailed, InvalidSettings
 from geomx_cli.core.events import parse
-from geomx_cli.jobs.actions.logs import LogReader
+from geomx_cli.jobs.actions.logs import Line, LogReader
 from geomx_cli.jobs.store.registry import KnownJob
+from geomx_cli.observe.dashboard.comparison import Comparison
 from geomx_cli.observe.dashboard.downsampled_series import MOST, DownsampledSeries, Flow
 from geomx_cli.observe.dashboard.job_model import JobModel
+from geomx_cli.observe.dashboard.log_search import LogSearch
 from geomx_cli.observe.dashboard.server import Server, remembered, started
 
 BEGAN = 1000.0
@@ -86,11 +91,34 @@ def test_events_are_folded() -> None:
     assert rows["B/worker:1"]["state"] == "failed" and rows["A/server:0"]["wan"] == [5000, 10]
     assert known["curves"]["accuracy"] == {"accuracy": [[3.5, 0.6]]}
     assert known["curves"]["loss"] == {"A/worker:0": [[2.5, 2.0]]}
-    assert known["curves"]["wan"] == {"A": [[2.5, 2000.0], [3.5, 2000.0]]}, "spread over the time between two counts"
+    assert known["curves"]["wan"] == {"A": [[2.5, 3001.0], [3.5, 2000.0]]}, "all of the first, then spread over time"
     assert known["links"] == [{"from": "A", "to": "central", "bytes": 5000, "bytes_per_s": 2000}]
     (message,) = known["messages"]
     assert message["process"] == "B/worker:1" and "disk; buy one" in message["text"] and "\x1b" not in message["text"]
     assert known["seconds"] == 5.0 and known["encoded"] == {"compress": [800, 4], "compress-lan": [0, 0]}
+
+
+def test_all_bytes_are_shown_after_a_gap_too() -> None:
+    model = JobModel(planned(), BEGAN)
+    for second, sent in ((2, 1000), (3000, 5000)):
+        counted = {"lan": [0, 0], "wan": [sent, 0], "peers": {ROOT: [sent, 0]}}
+        take(model, "A/server:0", telemetry(second, state="serving", bytes=counted))
+    assert model.snapshot()["axes"]["bytes"][-1][1] == 5000
+
+
+def test_metrics_of_scripts_by_step() -> None:
+    model = JobModel(planned(), BEGAN)
+    usual = {"event": "reported", "total_time": 1.0, "live": True}
+    for step in range(1000):
+        values = {"loss": 2.0, "metrics": {"norm": float(step), f"m{step}": 1.0}}
+        take(model, "B/worker:0", {**usual, "time": BEGAN + step / 1000, "step": step, **values})
+    take(model, "B/worker:0", {**usual, "time": BEGAN + 2, "step": 999, "accuracy": 0.5, "metrics": {"x": math.nan}})
+    known = model.snapshot()
+    assert known["curves"]["accuracy"] == {"accuracy": [(2.5, 0.5)]}
+    assert known["curves"]["loss"] == {"B/worker:0": [(0.5, 2.0)]}
+    points = known["metrics"]["norm"]["B/worker:0"]
+    assert points[0] == (7, 3.5) and points[-1] == (999, 995.5) and len(points) == 125
+    assert len(known["metrics"]) == 16 and "x" not in known["metrics"]
 
 
 def test_many_workers_are_shown_by_party() -> None:
@@ -138,9 +166,104 @@ def test_a_flow_has_all_that_was_moved_in_few_points() -> None:
     assert len(flow.points()) <= MOST and abs(flow.points()[5][1] - 1.0) < 1e-6
 
 
+def refuse(_: object) -> dict[str, Any]:
+    """An answer that is an error."""
+    raise CheckFailed("the disk is gone", "find it")
+
+
+def test_the_state_of_a_huge_job_is_small() -> None:
+    for cluster, parties in (({"workers": 1000}, 3), ({"parties": 300, "workers": 7}, 101)):
+        plan = planned(**cluster)
+        model = JobModel(plan, BEGAN)
+        workers = [process.name for process in plan.processes if process.global_rank is not None]
+        for index, name in enumerate(workers):
+            for second in range(1000 if index < 12 else 2):
+                event = parse(telemetry(second, state="training", round=second, loss=1 / (second + 1), waiting=0.123))
+                assert event is not None
+                model.take(name, event)
+        state, rows = model.snapshot(), model.rows("A", 0)
+        assert len(workers) >= 2000 and state["totals"]["processes"] == len(plan.processes)
+        assert len(json.dumps(state)) < 200_000 and state["processes"] == []
+        assert len(state["parties"]) == parties and sum(one["count"] for one in state["parties"]) == len(plan.processes)
+        assert len(rows["rows"]) == min(100, rows["count"])
+        failed = model.snapshot(over=True, failed_first=workers[0])
+        assert [one["name"] for one in failed["processes"]] == [workers[0]], "of many only those that failed"
+
+
+def test_a_log_is_searched_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Reader:
+        """5000 lines."""
+
+        def __init__(self, job: object, chosen: list[Any], note: object, hosts: object) -> None:
+            assert hosts is known
+            self.name, self.problems = chosen[0].name, {"A": "it is gone"}
+
+        def read(self, lines: int) -> Iterator[Line]:
+            asked.append(lines)
+            with pytest.raises(CheckFailed, match="already running"):
+                search.find("", "")
+            return (Line(self.name, f"Line {number} {'x' * 5000}") for number in range(5000))
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    monkeypatch.setattr("geomx_cli.observe.dashboard.log_search.LogReader", Reader)
+    known: dict[str, Any] = {"A": SimpleNamespace(close=lambda: closed.append("A"))}
+    opening, closed = iter([known]), list[str]()
+    search = LogSearch(SimpleNamespace(plan=planned(), open_hosts=lambda: next(opening)))  # type: ignore[arg-type]
+    found = search.find("A/worker:0", "line 4")
+    assert (found["searched"], found["matched"], len(found["lines"])) == (5000, 1111, 500)
+    assert found["lines"][-1][0] == "A/worker:0" and len(found["lines"][-1][1]) == 1000
+    assert found["problems"] == ["host A: it is gone"] and asked == [20000]
+    search.find("", "")
+    assert asked[1] * len(planned().processes) <= 20000
+    with pytest.raises(InvalidSettings, match="no process 'x'"):
+        search.find("x", "")
+    assert not closed, "the connections are used again"
+    search.close()
+    assert closed == ["A"]
+
+
+def test_only_known_jobs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Events:
+        """Two events."""
+
+        over = True
+
+        def __init__(self, job: KnownJob, on_event: Any, note: Any) -> None:
+            for second in (1, 2):
+                on_event("A/worker:0", parse(telemetry(second, state="training", loss=2.0, round=second)))
+            self.job = job.id
+            opened.append(job.id)
+
+        def close(self) -> None:
+            opened.remove(self.job)
+
+    opened: list[str] = []
+    monkeypatch.setattr("geomx_cli.observe.dashboard.comparison.EventReader", Events)
+    jobs = [SimpleNamespace(id=f"j{index}", plan=planned(), started=BEGAN, what="cnn") for index in range(60)]
+    with contextlib.closing(Comparison("j0", lambda: jobs)) as comparison:  # type: ignore[arg-type, return-value]
+        assert comparison.overlays(["j1"]) == {}, "not offered"
+        offered = [one["job"] for one in comparison.choices()]
+        assert len(offered) == 50 and "j0" not in offered
+        found = comparison.overlays(["j1", "j0", "../x", "j1", *offered])
+        assert list(found) == offered[:4] == opened
+        assert found["j1"]["curves"]["loss"] == {"all workers": [(1.5, 2.0), (2.5, 2.0)]} and not found["j1"]["reading"]
+        for _ in range(2):  # two windows
+            assert list(comparison.overlays(["j1"])) == ["j1"] and list(comparison.overlays(["j5"])) == ["j5"]
+        assert opened == [*offered[:4], "j5"], "each is opened once"
+        comparison.overlays(offered[10:14])
+        assert len(opened) == 8 and "j1" in opened and offered[1] not in opened, "the longest unasked goes"
+        monkeypatch.setattr("geomx_cli.observe.dashboard.comparison.UNASKED", -1.0)
+        assert list(comparison.overlays(["j1"])) == ["j1"] and opened == ["j1"], "others are read no longer"
+    assert not opened
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
-    made = Server(lambda: {"answer": 42}, 0, TOKEN)
+    made = Server({"/data": lambda given: {"answer": 42, **given}, "/log": refuse}, 0, TOKEN)
     yield made
     made.close()
 
@@ -153,8 +276,13 @@ def ask(server: Server, path: str, host: str = "") -> tuple[int, bytes, dict[str
 
 
 def test_nothing_without_the_token(server: Server) -> None:
-    assert ask(server, f"/data?token={TOKEN}")[:2] == (200, b'{"answer":42}')
-    for path in ("/", "/data", "/data?token=", f"/data?token={TOKEN[:-1]}", f"/data?token={TOKEN}2", "/?token=x"):
+    status, body, _ = ask(server, f"/data?token={TOKEN}&with=%ff{'x' * 3000}")
+    known = json.loads(body)
+    assert status == 200 and known["answer"] == 42 and len(known["with"]) == 200, "parameters are bounded"
+    assert ask(server, f"/data?token={TOKEN}" + "&a=b" * 20)[0] == 400
+    assert ask(server, f"/log?token={TOKEN}")[:2] == (400, b"400 Bad Request: the disk is gone; find it\n")
+    wrong = ("", TOKEN[:-1], f"{TOKEN}2")
+    for path in ("/", "/data", "/log", "/?token=x", *(f"/data?token={token}" for token in wrong)):
         status, body, _ = ask(server, path)
         assert status == 403 and b"42" not in body and b"<html" not in body, path
     status, body, headers = ask(server, f"/?token={TOKEN}")
@@ -170,7 +298,7 @@ def test_another_name_of_this_machine_is_refused(server: Server) -> None:
 
 
 def test_only_the_files_of_the_page(server: Server) -> None:
-    assert ask(server, "/static/page.js")[0] == 200 and ask(server, "/static/uplot/uPlot.min.css")[0] == 200
+    assert ask(server, "/static/map.js")[0] == 200 and ask(server, "/static/uplot/uPlot.min.css")[0] == 200
     for name in ("../server.py", "..%2fserver.py", "page.html", "uplot/LICENSE", "none", "/etc/passwd"):
         assert ask(server, f"/static/{name}")[0] == 404, name
     assert ask(server, f"/none?token={TOKEN}")[0] == 404
@@ -179,11 +307,11 @@ def test_only_the_files_of_the_page(server: Server) -> None:
 def test_it_listens_on_loopback_alone_and_takes_the_port_again(server: Server, tmp_path: Path) -> None:
     assert server._http.server_address[0] == "127.0.0.1"
     with pytest.raises(CheckFailed, match=f"cannot listen on 127.0.0.1:{server.port}"):
-        started(dict, server.port, 0, "t")
+        started({}, server.port, 0, "t")
     server.remember(tmp_path)
     assert (tmp_path / "dashboard.json").stat().st_mode & 0o777 == 0o600
     assert remembered(tmp_path) == (server.port, TOKEN)
-    other = started(dict, 0, server.port, TOKEN)
+    other = started({}, 0, server.port, TOKEN)
     assert other.port != server.port and TOKEN not in other.url, "who has the port may have heard the token"
     other.close()
     for text in ("[", '{"port": 9000, "token": ""}', '{"port": 99999, "token": "secret-token-of-more-than-24"}'):
@@ -202,54 +330,158 @@ def page_of(dashboard: "subprocess.Popen[str]") -> str:
 
 TEXT = "document.getElementById('summary').textContent"
 RATES = "[...document.querySelectorAll('#map .rate')].map(text => text.textContent)"
-STATES = "[...document.querySelectorAll('#processes tbody tr')].map(row => row.cells[2].innerText)"
-ROWS = "[...document.querySelectorAll('#processes tbody tr')].map(row => row.innerText)"
+ROWS = "[...document.querySelectorAll('#processes .process')]"
+STATES = f"{ROWS}.map(row => row.cells[2].textContent)"
 
 
-def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One for all tests of this module."""
+    with Browser() as started:
+        yield started
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Browser:
+    """Without complaints of earlier tests."""
+    chromium.open("about:blank")
+    chromium.complaints.clear()
+    chromium.resize(1280)
+    return chromium
+
+
+LOG = "document.getElementById('log-lines').textContent"
+
+
+def test_a_real_job_in_a_browser(desk: Desk, tmp_path: Path, browser: Browser) -> None:
     """Twelve processes, during training, after their end, and with a restarted dashboard."""
     data = write_data(tmp_path / "data", 2048, 64)
     words = ["--local", "--network", "linear", "--data-dir", str(data), "--batch-size", "16", "--epochs", "100000"]
     words += ["--time-limit", "60s"]
-    with Browser() as browser:
-        launch = desk.start("launch", *words, "--algo", "hfa", "--k1", "2", "--k2", "2", "--eval-every", "20", "--json")
-        end = time.monotonic() + 30
-        while not list(desk.state.glob("geomx/jobs/*/plan.json")):
-            assert time.monotonic() < end and launch.poll() is None
-            time.sleep(0.05)
-        dashboard = desk.start("dashboard")
-        url = page_of(dashboard)
-        browser.open(url)
-        browser.wait_for(f"{ROWS}.length === 12")
-        browser.wait_for(f"{TEXT}.includes('linear by hfa · running') && {TEXT}.includes('samples/s')", 60)
-        browser.wait_for(f"{TEXT}.includes('test accuracy')", 60)
-        browser.wait_for("document.querySelectorAll('.chart canvas').length === 5")
-        browser.wait_for(f"{RATES}.some(text => /[1-9].* [kM]B\\/s/.test(text))")
-        browser.screenshot(tmp_path / "running.png")
-        assert desk.geomx("stop").returncode == 0
-        assert launch.wait(60) == 130
-        browser.wait_for(f"{TEXT}.includes('· interrupted ·')", 60)
-        browser.wait_for(f"{STATES}.every(state => ['finished', 'failed', 'ended', 'stopped'].includes(state))", 60)
-        dashboard.terminate()
-        assert dashboard.wait(60) == 0
-        browser.wait_for("!document.getElementById('trouble').hidden", 60)
-        assert "no connection to geomx dashboard" in browser.value("document.getElementById('trouble').textContent")
-        lost = [text for text in browser.complaints if "CONNECTION_REFUSED" in text or "CONNECTION_RESET" in text]
-        assert browser.complaints == lost, "nothing but that it was gone"
-        again = desk.start("dashboard")
-        assert page_of(again) == url, "the same address, so that the page finds it"
-        browser.wait_for("document.getElementById('trouble').hidden", 60)
-        browser.complaints.clear()
-        browser.open(url)
-        browser.wait_for(f"{TEXT}.includes('· interrupted ·') && {TEXT}.includes('test accuracy')", 60)
-        browser.screenshot(tmp_path / "over.png")
-        assert not browser.complaints
+    launch = desk.start("launch", *words, "--algo", "hfa", "--k1", "2", "--k2", "2", "--eval-every", "20", "--json")
+    until(lambda: list(desk.state.glob("geomx/jobs/*/plan.json")) or launch.poll() is not None)
+    dashboard = desk.start("dashboard")
+    url = page_of(dashboard)
+    browser.open(url)
+    browser.wait_for(f"{ROWS}.length === 12")
+    browser.wait_for(f"{TEXT}.includes('linear by hfa · running') && {TEXT}.includes('samples/s')", 60)
+    browser.wait_for(f"{TEXT}.includes('test accuracy')", 60)
+    browser.wait_for("document.querySelectorAll('.chart canvas').length === 5")
+    browser.wait_for("document.querySelectorAll('#hosts meter').length === 2")
+    browser.wait_for(f"{RATES}.some(text => /[1-9].* [kM]B\\/s/.test(text))")
+    browser.screenshot(tmp_path / "running.png")
+    browser.value("document.getElementById('log-search').value = 'MEMBERS have'")
+    browser.value("document.getElementById('log').open = true")
+    browser.wait_for(f"{LOG}.includes('A/scheduler:0') && !!document.querySelector('#log-lines mark')")
+    assert desk.geomx("stop").returncode == 0
+    assert launch.wait(60) == 130
+    browser.wait_for(f"{TEXT}.includes('· interrupted ·')", 60)
+    browser.wait_for(f"{STATES}.every(state => ['finished', 'failed', 'ended', 'stopped'].includes(state))", 60)
+    dashboard.terminate()
+    assert dashboard.wait(60) == 0
+    browser.wait_for("!document.getElementById('trouble').hidden", 60)
+    assert "no connection to geomx dashboard" in browser.value("document.getElementById('trouble').textContent")
+    lost = [text for text in browser.complaints if "CONNECTION_REFUSED" in text or "CONNECTION_RESET" in text]
+    assert browser.complaints == lost, "nothing but that it was gone"
+    again = desk.start("dashboard")
+    assert page_of(again) == url, "the same address, so that the page finds it"
+    browser.wait_for("document.getElementById('trouble').hidden", 60)
+    browser.complaints.clear()
+    browser.open(url)
+    browser.wait_for(f"{TEXT}.includes('· interrupted ·') && {TEXT}.includes('test accuracy')", 60)
+    browser.screenshot(tmp_path / "over.png")
+    assert not browser.complaints
     for name in ("running", "over"):
         assert (tmp_path / f"{name}.png").stat().st_size > 30_000
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(url.partition("?")[0], timeout=60)
     again.terminate()
     assert again.wait(60) == 0
+
+
+PLACED = """(() => {
+  const boxes = [...document.querySelectorAll('#map .party')].map(box => box.getBoundingClientRect());
+  const wires = [...document.querySelectorAll('#map .wire')].flatMap(wire => {
+    const points = [...wire.points], to = wire.getScreenCTM();
+    return points.slice(1).map((end, index) => {
+      const [a, b] = [points[index].matrixTransform(to), end.matrixTransform(to)];
+      return new DOMRect(Math.min(a.x, b.x), Math.min(a.y, b.y), Math.abs(a.x - b.x), Math.abs(a.y - b.y));
+    });
+  });
+  const rates = [...document.querySelectorAll('#map .rate')].map(text => text.getBoundingClientRect());
+  const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  return rates.length && wires.length && rates.every((rate, index) =>
+    ![...boxes, ...wires, ...rates.slice(0, index)].some(other => meet(rate, other)));
+})()"""
+HOSTILE = "=<img src=x onerror=alert(1)>"
+
+
+def page_answers(model: JobModel) -> dict[str, Any]:
+    """What the dashboard of a job in a model would answer."""
+    names = [*list(model.progress.rows)[:90], HOSTILE]
+    options = [{"name": "lr", "value": "0.1", "default": False}, {"name": "k1", "value": "20", "default": True}]
+    job = {"job": "job-1", "what": "cnn by hfa", "script": True}
+    state = {"state": "running", "over": False, "cause": ""}
+    metrics = {"perplexity": {HOSTILE: [[1, 9.0], [5, 8.0]]}}
+
+    def data(given: Any) -> dict[str, Any]:
+        other = {"what": "cnn by fsa", "problem": "", "reading": True, **model.overall()}
+        others = {name: other for name in given.get("with", "").split(",") if name}
+        return {**job, **state, **model.snapshot(), "metrics": metrics, "overall": model.overall(), "others": others}
+
+    return {
+        "/data": data,
+        "/job": lambda _: {**job, "options": options, "hosts": ["A"], "processes": names},
+        "/rows": lambda given: model.rows(given["party"], int(given["first"])),
+        "/jobs": lambda _: {"jobs": [{"job": "job-2", "what": "cnn by fsa", "started": BEGAN}]},
+        "/log": lambda given: {"lines": [["A", HOSTILE]], "searched": 1, "matched": 1, "problems": []},
+    }
+
+
+def test_the_page_at_all_widths(browser: Browser) -> None:
+    """2000 workers, and then seven parties with traffic: nothing overflows, overlaps or is left out for a reader."""
+    models = [JobModel(planned(workers=1000), BEGAN), JobModel(planned(parties=6, workers=1), BEGAN)]
+    answers = page_answers(models[0])
+    server = Server(answers, 0, TOKEN)
+    browser.open(server.url)
+    browser.wait_for("document.querySelectorAll('#processes tr').length === 4", 10)
+    assert "No event" in browser.value("document.querySelector('#loss .empty').textContent")
+    browser.value("document.querySelectorAll('#processes button')[1].click()")
+    browser.wait_for(f"{ROWS}.length === 100", 10)
+    browser.value("[...document.querySelectorAll('.pages button')].at(-1).click()")
+    browser.wait_for(f"{ROWS}[0].cells[0].textContent === 'A/worker:98'", 10)
+    for second in (1, 2, 3):
+        for party in "ABCDEF":
+            counted = {"lan": [0, 0], "wan": [0, 0], "peers": {ROOT: [second * 10**8, 1]}}
+            training = {"state": "training", "loss": 1 / second, "round": second, "bytes": counted}
+            worker = f"{party}/worker:{'ABCDEF'.index(party)}"
+            take(models[1], worker, {"time": BEGAN, "event": "state", "state": "training"})
+            take(models[1], worker, telemetry(second, **training))
+    answers.update(page_answers(models[1]))
+    browser.open(server.url)
+    browser.wait_for(f"{TEXT}.includes('running') && document.querySelectorAll('.chart canvas').length === 3", 10)
+    browser.value("document.querySelectorAll('details').forEach(one => one.open = true)")
+    browser.value("document.getElementById('smoothing').value = 0.5")
+    browser.value("document.querySelector('#axis [value=rounds]').click()")
+    browser.wait_for(f"{LOG}.includes('<img')", 10)
+    for width in (390, 1280, 2560):
+        browser.resize(width)
+        browser.wait_for(f"document.querySelector('#map svg').clientWidth < {width} && {PLACED}", 10)
+        assert browser.value("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), width
+    for dark in (False, True):
+        browser.resize(1280, dark=dark)
+        assert browser.violations() == []
+    browser.value("const url = URL.createObjectURL")
+    browser.value("URL.createObjectURL = blob => url.call(URL, window.saved = blob); 0")
+    browser.value("document.querySelector('#metric-0 button').click()")
+    assert browser.value("saved.text()") == f"step,'{HOSTILE}\r\n1,9\r\n5,8\r\n"
+    browser.value("document.querySelector('#loss button:nth-child(2)').click()")
+    browser.wait_for("saved.type === 'image/png'", 10)
+    browser.wait_for("!!document.querySelector('#jobs input')", 10)
+    browser.value("document.querySelector('#jobs input').click()")
+    browser.wait_for("document.querySelector('#loss .legend').textContent.includes('job-2')", 10)
+    assert not browser.complaints
+    server.close()
 
 
 def test_event_logs_are_read_but_for_single_rounds(desk: Desk) -> None:
@@ -265,14 +497,12 @@ def test_event_logs_are_read_but_for_single_rounds(desk: Desk) -> None:
     assert read == [line for line in written if '"event": "round"' not in line] and read
 
 
-def test_a_failure_is_shown(desk: Desk) -> None:
+def test_a_failure_is_shown(desk: Desk, browser: Browser) -> None:
     launch = desk.launch(story={"A/worker:1": "raise"})
     assert launch.finish() == 1
     dashboard = desk.start("dashboard", launch.id)
-    url = page_of(dashboard)
-    with Browser() as browser:
-        browser.open(url)
-        browser.wait_for(f"{TEXT}.includes('· failed ·')", 60)
-        browser.wait_for(f"{STATES}.includes('failed') && {STATES}.includes('stopped')", 60)
-        assert not browser.complaints
+    browser.open(page_of(dashboard))
+    browser.wait_for(f"{TEXT}.includes('· failed ·')", 60)
+    browser.wait_for(f"{STATES}.includes('failed') && {STATES}.includes('stopped')", 60)
+    assert not browser.complaints
     dashboard.terminate()

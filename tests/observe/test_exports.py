@@ -32,6 +32,8 @@ EVENTS: list[tuple[str, dict[str, Any]]] = [
     ("A/worker:0", {"time": 1003.0, "event": "evaluation", "round": 2, "accuracy": 0.5}),
     ("A/worker:0", {"time": 1004.0, "event": "finished", "rounds": 3, "accuracy": 0.75}),
     ("B/worker:0", {"time": 1004.0, "event": "telemetry", "round": "many", "loss": "low", "bytes": 7}),
+    ("A/worker:0", {"time": 1005.0, "event": "reported", "step": 40, "total_time": 5.0, "loss": 0.5, "samples": 8,
+                    "accuracy": 0.25, "metrics": {"loss": 7.0, "lr": float("nan")}, "live": True}),
     ("nobody", {"event": "telemetry"}),
 ]  # fmt: skip
 
@@ -39,9 +41,10 @@ EVENTS: list[tuple[str, dict[str, Any]]] = [
 @contextlib.contextmanager
 def exported(*arguments: Any) -> Iterator[Callable[[str, dict[str, Any]], None]]:
     """`Exports` of a job, and a function that takes an event as from an event log."""
-    progress = Progress.of(planned(), 0.0)
+    plan = planned()
+    progress = Progress.of(plan, 0.0)
     with contextlib.closing(Exports(*arguments)) as exports:
-        exports.open(progress)
+        exports.open(progress, plan.spec.options)
 
         def take(process: str, fields: dict[str, Any]) -> None:
             with contextlib.suppress(ValueError):
@@ -70,7 +73,8 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert list(scalars(tmp_path / "job-1")) == [
         ("loss/A/worker-0", 1, 2.5, 1000.0), ("samples_per_s/A/worker-0", 1, 40.0, 1000.0),
         ("waiting/A/worker-0", 1, 0.25, 1000.0), ("wan_MB/A/worker-0", 1, 3.0, 1000.0),
-        ("accuracy", 2, 0.5, 1003.0), ("accuracy", 3, 0.75, 1004.0),
+        ("accuracy", 2, 0.5, 1003.0), ("accuracy", 3, 0.75, 1004.0), ("loss/A/worker-0", 40, 0.5, 1005.0),
+        ("accuracy/A/worker-0", 40, 0.25, 1005.0), ("metric/loss/A/worker-0", 40, 7.0, 1005.0),
     ]  # fmt: skip
 
 
@@ -85,8 +89,9 @@ def test_prometheus() -> None:
             pass
     labels = 'job="job-1",party="A",process="A/worker:0",role="worker"'
     for line in (
-        'geomx_accuracy{job="job-1"} 0.75', f"geomx_loss{{{labels}}} NaN", f"geomx_round{{{labels}}} 3.0",
-        f"geomx_waiting{{{labels}}} 0.25", f"geomx_samples_per_s{{{labels}}} 40.0",
+        'geomx_accuracy{job="job-1"} 0.75', f"geomx_loss{{{labels}}} 0.5", f"geomx_round{{{labels}}} 3.0",
+        'geomx_metric{job="job-1",name="lr",party="A",process="A/worker:0",role="worker"} NaN',
+        f"geomx_step{{{labels}}} 40.0", f"geomx_waiting{{{labels}}} 0.25", f"geomx_samples_per_s{{{labels}}} 40.0",
         'geomx_bytes_total{direction="received",job="job-1",net="lan",party="A",process="A/worker:0",role="worker"}'
         " 6.0",
     ):  # fmt: skip

@@ -9,13 +9,18 @@ import pytest
 from records import esync_record, sync_record, write
 
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.observe.report import RunRecords, figures
-from geomx_cli.observe.report.figures import Bars, Curves, Matrix, Span, Timeline
+from geomx_cli.observe.report import RunRecords
+from geomx_cli.observe.report.averages import Curve, Mean
+from geomx_cli.observe.report.axes import Axes
+from geomx_cli.observe.report.drawing import figures_of, to_files
+from geomx_cli.observe.report.figures import Bars, Curves, Figures, Matrix, Series, Timeline
 from geomx_cli.observe.report.metadata import Metadata
-from geomx_cli.observe.report.plots import draw
-from geomx_cli.observe.report.run_records import MODES, modes_in
+from geomx_cli.observe.report.modes import MODES, title
+from geomx_cli.observe.report.plots import Page
+from geomx_cli.observe.report.run_folders import runs_in
 from geomx_cli.observe.report.styles import style
 from geomx_cli.observe.report.terminal import painted
+from geomx_cli.observe.report.timeline import Span
 
 STARTS = {"A/cpu0": 0.0, "A/cpu1": 0.5}
 TIMES = {"compute": 3.0, "communicate": 1.0, "wait": 0.25}
@@ -33,44 +38,63 @@ def base(tmp_path: Path) -> Path:
                 write(folder / "A" / device, number, {**record, **judged, "bytes_sent": 1000, "bytes_received": 500})
         traffic = {"A": {"central": 4_000_000}, "central": {"A": 2_000_000}}
         options, sent = {"wan": "" if mode == "hfa" else "50mbit"}, [0, 2_000_000, 6_000_000]
-        Metadata("job-1", "central", options, traffic, [0.0, 10.0, 30.0], sent, STARTS).write(folder)
+        Metadata(f"job-{len(mode)}", "central", options, traffic, [0.0, 10.0, 30.0], sent, STARTS).write(folder)
     for number in (1, 2):
         write(tmp_path / "cnn" / "esync" / "cloud3" / "gpu0", number, esync_record(number, 3, evaluator=True))
     write(tmp_path / "cnn" / "local" / "here" / "cpu", 1, sync_record(1))
     return tmp_path
 
 
+def made(base: Path, *by: str) -> Figures:
+    return figures_of([RunRecords.read(path) for path in runs_in(base, "cnn")], by)
+
+
 def drawn(base: Path) -> dict[str, Any]:
-    trials = [RunRecords.read(base, "cnn", mode) for mode in modes_in(base, "cnn")]
-    return {figure.name: figure for figure in figures.of("cnn", trials, 0.8)}
+    return {figure.name: figure for figure in made(base).found}
+
+
+def of(mode: str) -> Series:
+    return Series(title(mode), mode)
+
+
+def curve(*points: tuple[float, float]) -> Curve:
+    return Curve([x for x, _ in points], [y for _, y in points])
 
 
 def test_accuracy_over_time_and_bytes_is_that_of_raw_points(base: Path) -> None:
     found = drawn(base)
-    curve = found["accuracy"]
-    assert isinstance(curve, Curves) and curve.x == "time (seconds)"
-    assert curve.curves["hfa"] == [(5.0, 0.5), (15.0, 0.9)], "time and accuracy in pairs, where both are"
-    assert curve.curves["esync"] == [(10.4, pytest.approx(0.2234567)), (20.8, pytest.approx(0.3469134))]
-    assert curve.level == pytest.approx(0.2234567), "what one worker by itself comes to"
-    assert list(curve.curves) == ["esync", "hfa", "local"], "always in the same order"
-    assert found["accuracy-niid"].curves == {"hfa-niid": [(6.0, 0.2), (12.0, 0.4)]}
-    assert found["bytes"].curves["hfa"] == [(1.0, 0.5), (3.0, 0.9)], "MB between parties, between two counts"
+    over_time = found["accuracy"]
+    assert isinstance(over_time, Curves) and over_time.x == "time (seconds)"
+    assert over_time.curves[of("hfa")] == curve((5.0, 0.5), (15.0, 0.9)), "in pairs, where both are"
+    assert over_time.curves[of("esync")].y == pytest.approx([0.2234567, 0.3469134])
+    assert over_time.level == pytest.approx(0.2234567), "what one worker by itself comes to"
+    assert [series.mode for series in over_time.curves] == ["esync", "hfa", "local"], "always in the same order"
+    assert found["accuracy-niid"].curves == {of("hfa-niid"): curve((6.0, 0.2), (12.0, 0.4))}
+    over_bytes = found["bytes"].curves
+    assert over_bytes[of("hfa")] == curve((1.0, 0.5), (3.0, 0.9)), "MB between parties, between two counts"
+    assert set(over_bytes) == {of("hfa"), of("hfa-niid")}, "the others' bytes are unknown"
+    low, high = Axes(ylim=None).y_limits(over_time)
+    assert low > 0.1 and high < 1, "as the data"
 
 
 def test_time_is_in_minutes_where_there_are_many(base: Path) -> None:
     write(base / "cnn" / "esync" / "cloud3" / "gpu0", 3, {**esync_record(3, 3, evaluator=True), "total_time": 600.0})
-    curve = drawn(base)["accuracy"]
-    assert curve.x == "time (minutes)" and curve.curves["hfa"] == [(5 / 60, 0.5), (0.25, 0.9)]
+    found = drawn(base)["accuracy"]
+    assert found.x == "time (minutes)" and found.curves[of("hfa")] == curve((5 / 60, 0.5), (0.25, 0.9))
 
 
 def test_bars(base: Path) -> None:
     found = drawn(base)
-    assert found["throughput"].bars["hfa"] == [("", 600 / 30)], "over the time of the worker that took longest"
-    assert found["traffic"].bars["hfa"] == [("", pytest.approx(9000 / 30 / 1e6))]
+    rate = Mean(600 / 30, None, 1)
+    assert found["throughput"].bars[of("hfa")] == [("", rate)], "over the time of the worker that took longest"
+    ((_, traffic),) = found["traffic"].bars[of("hfa")]
+    assert traffic.value == pytest.approx(9000 / 30 / 1e6)
+    assert of("esync") not in found["traffic"].bars, "whose records have no bytes"
     computing = found["computing"]
     assert isinstance(computing, Bars)
-    assert computing.bars["hfa"] == [("A/cpu0", pytest.approx(9 / 15)), ("A/cpu1", pytest.approx(9 / 30))]
-    assert computing.bars["esync"] == [("cloud3/gpu0", pytest.approx(2 * 3 * 0.052 / 20.8))], "not all but aggregation"
+    assert computing.bars[of("hfa")] == [("A/cpu0", Mean(9 / 15, None, 1)), ("A/cpu1", Mean(9 / 30, None, 1))]
+    ((name, busy),) = computing.bars[of("esync")]
+    assert name == "cloud3/gpu0" and busy.value == pytest.approx(2 * 3 * 0.052 / 20.8), "not all but aggregation"
 
 
 def test_a_round_and_a_matrix(base: Path) -> None:
@@ -84,16 +108,20 @@ def test_a_round_and_a_matrix(base: Path) -> None:
     assert isinstance(matrix, Matrix)
     assert (matrix.parties, matrix.megabytes) == (["A", "central"], [[0.0, 4.0], [2.0, 0.0]])
     assert "timeline-esync" not in found and "matrix-esync" not in found, "of which nothing is known"
+    missing = made(base).missing
+    assert missing["matrix-esync"] == "no traffic between its parties is recorded" and "bytes of ESync" in missing
 
 
 @pytest.mark.parametrize("form", ["png", "svg", "pdf"])
 def test_every_figure_is_drawn(base: Path, tmp_path: Path, form: str) -> None:
     begins = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
-    for name, figure in drawn(base).items():
-        path = draw(figure, tmp_path / "out", form)
-        assert path.name == f"{name}.{form}" and path.read_bytes().startswith(begins[form])
-        assert path.stat().st_size > 3000
-        assert figure.title in painted(figure)
+    found = made(base)
+    axes = Axes(logx=form == "svg", logy=form == "pdf", target=0.8)
+    page = Page(form, (3.4, 2.4), 8.0, axes)
+    paths = list(to_files(found, tmp_path / "out", page))
+    assert [path.name for path in paths] == [f"{figure.name}.{form}" for figure in found.found]
+    assert all(path.read_bytes().startswith(begins[form]) and path.stat().st_size > 3000 for path in paths)
+    assert all(figure.title in painted(figure, axes) for figure in found.found)
 
 
 def test_each_algorithm_has_a_look_of_its_own() -> None:
@@ -110,9 +138,11 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.processes
 def test_the_commands(base: Path, tmp_path: Path) -> None:
-    done = command("draw", "-b", base, "-n", "cnn", "-o", tmp_path / "out", "--format", "svg")
+    done = command("draw", base, "-o", tmp_path / "out", "--format", "svg", "--csv", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == sorted(str(path) for path in (tmp_path / "out").iterdir())
+    assert (tmp_path / "out" / "matrix-hfa.csv").read_text().splitlines()[1] == "A,central,4.0"
+    assert "note: no figure matrix-local: no traffic between its parties is recorded" in done.stderr
     (base / "cnn" / "hfa" / "A" / "cpu1" / "iter-2.txt").write_text("{")
     done = command("draw", "-b", base, "-n", "cnn", "--terminal")
     assert done.returncode == 7 and f"warning: {base}/cnn/hfa/A/cpu1/iter-2.txt: " in done.stderr
@@ -121,10 +151,11 @@ def test_the_commands(base: Path, tmp_path: Path) -> None:
     assert done.returncode == 7
     assert "note: these jobs differ in more than the algorithm: --wan" in done.stderr
     lines = done.stdout.splitlines()
-    assert lines[1].split()[:6] == ["cnn", "HFA", "15.0", "s", "3", "MB"] and lines[1].split()[-1] == "job-1"
+    assert lines[1].split()[:7] == ["cnn", "HFA", "1", "15.0", "s", "3", "MB"] and lines[1].split()[-1] == "job-3"
     assert "HFA-Non-IID" in lines[2] and "0.4000" in lines[2]
     assert command("draw", "-b", base, "-n", "none").returncode == 3
-    assert command("draw", "-b", base, "-n", "cnn", "--terminal", "-o", "x").returncode == 2
+    done = command("draw", "-b", base, "-n", "cnn", "--terminal", "-o", "x", "--format", "svg")
+    assert done.returncode == 2 and "--output, --format: no effect with --terminal" in done.stderr
     assert command("compare").returncode == 2 and command("compare", "nothing-like-it").returncode == 3
 
 
@@ -140,6 +171,6 @@ def test_a_round_of_workers_that_do_not_wait_for_each_other(tmp_path: Path) -> N
     assert sum(span.phase == "computes" for span in found["A/cpu1"]) == 5
 
 
-def test_no_trials_at_all(tmp_path: Path) -> None:
+def test_no_runs_at_all(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="there are no records in"):
-        modes_in(tmp_path, "cnn")
+        runs_in(tmp_path, "cnn")

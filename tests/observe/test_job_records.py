@@ -1,5 +1,6 @@
 """From a job's event logs to the records of its workers' rounds and the metadata."""
 
+import errno
 import json
 import shutil
 from dataclasses import replace
@@ -12,11 +13,13 @@ from plans import planned
 
 from geomx_cli.core import plugins
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.lock import locked_folder
 from geomx_cli.core.options import defaults
 from geomx_cli.observe.report import RunRecords, Summary, collected
 from geomx_cli.observe.report.job_records import JobRecords, mode_of, network_of
 from geomx_cli.observe.report.metadata import Metadata
-from geomx_cli.observe.report.record import read_record
+from geomx_cli.observe.report.metric_curves import metric_curve
+from geomx_cli.observe.report.run_folders import runs_below
 
 BEGAN = 1000.0
 PEERS = {"A/server:0": "central/global_server:0", "B/server:0": "central/global_server:0"}
@@ -61,6 +64,12 @@ def network(classes):
 """
 
 
+def written(job: JobRecords, place: Path) -> RunRecords:
+    """The run as written to `place` and read again."""
+    collected._write_records(job, place, "runs", empty=True)
+    return RunRecords.read(place)
+
+
 @pytest.fixture
 def events(tmp_path: Path) -> Path:
     """Events of three rounds: A/worker:0 evaluates after the first and at the end."""
@@ -77,7 +86,7 @@ def events(tmp_path: Path) -> Path:
     return folder
 
 
-def test_records_of_rounds(events: Path) -> None:
+def test_records_of_rounds(events: Path, tmp_path: Path) -> None:
     job = JobRecords.read(planned(algo="hfa"), events)
     records = list(job.logs["A/worker:0"].records())
     assert [record.accuracy for record in records] == [0.7, None, 0.85], "of the round's weights, and at the end"
@@ -85,11 +94,32 @@ def test_records_of_rounds(events: Path) -> None:
     assert records[0].time["2"] == {"global update": 0.5} and records[0].aggregation() == 0.5
     places = {f"{party}/worker:{rank}": (party, f"cpu{rank}") for party in "AB" for rank in (0, 1)}
     assert job.places == places
-    summary = Summary.of(job.trial(events), 0.8, parity=False)
+    summary = Summary.of(written(job, tmp_path / "run"), 0.8, parity=False)
     assert (summary.network, summary.mode, summary.rounds, summary.samples) == ("cnn", "hfa", 3, 12 * 128)
     assert summary.reached is not None and summary.reached.seconds == 6.0
     assert summary.reached.wan_bytes == summary.wan_bytes == 14_000, "both parties' 7000, first weights and all"
     assert summary.bytes == (1200, 600)
+
+
+def test_reports_of_a_script_are_its_records(tmp_path: Path) -> None:
+    folder = tmp_path / "raw" / "events"
+    usual = {"event": "reported", "metrics": {"norm": 2.0}}
+    write(
+        folder, "A/worker:0", {"time": BEGAN, "event": "state", "state": "training"},
+        {**usual, "time": BEGAN + 1, "step": 10, "total_time": 1.0, "samples": 64, "loss": 2.0},
+        {"time": BEGAN + 2, "event": "telemetry", "bytes": {"lan": [5, 6], "wan": [10, 20]}},
+        {**usual, "time": BEGAN + 3, "step": 20, "total_time": 3.0, "samples": 192, "loss": float("nan")},
+        {**usual, "time": BEGAN + 4, "step": 20, "total_time": 4.0, "samples": 192, "accuracy": 0.5},
+    )  # fmt: skip
+    job = JobRecords.read(planned("python", "own.py"), folder)
+    place = tmp_path / "base" / "own" / "fsa"
+    run = written(job, place)
+    summary = Summary.of(run, 0.5, parity=False)
+    assert (summary.rounds, summary.samples, summary.seconds, summary.samples_per_s) == (3, 192, 4.0, 48.0)
+    assert summary.reached is not None and summary.reached.seconds == 4.0 and summary.busy is None
+    assert summary.bytes == (15, 26)
+    assert list(metric_curve(run, "loss")) == [(1.0, 2.0)], "not what is not finite"
+    assert list(metric_curve(run, "norm")) == [(1.0, 2.0), (3.0, 2.0), (4.0, 2.0)]
 
 
 def test_traffic_between_parties(events: Path) -> None:
@@ -138,42 +168,51 @@ def test_networks() -> None:
 
 
 def test_written_and_read_again(events: Path, tmp_path: Path) -> None:
-    job = JobRecords.read(planned(algo="hfa"), events)
-    place = tmp_path / "base" / "cnn" / "hfa"
-    assert collected._write_records(job, place)
-    text = (place / "A" / "cpu1" / "iter-2.txt").read_text()
+    job = JobRecords.read(planned("python", "train.py", "--fast", algo="hfa"), events)
+    place = tmp_path / "base" / "train" / "hfa" / "job-1"
+    assert collected._write_records(job, place, "runs")
+    text = (place / "A" / "cpu1.jsonl").read_text().splitlines()[1]
     assert json.loads(text) == {
         "num_iters": 2, "time": round_(2, 4.0)["times"], "num_samples": 128, "total_time": 4.0, "bytes_sent": 100,
         "bytes_received": 50, "compute": 0.5, "communicate": 0.5, "wait": 0.4, "loss": 0.5,
         "evaluation_on_clock": True,
     }, "and no accuracy"  # fmt: skip
-    assert read_record(f"{place}/A/cpu0/iter-3.txt", 3).accuracy == 0.85
-    again = RunRecords.read(tmp_path / "base", "cnn", "hfa")
-    assert Summary.of(again, 0.8, parity=False) == Summary.of(job.trial(place), 0.8, parity=False)
-    assert not again.problems
-    assert not collected._write_records(JobRecords.read(planned(), tmp_path / "none"), tmp_path / "empty")
-    assert not (tmp_path / "empty").exists()
-    assert not collected._write_records(JobRecords.read(planned(), tmp_path / "none"), place)
-    assert (place / "A" / "cpu1" / "iter-2.txt").read_text() == text, "what was there stays when there is nothing new"
-    assert sorted(path.name for path in place.parent.iterdir()) == ["hfa"]
+    again = RunRecords.read(place)
+    assert [record.accuracy for record in again.rounds("A/cpu0", 2, 3)] == [None, 0.85] and not again.problems
+    assert again.metadata is not None and (again.network, again.mode, again.name) == ("train", "hfa", job.plan.job)
+    assert again.metadata.script == ["python", "train.py", "--fast"] and again.metadata.options["seed"] == 1
+    nothing = JobRecords.read(planned(), tmp_path / "none")
+    assert not collected._write_records(nothing, tmp_path / "empty", "runs") and not (tmp_path / "empty").exists()
+    assert not collected._write_records(nothing, place, "runs")
+    assert (place / "A" / "cpu1.jsonl").read_text().splitlines()[1] == text, "it stays when there is nothing new"
+    assert sorted(path.name for path in place.parent.iterdir()) == ["job-1"]
+    original = tmp_path / "base" / "train" / "hfa-esync"
+    assert collected._write_records(job, original, "esync")
+    assert (original / "A" / "cpu1" / "iter-2.txt").read_text() == text
+    assert Summary.of(RunRecords.read(original), 0.8, parity=False) == Summary.of(again, 0.8, parity=False)
+    assert runs_below(tmp_path / "base") == [place, original]
 
 
 def test_records_of_another_job_stay(events: Path, tmp_path: Path) -> None:
     place = tmp_path / "base" / "cnn" / "fsa"
-    collected._check(place, "job-1")
-    collected._write_records(JobRecords.read(planned(), events), place)
-    collected._check(place, "job-1")
+    collected._check(place, "job-1", overwrite=False)
+    collected._write_records(JobRecords.read(planned(), events), place, "esync")
+    collected._check(place, "job-1", overwrite=False)
     with pytest.raises(InvalidSettings, match="has the records of job job-1"):
-        collected._check(place, "job-2")
+        collected._check(place, "job-2", overwrite=False)
+    collected._check(place, "job-2", overwrite=True)
     (place / "job.json").write_text("{")
     with pytest.raises(InvalidSettings, match="a job that cannot be identified"):
-        collected._check(place, "job-1")
+        collected._check(place, "job-1", overwrite=False)
     (place / "job.json").unlink()
     with pytest.raises(InvalidSettings, match="somebody else"):
-        collected._check(place, "job-1")
+        collected._check(place, "job-1", overwrite=False)
     with pytest.raises(InvalidSettings, match=r"job.json is damaged"):
         (place / "job.json").write_text("[]")
         Metadata.read(place)
+    collected._write_records(JobRecords.read(planned(), events), place / "job-3", "runs")
+    with pytest.raises(InvalidSettings, match="has the records of 1 run in folders of their own"):
+        collected._check(place, "job-1", overwrite=True)
 
 
 @pytest.mark.parametrize(
@@ -192,36 +231,48 @@ def test_numbers_without_sense_are_named_and_passed_over(events: Path, tmp_path:
     with (events / "A-worker-0.jsonl").open("a") as file:
         file.write("[" * 50_000 + "\n")  # JSON that no reader accepts
     job = JobRecords.read(planned(), events)
-    trial = job.trial(events)
-    (problem,) = trial.problems
+    (problem,) = job.problems
     assert problem.startswith("A/worker:0: an event ")
-    assert len(trial.workers["A"]["cpu0"].samples) == 3 and job.metadata.bytes_by(100) == 14_000
-    assert collected._write_records(job, tmp_path / "out")
-    assert Summary.of(trial, 0.8, parity=False).reached is not None
+    run = written(job, tmp_path / "out")
+    assert len(run.workers["A"]["cpu0"].samples) == 3 and job.metadata.bytes_by(100) == 14_000
+    assert Summary.of(run, 0.8, parity=False).reached is not None
 
 
 def test_two_collect_one_after_the_other(tmp_path: Path) -> None:
-    with collected._alone(tmp_path), pytest.raises(CheckFailed, match="another geomx collects into"):  # noqa: SIM117
-        with collected._alone(tmp_path):
+    for file in ("", "new.lock"):
+        with locked_folder(tmp_path, file), pytest.raises(CheckFailed, match="another geomx"):  # noqa: SIM117
+            with locked_folder(tmp_path, file):
+                pass
+        with locked_folder(tmp_path, file):
             pass
-    with collected._alone(tmp_path):
-        pass
 
 
-def test_damaged_events_are_named_and_the_rest_taken(events: Path) -> None:
+def test_a_file_system_without_locks_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def flock(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with locked_folder(tmp_path), locked_folder(tmp_path):
+        assert capsys.readouterr().err.count("cannot be locked (No locks available)") == 2
+
+
+def test_damaged_events_are_named_and_the_rest_taken(events: Path, tmp_path: Path) -> None:
     write(events, "B/worker:0", {"time": 1, "event": "round", "num_iters": "four"}, {"time": 1, "event": "evaluation"})
     write(events, "B/worker:0", {"event": "telemetry", "time": 1, "bytes": 4}, round_(4, 8.0))
     (events / "A-worker-1.jsonl").unlink()
     (events / "B-worker-1.jsonl").write_text('{"time": 1, "ev')
-    trial = JobRecords.read(planned(), events).trial(events)
-    assert len(trial.workers["B"]["cpu0"].samples) == 4
-    problems = "\n".join(trial.problems)
+    job = JobRecords.read(planned(), events)
+    run = written(job, tmp_path / "run")
+    assert len(run.workers["B"]["cpu0"].samples) == 4
+    problems = "\n".join(job.problems)
     for kind in ("round", "evaluation", "telemetry"):
         assert f"B/worker:0: an event {kind!r} in its event log is damaged" in problems
-    assert "A/worker:1: its event log cannot be read" in problems and len(trial.problems) == 4
-    assert not trial.workers["B"]["cpu1"].samples
+    assert "A/worker:1: its event log cannot be read" in problems and len(job.problems) == 4
+    assert not run.workers["B"]["cpu1"].samples
     shutil.rmtree(events)
-    assert len(JobRecords.read(planned(), events).trial(events).problems) == 4
+    assert len(JobRecords.read(planned(), events).problems) == 4
 
 
 def test_from_a_real_job_to_figures(desk: Desk, tmp_path: Path) -> None:
@@ -236,10 +287,10 @@ def test_from_a_real_job_to_figures(desk: Desk, tmp_path: Path) -> None:
     base = tmp_path / "results"
     for _ in range(2):
         manifest = desk.json("logs", "collect", "--to", str(base))
-        assert not manifest["problems"] and manifest["records"] == str(base / "mine-network" / "esync-niid")
+        place = base / "mine-network" / "esync-niid" / result["job"]
+        assert not manifest["problems"] and manifest["records"] == str(place)
     assert sorted(path.name for path in base.iterdir()) == sorted([result["job"], "mine-network"])
-    place = base / "mine-network" / "esync-niid"
-    record = json.loads((place / "A" / "cpu" / "iter-2.txt").read_text())
+    record = json.loads((place / "A" / "cpu.jsonl").read_text().splitlines()[1])
     *steps, exchange = record["time"].values()
     phases = {"forward and backward", "local update", "check ready"}
     assert len(steps) >= 24 and all(phases <= set(step) for step in steps)

@@ -85,9 +85,9 @@ def test_from_launch_to_figures(desk: Desk, tmp_path: Path) -> None:
     result = json.loads(done.stdout)
     assert desk.json("status", result["job"])["totals"]["rounds"] == result["rounds"] > 0
     manifest = desk.json("logs", "collect", result["job"], "--to", str(base))
-    place = base / "linear" / "damped"
+    place = base / "linear" / "damped" / result["job"]
     assert not manifest["problems"] and manifest["records"] == str(place)
-    assert json.loads((place / "A" / "cpu" / "iter-2.txt").read_text())["damping"] == 0.5
+    assert json.loads((place / "A" / "cpu.jsonl").read_text().splitlines()[1])["damping"] == 0.5
     assert json.loads((place / "job.json").read_text())["damping"] == 0.5
     summary = desk.json("summarize", "-b", str(base), "-n", "linear", "-m", "damped")
     assert (summary["mode"], summary["rounds"]) == ("damped", result["rounds"])

@@ -1,4 +1,4 @@
-"""Summaries of trials: ESync's own JSON exactly, our additions, and damaged records."""
+"""Summaries of runs: ESync's own JSON exactly, our additions, and damaged records."""
 
 import json
 import subprocess
@@ -10,7 +10,8 @@ from records import PHASES, esync_record, sync_record, write
 
 from geomx_cli.core.errors import InvalidSettings
 from geomx_cli.observe.report import RunRecords, Summary
-from geomx_cli.observe.report.run_records import title
+from geomx_cli.observe.report.modes import title
+from geomx_cli.observe.report.run_folders import one_run
 
 pytestmark = pytest.mark.processes
 
@@ -66,7 +67,7 @@ def test_what_esyncs_json_lacks(tmp_path: Path) -> None:
     wanted = {
         "schema_version": 1, "parity": False, "network": "cnn",
         "mode": "hfa", "rounds": 4, "samples": 8 * 1280, "seconds": 40.0,
-        "samples_per_s": 256.0, "traffic": 12000 / 40 / 1e6, "busy": pytest.approx((12 / 20 + 12 / 40) / 2),
+        "samples_per_s": 256.0, "traffic": pytest.approx(0.0003), "busy": pytest.approx((12 / 20 + 12 / 40) / 2),
         "bytes": {"sent": 8000, "received": 4000, "wan": None}, "accuracy": pytest.approx(0.9), "problems": [],
     }  # fmt: skip
     assert {name: found[name] for name in wanted} == wanted
@@ -78,14 +79,14 @@ def test_what_esyncs_json_lacks(tmp_path: Path) -> None:
 
 
 def test_formulas_of_esyncs_drawer(esync: Path, tmp_path: Path) -> None:
-    summary = Summary.of(RunRecords.read(esync, "resnet18-v1", "esync"), 0.8, parity=True)
+    summary = Summary.of(RunRecords.read(esync / "resnet18-v1" / "esync"), 0.8, parity=True)
     assert (summary.samples_per_s, summary.traffic, round(summary.busy, 4)) == (86, 24, 0.7581)
     for host, device in DEVICES:
         for number in range(1, 3 if device == "cpu" else 7):
             write(tmp_path / "resnet18-v1" / "async" / host / device, number, sync_record(number))
-    trial = RunRecords.read(tmp_path, "resnet18-v1", "async")
-    assert Summary.of(trial, 0.8, parity=True).samples_per_s == 85, "over the time of the first, which ended early"
-    assert Summary.of(trial, 0.8, parity=False).samples_per_s == pytest.approx(28 * 64 / 62.4)
+    run = RunRecords.read(tmp_path / "resnet18-v1" / "async")
+    assert Summary.of(run, 0.8, parity=True).samples_per_s == 85, "over the time of the first, which ended early"
+    assert Summary.of(run, 0.8, parity=False).samples_per_s == pytest.approx(28 * 64 / 62.4)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +126,15 @@ def test_records_that_are_missing_or_there_twice(esync: Path) -> None:
     assert done.returncode == 7
     warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
     assert warnings[0] == f"warning: {folder}/iter-1.txt: it cannot be read: Is a directory"
-    assert warnings[1] == f"warning: {folder}: there is no file of round 2 to 3"
-    assert warnings[2].endswith("there is another file of round 5") and len(warnings) == 3
+    assert warnings[1] == f"warning: {folder}: there is no record of round 2 to 3"
+    assert warnings[2].endswith("there is another record of round 5") and len(warnings) == 3
 
 
 def test_what_cannot_be_summed_up(esync: Path) -> None:
     with pytest.raises(InvalidSettings, match="there are no records in"):
-        RunRecords.read(esync, "resnet18-v1", "hfa")
+        one_run(esync, "resnet18-v1", "hfa")
     with pytest.raises(InvalidSettings, match="there is no mode 'fast'"):
-        RunRecords.read(esync, "resnet18-v1", "fast")
+        one_run(esync, "resnet18-v1", "fast")
     assert summarize("-b", esync, "-n", "cnn", "-m", "esync").returncode == 3
     assert summarize("-b", esync, "-n", "cnn", "-m", "esync", "--target", "80").returncode == 2
     assert title("dcasgd-niid") == "DCASGD-Non-IID"

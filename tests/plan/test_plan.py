@@ -44,6 +44,9 @@ def environment(name: str, host: str, **variables: Any) -> dict[str, str]:
         "GEOMX_RANK_SCOPE": "party",
         "OMP_NUM_THREADS": "1",
     }
+    in_flat = rest.startswith("server") and variables.get("GEOMX_TOPOLOGY") == "flat"
+    if rest.startswith(("worker", "global_server")) or in_flat:
+        common["GEOMX_OUTPUT_DIR"] = f"/jobs/j1/outputs/{name.replace('/', '-').replace(':', '-')}"
     return common | {key: str(value) for key, value in variables.items()}
 
 
@@ -259,7 +262,9 @@ def test_every_worker_runs_the_script_with_the_import_hook() -> None:
         if process.role == "worker":
             assert process.argv == ("/py", "train.py", "--lr", "a b")
             assert process.env["PYTHONPATH"] == f"{HOOK}:/x:/y"
+            assert process.env["GEOMX_SEED"] == "1", "the default too, as scripts read it"
         else:
+            assert "GEOMX_SEED" not in process.env
             assert process.argv == ("/py", "-P", "-m", "geomx_cli.runtime")
             assert process.env["PYTHONPATH"] == "/x:/y"
     plain = make(replace(SPEC, script=("./run", "python"))).process("A/worker:0")
@@ -571,7 +576,7 @@ class TestPorts:
         with pytest.raises(InvalidSettings, match=r"host h0 needs 3 ports .* and has 2 \("):
             choose(inventory, None)
         inventory = self.of({"ports": (1, 2, 3), "address": "::1"}, {"ports": (1,), "address": "::1"})
-        with pytest.raises(InvalidSettings, match=r"h1 needs 1 ports .* shares with h0 at ::1") as caught:
+        with pytest.raises(InvalidSettings, match=r"h1 needs 1 port .* shares with h0 at ::1") as caught:
             choose(inventory, None)
         assert "ports = " in caught.value.hint
         with pytest.raises(InvalidSettings, match="has 3, 2 of them taken by other programs"):

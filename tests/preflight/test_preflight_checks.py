@@ -149,8 +149,8 @@ def test_what_a_job_needs(tmp_path: Path, script: str, frameworks: tuple[str, ..
     words = ("python", str(tmp_path / "train.py"), "--epochs", "3") if script else ()
     spec = JobSpec(options={"network": "cnn"}, script=words)
     inventory = star(dict.fromkeys(("hub", "alpha"), "127.0.0.1"), range(9000, 9009), alpha={"interface": "lo"})
-    found = requirements(inventory, spec)
-    assert found["alpha"].modules == ("zmq", "msgspec", "numpy", "psutil", *frameworks)
+    found, saving = requirements(inventory, spec), () if script else ("safetensors",)
+    assert found["alpha"].modules == ("zmq", "msgspec", "numpy", "psutil", *frameworks, *saving)
     assert (found["hub"].processes, found["hub"].training) == (4, 0)
     assert (found["alpha"].processes, found["alpha"].training) == (3, 1)
     assert found["alpha"].memory == (75 << 20 if script else 190 << 20)
@@ -159,7 +159,7 @@ def test_what_a_job_needs(tmp_path: Path, script: str, frameworks: tuple[str, ..
 def test_the_linear_network_needs_no_framework() -> None:
     inventory = star(dict.fromkeys(("hub", "alpha"), "127.0.0.1"), range(9000, 9009))
     spec = JobSpec(options={"network": "linear"})
-    assert requirements(inventory, spec)["alpha"].modules == ("zmq", "msgspec", "numpy")
+    assert requirements(inventory, spec)["alpha"].modules == ("zmq", "msgspec", "numpy", "safetensors")
 
 
 def test_resolving_fills_in_what_only_the_host_knows() -> None:

@@ -16,7 +16,7 @@ from cluster import free_ports
 from networks import bare_python
 
 import geomx_cli
-from geomx_cli.plan.job_paths import jobs_folder
+from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.probe import ports
 
 pytestmark = pytest.mark.processes

@@ -3,6 +3,7 @@
 Also their plug-ins' checks of options.
 """
 
+import hashlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from cluster import ROOT, clean_environment
 from desk import Desk, Launch
 from idx import write_data
+from safetensors.numpy import load_file
 
 from geomx_cli.cli import main
 from geomx_cli.core import plugins
@@ -93,7 +95,26 @@ def done(job: Launch, workers: int = 4) -> dict[str, dict[str, Any]]:
     job.assert_clean()
     found = job.finished()
     assert len(found) == workers
+    check_model(Path(result["model"]), found["A-worker-0"])
     return found
+
+
+def check_model(path: Path, finished: dict[str, Any]) -> None:
+    """The saved model is the final one, and its manifest describes the files beside it."""
+    assert path.name == "model.safetensors" and path.parent.name == "A-worker-0"
+    manifest = json.loads((path.parent / "manifest.json").read_bytes())
+    for name, told in manifest["files"].items():
+        content = (path.parent / name).read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (told["size"], told["sha256"])
+    weights, digest = load_file(path), hashlib.sha256()
+    for name, tensor in manifest["tensors"].items():
+        assert (str(weights[name].dtype), list(weights[name].shape)) == (tensor["dtype"], tensor["shape"])
+        digest.update(name.encode() + weights[name].tobytes())
+    assert digest.hexdigest() == manifest["parameters"] == finished["parameters"]
+    assert manifest["accuracy"] == finished["accuracy"] and manifest["rounds"] == finished["rounds"]
+    for who, folder in (("worker", "A-worker-0"), ("global", "central-global_server-0")):
+        states = path.parent.parent / folder / "optimizer.safetensors"
+        assert states.exists() == (manifest["optimizers"][who] is not None), who
 
 
 @pytest.mark.processes

@@ -56,7 +56,7 @@ def test_the_script_of_the_readme(cluster: Cluster) -> None:
     cluster.finish()
     (last,) = {cluster.output(name).splitlines()[-1].split()[0] for name in WORKERS}
     assert int(last) == 1344, "each has a third"
-    assert (cluster.directory / "net.params").exists()
+    assert (cluster.directory / "model.params").exists()
 
 
 @pytest.mark.processes

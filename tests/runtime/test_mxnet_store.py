@@ -121,6 +121,16 @@ def test_without_mxnet_the_error_says_what_to_install() -> None:
     assert "InvalidSettings" in done.stderr and "pip install 'geomx-cli[mxnet]'" in done.stderr
 
 
+def test_a_library_that_mxnet_lacks_is_not_a_missing_mxnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_module(name: str) -> None:
+        raise OSError("libquadmath.so.0: cannot open shared object file")
+
+    monkeypatch.setattr("importlib.import_module", import_module)
+    with pytest.raises(InvalidSettings) as raised:
+        load_mxnet()
+    assert "libquadmath" in raised.value.message and "install that library" in raised.value.hint
+
+
 def test_optimizers_travel_as_name_and_hyper_parameters() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -21,20 +21,20 @@ from geomx_cli.runtime.training import data
 def test_what_is_public() -> None:
     assert geomx_cli.mxnet.__all__ == [
         "InvalidSettings", "KVStore", "Samples", "global_rank", "init", "is_master", "load_data", "num_all_workers",
-        "shard",
+        "report", "shard",
     ]  # fmt: skip
     assert all(getattr(geomx_cli.mxnet, name).__doc__ for name in geomx_cli.mxnet.__all__)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "templates").glob("*.py")), ids=lambda path: path.stem)
 def test_templates_use_what_is_public(path: Path) -> None:
-    assert set(imports(path)) <= {"geomx_cli.mxnet"}
+    assert set(imports(path)) == {"geomx_cli.mxnet"}
     used = {
         node.attr
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "geomx"
     }
-    assert used <= set(geomx_cli.mxnet.__all__) and bool(used) == (path.stem != "train")
+    assert {"report"} <= used <= set(geomx_cli.mxnet.__all__) and (used == {"report"}) == (path.stem == "train")
 
 
 def test_workers_share_the_data(cluster: Cluster, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def check_standing(kv, mine):
     try:
         mx.kv.create("dist_snyc")
     except MXNetError as error:
-        assert "dist_sync_device" in str(error), error
+        assert "did you mean dist_sync?" in str(error), error
         return
     raise AssertionError("not refused")
 

@@ -66,11 +66,11 @@ def _hop(ssh: Ssh, options: SshOptions, config: paramiko.SSHConfig, key: str = "
     """Resolve one machine. `key`: default key file, that of the host behind this jump host."""
     found = _lookup(config, ssh.address)
     address = found.get("hostname", ssh.address)
-    said = str(found.get("port", 22))
-    if not ssh.port and not _is_port(said):
-        what = f"{options.config} has Port {said} for {ssh.address}, which is no port"
+    configured = str(found.get("port", 22))
+    if not ssh.port and not _is_port(configured):
+        what = f"{options.config} has Port {configured} for {ssh.address}, which is no port"
         raise InvalidSettings(what, "correct it there")
-    port = ssh.port or int(said)
+    port = ssh.port or int(configured)
     named = [ssh.key] if ssh.key else found.get("identityfile") or [key] * bool(key)
     usual = [str(path) for name in _USUAL_KEYS if (path := Path("~/.ssh", name).expanduser()).exists()]
     files = found.get("userknownhostsfile", options.known_hosts).split()

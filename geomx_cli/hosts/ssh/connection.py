@@ -3,6 +3,7 @@
 import errno
 import logging
 import random
+import shlex
 import socket
 import threading
 import time
@@ -258,5 +259,6 @@ def _log_in(transport: paramiko.Transport, hop: Hop, credentials: Sequence[Crede
             return
         why = f"; it requires more than a key: {', '.join(more)}"
     keys = f"tried {', '.join(tried)}" if tried else "there is no key to try"
-    hint = f"ssh-copy-id -p {hop.port} {hop.user}@{hop.address}, or name another user or key in the inventory"
+    key = f"-i {shlex.quote(hop.keys[0] + '.pub')} " if hop.named and hop.keys else ""
+    hint = f"ssh-copy-id {key}-p {hop.port} {hop.user}@{hop.address}, or name another user or key in the inventory"
     raise HostUnreachable(f"SSH authentication failed for {hop}: {keys}{why}", hint)

@@ -48,7 +48,7 @@ class AgentMonitor:
             if stopping is not None and host not in self._awaited:
                 self._awaited.add(host)
                 left = self.stop_limit - stopping
-                self._view.note(f"host {host} cannot be reached; waiting for it to stop, for {left:.0f} s at most")
+                self._view.warn(f"host {host} cannot be reached; waiting for it to stop, for {left:.0f} s at most")
         elif silent:
             return lost(host, f"hangs: it has not answered for {self._silence:g} s")
         elif late:
@@ -68,7 +68,7 @@ class AgentMonitor:
         if quiet > _QUIET and host not in self._quiet:
             self._quiet.add(host)
             limit = f"waiting for it, for {self._silence:g} s at most (--silence)"
-            self._view.note(f"the agent on host {host} has not answered for {quiet:.0f} s; {limit}")
+            self._view.warn(f"the agent on host {host} has not answered for {quiet:.0f} s; {limit}")
         elif quiet < _QUIET and host in self._quiet:
             self._quiet.discard(host)
-            self._view.note(f"the agent on host {host} answers again")
+            self._view.warn(f"the agent on host {host} answers again")

@@ -22,7 +22,7 @@ from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.view.conclusion import Conclusion, conclude
-from geomx_cli.jobs.view.follow import view_for
+from geomx_cli.jobs.view.follow import View, view_for
 from geomx_cli.jobs.view.job_view import JobView
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Progress
@@ -32,9 +32,9 @@ __all__ = ["attach"]
 _ERRORS = (TrainingFailed, InvalidSettings, HostUnreachable, CheckFailed, TimedOut, DoneInPart, Interrupted)
 
 
-def attach(job: KnownJob) -> Conclusion:
+def attach(job: KnownJob, view: View | None = None) -> Conclusion:
     """Follow `job` to its end as launch does, with the same result and errors, or until the user detaches again, with
-    an empty result and no error. Call it from the main thread.
+    an empty result and no error. Call it from the main thread. `view`: as in LaunchOptions.
 
     Ctrl-C disconnects from a detached job, which continues; it stops any other job. A job that has ended meanwhile is
     summarized. Raises InvalidSettings while another geomx follows the job, HostUnreachable if a host cannot be
@@ -50,7 +50,8 @@ def attach(job: KnownJob) -> Conclusion:
         job_view = JobView.of(job, hosts)
         if job_view.over:
             return job_view.conclude()
-        outcome, progress = _follow(job, hosts, job_view, detaches=state is not None and state.state == "detached")
+        detaches = state is not None and state.state == "detached"
+        outcome, progress = _follow(job, hosts, job_view, view or view_for(), detaches=detaches)
     if outcome.left:
         return Conclusion()
     outcome.problems += release(job.inventory, job.plan.job)
@@ -67,12 +68,12 @@ def _again(state: job_state.JobState) -> Conclusion:
 
 
 def _follow(
-    job: KnownJob, hosts: Mapping[str, Connector], job_view: JobView, *, detaches: bool
+    job: KnownJob, hosts: Mapping[str, Connector], job_view: JobView, view: View, *, detaches: bool
 ) -> tuple[Outcome, Progress]:
     """Follow until the job ends or the user detaches; errors in ending it are among the outcome's problems."""
     host_specs = dict(everywhere(lambda host: (host.name, _host_spec(job, host)), hosts.values()))
-    progress, view = Progress.of(job.plan, job_view.progress.began), view_for()
-    pool = AgentPool(hosts, host_specs, view.note)
+    progress = Progress.of(job.plan, job_view.progress.began)
+    pool = AgentPool(hosts, host_specs, view.warn)
     outcome = Outcome(left="it could not be attached to")
     try:
         with interrupts_to(pool.inbox):
@@ -85,7 +86,7 @@ def _follow(
                 outcome = Watch(job.plan, pool, progress, view, detaches=detaches).run()
             if outcome.left:
                 pool.leave()
-                view.note(outcome.left)
+                view.warn(outcome.left)
             outcome.problems += pool.close()
     except BaseException:
         pool.leave()

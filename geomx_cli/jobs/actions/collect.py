@@ -6,7 +6,7 @@ import json
 import tarfile
 import time
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
 from geomx_cli.core.module_command import module_command
 from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Channel, Connector, closing, everywhere
+from geomx_cli.jobs.actions.fetch import FOLDER, PARTIAL, Listed
 from geomx_cli.jobs.store.registry import KnownJob
 
 __all__ = ["MANIFEST_VERSION", "collect"]
@@ -48,6 +49,7 @@ class _Sent(msgspec.Struct):
 class _HostManifest(msgspec.Struct):
     files: list[_Sent]
     left_out: list[str] = []
+    outputs: list[Listed] = []
 
 
 @dataclass(frozen=True)
@@ -73,16 +75,19 @@ def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
     """Put events/, logs/ and hosts/HOST/ of all hosts into `folder`; return the content of its manifest.json.
 
     Each file is a complete, verified copy from one moment, or is not replaced: a host that fails half-way changes
-    nothing. Failed hosts are listed in "problems". Raises InvalidSettings if the folder contains anything else,
+    nothing. Failed hosts are listed in "problems". "outputs" has what processes have saved, which `geomx fetch` brings.
+    Raises InvalidSettings if the folder contains anything else,
     CheckFailed if it cannot be written.
     """
     kept = _prepare(folder, job)
     problems: list[dict[str, str]] = []
+    outputs: list[dict[str, Any]] = []
 
     def fetch(host: Connector) -> list[_Entry]:
         try:
-            entries, left_out = _fetch(job, host, folder)
-            problems.extend({"host": host.name, "problem": what} for what in left_out)
+            entries, manifest = _fetch(job, host, folder)
+            problems.extend({"host": host.name, "problem": what} for what in manifest.left_out[:_MOST_FILES])
+            outputs.extend({"host": host.name, **msgspec.to_builtins(one)} for one in manifest.outputs[:_MOST_FILES])
             return entries
         except (GeomxError, OSError, ValueError) as error:
             if isinstance(error, OSError) and _is_here(error, folder):
@@ -92,7 +97,7 @@ def collect(job: KnownJob, folder: Path) -> dict[str, Any]:
 
     with closing(job.open_hosts()) as hosts:
         entries = [entry for found in everywhere(fetch, hosts.values()) for entry in found]
-    return _write(folder, job, entries, problems)
+    return _write(folder, job, entries, problems, outputs)
 
 
 def _is_here(error: OSError, folder: Path) -> bool:
@@ -104,7 +109,7 @@ def _prepare(folder: Path, job: KnownJob) -> list[_Entry]:
     """Create the folder; return the entries of this job that it has already."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not any(folder.iterdir()):
+        if all(entry.name in (FOLDER, PARTIAL) for entry in folder.iterdir()):
             _write(folder, job, [], [{"host": "", "problem": "nothing is collected yet"}])
             return []
     except OSError as error:
@@ -119,14 +124,16 @@ def _prepare(folder: Path, job: KnownJob) -> list[_Entry]:
 
 
 def _write(
-    folder: Path, job: KnownJob, entries: list[_Entry], problems: list[dict[str, str]]
-) -> dict[str, Any]:
+    folder: Path, job: KnownJob, entries: list[_Entry], problems: list[dict[str, str]],
+    outputs: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:  # fmt: skip
     manifest = {
         "schema_version": MANIFEST_VERSION,
         "job": job.plan.job,
         "complete": not problems,
         "files": [asdict(entry) for entry in entries],
         "problems": problems,
+        "outputs": list(outputs),
     }
     try:
         write_atomic(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -135,8 +142,8 @@ def _write(
     return manifest
 
 
-def _fetch(job: KnownJob, host: Connector, folder: Path) -> tuple[list[_Entry], list[str]]:
-    """Fetch one host's files, verify and place them; return them and descriptions of what was left out."""
+def _fetch(job: KnownJob, host: Connector, folder: Path) -> tuple[list[_Entry], _HostManifest]:
+    """Fetch one host's files, verify and place them; return them and the host's manifest."""
     channel = host.open(module_command(host.python, "geomx_cli.agent", "pack", job.directory_on(host.name)))
     expected = _expected(job, host.name)
     try:
@@ -146,7 +153,7 @@ def _fetch(job: KnownJob, host: Connector, folder: Path) -> tuple[list[_Entry], 
             raise CheckFailed(last_line(channel.errors(), f"it sent an incomplete archive: {error}")) from None
         if manifest is None:
             raise CheckFailed("the connection broke before the end")
-        return _settle(folder, host.name, received, manifest), manifest.left_out[:_MOST_FILES]
+        return _settle(folder, host.name, received, manifest), manifest
     finally:
         channel.close()
         for name in expected:

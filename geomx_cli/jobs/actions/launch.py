@@ -1,7 +1,7 @@
 """Start a job and follow it to its end, or detach. Planning is pure (plan/); this module executes the plan."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING
 
 from geomx_cli import hosts, preflight
 from geomx_cli.core.errors import Interrupted
-from geomx_cli.core.units import counted, format_duration
+from geomx_cli.core.units import counted, format_bytes, format_duration
 from geomx_cli.hosts import Connector, File
 from geomx_cli.hosts.allocation import allocated
 from geomx_cli.hosts.local import python_path
 from geomx_cli.hosts.ssh.options import SshOptions
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.actions.agent_pool import AgentPool
+from geomx_cli.jobs.actions.data import provide
 from geomx_cli.jobs.actions.interrupts import interrupts_raised, interrupts_to, suspends_to
 from geomx_cli.jobs.actions.observer import Observer
 from geomx_cli.jobs.actions.port_lock import PortLock
+from geomx_cli.jobs.actions.tee import TeeView, rank_zero
 from geomx_cli.jobs.actions.watch import Watch
 from geomx_cli.jobs.store import JobDirectory, job_state, user_files
-from geomx_cli.jobs.store.data import provide
 from geomx_cli.jobs.store.host_specs import host_specs, key_files
+from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.jobs.store.user_files import UserFiles
 from geomx_cli.jobs.view.conclusion import Conclusion, conclude
 from geomx_cli.jobs.view.follow import View, view_for
@@ -47,11 +49,10 @@ class LaunchOptions:
     `lease`: seconds that the job continues without this machine, at least 2; None: the option `silence`, as for every
     other process of the job. With `detach` the lease is unlimited, and launch returns once all processes run. `sync`:
     paths copied to hosts behind SSH in addition to the script. `warned`: warnings already shown, which are not repeated
-    when processes write them. `chooses_ports`: concurrent launches may choose the same ports. `on_download` receives
-    the progress of a local data set download.
+    when processes write them. `chooses_ports`: concurrent launches may choose the same ports. `view`: in place of the
+    table, or of lines where there is no terminal. `tee`: show the output of the worker of global rank 0.
     """
 
-    on_download: "OnDownload"
     detach: bool = False
     lease: float | None = None
     sync: tuple[Path, ...] = ()
@@ -59,6 +60,8 @@ class LaunchOptions:
     ssh: SshOptions = field(default_factory=SshOptions)
     chooses_ports: bool = False
     observer: Observer | None = None
+    view: View | None = None
+    tee: bool = False
 
 
 def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Conclusion:
@@ -72,39 +75,40 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
     job was released.
     """
     began = time.monotonic()
-    packed = user_files.pack(spec.script, options.sync)
-    spec = prepared(replace(spec, carried=packed.words))
+    spec, packed = prepared(spec, options.sync)
     directory = JobDirectory(spec.job, Path(spec.job_dir))
     lease = _lease(options, float(spec.options["silence"]))
     if inventory.allocator:  # reject an invalid plan before waiting for machines
         plan(choose(inventory, None), spec)
-    view = view_for()
+    view = options.view or view_for()
+    observer, outcome = options.observer, None
     try:
         with directory.claimed(), interrupts_raised(), ExitStack() as stack:
-            allocation = stack.enter_context(allocated(inventory, spec.job, spec, options.ssh, view.note))
+            allocation = stack.enter_context(allocated(inventory, spec.job, spec, options.ssh, view.warn))
             inventory = allocation.inventory
             connectors = {host.name: hosts.connector(host, spec.python, options.ssh) for host in inventory.hosts}
             reached = stack.enter_context(hosts.closing(connectors))
-            lock = PortLock(view.note)
+            lock = PortLock(view.warn)
             stack.callback(lock.release)
             if options.chooses_ports:
                 lock.acquire()
             inventory = _checked(reached, inventory, spec, view)
             planned = plan(inventory, spec)
             progress = Progress.of(planned, began)
-            if options.observer is not None:
-                stack.callback(options.observer.close)
-                options.observer.open(progress)
-            provide(planned, inventory, reached, view.note, options.on_download)
+            if observer is not None:
+                stack.callback(lambda: observer.close(outcome.status if outcome is not None else ""))
+                observer.open(progress, planned.spec.options)
+            with view.waiting("looking for the data set") as set_status:
+                provide(planned, inventory, reached, view.note, _progress(view.note, set_status))
             directory.write_plan(planned, inventory)
             view.note(f"job {spec.job}: {_count(planned)}; {log_paths(planned)}")
-            if spec.script:
+            if spec.script and not options.tee:
                 view.note(f"what the script prints: geomx logs {spec.job} -f")
             dirs = working_dirs(inventory, planned)
-            pool = AgentPool(reached, host_specs(planned, dirs, lease), view.note)
+            pool = AgentPool(reached, host_specs(planned, dirs, lease), view.warn)
+            teed = _teed(view, directory, planned, stack) if options.tee else view
             watch = Watch(
-                planned, pool, progress, view, observer=options.observer, on_listening=lock.release,
-                warned=options.warned,
+                planned, pool, progress, teed, observer=observer, on_listening=lock.release, warned=options.warned
             )
             outcome = _carry_out(watch, pool, _files(planned, inventory, packed), view, detach=options.detach)
             allocation.kept = outcome is None or bool(outcome.left)
@@ -119,11 +123,28 @@ def launch(inventory: Inventory, spec: JobSpec, options: LaunchOptions) -> Concl
     return conclude(planned, outcome, progress.totals(), time.monotonic() - began)
 
 
-def prepared(spec: JobSpec) -> JobSpec:
-    """Return `spec` with an id and paths, and the Python path of geomx on this machine."""
+def _progress(note: Callable[[str], None], set_status: Callable[[str], None]) -> "OnDownload":
+    """Return what shows the progress of a transfer as a status, and notes messages without a total."""
+    return lambda what, done, total: set_status(f"{what}: {done / total:.0%}") if total else note(what)
+
+
+def _teed(view: View, directory: JobDirectory, planned: Plan, stack: ExitStack) -> TeeView:
+    job = KnownJob.at(directory.path)
+    assert job is not None  # its plan has been written
+    teed = TeeView(view, job, rank_zero(planned))
+    stack.callback(teed.finish)
+    return teed
+
+
+def prepared(spec: JobSpec, sync: Sequence[Path]) -> tuple[JobSpec, UserFiles]:
+    """Return `spec` with an id, paths, the Python path of geomx on this machine, and what hosts get of the script and
+    `sync`; and those files. Raises as user_files.pack.
+    """
+    packed = user_files.pack(spec.script, sync)
     path = spec.env.get("PYTHONPATH") or python_path()
     env = {**spec.env, "PYTHONPATH": path} if path else spec.env
-    return replace(complete(spec), env=env)
+    spec = replace(spec, env=env, carried=packed.words, script_digest=packed.digest)
+    return complete(spec), packed
 
 
 def _lease(options: LaunchOptions, default: float) -> float:
@@ -136,10 +157,11 @@ def _lease(options: LaunchOptions, default: float) -> float:
 def _checked(reached: Mapping[str, Connector], inventory: Inventory, spec: JobSpec, view: View) -> Inventory:
     """Return the resolved inventory. Raises HostUnreachable or CheckFailed if the job cannot start."""
     began = time.monotonic()
-    report = preflight.examine(reached, inventory, spec, full=False)
+    with view.waiting(f"connecting to {counted(len(reached), 'host')}") as set_status:
+        report = preflight.examine(reached, inventory, spec, full=False, say=set_status)
     for check in report.checks:
         if check.level == "warning":
-            view.note(f"warning: {check.text} ({check.fix})")
+            view.warn(f"warning: {check.text} ({check.fix})")
     preflight.refuse(report.checks)
     took = format_duration(time.monotonic() - began)
     view.note(f"{counted(len(report.checks), 'check')} of {counted(len(reached), 'host')} in {took}")
@@ -154,7 +176,9 @@ def _carry_out(
     with interrupts_to(pool.inbox, pool.interrupt):
         try:
             began = time.monotonic()
-            pool.start(files)
+            size = format_bytes(sum(len(file.data) for each in files.values() for file in each.values()))
+            with view.waiting(f"copying files ({size}) to {counted(len(files), 'host')} and starting agents"):
+                pool.start(files)
             view.note(f"agents ready after {format_duration(time.monotonic() - began)}")
             with suspends_to(pool.inbox):
                 outcome = watch.run_until_started() if detach else watch.run()

@@ -3,16 +3,19 @@
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Queue
+from typing import Any
 
 import msgspec
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, UsageError
+from geomx_cli.core.host_usage import HostUsage
 from geomx_cli.core.jsonlines import object_lines
 from geomx_cli.core.module_command import module_command
-from geomx_cli.core.untrusted import decode, first_line, last_line
+from geomx_cli.core.nearest import nearest
+from geomx_cli.core.untrusted import convert, decode, first_line, last_line
 from geomx_cli.hosts import Channel, Connector, everywhere
 from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob
@@ -26,12 +29,15 @@ _AGAIN = (0.5, 1.0, 2.0, 4.0, 8.0)  # retry backoff in seconds; the last value r
 
 
 class _TailMessage(msgspec.Struct):
-    """A message of agent/tail.py: a line, the log offset of the following lines, why a log is left out, or the end."""
+    """A message of agent/tail.py: a line, the log offset of the following lines, why a log is left out, the use of the
+    host, or the end.
+    """
 
     process: str = ""
     line: str = ""
     next: int | None = None
     problem: str = ""
+    usage: Any = None
     end: bool = False
 
 
@@ -43,19 +49,26 @@ class Line:
     text: str
 
 
-def select(plan: Plan, party: str = "", role: str = "", rank: int | None = None) -> list[Process]:
+def select(
+    plan: Plan, party: str = "", host: str = "", role: str = "", rank: int | None = None
+) -> list[Process]:
     """Return the matching processes. `role` accepts "global server" and "global-server". Raises UsageError, listing the
     valid choices, if none match.
     """
     role = role.replace("-", "_").replace(" ", "_")
+    for what, word in (("party", party), ("host", host), ("role", role)):
+        known = sorted({getattr(process, what) for process in plan.processes})
+        if word and word not in known:
+            raise UsageError(f"there is no {what} {word!r} in job {plan.job}", nearest(word, known))
     found = [
         process
         for process in plan.processes
-        if party in ("", process.party) and role in ("", process.role) and rank in (None, process.rank)
+        if party in ("", process.party) and host in ("", process.host) and role in ("", process.role)
+        if rank in (None, process.rank)
     ]
     if not found:
-        known = ", ".join(process.name for process in plan.processes)
-        raise UsageError("no process matches --party, --role and --rank", f"there are {known}")
+        names = ", ".join(process.name for process in plan.processes)
+        raise UsageError("no process matches --party, --host, --role and --rank", f"there are {names}")
     return found
 
 
@@ -64,7 +77,8 @@ class LogReader:
 
     One thread reads; any thread may call `close`, which ends it. `notify` is called, from any thread, when a followed
     host is lost and when it is back. With `events` the lines are those of the event logs, except events of single
-    rounds.
+    rounds, and `on_usage` is called, by any thread, with a host's name and its CPU, memory and GPU use. `hosts`: by
+    name, to be used and left open; else it opens and closes its own.
     """
 
     def __init__(
@@ -74,6 +88,8 @@ class LogReader:
         notify: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
         *,
         events: bool = False,
+        on_usage: Callable[[str, HostUsage], None] = lambda host, usage: None,
+        hosts: Mapping[str, Connector] | None = None,
     ) -> None:
         self._job = job
         self._options = ["--events"] if events else []
@@ -81,9 +97,10 @@ class LogReader:
         for process in processes:
             names.setdefault(process.host, []).append(process.name)
         self._closing = threading.Event()
-        self._hosts = job.open_hosts(names)
+        self._own_hosts = job.open_hosts(names) if hosts is None else {}
+        used = self._own_hosts if hosts is None else {name: hosts[name] for name in names}
         self._sources = [
-            _Source(host, job.directory_on(name), names[name], notify) for name, host in self._hosts.items()
+            _Source(host, job.directory_on(name), names[name], notify, on_usage) for name, host in used.items()
         ]
 
     @property
@@ -110,6 +127,8 @@ class LogReader:
             try:
                 for line in source.follow(options, self._runs, self._closing):
                     arrived.put(line)
+            except Exception as error:  # for any error, the reader must say that lines are missing
+                source.fail(f"its lines are read no longer: {first_line(error)}")
             finally:
                 arrived.put(None)
 
@@ -128,11 +147,11 @@ class LogReader:
                 yield line
 
     def close(self) -> None:
-        """Close the connections to the hosts."""
+        """End reading, and close the connections to the hosts, unless they were given."""
         self._closing.set()
         for source in self._sources:
             source.close()
-        everywhere(lambda host: host.close(), self._hosts.values())
+        everywhere(lambda host: host.close(), self._own_hosts.values())
 
     def _runs(self) -> bool:
         state = JobState.read(self._job.directory)
@@ -142,11 +161,15 @@ class LogReader:
 class _Source:
     """The lines of one host, each exactly once across reconnects."""
 
-    def __init__(self, host: Connector, directory: str, names: Sequence[str], notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, host: Connector, directory: str, names: Sequence[str],
+        notify: Callable[[str], None], on_usage: Callable[[str, HostUsage], None],
+    ) -> None:  # fmt: skip
         self.host = host
         self._argv = module_command(host.python, "geomx_cli.agent", "tail", directory)
         self._names = names
         self._notify = notify
+        self._on_usage = on_usage
         self._channel: Channel | None = None
         self._over = False  # ended, or sent malformed data
         self._lost = ""  # why the stream is lost
@@ -173,6 +196,10 @@ class _Source:
             self._lost = first_line(error, self.host.name)
             return False
         return True
+
+    def fail(self, problem: str) -> None:
+        """Note why nothing more is read."""
+        self._over, self._lost = True, problem
 
     def close(self) -> None:
         """Close the channel and its reader."""
@@ -204,7 +231,7 @@ class _Source:
             for data in object_lines(self._channel.receive, "it"):
                 yield from self._take(decode(data, _TailMessage))
         except (CheckFailed, ValueError) as error:
-            self._over, self._lost = True, f"what it sends is damaged: {first_line(error)}"
+            self.fail(f"what it sends is damaged: {first_line(error)}")
             self._channel.close()
             return
         if not self._over:
@@ -214,7 +241,9 @@ class _Source:
         """Process one message; yield its line if it is new. Raises ValueError for a process of another host."""
         name, problem = message.process, message.problem.replace("\n", " ")
         self._over |= message.end
-        if message.problem or message.end:
+        if message.usage is not None:
+            self._take_usage(message.usage)
+        elif message.problem or message.end:
             self._left_out += [problem] if problem and problem not in self._left_out else []
         elif name not in self._names or (message.next or 0) < 0:
             raise ValueError("a line of another host's process")
@@ -230,3 +259,11 @@ class _Source:
         if self._reported:
             self._reported = ""
             self._notify(f"host {self.host.name} is connected again; resuming its log")
+
+    def _take_usage(self, found: Any) -> None:
+        """Pass it on, unless it makes no sense; its lines are read nevertheless."""
+        try:
+            usage = convert(found, HostUsage)
+        except ValueError:
+            return
+        self._on_usage(self.host.name, usage)

@@ -1,14 +1,14 @@
 """Serializes launches that may choose the same ports."""
 
-import fcntl
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.jobs_folder import jobs_folder
+from geomx_cli.core.lock import try_lock
 from geomx_cli.core.private import make_private
-from geomx_cli.plan.job_paths import jobs_folder
 
 __all__ = ["PortLock"]
 
@@ -35,14 +35,7 @@ class PortLock:
         began, reported = time.monotonic(), False
         self._file = _open(folder)
         while time.monotonic() - began < _LIMIT:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pass
-            except OSError as error:  # a file system without locks
-                self._note(f"{folder} cannot be locked ({error.strerror}): do not launch concurrently")
-                break
-            else:
+            if try_lock(self._file, folder, self._note):
                 return
             if not reported and time.monotonic() - began > _PATIENCE:
                 reported = True

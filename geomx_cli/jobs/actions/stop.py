@@ -1,5 +1,6 @@
 """Stop a job, or one party of it, from the control machine: on all hosts in parallel, with verification."""
 
+import shlex
 import signal
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from geomx_cli.agent import processes
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.core.errors import DoneInPart, GeomxError, UsageError
 from geomx_cli.core.module_command import module_command
+from geomx_cli.core.nearest import nearest
 from geomx_cli.core.untrusted import decode, first_line, last_line
 from geomx_cli.hosts import Connector, closing, everywhere
 from geomx_cli.hosts.allocation import release
@@ -60,11 +62,12 @@ class HostStop:
 
 @dataclass(frozen=True)
 class StopReport:
-    """One entry per host, in the plan's order. `problems`: other errors."""
+    """One entry per host, in the plan's order. `problems`: other errors. `party`: the only one that was stopped."""
 
     job: str
     hosts: tuple[HostStop, ...]
     problems: tuple[str, ...] = ()
+    party: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The report as one JSON object."""
@@ -82,7 +85,10 @@ class StopReport:
         problems = [*(f"host {one.host}: {one.problem}" for one in self.hosts if one.problem), *self.problems]
         if not problems:
             return None
-        return DoneInPart(f"job {self.job} is only partially stopped: {'; '.join(problems)}", "stop it again then")
+        again = shlex.join(["geomx", "stop", self.job, *(["--party", self.party] if self.party else [])])
+        lost = ", ".join(one.host for one in self.hosts if one.problem and one.processes is None)
+        hint = f"{again} when {lost} can be reached" if lost else f"{again} tries again"
+        return DoneInPart(f"job {self.job} is only partially stopped: {'; '.join(problems)}", hint)
 
 
 def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
@@ -94,7 +100,7 @@ def stop(job: KnownJob, *, party: str = "", grace: float) -> StopReport:
     planned = job.plan.processes
     parties = list(dict.fromkeys(process.party for process in planned))
     if party and party not in parties:
-        raise UsageError(f"job {job.id} has no party {party!r}", f"it has {', '.join(parties)}")
+        raise UsageError(f"job {job.id} has no party {party!r}", nearest(party, parties))
     names = dict.fromkeys(process.host for process in planned if not party or process.party == party)
     with closing(job.open_hosts(names)) as hosts:
         follower = _follower(job)
@@ -126,7 +132,8 @@ def _lasts(who: ProcessId, limit: float) -> bool:
 
 
 def _stop_all(job: KnownJob, hosts: Mapping[str, Connector], party: str, grace: float) -> StopReport:
-    return StopReport(job.id, tuple(everywhere(lambda host: _stop(job, host, party, grace), hosts.values())))
+    found = everywhere(lambda host: _stop(job, host, party, grace), hosts.values())
+    return StopReport(job.id, tuple(found), party=party)
 
 
 def _follower(job: KnownJob) -> ProcessId | None:
@@ -160,7 +167,7 @@ def _stop(job: KnownJob, host: Connector, party: str, grace: float) -> HostStop:
     try:
         report = decode(last_line(done.output.decode(errors="replace"), ""), _AgentReport)
     except ValueError:
-        otherwise = f"what it said is damaged (exit status {done.status})"
+        otherwise = f"its answer is invalid (exit status {done.status})"
         return HostStop(host.name, problem=last_line(done.errors.decode(errors="replace"), otherwise))
     left = ", ".join(f"pid {pid}" for pid in report.left)
     problem = f"{left} cannot be ended" if left else ""

@@ -29,6 +29,7 @@ from geomx_cli.core.root_cause import Failure, first_cause
 from geomx_cli.jobs.actions.agent_monitor import STOP_LIMIT, AgentMonitor, lost
 from geomx_cli.jobs.actions.agent_pool import AgentPool, JsonObject
 from geomx_cli.jobs.actions.inbox_messages import Broken, Gone, InboxMessage, Interrupt, Mended, Notice, Suspend
+from geomx_cli.jobs.actions.linger import Linger
 from geomx_cli.jobs.actions.observer import Observer
 from geomx_cli.jobs.view.follow import View
 from geomx_cli.jobs.view.outcome import Outcome
@@ -40,7 +41,6 @@ __all__ = ["Watch"]
 _TURN = 0.25
 _ASLEEP = 1.5  # seconds; a longer loop iteration means this machine was suspended (sleep, SIGSTOP)
 _GRACE = 2.0  # seconds for processes to end by themselves after a failure
-_LINGER = 10.0  # seconds for servers and schedulers to end after the last worker
 _ABSENT = 3.0  # seconds after a worker's end for its scheduler to stop waiting for it
 _PASS_ON = 2.0  # seconds until hosts that `geomx stop` has not reached are told by us
 
@@ -76,7 +76,7 @@ class Watch:
         self._failures: list[Failure] = []
         self._stopping_since: float | None = None
         self._pass_on: JsonObject = {}  # stop request issued by another process
-        self._trained_since: float | None = None
+        self._linger = Linger()
         self._last_turn = self._awake_since = time.monotonic()
         self._outcome = Outcome()
 
@@ -93,14 +93,16 @@ class Watch:
         """Return the outcome once every host's part is over or was given up."""
         while self._running:
             self._turn()
-        rows = self._progress.rows
-        done = [name for name, row in rows.items() if row.status == 0]
-        failure = first_cause(self._failures, self._hosts, done)
+        rows, failure = self._progress.rows, self._first_cause()
         if failure is not None and failure.process and rows[failure.process].asked:
             party = rows[failure.process].process.party
             self._outcome.interrupted, self._outcome.stopped_by = True, f"geomx stop --party {party}"
         self._outcome.failure = failure
         return self._outcome
+
+    def _first_cause(self) -> Failure | None:
+        done = [name for name, row in self._progress.rows.items() if row.status == 0]
+        return first_cause(self._failures, self._hosts, done)
 
     def _warn(self, process: str, message: str) -> None:
         """Show a warning; a warning about a shared variable is shown once for all processes."""
@@ -108,7 +110,7 @@ class Watch:
             return
         if NO_EFFECT in message:
             self._warned.add(message)
-        self._view.note(f"{process}: {message}")
+        self._view.warn(f"{process}: {message}")
 
     def _turn(self) -> None:
         for host, message in self._messages():
@@ -143,7 +145,7 @@ class Watch:
             case Logged(process, fields, age):
                 self._take_event(process, fields, age)
             case Warned(text):
-                self._view.note(f"warning: host {host}: {text}")
+                self._view.warn(f"warning: host {host}: {text}")
             case Hello(status, late):
                 self._apply_snapshot(host, status, late)
             case Started(process):
@@ -177,14 +179,14 @@ class Watch:
     def _take_local(self, host: str, message: InboxMessage) -> None:
         match message:
             case Notice(text):
-                self._view.note(f"warning: host {host}: {text}")
+                self._view.warn(f"warning: host {host}: {text}")
             case Gone(how, reachable) if host in self._running:
                 self._lose(lost(host, how) if reachable else self._monitor.unreachable(host))
             case Broken(why, limit):
                 how = f"{f': {why}' if why else ''}; trying again{f', for {limit:g} s at most' if limit else ''}"
-                self._view.note(f"the connection to host {host} broke{how}")
+                self._view.warn(f"the connection to host {host} broke{how}")
             case Mended():
-                self._view.note(f"host {host} is connected again")
+                self._view.warn(f"host {host} is connected again")
             case Interrupt() if self._detaches:
                 self._let_go(f"detached; job {self._plan.job} keeps running; see geomx attach and geomx stop")
             case Interrupt():
@@ -206,11 +208,8 @@ class Watch:
             self._pass_on = {}
         if self._stopping_since is None and awake > _ABSENT:
             self._check_absentee()
-        rows = self._progress.training_rows
-        if self._stopping_since is None and all(row.status == 0 or row.asked for row in rows):
-            self._trained_since = self._trained_since or now
-            if min(now - self._trained_since, awake) > _LINGER:
-                self._stop_lingering()
+        if self._stopping_since is None and self._linger.is_over(self._progress, now, awake):
+            self._stop_lingering()
 
     def _apply_snapshot(self, host: str, status: AgentStatus, late: float) -> None:
         """Merge the full status that an agent sends on (re)connection, `late` seconds old."""
@@ -225,7 +224,7 @@ class Watch:
         if self._outcome.interrupted or not all(failure.peer for failure in self._failures):
             return
         self._outcome.interrupted, self._outcome.stopped_by = True, who
-        self._view.note(f"{who} ends the job")
+        self._view.warn(f"{who} ends the job")
         self._monitor.stop_limit = patience + STOP_LIMIT
         self._stopping_since = time.monotonic()
         self._pass_on = {"type": "stop", "grace": 0, "patience": patience, "who": who}
@@ -240,6 +239,8 @@ class Watch:
             cause = f"gave up on {failure.peer}" if failure.peer else failure.cause
             self._view.note(f"{who} {cause}; stopping the job and finding the root cause")
         self._failures.append(failure)
+        if (found := self._first_cause()) is not None:
+            self._progress.mark_first_failure(found)
         self._stop(0 if not failure.process else _GRACE)
 
     def _check_absentee(self) -> None:
@@ -274,14 +275,14 @@ class Watch:
         rows = self._progress.rows
         self._outcome.lingering = [name for name, row in rows.items() if row.status is None]
         names = ", ".join(self._outcome.lingering)
-        self._view.note(f"training is done, but {names} did not end within {_LINGER:g} s; stopping")
+        self._view.note(f"training is done, but {names} did not end in time; stopping")
         self._stop(0)
 
     def _suspend(self) -> None:
         """Stop this process as Ctrl-Z does; agents that are told exclude its silence from their lease."""
         self._pool.broadcast({"type": "suspend"})
         with self._view.suspended():
-            self._view.note(f"suspended; job {self._plan.job} keeps running; fg follows it again")
+            self._view.warn(f"suspended; job {self._plan.job} keeps running; fg follows it again")
             before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTSTP)  # no effect if no shell could continue this process
             signal.signal(signal.SIGTSTP, before)
@@ -290,7 +291,7 @@ class Watch:
     def _interrupt(self) -> None:
         if not self._outcome.interrupted:
             self._outcome.interrupted = True
-            self._view.note("stopping (press Ctrl-C again to kill at once)")
+            self._view.warn("stopping (press Ctrl-C again to kill at once)")
             self._stop(0, "Ctrl-C")
         else:
             self._pool.broadcast({"type": "kill"})

@@ -5,6 +5,7 @@
     hosts/HOST/agent.json     the host's part of the plan
     hosts/HOST/agent-state.json, agent.log      the processes its agent has started, and its log
     events/, logs/            one file per process
+    outputs/PROCESS/          what it has saved in GEOMX_OUTPUT_DIR
     keys/                     mode 0700, one file of mode 0600 per process; removed at the end
 
 Unix sockets have a separate folder, because their paths must be short; it is removed at the end as well.
@@ -18,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from geomx_cli.core.errors import CheckFailed, GeomxError, InvalidSettings
+from geomx_cli.core.jobs_folder import jobs_folder
 from geomx_cli.core.private import make_private
 from geomx_cli.inventory import Inventory
 from geomx_cli.jobs.store import job_state
 from geomx_cli.plan import Plan
-from geomx_cli.plan.job_paths import jobs_folder
 
 __all__ = ["JobDirectory"]
 

@@ -1,6 +1,7 @@
 """`state.json`: the job's state as known to the control machine."""
 
 import json
+import math
 import os
 import sys
 import time
@@ -25,14 +26,15 @@ FILE_NAME = "state.json"
 class JobState:
     """`state` is "running" while a geomx follows the job, "detached" while it runs without one, else how it ended.
 
-    `pid`, `pid_started` and `boot` identify the process that follows or followed it; times are Unix seconds. `result`:
-    the output of launch --json, or None.
+    `pid`, `pid_started`, `boot` and `machine`, its host's name, identify the process that follows or followed it; times
+    are Unix seconds. `result`: the output of launch --json, or None.
     """
 
     state: str
     pid: int
     pid_started: int
     boot: str
+    machine: str
     started: float
     ended: float | None = None
     result: Mapping[str, Any] | None = None
@@ -50,6 +52,12 @@ class JobState:
         """Whether the process that follows the job still runs."""
         alive = processes.exists(ProcessId(self.pid, self.pid_started))
         return self.state == "running" and self.boot == processes.boot_id() and alive
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the process that follows the job, if it still runs, does so on a machine that shares this folder."""
+        here = self.boot == processes.boot_id() or self.machine == os.uname().nodename
+        return self.state == "running" and not here
 
     @property
     def shown(self) -> str:
@@ -74,7 +82,7 @@ def begin(directory: Path) -> None:
     me, before = processes.identify(os.getpid()), JobState.read(directory)
     assert me is not None
     started = before.started if before else time.time()
-    state = JobState("running", me.pid, me.started, processes.boot_id(), started)
+    state = JobState("running", me.pid, me.started, processes.boot_id(), os.uname().nodename, started)
     if before is not None:
         _keep(state, directory)
         return
@@ -93,10 +101,11 @@ def detach(directory: Path) -> None:
 
 
 def finish(directory: Path, result: Mapping[str, Any]) -> None:
-    """Record the job's end with `result`."""
+    """Record the job's end with `result`; a detached job may have ended long before."""
     state = JobState.read(directory)
     if state is not None:
-        _keep(replace(state, state=str(result["status"]), ended=time.time(), result=result), directory)
+        ended = min(time.time(), state.started + float(result.get("total_s", math.inf)))
+        _keep(replace(state, state=str(result["status"]), ended=ended, result=result), directory)
 
 
 def fail(directory: Path, error: GeomxError) -> None:

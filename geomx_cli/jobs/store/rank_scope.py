@@ -6,7 +6,7 @@ The script and its imports from its own folder are parsed, never executed.
 import ast
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,9 +125,24 @@ def _names(tree: ast.AST) -> Iterator[str]:
             case ast.Constant(value=str(name)) if name in _OWN:
                 yield name
             case ast.Import(names=names) if any(item.name.partition(".")[0] == _PACKAGE for item in names):
-                yield _PACKAGE
-            case ast.ImportFrom(module=str(module), level=0) if module.partition(".")[0] == _PACKAGE:
-                yield _PACKAGE
+                if not _only_reports(tree, {item.asname for item in names}):
+                    yield _PACKAGE
+            case ast.ImportFrom(module=str(module), names=names, level=0) if module.partition(".")[0] == _PACKAGE:
+                given = {item.asname or item.name for item in names}
+                if {item.name for item in names} != {"report"} and not _only_reports(tree, given):
+                    yield _PACKAGE
+
+
+def _only_reports(tree: ast.AST, modules: Container[str | None]) -> bool:
+    """Whether of the imported `modules`, by their names in the script, only `report` is used, which knows no ranks."""
+    nodes = list(ast.walk(tree))
+    uses = sum(isinstance(node, ast.Name) and node.id in modules for node in nodes)
+    reports = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
+    ]
+    return uses == len(reports) > 0 and {node.attr for node in reports} == {"report"}
 
 
 def _imported(tree: ast.AST, path: Path, folder: Path) -> Iterator[Path]:

@@ -11,6 +11,8 @@ from typing import Any
 from geomx_cli import hosts as ways
 from geomx_cli.agent.processes import ProcessId
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.jobs_folder import jobs_folder
+from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.core.private import require_private
 from geomx_cli.hosts import Connector
 from geomx_cli.hosts.ssh.options import SshOptions
@@ -18,7 +20,6 @@ from geomx_cli.inventory import Inventory, validated
 from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.plan import JobSpec, Plan, Process
 from geomx_cli.plan.endpoints import Endpoint
-from geomx_cli.plan.job_paths import jobs_folder
 
 __all__ = ["KnownJob", "all_jobs", "find", "in_preparation"]
 
@@ -142,6 +143,9 @@ def find(name: str = "") -> KnownJob:
             raise InvalidSettings(f"{name} is not a job directory: it has no plan.json", "see geomx jobs")
         return KnownJob(job.plan.job, job.directory, job.started)
     known = all_jobs()
+    if not any(job.id.startswith(name) for job in known) and (preparing := in_preparation(name)) is not None:
+        hint = "it can be seen once its processes start; geomx stop ends it"
+        raise InvalidSettings(f"a launch is still preparing job {preparing[0]}", hint)
     if not known:
         raise InvalidSettings(f"there are no jobs in {jobs_folder()}", "start one with geomx launch")
     if not name:
@@ -152,7 +156,8 @@ def find(name: str = "") -> KnownJob:
         return found[0]
     if found:
         raise InvalidSettings(f"{len(found)} jobs begin with {name!r}", f"they are {_names(found)}")
-    raise InvalidSettings(f"there is no job {name!r}", f"the newest are {_names(known)}; see geomx jobs")
+    close = did_you_mean(name, (job.id for job in known)) or f"the newest are {_names(known)}"
+    raise InvalidSettings(f"there is no job {name!r}", f"{close}; see geomx jobs")
 
 
 def _names(jobs: list[KnownJob]) -> str:
@@ -170,10 +175,16 @@ def _plan(fields: Mapping[str, Any], directory: Path) -> Plan:
     names = ("job", "options", "socket_dir")
     return Plan(
         job=fields["job"],
-        spec=JobSpec(**{name: fields[name] for name in names}, job_dir=str(directory), script=tuple(fields["script"])),
+        spec=JobSpec(
+            **{name: fields[name] for name in names},
+            job_dir=str(directory),
+            script=tuple(fields["script"]),
+            script_digest=fields["script_digest"],
+        ),
         topology=fields["topology"],
         processes=tuple(processes),
         links=tuple((link["dialler"], link["listener"]) for link in fields["links"]),
         job_dirs=fields["job_dirs"],
         socket_dirs=fields["socket_dirs"],
+        here=tuple(fields["here"]),
     )

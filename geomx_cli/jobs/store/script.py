@@ -1,15 +1,15 @@
 """Checks before the start whether the user's script can run, as far as this machine can tell."""
 
-import difflib
 import os
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import did_you_mean
 from geomx_cli.inventory import Host, Inventory
 
-__all__ = ["check_script", "python_file"]
+__all__ = ["check_script", "python_file", "with_interpreter"]
 
 _INTERPRETERS = ("python", "python3")  # resolved on each host
 _BARE = frozenset(("-u", "-O", "-OO", "-B", "-E", "-I", "-s", "-S", "-v", "-q", "-d", "-i", "-P", "-x", "-b", "-bb"))
@@ -32,6 +32,19 @@ def check_script(script: Sequence[str], inventory: Inventory) -> None:
                 _check_file(named, folder)
 
 
+def with_interpreter(script: Sequence[str], inventory: Inventory) -> Inventory:
+    """Return the inventory with the interpreter of the script's command, if that is an absolute path, as `python` of
+    other machines that name none: all processes there run in it.
+    """
+    word = script[0] if script else ""
+    if not word.startswith(("/", "~/")) or not PurePosixPath(word).name.startswith("python"):
+        return inventory
+    return inventory.with_hosts(
+        host if host.shares_files or host.python else host.model_copy(update={"python": word})
+        for host in inventory.hosts
+    )
+
+
 def python_file(script: Sequence[str]) -> str:
     """Return the file that a command passes to Python; "" if there is none or it is unknown."""
     if not Path(script[0]).name.startswith("python"):
@@ -43,9 +56,8 @@ def python_file(script: Sequence[str]) -> str:
 def _check_file(word: str, folder: Path) -> None:
     path = folder / word
     if not path.exists():
-        names = [str(near.relative_to(folder)) for near in folder.glob("*.py")]
-        close = difflib.get_close_matches(word, names, n=1)
-        hint = f"did you mean {close[0]}?" if close else "correct its path, or start from the folder that it is in"
+        close = did_you_mean(word, (near.name for near in folder.glob("*.py")))
+        hint = close or "correct its path, or start from the folder that it is in"
         where = "" if Path(word).is_absolute() else f" in {folder}"
         raise InvalidSettings(f"there is no {word}{where}", hint)
     if not os.access(path, os.R_OK):

@@ -1,5 +1,6 @@
 """Files copied to hosts behind SSH: the user's script, and the paths of --sync."""
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,15 @@ class UserFiles:
 
     files: Mapping[str, File] = field(default_factory=dict)
     words: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all paths and contents; "" without files."""
+        digest = hashlib.sha256()
+        for path, file in self.files.items():
+            digest.update(f"{path}\0{len(file.data)}\0".encode())
+            digest.update(file.data)
+        return digest.hexdigest() if self.files else ""
 
     def on(self, folder: str) -> dict[str, File]:
         """Return the files by path on a host whose folder for them is `folder`."""

@@ -8,7 +8,6 @@ from typing import Any
 from geomx_cli.core.errors import DoneInPart, GeomxError, Interrupted
 from geomx_cli.jobs.store import job_state
 from geomx_cli.jobs.view.failure_report import explain
-from geomx_cli.jobs.view.log_paths import log_paths
 from geomx_cli.jobs.view.outcome import Outcome
 from geomx_cli.jobs.view.progress import Totals
 from geomx_cli.jobs.view.result import result
@@ -39,16 +38,15 @@ def conclude(plan: Plan, outcome: Outcome, totals: Totals, total_s: float) -> Co
 
 
 def _error_of(outcome: Outcome, plan: Plan) -> GeomxError | None:
-    """The error to raise for `outcome`; None for success."""
-    where = log_paths(plan)
+    """The error to raise for `outcome`; None for success. The result says where the logs are."""
     if outcome.interrupted:
         by = f" by {outcome.stopped_by}" if outcome.stopped_by else ""
-        return Interrupted(f"job {plan.job} was stopped{by}", where)
+        return Interrupted(f"job {plan.job} was stopped{by}")
     if outcome.failure is not None:
         return explain(outcome.failure, plan)
     if outcome.lingering:
         names = ", ".join(outcome.lingering)
-        return DoneInPart(f"training is done, but {names} had to be stopped", where)
+        return DoneInPart(f"training is done, but {names} had to be stopped")
     if outcome.problems:
-        return DoneInPart(f"training is done, but: {'; '.join(outcome.problems)}", where)
+        return DoneInPart(f"training is done, but: {'; '.join(outcome.problems)}")
     return None

@@ -1,14 +1,19 @@
 """Failure messages for users: process, host, cause, end of the log, and hint."""
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from geomx_cli.core.errors import TrainingFailed
 from geomx_cli.core.root_cause import Failure
-from geomx_cli.jobs.view.log_paths import host_suffix
+from geomx_cli.jobs.view.log_paths import host_suffix, is_here
 from geomx_cli.plan import Plan
 
 __all__ = ["explain", "failure_fields"]
+
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(?P<name>\w+(\.\w+)*)'")
+_MOST = 8  # names of processes in a message
 
 
 def explain(failure: Failure, plan: Plan) -> TrainingFailed:
@@ -23,19 +28,40 @@ def explain(failure: Failure, plan: Plan) -> TrainingFailed:
     who = f"{process.name} ({process.role.replace('_', ' ')} {process.rank} of party {process.party}"
     first = "" if failure.fault == "link" else "failed first: it "
     message = f"{who}, on host {failure.host}) {first}{failure.cause}"
+    if failure.also:
+        message += f"; so did {', '.join(failure.also[:_MOST])}"
+        message += f" and {len(failure.also) - _MOST} more" if len(failure.also) > _MOST else ""
     log = f"{job_dir}/logs/{process.file_name}.log{there}"
     if tail := _news(failure):
         message += f"\n  the end of its log, {log}:\n" + "\n".join(f"    {line}" for line in tail)
     else:
         message += f"\n  its log is {log}"
-    return TrainingFailed(message, failure.hint or _usual(failure))
+    return TrainingFailed(message, _missing_module(failure, process.argv[0], plan) or failure.hint or _usual(failure))
+
+
+def _missing_module(failure: Failure, python: str, plan: Plan) -> str:
+    """The hint for an import of a module that the host does not have; "" for other failures."""
+    found = _NO_MODULE.search(failure.cause)
+    if found is None:
+        return ""
+    name = found["name"].partition(".")[0]
+    others = sorted({plan.process(other).host for other in failure.also} - {failure.host})
+    more = f" and {len(others) + 1 - _MOST} more" if len(others) >= _MOST else ""
+    where = f"hosts {', '.join([failure.host, *others][:_MOST])}{more}" if others else f"host {failure.host}"
+    install = f"install {name} on {where} ({python} -m pip install {name})"
+    if is_here(plan):
+        return install
+    own = next((path for path in (name, f"{name}.py") if Path(path).exists()), "")
+    if own:
+        return f"send it to the hosts: --sync {own}"
+    return f"{install}, or if it is your own, send it: --sync {name}.py"
 
 
 def _news(failure: Failure) -> list[str]:
     """The end of the log, if it adds to the cause and the hint."""
     known = (failure.cause, failure.hint)
-    said = [line.strip().removeprefix("error: ") for line in failure.tail]
-    return [] if all(any(line in text for text in known) for line in said) else list(failure.tail)
+    lines = [line.strip().removeprefix("error: ") for line in failure.tail]
+    return [] if all(any(line in text for text in known) for line in lines) else list(failure.tail)
 
 
 def _usual(failure: Failure) -> str:

@@ -1,5 +1,6 @@
 """Live progress on stderr: a table in a terminal, plain lines elsewhere."""
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -7,13 +8,19 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, TextIO
 
 from geomx_cli.core.untrusted import plain
+from geomx_cli.jobs.view.parties import PartyTable
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.table import ProcessTable, sentence
+from geomx_cli.jobs.view.waiting import SetStatus, ticking
 
-__all__ = ["PlainView", "TableView", "View", "view_for"]
+__all__ = ["LineView", "PlainView", "TableView", "View", "view_for"]
 
 _REFRESH = 0.25
 _LINE_EVERY = 3.0
+_WAITING_EVERY = 10.0
+
+
+Table = type[ProcessTable] | type[PartyTable]
 
 
 class View(Protocol):
@@ -22,8 +29,14 @@ class View(Protocol):
     def note(self, text: str) -> None:
         """Print a message once."""
 
+    def warn(self, text: str) -> None:
+        """Print a warning, a notice of a long wait, or the answer to a signal: like `note`, but no view drops it."""
+
     def show(self, progress: Progress) -> None:
         """Update the display; called several times a second."""
+
+    def waiting(self, text: str) -> AbstractContextManager[SetStatus]:
+        """Within, report after 2 s what is being waited for; see waiting.ticking."""
 
     def suspended(self) -> AbstractContextManager[None]:
         """Within, leave the terminal to the shell."""
@@ -32,9 +45,9 @@ class View(Protocol):
         """Stop updating; printed text remains."""
 
 
-def view_for() -> View:
-    """Return a table view if stderr is a terminal, else a plain one."""
-    return TableView(sys.stderr) if sys.stderr.isatty() else PlainView(sys.stderr)
+def view_for(table: Table = ProcessTable) -> View:
+    """Return a view that shows `table` if stderr is a terminal, else a plain one."""
+    return TableView(sys.stderr, table) if sys.stderr.isatty() else PlainView(sys.stderr)
 
 
 class PlainView:
@@ -50,6 +63,10 @@ class PlainView:
         """See View.note."""
         print(plain(text), file=self._stream, flush=True)
 
+    def warn(self, text: str) -> None:
+        """See View.warn."""
+        self.note(text)
+
     def show(self, progress: Progress) -> None:
         """See View.show."""
         now = time.monotonic()
@@ -64,6 +81,10 @@ class PlainView:
             self._next_line = now + _LINE_EVERY
             self.note(f"{now - progress.began:7.1f} s  {sentence(progress)}")
 
+    def waiting(self, text: str) -> AbstractContextManager[SetStatus]:
+        """See View.waiting."""
+        return ticking(text, self.note, _WAITING_EVERY)
+
     def suspended(self) -> AbstractContextManager[None]:
         """See View.suspended."""
         return nullcontext()
@@ -72,22 +93,69 @@ class PlainView:
         """See View.close."""
 
 
-class TableView:
-    """A table with one row per process, and a progress bar for the job."""
+class LineView:
+    """One of several jobs: a line that is rewritten in a terminal, and warnings. Elsewhere only warnings."""
 
     def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._next = 0.0
+
+    def note(self, text: str) -> None:
+        """Do nothing: these messages are of little interest for one of many jobs."""
+
+    def warn(self, text: str) -> None:
+        """See View.warn."""
+        self.close()
+        print(plain(text), file=self._stream, flush=True)
+
+    def show(self, progress: Progress) -> None:
+        """See View.show."""
+        now = time.monotonic()
+        if self._stream.isatty() and now >= self._next:
+            self._next = now + _REFRESH
+            self._rewrite(sentence(progress))
+
+    def waiting(self, text: str) -> AbstractContextManager[SetStatus]:
+        """See View.waiting."""
+        if self._stream.isatty():
+            return ticking(text, self._rewrite, _REFRESH)
+        return ticking(text, lambda line: print(plain(line), file=self._stream, flush=True), _WAITING_EVERY)
+
+    def _rewrite(self, line: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r\x1b[K{plain(line)[:width]}", end="", file=self._stream, flush=True)
+
+    def suspended(self) -> AbstractContextManager[None]:
+        """See View.suspended."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Erase the line."""
+        if self._stream.isatty():
+            print("\r\x1b[K", end="", file=self._stream, flush=True)
+
+
+class TableView:
+    """A table, updated in place."""
+
+    def __init__(self, stream: TextIO, table: Table = ProcessTable) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._console = Console(file=stream)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._live.start()
+        self._table = table
         self._next = 0.0
         self._last: Progress | None = None
 
     def note(self, text: str) -> None:
         """See View.note."""
-        self._console.print(plain(text), markup=False, highlight=False)
+        self._console.print(plain(text), markup=False, highlight=False, soft_wrap=True)  # can be copied
+
+    def warn(self, text: str) -> None:
+        """See View.warn."""
+        self.note(text)
 
     def show(self, progress: Progress) -> None:
         """See View.show."""
@@ -95,7 +163,21 @@ class TableView:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _REFRESH
-            self._live.update(ProcessTable(progress, crop=True), refresh=True)
+            self._live.update(self._table(progress, crop=True), refresh=True)
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[SetStatus]:
+        """See View.waiting."""
+        from rich.text import Text
+
+        def show(line: str) -> None:
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+        try:
+            with ticking(text, show, _REFRESH) as set_text:
+                yield set_text
+        finally:
+            self._live.update(Text(""), refresh=True)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -107,5 +189,5 @@ class TableView:
     def close(self) -> None:
         """See View.close."""
         if self._last is not None:
-            self._live.update(ProcessTable(self._last))  # stop() renders it
+            self._live.update(self._table(self._last))  # stop() renders it
         self._live.stop()

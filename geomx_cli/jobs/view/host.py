@@ -14,7 +14,7 @@ __all__ = ["HostStatus", "read_all"]
 
 _LIMIT = 10.0
 _SILENT = 5.0  # seconds; agents write every second
-_KERNEL = ("/proc/uptime", "/proc/sys/kernel/random/boot_id")
+_KERNEL = ("/proc/sys/kernel/hostname", "/proc/uptime", "/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class HostStatus:
 
     @property
     def reachable(self) -> bool:
-        """Whether the host answered."""
-        return self.agent != "unreachable"
+        """Whether the host answered, and it is the machine that the agent was started on."""
+        return self.agent not in ("unreachable", "elsewhere")
 
     @property
     def over(self) -> bool:
@@ -61,7 +61,7 @@ def _read(host: Connector, directory: str) -> HostStatus:
         content = decode(lines[0], AgentStatus)
         late = max(0.0, float(lines[-2].split()[0]) - content["uptime"])
         alive = late > _SILENT and lines[-1] == content["boot"] and _lives(host, content)
-        return _judge(host.name, content, late, lines[-1], alive=alive)
+        return _judge(host.name, content, late, lines[-1], lines[-3], alive=alive)
     except (ValueError, IndexError):
         return HostStatus(host.name, agent="damaged", problem=f"{directory}/{FILE_NAME} is damaged")
 
@@ -74,9 +74,13 @@ def _lives(host: Connector, content: AgentStatus) -> bool:
     return len(fields) > 19 and fields[0] not in "ZX" and fields[19] == str(started)
 
 
-def _judge(host: str, content: AgentStatus, late: float, boot: str, *, alive: bool) -> HostStatus:
+def _judge(host: str, content: AgentStatus, late: float, boot: str, machine: str, *, alive: bool) -> HostStatus:
+    """Return the state of the agent. `boot`, `machine`: where the file was read; machines may share their files."""
     if content["stage"] == "over":
         return HostStatus(host, content, late, "over")
+    if content["boot"] != boot and content["machine"] != machine:
+        problem = f"it was started on {content['machine']}, and this is {machine}: whether it runs is known there"
+        return HostStatus(host, content, 0.0, "elsewhere", problem)
     if content["boot"] != boot:
         return HostStatus(host, content, 0.0, "rebooted", "the host has rebooted; no process of the job runs there")
     if late > _SILENT and alive:

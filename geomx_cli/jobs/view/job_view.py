@@ -15,6 +15,8 @@ from geomx_cli.jobs.view.conclusion import Conclusion, conclude
 from geomx_cli.jobs.view.failure_report import failure_fields
 from geomx_cli.jobs.view.host import HostStatus, read_all
 from geomx_cli.jobs.view.outcome import Outcome
+from geomx_cli.jobs.view.outputs import model_of, summary_line
+from geomx_cli.jobs.view.parties import party_totals
 from geomx_cli.jobs.view.progress import Progress
 from geomx_cli.jobs.view.reducer import ProcessState
 
@@ -51,6 +53,8 @@ class JobView:
             failures.append(Failure("", job.plan.hosts[0], cause, time.monotonic(), "launch again"))
         done = [name for name, row in progress.rows.items() if row.status == 0]
         failure = first_cause(failures, places, done)
+        if failure is not None:
+            progress.mark_first_failure(failure)
         asked = [status.content["asked"] for status in statuses.values() if status.content]
         by = "" if any(not failure.peer for failure in failures) else next(filter(None, asked), "")
         if failure is not None and failure.process and progress.rows[failure.process].asked:
@@ -60,8 +64,13 @@ class JobView:
     @property
     def over(self) -> bool:
         """Whether the job has ended on all its hosts. False for a job about to start."""
-        begins = self.known is not None and self.known.followed and _unstarted(self.hosts)
-        return all(status.over for status in self.hosts.values()) and not begins
+        return all(status.over for status in self.hosts.values()) and not self.begins
+
+    @property
+    def begins(self) -> bool:
+        """Whether the job is about to start."""
+        followed = self.known is not None and (self.known.followed or self.known.elsewhere)
+        return followed and _unstarted(self.hosts)
 
     @property
     def unreachable(self) -> list[HostStatus]:
@@ -76,6 +85,14 @@ class JobView:
             return self._outcome_state()
         return state
 
+    @property
+    def outputs_line(self) -> str:
+        """Where the model or the other outputs are, as "model: HOST:PATH"; "" if nothing has been saved."""
+        outputs = self.progress.totals().outputs
+        job = self.job.plan.job
+        name, text = summary_line({"job": job, "outputs": outputs, "model": model_of(outputs, self.job.plan)})
+        return f"{name}: {text}" if name else ""
+
     def outcome(self) -> Outcome:
         """The outcome; only for a job that has ended."""
         return Outcome(failure=self.failure, interrupted=bool(self.stopped_by), stopped_by=self.stopped_by)
@@ -84,13 +101,15 @@ class JobView:
         """Return the conclusion of an ended job; record it in state.json if missing, and release its machines."""
         plan, outcome, state = self.job.plan, self.outcome(), JobState.read(self.job.directory)
         if state is None or state.over or state.followed:
-            return Conclusion.of(plan, outcome, self.progress.totals(), self._seconds())
+            return Conclusion.of(plan, outcome, self.progress.totals(), self.seconds())
         outcome.problems += release(self.job.inventory, plan.job)
-        return conclude(plan, outcome, self.progress.totals(), self._seconds())
+        return conclude(plan, outcome, self.progress.totals(), self.seconds())
 
-    def to_json(self) -> dict[str, Any]:
-        """The snapshot as one JSON object."""
+    def to_json(self, *, by_party: bool = False) -> dict[str, Any]:
+        """The snapshot as one JSON object, with "processes", or "parties" in place of them."""
         progress = self.progress
+        processes = {"processes": [_row(row, self.hosts) for row in progress.rows.values()]}
+        parties = {"parties": [one.to_json() for one in party_totals(progress)]}
         return {
             "schema_version": _SCHEMA_VERSION,
             "job": self.job.plan.job,
@@ -99,7 +118,7 @@ class JobView:
             "progress": progress.done,
             "left_s": progress.left_s,
             "totals": progress.totals().to_json(),
-            "processes": [_row(row, self.hosts) for row in progress.rows.values()],
+            **(parties if by_party else processes),
             "hosts": [
                 {"host": one.host, "agent": one.agent, "late_s": one.late, "problem": one.problem}
                 for one in self.hosts.values()
@@ -111,7 +130,7 @@ class JobView:
         outcome = self.outcome()
         return "interrupted" if outcome.interrupted else "failed" if outcome.failure else "done"
 
-    def _seconds(self) -> float:
+    def seconds(self) -> float:
         """Seconds from the start to the last agent message, independent of the hosts' clocks."""
         late = [status.late for status in self.hosts.values() if status.content and status.agent != "rebooted"]
         return max(0.0, time.time() - min(late, default=0.0) - self.job.started)
@@ -153,6 +172,8 @@ def _row(row: ProcessState, hosts: Mapping[str, HostStatus]) -> dict[str, Any]:
         "pid": known["pid"] if known else 0,
         "state": row.state,
         "round": row.round,
+        "step": row.step,
+        "metrics": row.metrics,
         "samples_per_s": row.samples_per_s or 0.0,
         **{name: getattr(row, name) for name in names},
         "bytes": {"lan": list(row.traffic.lan), "wan": list(row.traffic.wan)},

@@ -6,8 +6,8 @@ __all__ = ["is_here", "host_suffix", "on_hosts", "log_paths"]
 
 
 def host_suffix(host: str, plan: Plan) -> str:
-    """Suffix for a path on `host`, if the path may not be accessible here."""
-    return "" if plan.job_dirs[host] == plan.spec.job_dir else f" on host {host}"
+    """Suffix for a path on `host`, if that is another machine; equal paths may be different files there."""
+    return "" if host in plan.here else f" on host {host}"
 
 
 def log_paths(plan: Plan) -> str:
@@ -17,7 +17,7 @@ def log_paths(plan: Plan) -> str:
 
 def is_here(plan: Plan) -> bool:
     """Whether all of the job's files are on this machine."""
-    return all(path == plan.spec.job_dir for path in plan.job_dirs.values())
+    return all(host in plan.here and path == plan.spec.job_dir for host, path in plan.job_dirs.items())
 
 
 def on_hosts(job: str) -> str:

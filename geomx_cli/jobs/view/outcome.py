@@ -22,3 +22,10 @@ class Outcome:
     left: str = ""
     lingering: Sequence[str] = ()
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        """How the job ended: "done", if only in part, "failed" or "interrupted"; "" if it was released."""
+        if self.left:
+            return ""
+        return "interrupted" if self.interrupted else "failed" if self.failure is not None else "done"

@@ -1,7 +1,7 @@
 """A job's progress: the states of its processes and their totals."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -9,6 +9,8 @@ from typing import Any
 from geomx_cli.core import events
 from geomx_cli.core.agent_status import AgentStatus
 from geomx_cli.core.events import Evaluated, Event
+from geomx_cli.core.root_cause import Failure
+from geomx_cli.jobs.view.outputs import outputs_of
 from geomx_cli.jobs.view.reducer import ProcessState
 from geomx_cli.plan import Plan
 
@@ -22,7 +24,7 @@ class Totals:
     """Totals over the job; None if unknown.
 
     `samples_per_s`: samples of all training workers divided by the longest training time of one. `encoded`,
-    `encoded_lan`: see Traffic.
+    `encoded_lan`: see Traffic. `outputs`: see outputs.py.
     """
 
     accuracy: float | None
@@ -35,6 +37,7 @@ class Totals:
     wan: tuple[int, int]
     encoded: tuple[int, int]
     encoded_lan: tuple[int, int]
+    outputs: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """The fields, with bytes under "bytes"."""
@@ -48,18 +51,25 @@ class Progress:
     """One row per process of the plan, in its order. All times are of one caller-supplied clock: launch and status use
     this machine's monotonic clock, as hosts' clocks may be wrong.
 
-    evaluations: test accuracies, in order of arrival.
+    evaluations: test accuracies, in order of arrival. failed_first: the processes whose failure ended the job, as far
+    as known.
     """
 
     job: str
     rows: Mapping[str, ProcessState]
     began: float
     evaluations: list[float] = field(default_factory=list)
+    failed_first: Collection[str] = ()
 
     @classmethod
     def of(cls, plan: Plan, began: float) -> "Progress":
         """The progress of a job that started at `began` without any events yet."""
         return cls(plan.job, {process.name: ProcessState(process) for process in plan.processes}, began)
+
+    def mark_first_failure(self, failure: Failure) -> None:
+        """Mark what failed, a process or all of a host, as the cause of the job's failure."""
+        on_host = [name for name, row in self.rows.items() if row.process.host == failure.host]
+        self.failed_first = [failure.process] if failure.process else on_host
 
     @property
     def training_rows(self) -> list[ProcessState]:
@@ -78,6 +88,11 @@ class Progress:
             return "stopping"
         known = [_PHASES.index(row.state) for row in self.training_rows if row.state in _PHASES]
         return _PHASES[min(known, default=0)]
+
+    @property
+    def over(self) -> bool:
+        """Whether all processes have ended."""
+        return all(row.status is not None for row in self.rows.values())
 
     @property
     def listening(self) -> bool:
@@ -116,6 +131,15 @@ class Progress:
         """The newest accuracy reported; the final one, once known."""
         known = [row for row in self.rows.values() if row.accuracy is not None]
         return max(known, key=lambda row: row.accuracy_time).accuracy if known else None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of scripts: the mean of each over the training workers that report it."""
+        known: dict[str, list[float]] = {}
+        for row in self.training_rows:
+            for name, value in row.metrics.items():
+                known.setdefault(name, []).append(value)
+        return {name: sum(values) / len(values) for name, values in known.items()}
 
     @property
     def first_step(self) -> float | None:
@@ -181,6 +205,7 @@ class Progress:
             wan=_sum(row.traffic.wan for row in rows),
             encoded=_sum(row.traffic.encoded for row in rows),
             encoded_lan=_sum(row.traffic.encoded_lan for row in rows),
+            outputs=outputs_of(rows),
         )
 
 

@@ -6,11 +6,14 @@ Additional data (curves, columns of rounds) is kept by each reader, from the sam
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from geomx_cli.core.agent_status import MAX_METRICS
 from geomx_cli.core.events import (
     Evaluated,
     Event,
+    OutputsWritten,
     ProcessFailed,
     ProcessFinished,
+    Reported,
     RoundCompleted,
     StateChanged,
     Telemetry,
@@ -26,10 +29,11 @@ class ProcessState:
     """The state of one process. Events may be applied in any order.
 
     state: as last reported by the process, or how it ended. traffic: bytes so far. evaluations: test accuracy by round.
-    samples, training_s: totals over all rounds counted by agents, and their duration. recorded: the algorithm's own
-    metrics of its newest round. trains_since: Unix seconds of its host, None before training. first_round: end of its
-    first round, by the clock of the caller of `take`. failure: the cause that the process reports; finished: it has
-    completed its work.
+    samples, training_s: totals over all rounds counted by agents, or all reports, and their duration. recorded: the
+    algorithm's own metrics of its newest round. step, metrics: as its script has reported; the newest of each.
+    trains_since: Unix seconds of its host, None before training. first_round: end of its first round, by the clock of
+    the caller of `take`. failure: the cause that the process reports; finished: it has completed its work. outputs:
+    what it has saved.
 
     status, ended, asked: exit status, end time, and whether the end was requested; reported by agents, not by events.
     """
@@ -48,10 +52,13 @@ class ProcessState:
     samples: int = 0
     training_s: float = 0.0
     recorded: Mapping[str, float] = field(default_factory=dict)
+    step: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
     trains_since: float | None = None
     first_round: float | None = None
     failure: ProcessFailed | None = None
     finished: ProcessFinished | None = None
+    outputs: OutputsWritten | None = None
     status: int | None = None
     ended: float = 0.0
     asked: bool = False
@@ -61,6 +68,11 @@ class ProcessState:
     def trains(self) -> bool:
         """Whether it is a training worker."""
         return self.process.global_rank is not None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs, as far as is known: its agent may be gone, or not have started it."""
+        return self.status is None and self.state != "not started" and not self.state.startswith("?")
 
     @property
     def accuracy_time(self) -> tuple[bool, float]:
@@ -83,11 +95,15 @@ class ProcessState:
                 self._take_telemetry(event)
             case RoundCompleted():
                 self._take_round(event, when)
+            case Reported():
+                self._take_report(event)
             case Evaluated(round=number, accuracy=accuracy):
                 self.evaluations[number] = accuracy
                 self._note_accuracy(accuracy, event)
             case ProcessFailed():
                 self.failure = event if self.failure is None or event.order < self.failure.order else self.failure
+            case OutputsWritten():
+                self.outputs = event if self._is_newest("outputs", event) else self.outputs
             case ProcessFinished():
                 self.accuracy = self.accuracy if event.accuracy is None else event.accuracy
                 self._enter("finished", event)
@@ -120,6 +136,19 @@ class ProcessState:
         self._note_accuracy(event.accuracy, event)
         if self._is_newest("recorded", event):
             self.recorded = event.recorded
+
+    def _take_report(self, event: Reported) -> None:
+        self.samples = max(self.samples, event.samples)
+        self.training_s = max(self.training_s, event.total_time)
+        self._note_loss(event.loss, event)
+        self._note_accuracy(event.accuracy, event)
+        if self._is_newest("step", event):
+            self.step = event.step
+        if event.samples_per_s is not None and self._is_newest("samples_per_s", event):
+            self.samples_per_s = event.samples_per_s
+        for name, value in event.metrics.items():
+            if (name in self.metrics or len(self.metrics) < MAX_METRICS) and self._is_newest(f"metric {name}", event):
+                self.metrics[name] = value
 
     def _enter(self, state: str, event: Event) -> None:
         # Telemetry written while the process finished may arrive after the finish event.

@@ -8,6 +8,7 @@ from geomx_cli.core.units import format_bytes, format_duration
 from geomx_cli.jobs.view.failure_report import failure_fields
 from geomx_cli.jobs.view.log_paths import is_here, on_hosts
 from geomx_cli.jobs.view.outcome import Outcome
+from geomx_cli.jobs.view.outputs import model_of, summary_line
 from geomx_cli.jobs.view.progress import Totals
 from geomx_cli.plan import Plan
 
@@ -19,7 +20,9 @@ _STATUS = {Interrupted: "interrupted", TrainingFailed: "failed", DoneInPart: "do
 
 
 def result(plan: Plan, outcome: Outcome, error: GeomxError | None, totals: Totals, total_s: float) -> dict[str, Any]:
-    """The result of a job that has ended. `total_s`: seconds from start to end. "logs" is null if on other hosts."""
+    """The result of a job that has ended. `total_s`: seconds from start to end. "logs" is null if on other hosts.
+    "model" is its path, HOST:PATH on another machine, or null.
+    """
     failure = outcome.failure
     return {
         "schema_version": RESULT_VERSION,
@@ -27,6 +30,7 @@ def result(plan: Plan, outcome: Outcome, error: GeomxError | None, totals: Total
         "status": "done" if error is None else _STATUS[type(error)],
         "exit_code": 0 if error is None else error.exit_code,
         **totals.to_json(),
+        "model": model_of(totals.outputs, plan),
         "total_s": total_s,
         "directory": plan.spec.job_dir,
         "logs": f"{plan.spec.job_dir}/logs" if is_here(plan) else None,
@@ -54,7 +58,7 @@ def in_words(result: Mapping[str, Any]) -> str:
         ("status", result["status"]),
         ("test accuracy", "" if accuracy is None else f"{accuracy:.4f}"),
         ("rounds", str(result["rounds"] or "")),
-        ("samples/s", f"{result['samples_per_s']:.0f}" if known else ""),
+        ("samples/s", f"{result['samples_per_s']:.0f}" if result["samples_per_s"] else ""),
         ("first training step", "" if first is None else f"after {format_duration(first)}"),
         ("training time", format_duration(result["training_s"]) if known else ""),
         ("total time", format_duration(result["total_s"])),
@@ -62,6 +66,7 @@ def in_words(result: Mapping[str, Any]) -> str:
         ("WAN sent / received", f"{format_bytes(wan[0])} / {format_bytes(wan[1])}"),
         ("compression", _ratio(*result["bytes"]["encoded"])),
         ("LAN compression", _ratio(*result["bytes"]["encoded_lan"])),
+        summary_line(result),
         ("logs", result["logs"] or on_hosts(result["job"])),
     ]
     width = max(len(name) for name, _ in lines)

@@ -1,7 +1,7 @@
 """A job's progress for a terminal of any size: one row per process, a progress bar, and one summary line."""
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from geomx_cli.core.units import format_bytes, format_duration
@@ -13,21 +13,22 @@ if TYPE_CHECKING:
     from rich.segment import Segment
     from rich.table import Table
 
-__all__ = ["ProcessTable", "sentence"]
+__all__ = ["ProcessTable", "sentence", "up_down"]
 
 _BAR = 40
 _GAP = 2
 # Column -> minimum width, so that typical values do not change the layout.
 _WIDTHS: Mapping[str, int] = {
-    "process": 0, "state": 10, "round": 5, "samples/s": 9, "loss": 6, "accuracy": 8, "LAN up/down": 13,
+    "process": 0, "state": 10, "round": 5, "step": 5, "samples/s": 9, "loss": 6, "accuracy": 8, "LAN up/down": 13,
     "WAN up/down": 13,
 }  # fmt: skip
-_LEFT_OUT_FIRST = ("LAN up/down", "accuracy", "loss", "samples/s", "WAN up/down", "round")
+_LEFT_OUT_FIRST = ("LAN up/down", "accuracy", "loss", "samples/s", "WAN up/down", "round", "step")
+_METRICS = 3  # in the summary line
 
 
 class ProcessTable:
-    """A rich renderable. Omits columns in narrow terminals and, with `crop`, processes in low ones: training and failed
-    processes have priority.
+    """A rich renderable. Omits columns in narrow terminals and, with `crop`, processes in low ones: those that
+    made the job fail, then training ones, have priority.
     """
 
     def __init__(self, progress: Progress, *, crop: bool = False) -> None:
@@ -47,9 +48,9 @@ class ProcessTable:
         if self._crop:
             del words[max(1, options.size.height - 2) :]
             # Reserve lines for the header, the bar and the cursor.
-            shown = _most_wanted(rows, options.size.height - len(words) - 3)
+            shown = _most_wanted(rows, self._progress.failed_first, options.size.height - len(words) - 3)
         if shown:
-            yield _table(shown, _columns(rows, width))
+            yield _table(shown, _columns(rows, width), self._progress.failed_first)
         if shown and len(shown) < len(rows):
             yield Text(f"and {len(rows) - len(shown)} more")
         if self._progress.done is not None:
@@ -58,7 +59,7 @@ class ProcessTable:
         yield Text("\n".join(words))
 
 
-def _table(rows: Sequence[ProcessState], columns: Sequence[str]) -> "Table":
+def _table(rows: Sequence[ProcessState], columns: Sequence[str], failed_first: Collection[str]) -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -66,8 +67,10 @@ def _table(rows: Sequence[ProcessState], columns: Sequence[str]) -> "Table":
         justify = "left" if column in ("process", "state") else "right"
         table.add_column(column, justify=justify, no_wrap=True, min_width=_WIDTHS[column])  # type: ignore[arg-type]
     for row in rows:
-        cells = _cells(row)
-        table.add_row(*(cells[column] for column in columns), style="red" if _has_failed(row) else None)
+        failed, cells = row.process.name in failed_first, _cells(row)
+        if failed and row.status is not None:
+            cells["state"] = "failed"
+        table.add_row(*(cells[column] for column in columns), style="bold red" if failed else None)
     return table
 
 
@@ -75,23 +78,21 @@ def _columns(rows: Sequence[ProcessState], width: int) -> list[str]:
     """Return the columns that fit."""
     cells = [_cells(row) for row in rows]
     widths = {name: max(usual, len(name), *(len(cell[name]) for cell in cells)) for name, usual in _WIDTHS.items()}
+    if all(row.step is None for row in rows):
+        del widths["step"]  # only scripts report it
     for name in _LEFT_OUT_FIRST:
         if sum(widths.values()) + _GAP * (len(widths) - 1) > width:
-            del widths[name]
+            widths.pop(name, None)
     return list(widths)
 
 
-def _most_wanted(rows: Sequence[ProcessState], room: int) -> list[ProcessState]:
+def _most_wanted(rows: Sequence[ProcessState], failed_first: Collection[str], room: int) -> list[ProcessState]:
     """Return as many rows as fit, in order, leaving one line to count the others."""
     if len(rows) <= room:
         return list(rows)
-    wanted = sorted(rows, key=lambda row: (not _has_failed(row), not row.trains))[: max(0, room - 1)]
+    wanted = sorted(rows, key=lambda row: (row.process.name not in failed_first, not row.trains))[: max(0, room - 1)]
     names = {row.process.name for row in wanted}
     return [row for row in rows if row.process.name in names]
-
-
-def _has_failed(row: ProcessState) -> bool:
-    return bool(row.status) and not row.asked
 
 
 def _cells(row: ProcessState) -> dict[str, str]:
@@ -99,15 +100,17 @@ def _cells(row: ProcessState) -> dict[str, str]:
         "process": row.process.name,
         "state": row.state,
         "round": str(row.round or ""),
+        "step": "" if row.step is None else str(row.step),
         "samples/s": f"{row.samples_per_s:.0f}" if row.samples_per_s else "",
         "loss": "" if row.loss is None else f"{row.loss:.3f}",
         "accuracy": "" if row.accuracy is None else f"{row.accuracy:.4f}",
-        "LAN up/down": _up_down(row.traffic.lan),
-        "WAN up/down": _up_down(row.traffic.wan),
+        "LAN up/down": up_down(row.traffic.lan),
+        "WAN up/down": up_down(row.traffic.wan),
     }
 
 
-def _up_down(counts: tuple[int, int]) -> str:
+def up_down(counts: tuple[int, int]) -> str:
+    """Return bytes sent and received as text, "" for none."""
     return "/".join(format_bytes(count) for count in counts).replace(" ", "") if any(counts) else ""
 
 
@@ -120,6 +123,7 @@ def sentence(progress: Progress) -> str:
         parts.append(f"loss {totals.loss:.3f}")
     if totals.accuracy is not None:
         parts.append(f"accuracy {totals.accuracy:.4f}")
+    parts += [f"{name} {value:.4g}" for name, value in list(progress.metrics.items())[:_METRICS]]
     if progress.samples_per_s:
         parts.append(f"{progress.samples_per_s:.0f} samples/s")
     if any(totals.wan):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from geomx_cli.core import events
 from geomx_cli.core.events import Event
+from geomx_cli.core.host_usage import HostUsage
 from geomx_cli.core.jsonlines import decode
 from geomx_cli.jobs.actions.logs import LogReader
 from geomx_cli.jobs.store.registry import KnownJob
@@ -16,16 +17,19 @@ class EventReader:
     """Passes each event, with its process, to `on_event`, in a separate thread, until the job has ended or `close` is
     called. Lines that are not events are ignored.
 
-    Lost hosts are reported to `note` and retried while the job runs. `over`: no more events will come;
-    `complete`: every host has sent all events.
+    The use of each host is passed to `on_usage`. Lost hosts are reported to `note` and retried while the job runs.
+    `over`: no more events will come; `complete`: every host has sent all events.
     """
 
-    def __init__(self, job: KnownJob, on_event: Callable[[str, Event], None], note: Callable[[str], None]) -> None:
+    def __init__(
+        self, job: KnownJob, on_event: Callable[[str, Event], None], note: Callable[[str], None],
+        on_usage: Callable[[str, HostUsage], None] = lambda host, usage: None,
+    ) -> None:  # fmt: skip
         self.over = False
         self.complete = True
         self._on_event = on_event
         self._note = note
-        self._reader = LogReader(job, job.plan.processes, note, events=True)
+        self._reader = LogReader(job, job.plan.processes, note, events=True, on_usage=on_usage)
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
 

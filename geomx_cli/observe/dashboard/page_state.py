@@ -6,28 +6,36 @@ from typing import Any
 from geomx_cli.jobs.store.job_state import JobState
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.observe.dashboard.event_reader import EventReader
-from geomx_cli.observe.dashboard.job_model import ENDS, JobModel
+from geomx_cli.observe.dashboard.job_model import JobModel
 
-__all__ = ["page_state"]
+__all__ = ["page_rows", "page_state"]
 
-VERSION = 1
+VERSION = 2
 UNDECIDED = ("running", "detached", "orphaned")
 
 
 def page_state(job: KnownJob, model: JobModel, events: EventReader) -> dict[str, Any]:
     """Return one object for JSON."""
     state = JobState.read(job.directory)
-    shown = state.shown if state is not None else "orphaned"
-    over = events.over or shown not in UNDECIDED
-    known = model.snapshot(over=over)
+    shown, over = _shown(state, events)
+    cause, failed_first = _cause(state)
+    known = model.snapshot(over=over, failed_first=failed_first)
     if over and shown in UNDECIDED:
-        shown = _end(known["processes"]) if events.complete else f"{shown}, and not all hosts could be read"
-    cause, culprit = _cause(state)
-    for process in known["processes"]:
-        if culprit and process["state"] in ("failed", "ended"):  # the others ended as a consequence
-            process["state"] = "failed" if process["name"] == culprit else "stopped"
+        shown = model.end() if events.complete else f"{shown}, and not all hosts could be read"
     fields = {"job": job.id, "what": job.what, "state": shown, "over": over, "cause": cause}
     return {"schema_version": VERSION, **fields, **known}
+
+
+def page_rows(job: KnownJob, model: JobModel, events: EventReader, party: str, first: int) -> dict[str, Any]:
+    """Return one object for JSON: processes of a party, see JobModel.rows."""
+    state = JobState.read(job.directory)
+    return model.rows(party, first, over=_shown(state, events)[1], failed_first=_cause(state)[1])
+
+
+def _shown(state: JobState | None, events: EventReader) -> tuple[str, bool]:
+    """Return the job's state, and whether it is over."""
+    shown = state.shown if state is not None else "orphaned"
+    return shown, events.over or shown not in UNDECIDED
 
 
 def _cause(state: JobState | None) -> tuple[str, str]:
@@ -35,11 +43,3 @@ def _cause(state: JobState | None) -> tuple[str, str]:
     result: Mapping[str, Any] = (state.result if state is not None else None) or {}
     failure, error = result.get("failure") or {}, result.get("error") or {}
     return str(error.get("message") or ""), str(failure.get("process") or "")
-
-
-def _end(processes: list[dict[str, Any]]) -> str:
-    """Return the outcome of a job that was not followed to its end."""
-    if any(process["state"] == "failed" for process in processes):
-        return "failed"
-    done = all(process["state"] in ENDS for process in processes if process["trains"])
-    return "done" if done else "ended before it was done"

@@ -1,27 +1,29 @@
 """Serves the page and its data over HTTP to browsers on this machine: loopback only, access by token."""
 
+import functools
 import hmac
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import bottle
 
 from geomx_cli.core.atomic import write_atomic
-from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.errors import CheckFailed, GeomxError
+from geomx_cli.jobs.store.own_files import DASHBOARD
 from geomx_cli.observe.loopback_http import ADDRESS, LoopbackServer
 
-__all__ = ["Server", "remembered", "started", "write_private"]
+__all__ = ["Answers", "Server", "remembered", "started", "write_private"]
 
-FILE = "dashboard.json"
+Answers = Mapping[str, Callable[[Mapping[str, str]], dict[str, Any]]]
+
 TOKEN = 24  # bytes, before encoding
-STATIC = {
-    "page.css": "text/css", "page.js": "text/javascript", "charts.js": "text/javascript", "map.js": "text/javascript",
-    "uplot/uPlot.iife.min.js": "text/javascript", "uplot/uPlot.min.css": "text/css",
-}  # fmt: skip
+STATIC = {"js": "text/javascript", "css": "text/css"}
+LONGEST, MOST_PARAMETERS = 200, 8  # characters of a parameter; parameters
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
@@ -34,11 +36,12 @@ HEADERS = {
 class Server(LoopbackServer):
     """Serves from its construction on, in separate threads; `url` is the page's. Must be closed.
 
-    `data` returns the page's content, as an object for JSON. Raises CheckFailed if the port is in use.
+    `answers` maps paths to what computes an object for JSON from the query's parameters (at most 200 characters each);
+    errors of ours are answered with status 400 and their message. Raises CheckFailed if the port is in use.
     """
 
-    def __init__(self, data: Callable[[], dict[str, Any]], port: int, token: str) -> None:
-        self._data = data
+    def __init__(self, answers: Answers, port: int, token: str) -> None:
+        self._answers = answers
         self._token = token
         super().__init__(self._app(), port, "choose another with --port, or leave it out")
 
@@ -49,12 +52,13 @@ class Server(LoopbackServer):
 
     def remember(self, folder: Path) -> None:
         """Save port and token for `remembered`; write errors are ignored."""
-        write_private(folder / FILE, json.dumps({"port": self.port, "token": self._token}))
+        write_private(folder / DASHBOARD, json.dumps({"port": self.port, "token": self._token}))
 
     def _app(self) -> Any:
         app = bottle.Bottle(catchall=True)
         app.route("/", callback=self._page)
-        app.route("/data", callback=self._answer)
+        for path in self._answers:
+            app.route(path, callback=self._answer)
         app.route("/static/<name:path>", callback=_static)
         app.add_hook("before_request", self._check)
         app.add_hook("after_request", lambda: bottle.response.headers.update(HEADERS))
@@ -75,8 +79,16 @@ class Server(LoopbackServer):
         return _read("page.html").decode()
 
     def _answer(self) -> bytes:
+        try:
+            given = parse_qsl(bottle.request.query_string, errors="replace", max_num_fields=MOST_PARAMETERS)
+        except ValueError as error:
+            raise bottle.HTTPError(400, str(error)) from None
+        try:
+            found = self._answers[bottle.request.path]({name: value[:LONGEST] for name, value in given})
+        except GeomxError as error:
+            raise bottle.HTTPError(400, "; ".join(filter(None, (error.message, error.hint)))) from None
         bottle.response.content_type = "application/json"
-        return json.dumps(self._data(), separators=(",", ":"), allow_nan=False).encode()
+        return json.dumps(found, separators=(",", ":"), allow_nan=False).encode()
 
 
 def remembered(folder: Path) -> tuple[int, str]:
@@ -84,7 +96,7 @@ def remembered(folder: Path) -> tuple[int, str]:
     0 and a new token if there was none.
     """
     try:
-        known = json.loads((folder / FILE).read_bytes())
+        known = json.loads((folder / DASHBOARD).read_bytes())
         port, token = int(known["port"]), str(known["token"])
         if 0 < port < 65536 and len(token) >= TOKEN:
             return port, token
@@ -107,23 +119,32 @@ def new_token() -> str:
     return secrets.token_urlsafe(TOKEN)
 
 
-def started(data: Callable[[], dict[str, Any]], port: int, last_port: int, token: str) -> Server:
+def started(answers: Answers, port: int, last_port: int, token: str) -> Server:
     """Start a server at `port`; if that is 0, at the last port. If another process has that now, which may have
     received the token from an open page, use a free port with a new token.
     """
     if not port and last_port:
         try:
-            return Server(data, last_port, token)
+            return Server(answers, last_port, token)
         except CheckFailed:
-            return Server(data, 0, new_token())
-    return Server(data, port, token)
+            return Server(answers, 0, new_token())
+    return Server(answers, port, token)
 
 
 def _static(name: str) -> bytes:
-    if name not in STATIC:
+    if name not in _static_names():
         raise bottle.HTTPError(404, "there is no such file")
-    bottle.response.content_type = f"{STATIC[name]}; charset=utf-8"
+    bottle.response.content_type = f"{STATIC[name.rpartition('.')[2]]}; charset=utf-8"
     return _read(name)
+
+
+@functools.cache
+def _static_names() -> frozenset[str]:
+    """Return the names under which the page's scripts and styles are served."""
+    folder = resources.files("geomx_cli.observe.dashboard") / "static"
+    files = [("", folder), ("uplot/", folder / "uplot")]
+    names = [prefix + entry.name for prefix, where in files for entry in where.iterdir()]
+    return frozenset(name for name in names if name.rpartition(".")[2] in STATIC)
 
 
 def _read(name: str) -> bytes:

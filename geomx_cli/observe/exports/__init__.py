@@ -1,1 +1,1 @@
-"""Exports of a job's metrics: TensorBoard event files, Prometheus metrics. Each needs its extra."""
+"""Exports of metrics: TensorBoard event files, Prometheus metrics, runs of W&B and MLflow. Each needs its extra."""

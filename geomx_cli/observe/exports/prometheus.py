@@ -14,6 +14,7 @@ __all__ = ["Metrics"]
 LABELS = ["job", "process", "party", "role"]
 GAUGES = {
     "round": "Rounds that the process has completed.",
+    "step": "Step that the worker's script has reported.",
     "samples_per_s": "Samples that the worker trains on in a second.",
     "loss": "Loss of the worker's last round.",
     "waiting": "Part of its time that the worker waits for the others.",
@@ -68,6 +69,11 @@ class Metrics(LoopbackServer):
                 if (value := getattr(row, name)) is not None:  # including NaN and infinity, which a loss may be
                     gauge.add_metric(self._labels(row), value)
             yield gauge
+        own = GaugeMetricFamily("geomx_metric", "Metrics that scripts report.", labels=[*LABELS, "name"])
+        for row in rows:
+            for name, value in list(row.metrics.items()):  # the job's thread may add one
+                own.add_metric([*self._labels(row), name], value)
+        yield own
         accuracy = GaugeMetricFamily("geomx_accuracy", "Test accuracy.", labels=["job"])
         if progress.accuracy is not None:
             accuracy.add_metric([progress.job], progress.accuracy)

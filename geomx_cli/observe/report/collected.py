@@ -1,82 +1,78 @@
 """A folder of collected jobs: each job's raw logs, and the records of its workers for comparison.
 
-    BASE/JOB/                        manifest.json, events/, logs/, hosts/
-    BASE/NETWORK/MODE/job.json       the job of the records below, its options and the traffic between parties
-    BASE/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ...
+    BASE/JOB/                            manifest.json, events/, logs/, hosts/
+    BASE/NETWORK/MODE/JOB/job.json       the job, its options and the traffic between parties
+    BASE/NETWORK/MODE/JOB/HOST/DEVICE.jsonl
+
+In ESync's layout the records of one job are in BASE/NETWORK/MODE/HOST/DEVICE/iter-1.txt, iter-2.txt, ..., and job.json
+in BASE/NETWORK/MODE.
 """
 
-import fcntl
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
+from geomx_cli.core.lock import locked_folder
+from geomx_cli.core.units import counted
 from geomx_cli.jobs.actions.collect import collect as collect_logs
 from geomx_cli.jobs.store.registry import KnownJob
 from geomx_cli.observe.report.job_records import JobRecords, mode_of, network_of
 from geomx_cli.observe.report.metadata import Metadata
+from geomx_cli.observe.report.record import SUFFIX, RoundRecord
+from geomx_cli.observe.report.run_folders import runs_below
 from geomx_cli.observe.report.run_records import RunRecords
 
-__all__ = ["collect", "fetched"]
+__all__ = ["Layout", "collect", "fetched"]
+
+Layout = Literal["runs", "esync"]
 
 
-def collect(job: KnownJob, base: Path, *, overwrite: bool = False) -> dict[str, Any]:
+def collect(job: KnownJob, base: Path, *, layout: Layout = "runs", overwrite: bool = False) -> dict[str, Any]:
     """Collect a job into `base`; return the content of BASE/JOB/manifest.json, with "folder" and "records" (a folder,
-    or None if no worker has recorded a round).
+    or None if nothing is recorded).
 
-    May be repeated while the job runs. Raises InvalidSettings if the records of another job are in the same place,
-    unless `overwrite` is set, and the errors of jobs.actions.collect.
+    May be repeated while the job runs. Raises InvalidSettings if the records of another job are in the same place (only
+    ESync's layout has one place for several), unless `overwrite` is set, and the errors of jobs.actions.collect.
     """
-    place = (base / network_of(job.plan) / mode_of(job.plan.spec.options)).resolve()
+    mode = (base / network_of(job.plan) / mode_of(job.plan.spec.options)).resolve()
+    place = mode if layout == "esync" else mode / job.plan.job
     folder = base / job.plan.job
-    with _alone(base):
-        if not overwrite:
-            _check(place, job.plan.job)
+    with locked_folder(base):
+        _check(place, job.plan.job, overwrite=overwrite)
         manifest = collect_logs(job, folder)
-        trial = JobRecords.read(job.plan, folder / "events")
-        written = _write_records(trial, place)
+        records = JobRecords.read(job.plan, folder / "events")
+        written = _write_records(records, place, layout)
     for process in job.plan.processes:
         if (folder / "events" / f"{process.file_name}.jsonl").exists():
-            problems = trial.logs[process.name].problems
+            problems = records.logs[process.name].problems
             manifest["problems"] += [{"host": process.host, "problem": problem} for problem in problems]
     return {**manifest, "folder": str(folder), "records": str(place) if written else None}
 
 
-@contextmanager
-def _alone(base: Path) -> Iterator[None]:
-    """Lock the folder against concurrent collection. Raises CheckFailed if it is locked."""
-    try:
-        base.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CheckFailed(f"cannot write to {base}: {error.strerror}", "choose another folder") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        hint = "wait until it is done, or choose another folder"
-        raise CheckFailed(f"another geomx collects into {base}", hint) from None
-    finally:
-        os.close(lock)
-
-
-def fetched(job: KnownJob) -> RunRecords:
-    """Return a job's trial from its hosts' current logs; nothing is kept. Files that a host could not provide are among
-    the problems. Raises the errors of jobs.actions.collect.
+def fetched(job: KnownJob, folder: Path) -> RunRecords:
+    """Return a job's run from its hosts' current logs, copied to `folder`, which must remain while it is used. Files
+    that a host could not provide are among the problems. Raises the errors of jobs.actions.collect.
     """
-    with tempfile.TemporaryDirectory(prefix="geomx-") as folder:
-        manifest = collect_logs(job, Path(folder, "job"))
-        trial = JobRecords.read(job.plan, Path(folder, "job", "events")).trial(job.directory)
+    manifest = collect_logs(job, folder / job.plan.job)
+    records = JobRecords.read(job.plan, folder / job.plan.job / "events")
+    place = folder / "records" / job.plan.job
+    _write_records(records, place, "runs", empty=True)
     problems = [f"host {one['host']}: {one['problem']}" for one in manifest["problems"]]
-    return replace(trial, unread=tuple(problems))
+    return replace(RunRecords.read(place), unread=(*problems, *records.problems))
 
 
-def _check(place: Path, job: str) -> None:
+def _check(place: Path, job: str, *, overwrite: bool) -> None:
+    """Raise InvalidSettings if `place` has anything but this job's records: `overwrite` allows those of another job,
+    but never folders of runs.
+    """
+    if below := [path for path in runs_below(place) if path != place]:
+        hint = "collect into another folder, or without --layout esync"
+        raise InvalidSettings(f"{place} has the records of {counted(len(below), 'run')} in folders of their own", hint)
+    if overwrite:
+        return
     try:
         metadata = Metadata.read(place)
         if metadata is None and (not place.exists() or not any(place.iterdir())):
@@ -89,30 +85,46 @@ def _check(place: Path, job: str) -> None:
         raise InvalidSettings(f"{place} has the records of {whose}", hint)
 
 
-def _write_records(trial: JobRecords, place: Path) -> bool:
-    """Replace all records and return True; without any, keep the existing ones and return False. Raises CheckFailed on
-    failure.
+def _write_records(records: JobRecords, place: Path, layout: Layout, *, empty: bool = False) -> bool:
+    """Replace all records and return True; if nothing is recorded, not even traffic, keep those that exist and return
+    False, unless `empty`. Raises CheckFailed on failure.
     """
     part, old = (place.with_name(f".{place.name}.{what}") for what in ("part", "old"))
-    written = False
+    metadata, written = records.metadata, empty
     try:
         for path in (part, old):
             shutil.rmtree(path, ignore_errors=True)
-        for name, (host, device) in trial.places.items():
-            folder = part / host / device
-            for record in trial.logs[name].records():
-                if not folder.exists():
-                    folder.mkdir(parents=True)
-                (folder / f"iter-{record.num_iters}.txt").write_bytes(record.encode())
-                written = True
-        if written:
-            trial.metadata.write(part)
+        for name, (host, device) in records.places.items():
+            (part / host).mkdir(parents=True, exist_ok=True)
+            write = _write_files if layout == "esync" else _write_lines
+            written |= write(records.logs[name].records(), part / host / device)
+        if written or metadata.has_traffic:
+            metadata.write(part)
             if place.exists():
                 place.rename(old)
+            place.parent.mkdir(parents=True, exist_ok=True)
             part.rename(place)
             shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise CheckFailed(f"cannot write to {place}: {error.strerror}", "free space or fix permissions") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return written
+    return written or metadata.has_traffic
+
+
+def _write_lines(rounds: Iterable[RoundRecord], path: Path) -> bool:
+    """Write a worker's rounds to one file; return whether there are any."""
+    with path.with_name(path.name + SUFFIX).open("wb") as file:
+        file.writelines(record.encode() + b"\n" for record in rounds)
+        return file.tell() > 0
+
+
+def _write_files(rounds: Iterable[RoundRecord], folder: Path) -> bool:
+    """Write a file for each round of a worker; return whether there are any."""
+    any_round = False
+    for record in rounds:
+        if not any_round:
+            folder.mkdir()
+        (folder / f"iter-{record.num_iters}.txt").write_bytes(record.encode())
+        any_round = True
+    return any_round

@@ -1,61 +1,60 @@
-"""The figures of a network's trials: their numbers, independent of drawing.
+"""The figures of groups of runs: their numbers, independent of drawing.
 
-Nothing is smoothed. Modes have the same order, and thus color, in every figure.
+Nothing is smoothed, and what is unknown is left out. Groups have the same order, and thus colour, in every figure.
 """
 
-import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from geomx_cli.core import plugins
-from geomx_cli.observe.report.record import RoundRecord, WorkerRecords, read_record
-from geomx_cli.observe.report.run_records import NON_IID, RunRecords, place_of
+from geomx_cli.core.process_name import file_name
+from geomx_cli.observe.report.averages import Curve, Mean, mean_curve, mean_of
+from geomx_cli.observe.report.groups import RunGroup
+from geomx_cli.observe.report.metric_curves import LOSS, metric_curve
+from geomx_cli.observe.report.modes import NON_IID
+from geomx_cli.observe.report.run_records import RunRecords
 from geomx_cli.observe.report.summary import Summary
+from geomx_cli.observe.report.timeline import Span, one_round
 
-__all__ = ["Bars", "Curves", "Figure", "Matrix", "Span", "Timeline", "of"]
+__all__ = ["Bars", "Curves", "Figure", "Figures", "Matrix", "Series", "Timeline", "of"]
 
-PHASES = ("computes", "evaluates", "sends", "waits")
-MOST_ROUNDS = 200
-SHORT = 180.0  # seconds; axes of shorter trials are in seconds
+SHORT = 180.0  # seconds; axes of shorter runs are in seconds
+
+
+@dataclass(frozen=True)
+class Series:
+    """A group in a figure: its label, its mode and its number among the groups of this mode define how it looks."""
+
+    label: str
+    mode: str
+    number: int = 0
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines of (x, y), by mode. `level`: a horizontal reference line, None for none."""
+    """Curves, by series. `level`: a horizontal reference line, None for none."""
 
     name: str
     title: str
     x: str
     y: str
-    curves: Mapping[str, Sequence[tuple[float, float]]]
+    curves: Mapping[Series, Curve]
     level: float | None = None
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Values by mode, each with the label of its bar ("" if a mode has only one)."""
+    """Values by series, each with the label of its bar ("" if a series has only one)."""
 
     name: str
     title: str
     y: str
-    bars: Mapping[str, Sequence[tuple[str, float]]]
-
-
-@dataclass(frozen=True)
-class Span:
-    """An activity of a worker from `begin` to `end`, seconds since training began: one of PHASES. Sending may overlap
-    with other activities.
-    """
-
-    begin: float
-    end: float
-    phase: str
+    bars: Mapping[Series, Sequence[tuple[str, Mean]]]
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """One round of a trial, by worker."""
+    """One round of a run, by worker."""
 
     name: str
     title: str
@@ -64,7 +63,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Megabytes from each party (rows) to each (columns)."""
+    """Megabytes from each party (rows) to each (columns), mean over the runs of a group."""
 
     name: str
     title: str
@@ -75,138 +74,152 @@ class Matrix:
 Figure = Curves | Bars | Timeline | Matrix
 
 
-def of(network: str, trials: Sequence[RunRecords], target: float) -> Iterator[Figure]:
-    """Yield all figures that these trials of a network have data for."""
-    ordered = sorted(trials, key=lambda trial: place_of(trial.mode))
-    alike = [trial for trial in ordered if not trial.mode.endswith(NON_IID)]
-    unlike = [trial for trial in ordered if trial.mode.endswith(NON_IID)]
-    summaries = {trial.mode: Summary.of(trial, target, parity=False) for trial in ordered}
+@dataclass
+class Figures:
+    """`found`: the figures that there are data for. `missing`: why others, by name, cannot be made."""
+
+    found: list[Figure] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, figure: Figure | str, groups: Sequence[RunGroup] = ()) -> None:
+        """Add a figure, or why there is none. `groups`: those that should have a series in it."""
+        if isinstance(figure, str):
+            self.missing[name] = figure
+            return
+        self.found.append(figure)
+        if isinstance(figure, Curves | Bars):
+            shown = figure.curves if isinstance(figure, Curves) else figure.bars
+            for group in groups:
+                if _series(group) not in shown:
+                    self.missing[f"{name} of {group.label}"] = "nothing of it is recorded"
+
+
+def of(what: str, groups: Sequence[RunGroup], metrics: Sequence[str] = ()) -> Figures:
+    """Return all figures of these groups of runs. `what`: the network or script, for titles. `metrics`: of scripts."""
+    figures = Figures()
+    alike = [group for group in groups if not group.mode.endswith(NON_IID)]
+    unlike = [group for group in groups if group.mode.endswith(NON_IID)]
     for name, which, data in (("accuracy", alike, "i.i.d."), ("accuracy-niid", unlike, "non-i.i.d.")):
-        unit, scale = ("minutes", 60.0) if _longest(which) > SHORT else ("seconds", 1.0)
-        curves = _curves(which, lambda trial, seconds, scale=scale: seconds / scale)
-        if curves:
-            title = f"Test accuracy of {network} on {data} data"
-            yield Curves(name, title, f"time ({unit})", "test accuracy", curves, _standalone(which))
-    counted = [trial for trial in ordered if trial.metadata is not None and trial.metadata.seconds]
-    curves = _curves(counted, _wan_megabytes_until)
-    if curves:
-        title = f"Test accuracy of {network} by traffic"
-        yield Curves("bytes", title, "between parties (MB, both ways)", "test accuracy", curves)
-    yield _bars("throughput", f"Data throughput of {network}", "samples per second", summaries, "samples_per_s")
-    yield _bars("traffic", f"Traffic of {network}'s workers", "MB per second, both ways", summaries, "traffic")
-    yield Bars(
-        "computing", f"Computing time ratio of {network}", "part of the time",
-        {trial.mode: [(name, _busy(trial, name)) for name in _names(trial)] for trial in ordered},
-    )  # fmt: skip
-    for trial in ordered:
-        workers = dict(_round(trial))
-        if workers:
-            yield Timeline(f"timeline-{trial.mode}", f"One round of {network}, {trial.title}", workers)
-        if trial.metadata is not None and any(trial.metadata.traffic.values()):
-            yield _matrix(network, trial)
+        if which:
+            unit, scale = ("minutes", 60.0) if _longest(which) > SHORT else ("seconds", 1.0)
+            title, x = f"Test accuracy of {what} on {data} data", f"time ({unit})"
+            curves = _curves(which, lambda run, seconds, scale=scale: seconds / scale)
+            figures.add(name, _accuracy(name, title, x, curves, _standalone(which)), which)
+    curves = _curves(groups, _wan_megabytes_until)
+    title = f"Test accuracy of {what} by traffic"
+    figures.add("bytes", _accuracy("bytes", title, "between parties (MB, both ways)", curves), groups)
+    for metric in (LOSS, *metrics):
+        name, title = (LOSS, "Training loss") if metric == LOSS else (f"metric-{file_name(metric)}", metric)
+        figures.add(name, _metric(name, f"{title} of {what}", metric, groups), groups)
+    summaries = {_series(group): [Summary.of(run, 1.0, parity=False) for run in group.runs] for group in groups}
+
+    def bars(name: str, title: str, y: str, attribute: str, why: str) -> None:
+        means = {series: mean_of(getattr(one, attribute) for one in known) for series, known in summaries.items()}
+        found = {series: [("", mean)] for series, mean in means.items() if mean is not None}
+        figures.add(name, Bars(name, title, y, found) if found else why, groups)
+
+    title, why = f"Data throughput of {what}", "no run has recorded a round"
+    bars("throughput", title, "samples per second", "samples_per_s", why)
+    bars("traffic", f"Traffic of {what}'s workers", "MB per second, both ways", "traffic", "no record has bytes")
+    busy = {_series(group): found for group in groups if (found := list(_busy(group)))}
+    title = f"Computing time ratio of {what}"
+    why = "no record has the time of computing"
+    figures.add("computing", Bars("computing", title, "part of the time", busy) if busy else why, groups)
+    for group in groups:
+        figures.add(f"timeline-{group.name}", _timeline(what, group))
+        figures.add(f"matrix-{group.name}", _matrix(what, group))
+    return figures
 
 
-def _curves(
-    trials: Sequence[RunRecords], x: Callable[..., float]
-) -> dict[str, Sequence[tuple[float, float]]]:
-    return {
-        trial.mode: [(x(trial, seconds), accuracy) for seconds, accuracy in trial.evaluator.accuracies]
-        for trial in trials
-        if trial.evaluator.accuracies
-    }
+def _series(group: RunGroup) -> Series:
+    return Series(group.label, group.mode, group.number)
 
 
-def _longest(trials: Sequence[RunRecords]) -> float:
-    return max((trial.evaluator.seconds for trial in trials), default=0.0)
+def _accuracy(
+    name: str, title: str, x: str, curves: Mapping[Series, Curve] | str, level: float | None = None
+) -> Curves | str:
+    return curves if isinstance(curves, str) else Curves(name, title, x, "test accuracy", curves, level)
 
 
-def _wan_megabytes_until(trial: RunRecords, seconds: float) -> float:
-    """Return the megabytes between parties up to that time."""
-    sent = trial.metadata.bytes_by(seconds) if trial.metadata is not None else None
-    return (sent or 0) / 1e6
+def _curves(groups: Sequence[RunGroup], x: Callable[..., float | None]) -> dict[Series, Curve] | str:
+    """Return the accuracies of each group over `x` of a run and its seconds, or why there are none."""
+    found: dict[Series, Curve] = {}
+    why = "no run has evaluated the model"
+    for group in groups:
+        points = [
+            [(at, accuracy) for seconds, accuracy in run.evaluator.accuracies if (at := x(run, seconds)) is not None]
+            for run in group.runs
+        ]
+        if any(run.evaluator.accuracies for run in group.runs) and not any(points):
+            why = "no run that evaluated the model has recorded its traffic between parties"
+        if known := [one for one in points if one]:
+            found[_series(group)] = mean_curve(known)
+    return found or why
 
 
-def _standalone(trials: Sequence[RunRecords]) -> float | None:
+def _metric(name: str, title: str, metric: str, groups: Sequence[RunGroup]) -> Curves | str:
+    """Return the figure of LOSS or of a metric of scripts over time, or why there is none."""
+    unit, scale = ("minutes", 60.0) if _longest(groups) > SHORT else ("seconds", 1.0)
+    found: dict[Series, Curve] = {}
+    for group in groups:
+        points = [[(seconds / scale, value) for seconds, value in metric_curve(run, metric)] for run in group.runs]
+        known = [one for one in points if one]
+        if known:
+            found[_series(group)] = mean_curve(known)
+    if not found:
+        return f"no run has recorded {'a loss' if metric == LOSS else metric}"
+    return Curves(name, title, f"time ({unit})", f"{metric}, mean over workers", found)
+
+
+def _longest(groups: Sequence[RunGroup]) -> float:
+    return max((run.evaluator.seconds for group in groups for run in group.runs), default=0.0)
+
+
+def _wan_megabytes_until(run: RunRecords, seconds: float) -> float | None:
+    """Return the megabytes between parties up to that time; None if unknown."""
+    sent = run.metadata.bytes_by(seconds) if run.metadata is not None else None
+    return None if sent is None else sent / 1e6
+
+
+def _standalone(groups: Sequence[RunGroup]) -> float | None:
     """Return the final accuracy of a single worker, if that was tried too."""
     standalone = [name for name, algorithm in plugins.algorithms().items() if algorithm.standalone]
-    for trial in trials:
-        if trial.mode.removesuffix(NON_IID) in standalone and trial.evaluator.accuracies:
-            return trial.evaluator.accuracies[-1][1]
+    for group in groups:
+        if group.mode.removesuffix(NON_IID) in standalone:
+            last = [run.evaluator.accuracies[-1][1] for run in group.runs if run.evaluator.accuracies]
+            return mean.value if (mean := mean_of(last)) is not None else None
     return None
 
 
-def _bars(name: str, title: str, y: str, summaries: Mapping[str, Summary], field: str) -> Bars:
-    return Bars(name, title, y, {mode: [("", getattr(summary, field))] for mode, summary in summaries.items()})
+def _busy(group: RunGroup) -> Iterator[tuple[str, Mean]]:
+    """Yield the computing part of each worker of a group's runs."""
+    parts: dict[str, list[float | None]] = {}
+    for run in group.runs:
+        for host, devices in run.workers.items():
+            for device, worker in devices.items():
+                parts.setdefault(f"{host}/{device}", []).append(worker.busy)
+    for name, values in parts.items():
+        if (mean := mean_of(values)) is not None:
+            yield name, mean
 
 
-def _names(trial: RunRecords) -> list[str]:
-    return [f"{host}/{device}" for host, devices in trial.workers.items() for device in devices]
+def _timeline(what: str, group: RunGroup) -> Timeline | str:
+    run = group.runs[0]
+    workers = one_round(run)
+    of_which = f", run {run.name}" if len(group.runs) > 1 else ""
+    if not workers:
+        return "the times of its rounds are not recorded"
+    return Timeline(f"timeline-{group.name}", f"One round of {what}, {group.label}{of_which}", workers)
 
 
-def _busy(trial: RunRecords, name: str) -> float:
-    worker = _worker(trial, name)
-    return worker.compute / worker.seconds if worker.seconds else 0.0
-
-
-def _round(trial: RunRecords) -> Iterator[tuple[str, Sequence[Span]]]:
-    """Yield each worker's activity during one round, in the middle of the trial, of the worker with the fewest rounds;
-    if all have the same rounds, that is a common round.
-    """
-    fewest = min(len(worker.samples) for worker in trial.each())
-    number = (fewest + 1) // 2
-    if not number:
-        return
-    starts = trial.metadata.starts if trial.metadata is not None else {}
-    alike = all(len(worker.samples) == fewest for worker in trial.each())
-    slowest = next(name for name in _names(trial) if len(_worker(trial, name).samples) == fewest)
-    begin, end = (_end(trial, slowest, index) + starts.get(slowest, 0.0) for index in (number - 1, number))
-    for name in _names(trial):
-        elapsed, start = _worker(trial, name).elapsed, starts.get(name, 0.0)
-        first = number - 1 if alike else bisect.bisect_right(elapsed, begin - start)
-        last = number if alike else min(bisect.bisect_left(elapsed, end - start) + 1, len(elapsed), first + MOST_ROUNDS)
-        spans: list[Span] = []
-        for index in range(first, last):
-            record = _record(trial.folder / name, index + 1)
-            if record is not None and record.communicate is not None and record.wait is not None:
-                spans += _spans(_end(trial, name, index), record, start)
-        if spans:
-            yield name, spans
-
-
-def _worker(trial: RunRecords, name: str) -> WorkerRecords:
-    host, device = name.split("/", 1)
-    return trial.workers[host][device]
-
-
-def _end(trial: RunRecords, name: str, rounds: int) -> float:
-    """Return the time when a worker completed `rounds` rounds, by its own count of seconds."""
-    return _worker(trial, name).elapsed[rounds - 1] if rounds else 0.0
-
-
-def _record(folder: Path, number: int) -> RoundRecord | None:
-    try:
-        return read_record(f"{folder}/iter-{number}.txt", number)
-    except ValueError:
-        return None
-
-
-def _spans(begin: float, record: RoundRecord, start: float) -> Iterator[Span]:
-    """Yield the steps, then the exchange, during which a part of the test set may be evaluated, and the wait for its
-    end; `start` is added to the worker's own seconds.
-    """
-    end = record.total_time
-    exchange = max(begin, end - (record.communicate or 0.0))
-    waiting = max(exchange, end - (record.wait or 0.0))
-    evaluated = min(waiting, exchange + sum(step.get("evaluation", 0.0) for step in record.time.values()))
-    cuts = (begin, exchange, evaluated, waiting, end)
-    for phase, first, last in zip(PHASES, cuts, cuts[1:], strict=False):
-        if last > first:
-            yield Span(start + first, start + last, phase)
-
-
-def _matrix(network: str, trial: RunRecords) -> Matrix:
-    assert trial.metadata is not None
-    traffic = trial.metadata.traffic
-    parties = list(traffic)
-    rows = [[traffic[sender].get(receiver, 0) / 1e6 for receiver in parties] for sender in parties]
-    return Matrix(f"matrix-{trial.mode}", f"Traffic between parties: {network}, {trial.title}", parties, rows)
+def _matrix(what: str, group: RunGroup) -> Matrix | str:
+    recorded = [run.metadata.traffic for run in group.runs if run.metadata is not None]
+    known = [traffic for traffic in recorded if any(traffic.values())]
+    if not known:
+        return "no traffic between its parties is recorded"
+    parties = list(dict.fromkeys(party for traffic in known for party in traffic))
+    rows = [
+        [sum(traffic.get(sender, {}).get(receiver, 0) for traffic in known) / len(known) / 1e6 for receiver in parties]
+        for sender in parties
+    ]
+    return Matrix(f"matrix-{group.name}", f"Traffic between parties: {what}, {group.label}", parties, rows)

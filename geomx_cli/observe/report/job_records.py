@@ -1,4 +1,4 @@
-"""A job as a trial, from its processes' event logs.
+"""A job as a run, from its processes' event logs.
 
 Workers are identified as HOST/DEVICE: the host's name in the inventory (on one machine the party's), and on it `cpu`,
 `gpu1`, or if several train on the CPU `cpu0`, `cpu1`, ...
@@ -13,9 +13,8 @@ from typing import Any
 from geomx_cli.core import plugins
 from geomx_cli.core.process_name import file_name
 from geomx_cli.observe.report.metadata import Metadata, traffic, wan_bytes
+from geomx_cli.observe.report.modes import NON_IID
 from geomx_cli.observe.report.process_log import ProcessLog
-from geomx_cli.observe.report.record import WorkerRecords
-from geomx_cli.observe.report.run_records import NON_IID, RunRecords
 from geomx_cli.plan import Plan, Process
 from geomx_cli.runtime.training.catalog import is_iid
 
@@ -23,7 +22,7 @@ __all__ = ["JobRecords", "mode_of", "network_of"]
 
 
 def network_of(plan: Plan) -> str:
-    """Return the network name of a job's trial, or that of its script."""
+    """Return the network name of a job's run, or that of its script."""
     script = next((Path(word).stem for word in plan.spec.script if word.endswith(".py")), "")
     return file_name(script or (plan.spec.script[0] if plan.spec.script else str(plan.spec.options["network"])))
 
@@ -67,14 +66,14 @@ class JobRecords:
             traffic=traffic(parties, self.logs), seconds=seconds, wan_bytes=counts, starts=self._starts(),
             evaluation_on_clock=None if self.plan.spec.script else True,
             recorded=self._recorded(),
+            network=network_of(self.plan), mode=mode_of(self.plan.spec.options),
+            script=list(self.plan.spec.script), script_digest=self.plan.spec.script_digest,
         )  # fmt: skip
 
-    def trial(self, folder: Path) -> RunRecords:
-        """Return the trial as if its records had been read from `folder`."""
-        found: dict[str, dict[str, WorkerRecords]] = {}
-        for name, (host, device) in sorted(self.places.items(), key=lambda item: item[1]):
-            found.setdefault(host, {})[device] = self.logs[name].worker()
-        return RunRecords(folder, network_of(self.plan), mode_of(self.plan.spec.options), found, self.metadata)
+    @property
+    def problems(self) -> list[str]:
+        """A sentence per damaged event of a training worker."""
+        return [problem for name in self.places for problem in self.logs[name].problems]
 
     def _recorded(self) -> dict[str, float]:
         largest: dict[str, float] = {}

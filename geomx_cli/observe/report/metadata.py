@@ -1,4 +1,4 @@
-"""Metadata of a trial: its job, and the traffic between the parties."""
+"""Metadata of a run: its job with options and script, and the traffic between the parties."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,17 +13,18 @@ from geomx_cli.observe.report.process_log import ProcessLog
 __all__ = ["FILE_NAME", "Metadata"]
 
 FILE_NAME = "job.json"
-"""The metadata file, next to the folders of the trial's hosts."""
+"""The metadata file, next to the folders of the run's hosts."""
 STEP = 0.5
 MOST = 2000
 
 
 class Metadata(msgspec.Struct):
-    """traffic: bytes from each party to each other one. seconds, wan_bytes: cumulative bytes between parties by seconds
-    after training began, including the first weights. starts: each worker's (HOST/DEVICE) start in seconds after the
-    first. evaluation_on_clock: whether the workers' times include evaluations. recorded: the algorithm's own metrics of
-    the last round, the maximum over the workers; in the file they have their own names, and are not read back. None
-    means unknown.
+    """options: all of the job's, with algorithm, seed and codec. script: its command, empty for the bundled training;
+    script_digest: SHA-256 over the script and the files of --sync. traffic: bytes from each party to each other one.
+    seconds, wan_bytes: cumulative bytes between parties by seconds after training began, including the first weights.
+    starts: each worker's (HOST/DEVICE) start in seconds after the first. evaluation_on_clock: whether the workers'
+    times include evaluations. recorded: the algorithm's own metrics of the last round, the maximum over the workers; in
+    the file they have their own names, and are not read back. None, or an empty text, means unknown.
     """
 
     job: str
@@ -35,11 +36,20 @@ class Metadata(msgspec.Struct):
     starts: dict[str, float] = {}
     evaluation_on_clock: bool | None = None
     recorded: dict[str, float] = {}
+    network: str = ""
+    mode: str = ""
+    script: list[str] = []
+    script_digest: str = ""
     schema_version: int = 1
+
+    @staticmethod
+    def exists(folder: Path) -> bool:
+        """Whether the folder is that of a run with metadata."""
+        return (folder / FILE_NAME).is_file()
 
     @classmethod
     def read(cls, folder: Path) -> "Metadata | None":
-        """Read a trial's metadata; None if missing. Raises InvalidSettings if damaged."""
+        """Read a run's metadata; None if missing. Raises InvalidSettings if damaged."""
         path = folder / FILE_NAME
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
@@ -57,7 +67,12 @@ class Metadata(msgspec.Struct):
     @property
     def total(self) -> int | None:
         """Return the total bytes between the parties; None if not recorded."""
-        return sum(sum(row.values()) for row in self.traffic.values()) if self.seconds else None
+        return sum(sum(row.values()) for row in self.traffic.values()) if self.has_traffic else None
+
+    @property
+    def has_traffic(self) -> bool:
+        """Whether any traffic is recorded; that of scripts that do not report has no times."""
+        return bool(self.seconds) or any(self.traffic.values())
 
     def bytes_by(self, seconds: float) -> int | None:
         """Return the bytes between the parties up to that time; None if not recorded."""

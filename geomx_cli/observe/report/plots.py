@@ -1,122 +1,157 @@
 """Draws figures to files with matplotlib."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import CheckFailed, InvalidSettings
+from geomx_cli.observe.report.axes import Axes
 from geomx_cli.observe.report.figures import Bars, Curves, Figure, Matrix, Timeline
-from geomx_cli.observe.report.run_records import title
-from geomx_cli.observe.report.styles import PHASES, style
+from geomx_cli.observe.report.styles import PHASE_COLOURS, style
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axes import Axes as Plot
 
-__all__ = ["draw"]
+__all__ = ["Page", "draw"]
 
-SIZE = (7.2, 4.4)
 DPI = 150
 MOST_MARKERS = 12
+_NAMED = 8  # characters; above, the labels of several bars are tilted
 
 
-def draw(figure: Figure, folder: Path, form: str) -> Path:
-    """Write a figure to `folder`/NAME.`form`; return the path. Raises InvalidSettings without matplotlib, CheckFailed
+@dataclass(frozen=True)
+class Page:
+    """What all figures have in common. size: width and height in inches. font_size: in points."""
+
+    form: str = "png"
+    size: tuple[float, float] = (7.2, 4.4)
+    font_size: float = 10.0
+    axes: Axes = field(default_factory=Axes)
+
+
+def draw(figure: Figure, folder: Path, page: Page) -> Path:
+    """Write a figure to `folder`/NAME.FORM; return the path. Raises InvalidSettings without matplotlib, CheckFailed
     if the file cannot be written.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure as Canvas
     except ImportError:
         raise InvalidSettings("figures need matplotlib", "pip install 'geomx-cli[draw]'") from None
-    canvas = Canvas(figsize=SIZE, layout="constrained")
-    axes = canvas.add_subplot()
-    axes.set_title(figure.title, fontsize=11)
-    for kind, paint in _PAINTERS.items():
-        if isinstance(figure, kind):
-            paint(axes, figure)
-    path = folder / f"{figure.name}.{form}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        canvas.savefig(path, dpi=DPI)
-    except OSError as error:
-        raise CheckFailed(f"cannot write {path}: {error.strerror}", "free space or fix permissions") from None
+    path = folder / f"{figure.name}.{page.form}"
+    # Type 42 fonts: journals refuse matplotlib's usual Type 3.
+    with rc_context({"font.size": page.font_size, "axes.titlesize": "medium", "pdf.fonttype": 42}):
+        canvas = Canvas(figsize=page.size, layout="constrained")
+        plot = canvas.add_subplot()
+        plot.set_title(figure.title)
+        for kind, paint in _PAINTERS.items():
+            if isinstance(figure, kind):
+                paint(plot, figure, page)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            canvas.savefig(path, dpi=DPI)
+        except OSError as error:
+            raise CheckFailed(f"cannot write {path}: {error.strerror}", "free space or fix permissions") from None
     return path
 
 
-def _curves(axes: "Axes", figure: Curves) -> None:
-    for mode, points in figure.curves.items():
-        look = style(mode)
-        xs, ys = zip(*points, strict=True)
-        axes.plot(
-            xs, ys, color=look.colour, marker=look.marker, linestyle=look.line, label=title(mode), linewidth=1.6,
-            markersize=5, markevery=max(1, len(points) // MOST_MARKERS),
+def _curves(plot: "Plot", figure: Curves, page: Page) -> None:
+    """Draw the curves; where a later one covers an earlier one exactly, it is dashed, so that both can be seen."""
+    drawn: list[tuple[Any, Any]] = []
+    for index, (series, curve) in enumerate(figure.curves.items()):
+        look = style(series.mode, series.number)
+        covers = (curve.x, curve.y) in drawn
+        drawn.append((curve.x, curve.y))
+        every = max(1, len(curve.x) // MOST_MARKERS)
+        plot.plot(
+            curve.x, curve.y, color=look.colour, marker=look.marker, linestyle=(0, (3, 3)) if covers else look.line,
+            label=f"{series.label} (n = {curve.n})" if curve.n > 1 else series.label, linewidth=1.6,
+            markersize=5 if not covers else 8, markevery=(index * every // len(figure.curves), every),
+            fillstyle="none" if covers else "full",
         )  # fmt: skip
+        if curve.sd is not None and len(curve.x) == 1:
+            plot.errorbar(curve.x, curve.y, yerr=curve.sd, color=look.colour, capsize=3)
+        elif curve.sd is not None:
+            low, high = ([y + side * sd for y, sd in zip(curve.y, curve.sd, strict=True)] for side in (-1, 1))
+            plot.fill_between(curve.x, low, high, color=look.colour, alpha=0.18, linewidth=0)
     if figure.level is not None:
-        axes.axhline(figure.level, color="black", linestyle="--", linewidth=1, label="standalone")
-    axes.set(xlabel=figure.x, ylabel=figure.y, ylim=(0, 1))
-    axes.set_xlim(left=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=9)
+        plot.axhline(figure.level, color="black", linestyle="--", linewidth=1, label="standalone")
+    axes = page.axes
+    if axes.target is not None:
+        plot.axhline(axes.target, color="grey", linestyle=":", linewidth=1.2, label=f"target {axes.target:g}")
+    plot.set(
+        xlabel=figure.x, ylabel=figure.y, xscale="log" if axes.logx else "linear",
+        yscale="log" if axes.logy else "linear", ylim=axes.y_limits(figure),
+    )  # fmt: skip
+    left, right = axes.x_limits(figure)
+    plot.set_xlim(left, right if axes.xlim or axes.logx else right * 1.02)
+    plot.grid(alpha=0.3)
+    plot.legend(fontsize="small")
 
 
-def _bars(axes: "Axes", figure: Bars) -> None:
-    """Draw groups of bars, one group per mode, with the bars in the same order."""
+def _bars(plot: "Plot", figure: Bars, _: Page) -> None:
+    """Draw groups of bars, one group per series, with the bars in the same order."""
     place, ticks, labels = 0.0, [], []
-    for mode, bars in figure.bars.items():
-        look = style(mode)
+    for series, bars in figure.bars.items():
+        look = style(series.mode, series.number)
         places = [place + number for number in range(len(bars))]
-        values = [value for _, value in bars]
-        drawn = axes.bar(places, values, 0.85, color=look.colour, hatch=look.hatch, edgecolor="white")
+        means = [mean for _, mean in bars]
+        values, sds = [mean.value for mean in means], [mean.sd or 0.0 for mean in means]
+        drawn = plot.bar(places, values, 0.85, color=look.colour, hatch=look.hatch, edgecolor="white")
+        if any(sds):
+            plot.errorbar(places, values, yerr=sds, color="grey", fmt="none", capsize=3, linewidth=1)
         if len(bars) == 1:
-            axes.bar_label(drawn, [_number(value) for value in values], fontsize=9, padding=2)
+            plot.bar_label(drawn, [_number(mean.value) for mean in means], fontsize="small", padding=2)
         ticks.append(sum(places) / len(places))
-        labels.append(title(mode))
+        labels.append(series.label)
         place += len(bars) + (1 if len(bars) > 1 else 0.4)
-    axes.set_xticks(ticks, labels, fontsize=9, rotation=25 if len(labels) > 5 else 0)
-    axes.set_ylabel(figure.y)
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
+    tilted = len(labels) > 5 or (len(labels) > 2 and max(map(len, labels)) > _NAMED)
+    plot.set_xticks(ticks, labels, fontsize="small", rotation=25 if tilted else 0, ha="right" if tilted else "center")
+    plot.set_ylabel(figure.y)
+    plot.grid(axis="y", alpha=0.3)
+    plot.set_axisbelow(True)
+    plot.margins(y=0.12)
     if any(label for bars in figure.bars.values() for label, _ in bars):
-        axes.set_ylim(0, 1)
         devices = ", ".join(label for label, _ in next(iter(figure.bars.values())))
-        axes.set_xlabel(f"from left to right in each: {devices}", fontsize=8)
-    else:
-        axes.margins(y=0.12)
+        plot.set_xlabel(f"from left to right in each: {devices}", fontsize="x-small", wrap=True)
 
 
-def _timeline(axes: "Axes", figure: Timeline) -> None:
+def _timeline(plot: "Plot", figure: Timeline, _: Page) -> None:
     begin = min(span.begin for spans in figure.workers.values() for span in spans)
     for row, spans in enumerate(figure.workers.values()):
         for span in spans:
-            axes.barh(row, span.end - span.begin, left=span.begin - begin, height=0.6, color=PHASES[span.phase])
-    for phase, colour in PHASES.items():
-        axes.barh(0, 0, color=colour, label=phase)
-    axes.set_yticks(range(len(figure.workers)), list(figure.workers), fontsize=9)
-    axes.invert_yaxis()
-    axes.set_xlabel("time (seconds)")
-    axes.grid(axis="x", alpha=0.3)
-    axes.legend(fontsize=9, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, frameon=False)
+            plot.barh(row, span.end - span.begin, left=span.begin - begin, height=0.6, color=PHASE_COLOURS[span.phase])
+    for phase, colour in PHASE_COLOURS.items():
+        plot.barh(0, 0, color=colour, label=phase)
+    plot.set_yticks(range(len(figure.workers)), list(figure.workers), fontsize="small")
+    plot.invert_yaxis()
+    plot.set_xlabel("time (seconds)")
+    plot.grid(axis="x", alpha=0.3)
+    plot.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, frameon=False)
 
 
-def _matrix(axes: "Axes", figure: Matrix) -> None:
+def _matrix(plot: "Plot", figure: Matrix, _: Page) -> None:
     from matplotlib import colormaps
 
     count = len(figure.parties)
     most = max(max(row) for row in figure.megabytes) or 1.0
-    axes.imshow(figure.megabytes, cmap=colormaps["cividis"], vmin=0)
+    image = plot.imshow(figure.megabytes, cmap=colormaps["cividis"], vmin=0, vmax=most)
+    plot.figure.colorbar(image, ax=plot, label="MB")
     for row in range(count):
         for column in range(count):
             value = figure.megabytes[row][column]
             text = "" if row == column else _number(value)
-            axes.text(column, row, text, ha="center", va="center", color="black" if value > 0.6 * most else "white")
-    axes.set_xticks(range(count), figure.parties)
-    axes.set_yticks(range(count), figure.parties)
-    axes.set(xlabel="to (MB)", ylabel="from")
+            plot.text(column, row, text, ha="center", va="center", color="black" if value > 0.6 * most else "white")
+    plot.set_xticks(range(count), figure.parties)
+    plot.set_yticks(range(count), figure.parties)
+    plot.set(xlabel="to", ylabel="from")
 
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-_PAINTERS: Mapping[type, Callable[["Axes", Any], None]] = {
+_PAINTERS: Mapping[type, Callable[["Plot", Any, Page], None]] = {
     Curves: _curves, Bars: _bars, Timeline: _timeline, Matrix: _matrix,
 }  # fmt: skip

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geomx_cli.core import events
-from geomx_cli.core.events import Event, RoundCompleted, Telemetry
+from geomx_cli.core.events import Event, Reported, RoundCompleted, Telemetry, Traffic
 from geomx_cli.core.jsonlines import read_objects
 from geomx_cli.core.untrusted import first_line
 from geomx_cli.jobs.view.reducer import ProcessState
-from geomx_cli.observe.report.record import RoundRecord, WorkerRecords
+from geomx_cli.observe.report.record import RoundRecord
 from geomx_cli.plan import Process
 
 __all__ = ["ProcessLog"]
@@ -44,8 +44,12 @@ class ProcessLog:
 
     def records(self) -> Iterator[RoundRecord]:
         """Yield a training worker's rounds in order. An accuracy is in the record of the round whose weights were
-        evaluated, the final one in the last record.
+        evaluated, the final one in the last record. A script has no rounds: its reports are its records, numbered from
+        1, with the bytes that telemetry has counted by then.
         """
+        if self.state.first_round is None:
+            yield from self._reports()
+            return
         accuracies, finished = dict(self.state.evaluations), self.state.finished
         if finished is not None and finished.accuracy is not None:
             accuracies[self.state.round] = finished.accuracy
@@ -53,13 +57,18 @@ class ProcessLog:
             if isinstance(event, RoundCompleted):
                 yield RoundRecord.of(event, accuracies.get(event.num_iters))
 
-    def worker(self) -> WorkerRecords:
-        """Return its rounds as a worker of a trial."""
-        worker = WorkerRecords()
-        for record in self.records():
-            worker.add(record)
-        worker.problems = list(self.problems)
-        return worker
+    def _reports(self) -> Iterator[RoundRecord]:
+        counts, samples, number = Traffic(), 0, 0
+        before = (0, 0)
+        for event in self._events(lambda problem: None):
+            if isinstance(event, Telemetry) and event.bytes is not None:
+                counts = event.bytes
+            elif isinstance(event, Reported):
+                number += 1
+                total = counts.lan[0] + counts.wan[0], counts.lan[1] + counts.wan[1]
+                sent, received = (max(0, now - old) for now, old in zip(total, before, strict=True))
+                yield RoundRecord.reported(number, event, max(0, event.samples - samples), sent, received)
+                before, samples = total, max(samples, event.samples)
 
     def _events(self, complain: Callable[[str], None]) -> Iterator[Event]:
         try:

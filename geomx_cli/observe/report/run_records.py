@@ -1,4 +1,4 @@
-"""A trial: one network trained under one mode, with its workers' records in BASE/NETWORK/MODE/HOST/DEVICE."""
+"""A run: one job's records, of one network trained under one mode, by worker."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -6,20 +6,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from geomx_cli.core import plugins
 from geomx_cli.core.errors import InvalidSettings
-from geomx_cli.observe.report.metadata import FILE_NAME, Metadata
-from geomx_cli.observe.report.record import WorkerRecords
+from geomx_cli.observe.report.metadata import Metadata
+from geomx_cli.observe.report.modes import title
+from geomx_cli.observe.report.record import SUFFIX, RoundRecord, WorkerRecords, read_rounds
 
-__all__ = ["MODES", "NON_IID", "RunRecords", "modes_in", "place_of", "title"]
+__all__ = ["OnProgress", "RunRecords"]
 
-MODES: Mapping[str, str] = {name: title for name, (title, _) in plugins.modes().items()}
-"""Titles of the modes in figures and files. The suffix "-niid" marks data split by class."""
-
-NON_IID = "-niid"
-FOLDERS = tuple(mode + suffix for mode in MODES for suffix in ("", NON_IID))
-"""Folders of trials of the modes known here; other modes are identified by their job.json."""
 MANY = 8
+OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -37,25 +32,22 @@ class RunRecords:
     unread: tuple[str, ...] = ()
 
     @classmethod
-    def read(
-        cls, base: Path, network: str, mode: str, told: Callable[[int, int], None] = lambda *_: None
-    ) -> "RunRecords":
-        """Read all records; `told` gets the numbers of workers read and in total. Raises InvalidSettings if there are
-        none.
+    def read(cls, folder: Path, on_progress: OnProgress = lambda *_: None) -> "RunRecords":
+        """Read all records of the run in `folder`, in either layout; `on_progress` gets the numbers of workers read
+        and in total. Raises InvalidSettings if there are none, or its metadata are damaged.
         """
-        folder = base / network / mode
+        metadata = Metadata.read(folder)
         places = list(_places(folder))
-        if not places and mode not in FOLDERS:
-            known = f"choose one of {', '.join(MODES)}, or one with {NON_IID}"
-            raise InvalidSettings(f"there is no mode {mode!r}", known)
         if not places:
-            raise InvalidSettings(f"there are no records in {folder}", _what_there_is(base))
+            raise InvalidSettings(f"there are no records in {folder}", "collect the job again")
         workers: dict[str, dict[str, WorkerRecords]] = {}
         with _mapping(len(places)) as mapping:
             for done, (place, worker) in enumerate(zip(places, mapping(WorkerRecords.read, places), strict=True), 1):
-                workers.setdefault(place.parent.name, {})[place.name] = worker
-                told(done, len(places))
-        return cls(folder, network, mode, workers, Metadata.read(folder))
+                workers.setdefault(place.parent.name, {})[place.name.removesuffix(SUFFIX)] = worker
+                on_progress(done, len(places))
+        network = metadata.network if metadata is not None else ""
+        mode = metadata.mode if metadata is not None else ""
+        return cls(folder, network or folder.parent.name, mode or folder.name, workers, metadata)
 
     @property
     def problems(self) -> list[str]:
@@ -68,16 +60,23 @@ class RunRecords:
         return title(self.mode)
 
     @property
+    def name(self) -> str:
+        """The job's id, or the folder of records without metadata."""
+        return self.metadata.job if self.metadata is not None else str(self.folder)
+
+    @property
     def evaluator(self) -> WorkerRecords:
         """The worker that evaluates."""
         return max(self.each(), key=lambda worker: len(worker.accuracies))
 
-    def bytes_by(self, seconds: float) -> int:
-        """Return what all workers had sent and received in rounds completed by then."""
+    def bytes_by(self, seconds: float) -> int | None:
+        """Return what all workers had sent and received in rounds completed by then; None if not recorded."""
+        if not any(worker.traffic for worker in self.each()):
+            return None
         return sum(
             count
             for worker in self.each()
-            for count, end in zip(worker.traffic, worker.elapsed, strict=True)
+            for count, end in zip(worker.traffic, worker.elapsed, strict=False)
             if end <= seconds
         )
 
@@ -86,12 +85,17 @@ class RunRecords:
         for devices in self.workers.values():
             yield from devices.values()
 
+    def rounds(self, name: str, first: int, last: int) -> Iterator[RoundRecord]:
+        """Yield the readable rounds `first` to `last` of the worker HOST/DEVICE."""
+        files = self.folder / f"{name}{SUFFIX}"
+        return read_rounds(files if files.exists() else self.folder / name, first, last)
+
 
 def _places(folder: Path) -> Iterator[Path]:
-    """Yield the workers' folders."""
+    """Yield the workers' files, or in ESync's layout their folders. Folders of runs in it are skipped."""
     try:
-        for host in sorted(path for path in folder.iterdir() if path.is_dir()):
-            yield from sorted(path for path in host.iterdir() if path.is_dir())
+        for host in sorted(path for path in folder.iterdir() if path.is_dir() and not Metadata.exists(path)):
+            yield from sorted(path for path in host.iterdir() if path.is_dir() or path.suffix == SUFFIX)
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
@@ -106,34 +110,3 @@ def _mapping(count: int) -> Iterator[Callable[..., Iterable[WorkerRecords]]]:
         return
     with ProcessPoolExecutor() as pool:
         yield pool.map
-
-
-def modes_in(base: Path, network: str) -> list[str]:
-    """Return the modes with trials of a network, from the folders. Raises InvalidSettings if there are none."""
-    found = sorted((path.name for path in (base / network).glob("*") if _is_trial(path)), key=place_of)
-    if not found:
-        raise InvalidSettings(f"there are no records in {base / network}", _what_there_is(base))
-    return found
-
-
-def place_of(mode: str) -> tuple[int, str]:
-    """Sort key for modes: in the order of MODES, unknown ones last."""
-    return FOLDERS.index(mode) if mode in FOLDERS else len(FOLDERS), mode
-
-
-def _is_trial(folder: Path) -> bool:
-    return folder.is_dir() and (folder.name in FOLDERS or (folder / FILE_NAME).exists())
-
-
-def _what_there_is(base: Path) -> str:
-    """List the trials in a folder, for an error message."""
-    if not base.is_dir():
-        return f"there is no folder {base}; geomx logs collect --to DIR writes records to DIR"
-    found = sorted(f"{path.parent.name}/{path.name}" for path in base.glob("*/*") if _is_trial(path))
-    return f"there are those of {', '.join(found)}" if found else f"geomx logs collect --to {base} writes records there"
-
-
-def title(mode: str) -> str:
-    """Return a mode's title, as in "ESync", or "ESync-Non-IID"; an unknown mode's title is its name."""
-    plain = mode.removesuffix(NON_IID)
-    return MODES.get(plain, plain) + ("-Non-IID" if mode.endswith(NON_IID) else "")

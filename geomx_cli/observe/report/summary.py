@@ -1,4 +1,4 @@
-"""A trial's results: the JSON of ESync's own tools, and summary.json with additional data."""
+"""A run's results: the JSON of ESync's own tools, and summary.json with additional data."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -7,8 +7,9 @@ from typing import Any
 
 from geomx_cli.core.atomic import write_atomic
 from geomx_cli.core.errors import CheckFailed
+from geomx_cli.observe.report.modes import title
 from geomx_cli.observe.report.record import WorkerRecords
-from geomx_cli.observe.report.run_records import RunRecords, title
+from geomx_cli.observe.report.run_records import RunRecords
 
 __all__ = ["SUMMARY_VERSION", "Reached", "Summary", "original", "write"]
 
@@ -20,12 +21,12 @@ WORKERS_OF_ESYNC = 6
 @dataclass(frozen=True)
 class Reached:
     """The first evaluation that reached the target. `bytes`: what all workers had sent and received by then;
-    wan_bytes: what had been sent between the parties, None if unknown.
+    wan_bytes: what had been sent between the parties. None means unknown.
     """
 
     seconds: float
     accuracy: float
-    bytes: int
+    bytes: int | None
     wan_bytes: int | None
 
 
@@ -33,7 +34,7 @@ class Reached:
 class Summary:
     """seconds: of the worker that trained longest. samples_per_s: of all workers. busy: fraction of its training that a
     worker computed, averaged over all; bytes: what all workers sent, and received; wan_bytes: what was sent between the
-    parties, None if unknown.
+    parties. None means unknown: it is not in the records.
 
     With `parity` samples_per_s is computed as ESync's plotting tool does it, and so is traffic, in MiB/s: ResNet-18's
     size times rounds, pushes only, over the time of one worker; else traffic is bytes in both directions per second, in
@@ -46,10 +47,10 @@ class Summary:
     rounds: int
     samples: int
     seconds: float
-    samples_per_s: float
-    traffic: float
-    busy: float
-    bytes: tuple[int, int]
+    samples_per_s: float | None
+    traffic: float | None
+    busy: float | None
+    bytes: tuple[int, int] | None
     wan_bytes: int | None
     accuracy: float | None
     target: float
@@ -57,30 +58,32 @@ class Summary:
     parity: bool
 
     @classmethod
-    def of(cls, trial: RunRecords, target: float, *, parity: bool) -> "Summary":
+    def of(cls, run: RunRecords, target: float, *, parity: bool) -> "Summary":
         """Summarize the readable records. Times are those of raw points: nothing is smoothed."""
-        workers = list(trial.each())
+        workers = list(run.each())
         seconds = max(worker.seconds for worker in workers)
         samples = sum(sum(worker.samples) for worker in workers)
-        sent, received = (sum(getattr(worker, way) for worker in workers) for way in ("sent", "received"))
-        evaluator = trial.evaluator
+        ways = [(one.sent or 0, one.received or 0) for one in workers if (one.sent, one.received) != (None, None)]
+        total = (sum(sent for sent, _ in ways), sum(received for _, received in ways)) if ways else None
+        evaluator = run.evaluator
         first = next((point for point in evaluator.accuracies if point[1] >= target), None)
-        rate, traffic = _per(samples, seconds), _per(sent + received, seconds) / 1e6
+        rate, traffic = _per(samples, seconds), None if total is None else _per(sum(total), 1e6 * seconds)
         if parity:
-            rate, traffic = _original_rate(samples, workers), _original_traffic(trial.mode, workers, evaluator)
-        busy = [_original_busy(one) if parity else _per(one.compute, one.seconds) for one in workers]
+            rate, traffic = _original_rate(samples, workers), _original_traffic(run.mode, workers, evaluator)
+        parts = [_original_busy(one) if parity else one.busy for one in workers]
+        busy = [part for part in parts if part is not None]
         return cls(
-            network=trial.network, mode=trial.mode, workers=len(workers),
+            network=run.network, mode=run.mode, workers=len(workers),
             rounds=max(len(worker.samples) for worker in workers), samples=samples, seconds=seconds,
             samples_per_s=rate, traffic=traffic,
-            busy=sum(busy) / len(busy),
-            bytes=(sent, received), wan_bytes=trial.metadata.total if trial.metadata is not None else None,
+            busy=sum(busy) / len(busy) if busy else None,
+            bytes=total, wan_bytes=run.metadata.total if run.metadata is not None else None,
             target=target, accuracy=evaluator.accuracies[-1][1] if evaluator.accuracies else None, parity=parity,
             reached=None if first is None
-            else Reached(*first, trial.bytes_by(first[0]), _wan_bytes(trial, first[0])),
+            else Reached(*first, run.bytes_by(first[0]), _wan_bytes(run, first[0])),
         )  # fmt: skip
 
-    def to_json(self, trial: RunRecords) -> dict[str, Any]:
+    def to_json(self, run: RunRecords) -> dict[str, Any]:
         """Return the summary with each worker's own figures."""
         fields = asdict(self)
         return {
@@ -89,18 +92,18 @@ class Summary:
             **{name: fields[name] for name in ("network", "mode", "rounds", "samples", "seconds", "samples_per_s")},
             "traffic": self.traffic,
             "busy": self.busy,
-            "bytes": {"sent": self.bytes[0], "received": self.bytes[1], "wan": self.wan_bytes},
+            "bytes": {**_both_ways(self.bytes), "wan": self.wan_bytes},
             "accuracy": self.accuracy,
             "target": {"accuracy": self.target, "reached": fields["reached"]},
             "workers": {
                 host: {device: _own(worker) for device, worker in devices.items()}
-                for host, devices in trial.workers.items()
+                for host, devices in run.workers.items()
             },
-            "problems": trial.problems,
+            "problems": run.problems,
         }
 
 
-def original(trial: RunRecords) -> dict[str, Any]:
+def original(run: RunRecords) -> dict[str, Any]:
     """Return what ESync's summary.py writes for the same records."""
     return {
         host: {
@@ -113,16 +116,16 @@ def original(trial: RunRecords) -> dict[str, Any]:
             }
             for device, worker in devices.items()
         }
-        for host, devices in trial.workers.items()
+        for host, devices in run.workers.items()
     }
 
 
-def write(trial: RunRecords, summary: Summary) -> list[Path]:
+def write(run: RunRecords, summary: Summary) -> list[Path]:
     """Write both files next to the hosts' folders; return their paths. Raises CheckFailed on failure."""
-    contents = {f"{title(trial.mode)}.json": original(trial), "summary.json": summary.to_json(trial)}
+    contents = {f"{title(run.mode)}.json": original(run), "summary.json": summary.to_json(run)}
     paths = []
     for name, content in contents.items():
-        paths.append(trial.folder / name)
+        paths.append(run.folder / name)
         try:
             write_atomic(paths[-1], json.dumps(content).encode())
         except OSError as error:
@@ -138,21 +141,26 @@ def _own(worker: WorkerRecords) -> dict[str, Any]:
         "compute": worker.compute,
         "communicate": worker.communicate,
         "wait": worker.wait,
-        "bytes": {"sent": worker.sent, "received": worker.received},
+        "bytes": _both_ways((worker.sent, worker.received)),
         "accuracy": [{"seconds": seconds, "accuracy": accuracy} for seconds, accuracy in worker.accuracies],
     }
 
 
-def _per(count: float, seconds: float) -> float:
-    return count / seconds if seconds else 0.0
+def _both_ways(counts: tuple[int | None, int | None] | None) -> dict[str, int | None]:
+    sent, received = counts or (None, None)
+    return {"sent": sent, "received": received}
 
 
-def _wan_bytes(trial: RunRecords, seconds: float) -> int | None:
-    return trial.metadata.bytes_by(seconds) if trial.metadata is not None else None
+def _per(count: float, seconds: float) -> float | None:
+    return count / seconds if seconds else None
+
+
+def _wan_bytes(run: RunRecords, seconds: float) -> int | None:
+    return run.metadata.bytes_by(seconds) if run.metadata is not None else None
 
 
 def _original_rate(samples: int, workers: list[WorkerRecords]) -> float:
-    return float(int(_per(samples, round(workers[0].seconds))))
+    return float(int(_per(samples, round(workers[0].seconds)) or 0))
 
 
 def _original_traffic(mode: str, workers: list[WorkerRecords], evaluator: WorkerRecords) -> float:
@@ -160,8 +168,8 @@ def _original_traffic(mode: str, workers: list[WorkerRecords], evaluator: Worker
         rounds, seconds = sum(len(worker.steps) for worker in workers), workers[0].seconds
     else:
         rounds, seconds = len(evaluator.accuracies) * WORKERS_OF_ESYNC, evaluator.seconds
-    return float(int(_per(rounds * MEBIBYTES_OF_RESNET18, round(seconds))))
+    return float(int(_per(rounds * MEBIBYTES_OF_RESNET18, round(seconds)) or 0))
 
 
 def _original_busy(worker: WorkerRecords) -> float:
-    return 1.0 - _per(sum(worker.aggregation), round(worker.seconds)) if worker.seconds else 0.0
+    return 1.0 - (_per(sum(worker.aggregation), round(worker.seconds)) or 0.0) if worker.seconds else 0.0

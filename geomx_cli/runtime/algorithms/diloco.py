@@ -145,6 +145,11 @@ class DilocoWorker(FiniteWorkerAlgorithm):
         """The fragments as of their last exchanges; the model additionally has this worker's local steps."""
         return self._pseudo_gradient.origin if self.partial_rounds else None
 
+    @property
+    def optimizer(self) -> "Optimizer | None":
+        """See WorkerAlgorithm."""
+        return self._pseudo_gradient.steps.optimizer
+
     def start(self) -> None:
         """Pull the initial weights from the servers."""
         self._pseudo_gradient.start()

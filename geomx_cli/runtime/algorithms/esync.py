@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from geomx_cli.core.plugins import Spec
     from geomx_cli.ps.client import Client
     from geomx_cli.ps.cluster.config import NodeSettings
+    from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
@@ -183,6 +184,11 @@ class EsyncWorker(WorkerAlgorithm):
         self._esync = EsyncClient(client)
         self._pseudo_gradient = pseudo_gradient
         self._tensors = pseudo_gradient.tensors
+
+    @property
+    def optimizer(self) -> "Optimizer | None":
+        """See WorkerAlgorithm."""
+        return self._pseudo_gradient.steps.optimizer
 
     def start(self) -> None:
         """Pull the initial weights from the servers."""

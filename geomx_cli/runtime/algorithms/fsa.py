@@ -153,6 +153,11 @@ class FsaWorker(FiniteWorkerAlgorithm):
         self._weights: Array = self._rounds.vector  # the results are the weights, unless this worker runs an optimizer
         self._tensors = range(len(model.names))
 
+    @property
+    def optimizer(self) -> "Optimizer | None":
+        """See WorkerAlgorithm."""
+        return self._optimizer
+
     def start(self) -> None:
         """Pull the initial weights from the servers."""
         self._rounds.pull()

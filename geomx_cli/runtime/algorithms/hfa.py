@@ -193,6 +193,11 @@ class HfaWorker(FiniteWorkerAlgorithm):
         """Whether the last round produced a milestone."""
         return self.rounds % self._k2 == 0
 
+    @property
+    def optimizer(self) -> "Optimizer | None":
+        """See WorkerAlgorithm."""
+        return self._steps.optimizer
+
     def start(self) -> None:
         """Pull the initial weights from the servers."""
         self._rounds.pull()

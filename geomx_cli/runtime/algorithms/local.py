@@ -7,6 +7,7 @@ from geomx_cli.runtime.training.worker_algorithm import FiniteWorkerAlgorithm
 
 if TYPE_CHECKING:
     from geomx_cli.ps.client import Client
+    from geomx_cli.ps.optim.optimizers import Optimizer
     from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
@@ -43,6 +44,11 @@ class LocalWorker(FiniteWorkerAlgorithm):
         self._client = client
         self._model = model
         self._steps = LocalSteps(model, config)
+
+    @property
+    def optimizer(self) -> "Optimizer | None":
+        """See WorkerAlgorithm."""
+        return self._steps.optimizer
 
     def start(self) -> None:
         """Pull the initial weights from the servers."""

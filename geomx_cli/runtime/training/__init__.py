@@ -5,10 +5,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Array
     from geomx_cli.ps.client import Client
+    from geomx_cli.ps.cluster.partition import Placement
+    from geomx_cli.runtime.training.loop import Loop
+    from geomx_cli.runtime.training.model import ModelAdapter
     from geomx_cli.runtime.training.network import Network
     from geomx_cli.runtime.training.samples import Samples
     from geomx_cli.runtime.training.train_config import TrainConfig
-    from geomx_cli.runtime.training.worker_algorithm import Algorithm
+    from geomx_cli.runtime.training.worker_algorithm import Algorithm, WorkerAlgorithm
 
 __all__ = ["main"]
 
@@ -19,7 +22,7 @@ def main(client: "Client") -> None:
     A master worker that does not train only sets the job up, and needs no data except a user's own. The others
     write an event "round" for every round and at the end "finished": rounds, samples and seconds of this
     worker, why training ended, the digest of the final weights, which is the same for all, and, on global rank 0,
-    their test accuracy.
+    their test accuracy. Global rank 0 saves the model (final_model.py) in the process's output folder, if it has one.
     Raises GeomxError if the job cannot start or fails.
     """
     from geomx_cli.core import plugins
@@ -106,6 +109,8 @@ def _run(
         client.report(state="evaluating")
         accuracy = loop.evaluate()
         client.report(accuracy=accuracy)
+    if client.global_rank == 0 and client.settings.output_dir:
+        _save(client, config, algorithm, loop, model, part, accuracy)
     client.events.write(
         ProcessFinished(
             rounds=part.rounds, samples=loop.samples, seconds=loop.seconds, stopped=loop.stopped,
@@ -113,6 +118,43 @@ def _run(
         )
     )  # fmt: skip
     client.report(state="finished", progress=1.0, left_s=0.0)
+
+
+def _save(
+    client: "Client", config: "TrainConfig", algorithm: "Algorithm", loop: "Loop", model: "ModelAdapter",
+    part: "WorkerAlgorithm", accuracy: float | None,
+) -> None:  # fmt: skip
+    """Save the final model; the roots save their part of the optimizer's state themselves."""
+    from pathlib import Path
+
+    from geomx_cli.runtime.training import final_model, networks
+
+    outer, own = algorithm.server_optimizer(config), part.optimizer
+    about = {
+        "job": client.settings.job,
+        "network": config.network,
+        "framework": networks.framework(config.network) or "numpy",
+        "algorithm": config.algorithm,
+        "step": loop.steps,
+        "rounds": part.rounds,
+        "samples": loop.samples,
+        "seconds": loop.seconds,
+        "stopped": loop.stopped,
+        "accuracy": accuracy,
+        "optimizers": {
+            "global": None if outer is None else {"name": outer[0], "hyper_parameters": outer[1]},
+            "worker": None if own is None else {"name": own.name, "hyper_parameters": own.params},
+        },
+        "slices": {name: _slices(client.tensors[name].placement) for name in model.names},
+        "options": dict(config.options),
+    }
+    final_model.save(Path(client.settings.output_dir), model, own, about)
+
+
+def _slices(placement: "Placement") -> dict[str, Any]:
+    """Return a tensor's key, and its slices with the rank of the root that owns each."""
+    slices = [{"offset": piece.offset, "length": piece.length, "root": piece.root} for piece in placement.slices]
+    return {"key": placement.key, "slices": slices}
 
 
 def _data(client: "Client", config: "TrainConfig") -> "tuple[Samples, Samples | None]":

@@ -15,6 +15,7 @@ from typing import Literal
 from platformdirs import user_data_path
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import nearest
 
 __all__ = [
     "BY_CLASS", "BY_PARTY", "CLASSES", "DATA_SETS", "DIRICHLET", "IID", "DataSet", "Split", "check_data", "check_split",
@@ -68,7 +69,7 @@ DATA_SETS: Mapping[str, DataSet] = {
 def check_data(name: str) -> None:
     """Raises InvalidSettings for an unknown data set; a user's own is checked only when used."""
     if name not in DATA_SETS and not is_own(name):
-        hint = f"choose one of {', '.join(DATA_SETS)}, or write MODULE:FUNCTION for one of your own"
+        hint = f"{nearest(name, DATA_SETS)}, or write MODULE:FUNCTION for one of your own"
         raise InvalidSettings(f"--data {name}: there is no such data set", hint)
 
 

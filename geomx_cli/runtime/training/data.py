@@ -72,7 +72,8 @@ def load(name: str, split: Split, data_dir: str | Path = "") -> Samples:
         return _checked(name, call(name, "--data", split, str(data_dir)))
     directory, known = catalog.find(name, data_dir), DATA_SETS[name]
     if directory is None:
-        raise InvalidSettings(catalog.missing(name, data_dir), f"geomx data fetch {name} fetches it")
+        hint = f"geomx data fetch {name} there, or geomx data push {name} from the machine that runs geomx launch"
+        raise InvalidSettings(catalog.missing(name, data_dir), hint)
     other = sources.other_than(name, directory)
     if other:
         hint = f"give --data {other}, or another --data-dir"

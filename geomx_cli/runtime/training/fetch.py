@@ -7,10 +7,11 @@ import zlib
 from pathlib import Path
 
 from geomx_cli.core.errors import HostUnreachable, InvalidSettings
+from geomx_cli.core.nearest import nearest
 from geomx_cli.runtime.training import catalog, sources
 from geomx_cli.runtime.training.sources import SOURCES, Progress, SourceError
 
-__all__ = ["Progress", "ensure", "fetch"]
+__all__ = ["Progress", "ensure", "fetch", "require_directory"]
 
 
 def ensure(name: str, data_dir: str | Path = "", progress: Progress | None = None) -> Path:
@@ -18,9 +19,7 @@ def ensure(name: str, data_dir: str | Path = "", progress: Progress | None = Non
 
     A `data_dir` that does not exist raises InvalidSettings, as it is probably mistyped.
     """
-    if data_dir and not Path(data_dir).expanduser().is_dir():
-        hint = f"correct it, or put the data there: geomx data fetch {name} --data-dir {data_dir}"
-        raise InvalidSettings(f"--data-dir {data_dir}: there is no such directory", hint)
+    require_directory(name, data_dir)
     found = catalog.find(name, data_dir)
     return found if found is not None else fetch(name, data_dir, progress)
 
@@ -33,7 +32,7 @@ def fetch(name: str, data_dir: str | Path = "", progress: Progress | None = None
     data set or an unwritable directory.
     """
     if name not in SOURCES:
-        raise InvalidSettings(f"there is no data set {name!r}", f"choose one of {', '.join(SOURCES)}")
+        raise InvalidSettings(f"there is no data set {name!r}", nearest(name, SOURCES))
     target = Path(data_dir).expanduser() if data_dir else catalog.own_directory(name)
     digests = SOURCES[name].digests
     if all(_intact(target / file, digest) for file, digest in digests.items()):
@@ -53,6 +52,13 @@ def fetch(name: str, data_dir: str | Path = "", progress: Progress | None = None
             f"{target} cannot take the data set: {error}", "name another directory with --data-dir"
         ) from None
     return target
+
+
+def require_directory(name: str, data_dir: str | Path) -> None:
+    """Raise InvalidSettings if a `data_dir` is named that does not exist: it is mistyped, or not mounted."""
+    if data_dir and not Path(data_dir).expanduser().is_dir():
+        hint = f"correct it, or put the data there: geomx data fetch {name} --data-dir {data_dir}"
+        raise InvalidSettings(f"--data-dir {data_dir}: there is no such directory", hint)
 
 
 def _from_any_source(name: str, scratch: Path, progress: Progress) -> None:

@@ -29,7 +29,7 @@ class LocalSteps:
     def __init__(self, model: "ModelAdapter", config: "TrainConfig") -> None:
         self.count = self.samples = 0
         self._model = model
-        self._optimizer = optimizers.create(config.optimizer, config.optimizer_params)
+        self.optimizer = optimizers.create(config.optimizer, config.optimizer_params)
         self._vector, self._gradient = np.zeros(model.size, np.float32), np.zeros(model.size, np.float32)
         self.weights = flat_views(self._vector, model.sizes)
         self._gradients = flat_views(self._gradient, model.sizes)
@@ -47,7 +47,7 @@ class LocalSteps:
         with watch("local update"):
             for index, gradient in enumerate(self._gradients):
                 self._model.read_gradient(index, gradient)
-            self._vector[...] = self._optimizer.update((0, 0), self._vector, self._gradient)
+            self._vector[...] = self.optimizer.update((0, 0), self._vector, self._gradient)
             self._model.write_weights(self._vector)
 
     def put(self, index: int, value: Floats) -> None:

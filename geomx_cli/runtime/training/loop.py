@@ -73,7 +73,7 @@ class Loop:
         self._async_completion = CompletionClient(client) if part.asynchronous else None
         self._watch = Stopwatch()
         self._round = _Round()
-        self._steps = self._waited = 0  # a round without a batch counts as a usual round's steps
+        self._steps = self._waited = 0
         self._begun: float | None = None
         self._reason = ""
         self._ended = False
@@ -83,6 +83,11 @@ class Loop:
         self._loss = 0.0
         self.samples = 0
         self.stopped = ""
+
+    @property
+    def steps(self) -> int:
+        """Steps so far; a round without a batch counts as a usual round's."""
+        return self._steps + self._waited
 
     @property
     def seconds(self) -> float:
@@ -173,7 +178,7 @@ class Loop:
         )  # fmt: skip
         self._round, self._begun = _Round(), None
         self._keep()
-        self._evaluations.begin(self._model, self._part, self._steps + self._waited)
+        self._evaluations.begin(self._model, self._part, self.steps)
         self._part.expect(vote.unfinished)
         if self._part.is_global_round:
             if vote.stop:
@@ -210,7 +215,7 @@ class Loop:
 
     def _keep(self, *, at_end: bool = False) -> None:
         """Write a checkpoint of the global model if one is due and available."""
-        steps = self._steps + self._waited
+        steps = self.steps
         if self._checkpoints is None or not (at_end or (self._part.is_global_round and self._checkpoints.due(steps))):
             return
         weights = self._model.named_weights()

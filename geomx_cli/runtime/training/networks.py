@@ -7,6 +7,7 @@ framework's random numbers.
 from typing import TYPE_CHECKING
 
 from geomx_cli.core.errors import InvalidSettings
+from geomx_cli.core.nearest import nearest
 from geomx_cli.runtime import frontends
 from geomx_cli.runtime.frontends import Frontend
 from geomx_cli.runtime.training.catalog import is_own
@@ -51,6 +52,6 @@ def _frontend(name: str) -> Frontend:
         if name in each.networks:
             return each
     if not is_own(name):
-        hint = f"choose one of {', '.join(names())}, or write MODULE:FUNCTION for one of your own"
+        hint = f"{nearest(name, names())}, or write MODULE:FUNCTION for one of your own"
         raise InvalidSettings(f"--network {name}: there is no such network", hint)
     return frontends.find(_OWN)

@@ -44,5 +44,5 @@ def _failed(name: str, option: str) -> InvalidSettings:
     """Build the error for the exception being handled."""
     traceback.print_exc()
     error = sys.exc_info()[1]
-    said = (str(error).strip().splitlines() or [""])[0]
-    return InvalidSettings(f"{option} {name}: it raised {type(error).__name__}: {said}", "its traceback is in the log")
+    text = (str(error).strip().splitlines() or [""])[0]
+    return InvalidSettings(f"{option} {name}: it raised {type(error).__name__}: {text}", "its traceback is in the log")

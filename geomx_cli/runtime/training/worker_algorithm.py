@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from geomx_cli.ps.arrays import Floats
+    from geomx_cli.ps.optim.optimizer import Optimizer
     from geomx_cli.runtime.training.stopwatch import Stopwatch
     from geomx_cli.runtime.training.train_config import TrainConfig
 
@@ -52,6 +53,11 @@ class WorkerAlgorithm(ABC):
         """The global model after the last round, if that included all workers: 1-D arrays in the order of the
         model's tensors, which change with the next round. None if the model itself holds it.
         """
+        return None
+
+    @property
+    def optimizer(self) -> "Optimizer | None":
+        """This worker's own optimizer, whose slot (0, 0) is the vector of all weights; None if it has none."""
         return None
 
     @abstractmethod

@@ -1,61 +1,62 @@
-"use strict";
-// The curves of the page: one uPlot chart for each, redrawn when the names of its lines change.
+// The charts of the page: which there are, what they draw, and why one is empty.
 
-// Okabe and Ito, "Color universal design", 2008, and shades for more lines than that.
-const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6BB1",
-                 "#7F7F7F", "#A6761D", "#1B9E77", "#666666"];
-const HEIGHT = 150;
+import { Chart } from "./chart.js";
+import { get } from "./dom.js";
 
-class Chart {
-  constructor(id, { range = null, scale = 1, digits = 3 } = {}) {
-    this.element = document.getElementById(id);
-    this.range = range;
-    this.scale = scale;
-    this.digits = digits;
-    this.names = [];
-    this.plot = null;
-    new ResizeObserver(() => this.fit()).observe(this.element);
+const MOST_LINES = 12;
+const KINDS = [
+  ["accuracy", "Test accuracy", { range: [0, 1], digits: 4 }],
+  ["loss", "Loss", {}],
+  ["speed", "Samples per second", { digits: 4 }],
+  ["waiting", "Part of the time spent waiting", { range: [0, 1], digits: 2 }],
+  ["wan", "Sent to other parties, MB per second", { scale: 1e-6 }],
+];
+
+export class Charts {
+  constructor() {
+    this.charts = new Map(KINDS.map(([name, title, style]) => [name, new Chart(get("charts"), name, title, style)]));
+    this.metrics = new Map();
   }
 
-  // curves: {name: [[seconds, value], ...]}
-  show(curves) {
-    const names = Object.keys(curves);
-    if (!names.length) return;
-    const times = [...new Set(names.flatMap(name => curves[name].map(point => point[0])))].sort((a, b) => a - b);
-    const place = new Map(times.map((time, index) => [time, index]));
-    const rows = names.map(name => {
-      const row = new Array(times.length).fill(null);
-      for (const [time, value] of curves[name]) row[place.get(time)] = value * this.scale;
-      return row;
-    });
-    if (names.join("\n") !== this.names.join("\n")) this.rebuild(names);
-    this.plot.setData([times, ...rows]);
+  show(known, axis, weight) {
+    for (const [name, chart] of this.charts) chart.show(lines(known, name), axis, weight, why(known, name, axis));
+    this.showMetrics(known, weight);
   }
 
-  rebuild(names) {
-    if (this.plot) this.plot.destroy();
-    this.names = names;
-    const value = (_, number) => number == null ? "" : number.toPrecision(this.digits);
-    this.plot = new uPlot({
-      width: this.element.clientWidth, height: HEIGHT,
-      scales: { x: { time: false }, y: this.range ? { range: this.range } : {} },
-      axes: [{ values: (_, ticks) => ticks.map(clock), size: 28 }, { size: 48 }],
-      series: [{ label: "time", value: (_, seconds) => seconds == null ? "" : clock(seconds) },
-               ...names.map((name, index) => ({
-                 label: name, stroke: COLOURS[index % COLOURS.length], width: 1.5, spanGaps: true, value,
-                 points: { show: true, size: 4 },
-               }))],
-    }, [[], ...names.map(() => [])], this.element);
-  }
-
-  fit() {
-    if (this.plot) this.plot.setSize({ width: this.element.clientWidth, height: HEIGHT });
+  // What scripts report of their own: {metric: {process: [[step, value], ...]}}, over their own steps.
+  showMetrics(known, weight) {
+    for (const [metric, processes] of Object.entries(known.metrics || {})) {
+      if (!this.metrics.has(metric)) {
+        this.metrics.set(metric, new Chart(get("charts"), `metric-${this.metrics.size}`, metric, { digits: 4 }));
+      }
+      const found = Object.entries(processes).slice(0, MOST_LINES).map(([name, points]) => ({ name, points, axes: null }));
+      this.metrics.get(metric).show(found, "step", weight, "the script has not reported it yet");
+    }
   }
 }
 
-// Seconds as in "1:05" or "2:00:05".
-function clock(seconds) {
-  const whole = Math.round(seconds), two = number => String(number).padStart(2, "0");
-  const hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60;
-  return (hours ? `${hours}:${two(minutes)}` : `${minutes}`) + `:${two(whole % 60)}`;
+// This job's curves; beside other jobs one for each job.
+function lines(known, name) {
+  const others = Object.entries(known.others).filter(([, other]) => other.curves);
+  if (!others.length) {
+    return Object.entries(known.curves[name]).map(([group, points]) => ({ name: group, points, axes: known.axes }));
+  }
+  const jobs = [[`${known.job} (this job)`, known.overall], ...others];
+  return jobs.flatMap(([job, { curves, axes }]) => Object.values(curves[name]).map(points => ({ name: job, points, axes, dashed: job in known.others })));
+}
+
+function why(known, name, axis) {
+  const ended = known.over, script = known.script;
+  if (name === "wan" && known.parties.length < 2) return "There is one party: nothing is sent to others.";
+  if (Object.keys(known.curves[name]).length) {
+    return axis === "bytes" ? "Nothing was sent between parties yet: choose time or rounds." : "No round is known: choose time.";
+  }
+  if (known.state === "orphaned" || !known.seconds) return "No event of the job has arrived yet.";
+  if (name === "wan") return ended ? "Nothing was sent to other parties." : "Nothing has been sent to other parties yet.";
+  if (!known.trained && !ended) return "Training has not begun: see the states of the processes.";
+  if (name === "accuracy" && script) return "The script has reported no accuracy.";
+  if (name === "accuracy") return ended ? "The job ended before its first evaluation." : "The first evaluation is yet to come (--eval-every).";
+  if (name === "waiting" && script) return "For how long a script waits is not known.";
+  if (name === "loss" && script) return "The script has reported no loss.";
+  return ended ? "The job ended before a worker reported any." : "No worker has reported any yet.";
 }

@@ -28,5 +28,8 @@ def load_mxnet() -> Any:
     prepare_import()
     try:
         return importlib.import_module("mxnet")
-    except (ImportError, OSError, AttributeError) as error:
+    except (ImportError, AttributeError) as error:
         raise InvalidSettings(f"cannot import mxnet: {error}", "pip install 'geomx-cli[mxnet]'") from error
+    except OSError as error:  # a library of the system that it is linked with
+        hint = "install that library (Debian: apt install libgomp1 libquadmath0; CUDA's: see docs/sites.md)"
+        raise InvalidSettings(f"cannot import mxnet: {error}", hint) from error

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from geomx_cli.core.errors import GeomxError
+from geomx_cli.core.nearest import nearest
 from geomx_cli.runtime.frontends.mxnet.kvstore import KVStore
 from geomx_cli.runtime.frontends.mxnet.profiler import refuse_servers
 
@@ -33,7 +34,7 @@ def register(mx: Any, session: "ScriptSession") -> None:
 
     def create(kind: str) -> Any:
         if kind not in KINDS:
-            raise mx.base.MXNetError(f"there is no kvstore type {kind!r} (choose one of {', '.join(KINDS)})")
+            raise mx.base.MXNetError(f"there is no kvstore type {kind!r} ({nearest(kind, KINDS)})")
         if not made:
             made.append(_make(mx, session, kind))
             session.store = made[0]

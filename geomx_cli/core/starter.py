@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from geomx_cli.core.errors import CheckFailed, UsageError
+from geomx_cli.core.nearest import nearest
 
 __all__ = ["FILES", "FOLDER", "templates", "write", "write_template"]
 
@@ -36,7 +37,7 @@ def write_template(directory: Path, name: str, *, force: bool) -> tuple[Path, st
     """
     known = templates()
     if name not in known:
-        raise UsageError(f"there is no template {name!r}", f"choose one of {', '.join(known)}")
+        raise UsageError(f"there is no template {name!r}", nearest(name, known))
     path = directory / known[name]
     if not _copy(directory, known[name], force=force):
         raise CheckFailed(f"{path} is there already", "--force writes over it")

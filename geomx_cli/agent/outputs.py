@@ -1,0 +1,204 @@
+"""What processes save: `GEOMX_OUTPUT_DIR` of each, below outputs/ in the job's directory.
+
+`record` reports a process's files at its end. The verb "outputs" lists and sends them: it prints {"files": [...],
+"left_out": [...]}, and then answers each line {"process", "name", "offset"} on its stdin with {"size"}, the bytes of
+the file from that offset on, and {"sha256"} of the whole file; or with {"problem"} alone. It ends with its stdin.
+"""
+
+import hashlib
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from geomx_cli.agent.host_spec import HostSpec, Task
+from geomx_cli.agent.safe_open import open_below, open_record
+from geomx_cli.core.errors import CheckFailed
+from geomx_cli.core.jsonlines import decode, encode
+
+__all__ = ["find", "folder_of", "list_files", "main", "outputs", "record", "send_file"]
+
+_NAMED = 8  # files that an event names
+_LONGEST = 400  # characters of a name in an event
+_MOST = 10_000  # files of a host
+_CHUNK = 1 << 18
+_WALK = 1.0  # seconds that the agent spends on the files of a process that has ended; geomx fetch finds all of them
+_PART = re.compile(r".*\.[0-9a-f]{8}\.part")  # an atomic write that was killed
+
+
+def main(directory: Path, arguments: Sequence[str]) -> int:
+    """List this host's files, and send those that are asked for."""
+    host_spec, out = HostSpec.read(directory), sys.stdout.buffer
+    list_files(host_spec, out)
+    out.flush()
+    for line in sys.stdin.buffer:
+        send_file(host_spec, line, out)
+        out.flush()
+    return 0
+
+
+def list_files(host_spec: HostSpec, out: BinaryIO) -> None:
+    """Write the list of this host's files."""
+    files, left_out = outputs(host_spec)
+    out.write(encode({"files": files, "left_out": left_out}))
+
+
+def send_file(host_spec: HostSpec, request: bytes, out: BinaryIO) -> None:
+    """Write the answer to a request."""
+    asked = decode(request)
+    folders = {task.name: folder_of(task) for task in host_spec.tasks}
+    folder, name = folders.get(str(asked["process"])), str(asked["name"])
+    try:
+        if folder is None:
+            raise CheckFailed("it belongs to no process of this host")
+        with open_below(folder, name) as file:
+            _send(out, file, int(asked["offset"]))
+    except CheckFailed as error:
+        out.write(encode({"problem": error.message}))
+    except OSError as error:
+        out.write(encode({"problem": error.strerror or str(error)}))
+
+
+def outputs(host_spec: HostSpec) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the files of all processes of this host, {"process", "name", "size"}, and what cannot be sent, in words:
+    links, pipes, unreadable folders, names that are no text, more than 10 000 files.
+    """
+    files: list[dict[str, Any]] = []
+    left_out: list[str] = []
+    for task in host_spec.tasks:
+        folder = folder_of(task)
+        for name, size, problem in find(folder) if folder is not None else ():
+            if problem:
+                left_out.append(f"{folder}/{_text(name)}: {problem}")
+            elif len(files) < _MOST:
+                files.append({"process": task.name, "name": name, "size": size})
+            else:
+                return files, [*left_out, f"there are more than {_MOST} files"]
+            if len(left_out) > _MOST:
+                return files, left_out
+    return files, left_out
+
+
+def folder_of(task: Task) -> Path | None:
+    """Return a process's output folder, if it has one."""
+    path = task.env.get("GEOMX_OUTPUT_DIR")
+    return Path(path) if path else None
+
+
+def find(folder: Path) -> Iterator[tuple[str, int, str]]:
+    """Yield (name below the folder, size, problem) of each entry, sorted; links are not followed. Entries that cannot
+    be sent have a problem. Unfinished atomic writes are skipped.
+    """
+    if folder.is_symlink():
+        yield "", 0, "it is a link, not a folder"
+        return
+    problems: list[OSError] = []
+    for path, folders, names in os.walk(folder, onerror=problems.append):
+        folders.sort()
+        for name in sorted([*names, *(sub for sub in folders if Path(path, sub).is_symlink())]):
+            place = Path(path, name)
+            relative = str(place.relative_to(folder))
+            if _PART.fullmatch(name):
+                continue
+            try:
+                with open_record(place) as file:
+                    size = os.fstat(file.fileno()).st_size
+                relative.encode()
+                yield relative, size, ""
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            except CheckFailed as error:
+                yield relative, 0, error.message.removeprefix(f"{place} is ")
+            except OSError as error:
+                yield relative, 0, f"cannot be read: {error.strerror}"
+            except UnicodeEncodeError:
+                yield relative, 0, "its name is not valid UTF-8"
+    for wrong in problems:
+        if not isinstance(wrong, FileNotFoundError):
+            yield os.path.relpath(wrong.filename, folder), 0, f"cannot be read: {wrong.strerror}"
+
+
+def record(task: Task, events: Path) -> None:
+    """At a process's end: append an event "outputs" with its files, as many as are found within a second, to its event
+    log, or remove its empty folder.
+    """
+    folder = folder_of(task)
+    if folder is None or not folder.is_dir():
+        return
+    found = list(islice(_plain_files(folder, time.monotonic() + _WALK), _MOST))
+    if not found:
+        with suppress(OSError):
+            folder.rmdir()
+            folder.parent.rmdir()
+        return
+    found.sort(key=lambda item: (not item[0].startswith("model."), item[0]))
+    named = [item for item in found if len(item[0]) <= _LONGEST][:_NAMED]
+    event = {
+        "schema_version": 1,
+        "time": time.time(),
+        "party": task.env.get("GEOMX_PARTY", ""),
+        "role": task.env.get("DMLC_ROLE_GLOBAL") or task.env.get("DMLC_ROLE", ""),
+        "rank": int(task.env.get("GEOMX_RANK", "-1")),
+        "event": "outputs",
+        "files": dict(named),
+        "count": len(found),
+        "bytes": sum(size for _, size in found),
+    }
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with suppress(OSError):  # no pipe or link in its place; a full disk: geomx fetch finds the files all the same
+        descriptor = os.open(events, flags, 0o600)
+        try:
+            os.write(descriptor, encode(event))
+        finally:
+            os.close(descriptor)
+
+
+def _plain_files(folder: Path, deadline: float) -> Iterator[tuple[str, int]]:
+    """Yield (name, size) of the plain files below a folder, those at its top first, until the deadline (monotonic)."""
+    for path, _, names in os.walk(folder) if not folder.is_symlink() else ():
+        for name in names:
+            if time.monotonic() > deadline:
+                return
+            with suppress(OSError, UnicodeEncodeError):
+                name.encode()
+                info = Path(path, name).lstat()
+                if stat.S_ISREG(info.st_mode) and not _PART.fullmatch(name):
+                    yield os.path.relpath(Path(path, name), folder), info.st_size
+
+
+def _send(out: BinaryIO, file: BinaryIO, offset: int) -> None:
+    """Send a file as it is now, from `offset` on. Raises CheckFailed if it is shorter, OSError if it cannot be read.
+
+    One that shrinks or becomes unreadable meanwhile is padded with zeros, and has no digest: the receiver rejects it.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if not 0 <= offset <= size:
+        raise CheckFailed("it has become shorter")
+    digest = hashlib.sha256()
+    first = file.read(min(size, _CHUNK))  # an error is still a problem of this file alone
+    out.write(encode({"size": size}))
+    at, data = 0, first
+    while data:
+        data = data[: size - at]
+        digest.update(data)
+        out.write(data[max(0, offset - at) :])
+        at += len(data)
+        try:
+            data = file.read(min(size - at, _CHUNK))
+        except OSError:
+            data = b""
+    complete = at == size
+    for start in range(max(at, offset), size, _CHUNK):
+        out.write(bytes(min(_CHUNK, size - start)))
+    out.write(encode({"sha256": digest.hexdigest() if complete else ""}))
+
+
+def _text(name: str) -> str:
+    return os.fsencode(name).decode(errors="replace")
+

@@ -1,0 +1,102 @@
+"""`geomx fetch`: what a job's processes have saved, from its hosts."""
+
+import sys
+import threading
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from geomx_cli.commands._job import chosen, folder_option, job_argument
+from geomx_cli.commands._json import json_option, print_json
+from geomx_cli.commands._report import MOST_REPORTED
+from geomx_cli.core.errors import CheckFailed, DoneInPart
+from geomx_cli.core.units import counted, format_bytes, some_of
+
+if TYPE_CHECKING:
+    from geomx_cli.jobs.actions.fetch import Fetched, Listed
+
+__all__ = ["fetch"]
+
+
+@click.command()
+@job_argument
+@folder_option(".")
+@json_option
+def fetch(name: str, folder: Path, json: bool) -> None:
+    """Fetch what a job's processes have saved, as its model, from all its hosts.
+
+    The bundled job saves model.safetensors, optimizer.safetensors and manifest.json; a script saves what it wants to
+    the folder $GEOMX_OUTPUT_DIR. The files are written to DIR/JOB/outputs/PROCESS and verified by SHA-256. A file that
+    is there already is not transferred again, and an interrupted transfer is continued.
+
+    Works while the job runs, for what is saved so far. Links, and what is no plain file, are left out. Exit code 5: the
+    job has saved nothing; 7: a host could not be reached, or a file could not be fetched; the others are in place.
+
+    \b
+    Examples:
+      geomx fetch                             the newest job's, to the current folder
+      geomx fetch 20260729-17 --to results
+    """
+    from geomx_cli.jobs.actions.fetch import fetch as fetching
+
+    job = chosen(name)
+    with _Bar(lines=not json) as bar:
+        found = fetching(job, folder.absolute(), bar)
+    if json:
+        print_json(found)
+    elif found["files"]:
+        size = format_bytes(sum(entry["size"] for entry in found["files"]))
+        click.echo(f"{counted(len(found['files']), 'file')}, {size} in {found['folder']}")
+    if found["problems"]:
+        texts = [f"host {one['host']}: {one['problem']}" for one in found["problems"]]
+        raise DoneInPart(f"not all was fetched: {some_of(texts, MOST_REPORTED)}", "fetch again to continue")
+    if not found["files"]:
+        hint = "the bundled job saves its model at its end; a script saves to the folder $GEOMX_OUTPUT_DIR"
+        raise CheckFailed(f"job {job.id} has saved nothing", hint)
+
+
+class _Bar:
+    """A progress bar over all bytes if stderr is a terminal; else, with `lines`, a line on stdout for each file."""
+
+    def __init__(self, *, lines: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import TransferSpeedColumn as Speed
+
+        columns = (TextColumn("fetching"), BarColumn(), DownloadColumn(), Speed(), TimeRemainingColumn())
+        console, shown = Console(stderr=True), sys.stderr.isatty()
+        self._progress = Progress(*columns, console=console, disable=not shown, transient=True, redirect_stdout=False)
+        self._task = self._progress.add_task("", total=None)
+        self._lines = lines and not shown
+        self._lock = threading.Lock()
+        self._total = 0
+        self._done: dict[Listed, int] = {}
+
+    def __enter__(self) -> "_Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def begin(self, files: "Collection[Listed]") -> None:
+        """See FetchProgress.begin."""
+        with self._lock:
+            self._total += sum(file.size for file in files)
+            self._progress.update(self._task, total=self._total)
+
+    def advance(self, file: "Listed", done: int) -> None:
+        """See FetchProgress.advance."""
+        with self._lock:
+            more = done - self._done.get(file, 0)
+            self._done[file] = done
+            self._progress.update(self._task, advance=more)
+
+    def end(self, file: "Fetched") -> None:
+        """See FetchProgress.end."""
+        with self._lock:
+            if self._lines:
+                how = "" if file.how == "fetched" else f" ({file.how})"
+                click.echo(f"{file.path}  {format_bytes(file.size)}{how}")

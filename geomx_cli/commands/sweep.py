@@ -1,0 +1,205 @@
+"""`geomx sweep`: jobs of several algorithms and seeds, one after another."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from geomx_cli.commands._comparison import print_table
+from geomx_cli.commands._completion import algorithm_names
+from geomx_cli.commands._inventory import inventory_options, inventory_path, machines, ssh_options
+from geomx_cli.commands._job_spec import job_spec
+from geomx_cli.commands._options import add_options, unused, values
+from geomx_cli.commands._report import comma_separated, progress, target_option
+from geomx_cli.commands._script import ScriptCommand, script_argument
+from geomx_cli.core.env_names import unknown_variables
+from geomx_cli.core.errors import DoneInPart, InvalidSettings, TrainingFailed, UsageError
+from geomx_cli.core.plugins import algorithms, find, table
+from geomx_cli.core.units import counted
+
+if TYPE_CHECKING:
+    from geomx_cli.jobs.store.registry import KnownJob
+    from geomx_cli.jobs.store.sweep_manifest import Cell
+
+__all__ = ["sweep"]
+
+_ALGO = "--algo"
+_SHARED = tuple(option for option in table() if option.name != "algo")
+_WITH_REPORT = ("report", "target")
+_MOST_SEEDS = 1000
+
+
+class SweepCommand(ScriptCommand):
+    """Takes `--algo fsa hfa` as `--algo fsa,hfa`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """See click.Command.parse_args."""
+        end = args.index("--") if "--" in args else len(args)
+        if _ALGO in args[:end]:
+            first = args.index(_ALGO) + 1
+            last = next((place for place in range(first, end) if args[place].startswith("-")), end)
+            args = [*args[:first], ",".join(args[first:last]), *args[last:]]
+        return super().parse_args(ctx, args)
+
+
+@add_options(_SHARED)
+@click.command("sweep", cls=SweepCommand)
+@click.option(
+    _ALGO, "algo", metavar="NAME...", callback=comma_separated, shell_complete=algorithm_names,
+    help="The algorithms, as fsa hfa or fsa,hfa.",
+)  # fmt: skip
+@click.option(
+    "--seeds", type=click.IntRange(1, _MOST_SEEDS), default=3, show_default=True, metavar="NUMBER",
+    help="Jobs of each algorithm, with the seeds --seed, --seed + 1, ...",
+)  # fmt: skip
+@click.option(
+    "--to", "folder", type=click.Path(path_type=Path, file_okay=False), default="sweep", show_default=True,
+    metavar="DIR", help="The sweep's folder.",
+)  # fmt: skip
+@click.option("--restart", is_flag=True, help="Set aside what the sweep has written (to DIR/old-...), and start anew.")
+@target_option
+@click.option("--report", is_flag=True, help="Run nothing: table and figure of the sweep in --to.")
+@inventory_options
+@click.option(
+    "--sync", multiple=True, type=click.Path(path_type=Path),
+    help="A file or folder to copy to SSH hosts along with the script; repeatable.",
+)  # fmt: skip
+@script_argument
+def sweep(
+    script: tuple[str, ...],
+    algo: tuple[str, ...],
+    seeds: int,
+    folder: Path,
+    restart: bool,
+    target: float,
+    report: bool,
+    hosts: Path | None,
+    local: bool,
+    accept_new_host_keys: bool,
+    sync: tuple[Path, ...],
+    **parameters: Any,
+) -> int:
+    """Run a job for each algorithm and seed, one after another, and compare them.
+
+    Without a script the bundled network is trained. A script must use the seed that it finds in the variable GEOMX_SEED
+    (for the bundled job it is --seed); whether it does is not checked. All other options are those of geomx launch, and
+    the same for all jobs.
+
+    The same command continues a sweep that was interrupted: jobs that are done are not run again, failed ones are. A
+    failed job does not stop the others. If the script, the inventory or an option has changed, the sweep is refused
+    unless --restart is given; files that a script imports count if they are named with --sync. More algorithms and
+    seeds can be added.
+
+    The records are in DIR/NETWORK/MODE/JOB, and DIR/sweep.json lists the jobs. At the end a table (mean and standard
+    deviation) is printed, and one figure drawn to DIR/figures. Exit code 7: some jobs are not done, or their records
+    incomplete; 1: none is done.
+
+    \b
+    Examples:
+      geomx sweep --algo fsa hfa diloco --seeds 3
+      geomx sweep --algo fsa hfa --seeds 5 --wan 50mbit,30ms --to wan -- python train.py
+      geomx sweep --to wan --report
+    """
+    from geomx_cli.jobs.actions import sweep as running
+    from geomx_cli.jobs.actions.sweep_jobs import SweepJobs
+    from geomx_cli.jobs.store.sweep_manifest import SweepManifest
+
+    folder = folder.absolute()
+    if report:
+        _refuse_beside_report()
+        manifest = SweepManifest.read(folder)
+        if manifest is None:
+            raise InvalidSettings(f"{folder} has no sweep", "name the folder of one with --to")
+        return _report(manifest.cells, folder, target)
+    names = _checked(algo)
+    _warn(script, names)
+    given = values(_SHARED, parameters)
+    jobs = SweepJobs(
+        job_spec(script, {}),
+        given,
+        lambda name: machines(hosts, local, {**given, "algo": name}),
+        inventory_path(hosts, local=local),
+        sync,
+        ssh_options(accept_new_host_keys),
+        _note,
+    )
+    first = jobs.prepare(names)
+    runner = running.Runner(jobs.launch, jobs.attach, lambda job: _collect(job, folder), jobs.settings, _note)
+    cells = running.sweep(folder, names, range(first, first + seeds), runner, restart=restart)
+    return _report(cells, folder, target)
+
+
+def _warn(script: Sequence[str], names: Sequence[str]) -> None:
+    """Warn of options that have no effect on any of the jobs."""
+    for sentence in unknown_variables(os.environ):
+        _note(f"warning: {sentence}")
+    context = click.get_current_context()
+    useless = [list(unused(context, _SHARED, name, script=bool(script))) for name in names]
+    flags = [{sentence.split()[0] for sentence in sentences} for sentences in useless]
+    for sentence in useless[0]:
+        if all(sentence.split()[0] in one for one in flags):
+            _note(f"warning: {sentence}")
+
+
+def _checked(names: Sequence[str]) -> list[str]:
+    known = algorithms()
+    if not names:
+        raise UsageError("a sweep needs algorithms", "as in --algo fsa hfa")
+    for name in names:
+        if name not in known and ("." in name or "/" in name):
+            raise UsageError(f"{name} is no algorithm", "the command of a script goes after --: -- python train.py")
+        find("algorithm", name)
+    return list(dict.fromkeys(names))
+
+
+def _refuse_beside_report() -> None:
+    context = click.get_current_context()
+    written = [
+        f"--{name.replace('_', '-')}"
+        for name in context.params
+        if name not in (*_WITH_REPORT, "folder", "script")
+        and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if written or context.params["script"]:
+        what = ", ".join(written) or "a script"
+        raise UsageError(f"--report runs nothing: {what} has no effect", "give it --to DIR alone")
+
+
+def _note(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _collect(job: "KnownJob", folder: Path) -> dict[str, Any]:
+    from geomx_cli.observe.report.collected import collect
+
+    return collect(job, folder)
+
+
+def _report(cells: "Sequence[Cell]", folder: Path, target: float) -> int:
+    """Print table and figure, and return 0 or raise an error after naming the jobs that are not done."""
+    from geomx_cli.jobs.actions.sweep import unfinished
+    from geomx_cli.observe.report.sweep_report import report_of
+
+    found = report_of(cells, folder, target, progress)
+    if found.rows:
+        print_table(found.rows, target)
+    if found.figure is not None:
+        click.echo(str(found.figure))
+    for note in found.notes:
+        _note(f"note: {note}")
+    if found.rows:
+        _note(f"more: geomx draw {folder}; geomx compare {folder} --csv FILE")
+    left = unfinished(cells)
+    for sentence in left:
+        _note(f"not done: {sentence}")
+    for sentence in found.unreadable:
+        _note(f"warning: {sentence}")
+    if left and not any(cell.state in ("done", "collected in part") for cell in cells):
+        raise TrainingFailed(f"none of {counted(len(cells), 'job')} is done", "geomx logs JOB shows what they printed")
+    if left or found.unreadable:
+        what = f"{len(left)} of {counted(len(cells), 'job')} not done" if left else "some records cannot be read"
+        raise DoneInPart(what, "repeat the command to run or collect what is missing")
+    return 0

@@ -1,0 +1,158 @@
+"""Provides the bundled job's data set on every host that trains: the host downloads it, or is sent ours."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from geomx_cli.core.errors import CheckFailed, GeomxError, TimedOut
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.untrusted import plain
+from geomx_cli.hosts import Connector, everywhere, merged
+from geomx_cli.inventory import Inventory
+from geomx_cli.plan import Plan
+from geomx_cli.runtime.training import catalog
+
+if TYPE_CHECKING:
+    from geomx_cli.runtime.training.fetch import Progress
+
+__all__ = ["Pushed", "provide", "push"]
+
+_LIMIT = 1200.0
+_WORDS = 500
+_PIECE = 1 << 18
+_IDLE = 60.0  # seconds without progress of a transfer, after which its host hangs
+
+
+def provide(
+    planned: Plan,
+    inventory: Inventory,
+    hosts: Mapping[str, Connector],
+    note: Callable[[str], None],
+    on_progress: "Progress",
+) -> None:
+    """Ensure that each host that trains has the data; a no-op for jobs with a script or a user's data.
+
+    A host without the data that cannot download it gets a copy of this machine's. `on_progress` receives the progress
+    of a download to this machine, and of a copy. Blocks for at most 20 minutes, apart from copying. Raises
+    HostUnreachable or InvalidSettings for this machine, CheckFailed with the remote message for another.
+    """
+    name, folder = str(planned.spec.options["data"]), str(planned.spec.options["data_dir"])
+    if planned.spec.script or name not in catalog.DATA_SETS:
+        return
+    train = list(dict.fromkeys(process.host for process in planned.processes if process.global_rank is not None))
+    far = [host for host in train if not inventory.host(host).shares_files]
+    if far != train and catalog.find(name, folder) is None:
+        from geomx_cli.runtime.training import fetch
+
+        fetch.ensure(name, folder, on_progress)
+    there = [hosts[host] for host in far]
+    refused: dict[str, str] = {}
+
+    def fetch_on(host: Connector) -> None:
+        where = ["--data-dir", folder, "--existing"] if folder else []
+        done = host.run(module_command(host.python, "geomx_cli", "data", "fetch", name, *where), limit=_LIMIT)
+        if done.status != 0:
+            refused[host.name] = done.errors.decode(errors="replace").strip()[-_WORDS:]
+
+    if there:
+        note(f"looking for {name} on {', '.join(host.name for host in there)}")
+        everywhere(fetch_on, there)
+    if not refused:
+        return
+    ours = catalog.find(name, folder)
+    if ours is None:
+        host, why = next(iter(refused.items()))
+        hint = f"run geomx data fetch {name} here: launch then sends it to hosts without it"
+        raise CheckFailed(f"host {host} has no {name} and cannot fetch it: {why}", hint)
+    note(f"{', '.join(refused)} cannot download {name}; sending the copy in {ours}")
+    pushed = push(name, ours, [hosts[host] for host in refused], folder, on_progress, existing=bool(folder))
+    if pushed.errors:
+        raise merged(pushed.errors)
+
+
+@dataclass
+class Pushed:
+    """directories: where the data set is now, by host; errors: of the other hosts."""
+
+    directories: dict[str, str] = field(default_factory=dict)
+    errors: list[GeomxError] = field(default_factory=list)
+
+
+def push(
+    name: str, source: Path, hosts: list[Connector], data_dir: str, on_progress: "Progress", *, existing: bool = False
+) -> Pushed:
+    """Send the data set in the directory `source` to each host, one after another, into `data_dir` or the account's own
+    data directory there. With `existing`, a host without `data_dir` refuses; otherwise it is created.
+
+    The files are verified here and there; a broken transfer leaves nothing. A host that fails does not stop the others.
+    Raises CheckFailed for damaged files here, or if there is no room to pack them.
+    """
+    from geomx_cli.runtime.training.push import pack
+
+    pushed = Pushed()
+    where = [*(["--data-dir", data_dir] if data_dir else []), *(["--existing"] if existing else [])]
+    with pack(name, source) as archive:
+        for host in hosts:
+            argv = module_command(host.python, "geomx_cli", "data", "receive", name, *where)
+            try:
+                pushed.directories[host.name] = _send(name, archive, host, argv, on_progress)
+            except GeomxError as error:
+                pushed.errors.append(error)
+    return pushed
+
+
+def _send(name: str, archive: IO[bytes], host: Connector, argv: Sequence[str], on_progress: "Progress") -> str:
+    """Send the archive to the command `argv` on the host, and return the directory that it names. Raises CheckFailed
+    with its message, TimedOut if it makes no progress for a minute, and HostUnreachable.
+    """
+    total, output = archive.seek(0, 2), b""
+    archive.seek(0)
+    with _closed_if_idle(host, f"host {host.name} takes no more of {name}") as moved:
+        channel = host.open(argv)
+        try:
+            while data := archive.read(_PIECE):
+                channel.send(data)
+                moved()
+                on_progress(f"sending {name} to {host.name}", archive.tell(), total)
+        except OSError:  # it ended early; its stderr has the reason
+            pass
+        finally:
+            channel.close()
+        while len(output) < _PIECE and (data := channel.receive()):
+            output += data
+            moved()
+    answer = plain(output.decode(errors="replace")).strip()
+    if not answer.startswith("received in "):
+        why = plain(channel.errors()).strip()[-_WORDS:] or "the connection broke"
+        raise CheckFailed(f"host {host.name} could not receive {name}: {why}", "launch again, or put it there")
+    return answer.removeprefix("received in ")
+
+
+@contextmanager
+def _closed_if_idle(host: Connector, what: str) -> Iterator[Callable[[], None]]:
+    """Yield a function to call after each progress. When it has not been called for a minute, the connection to the
+    host is closed, which ends pending operations, and the block raises TimedOut with `what`.
+    """
+    moved, over, expired = threading.Event(), threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while moved.wait(_IDLE):
+            moved.clear()
+            if over.is_set():
+                return
+        expired.set()
+        host.close()
+
+    thread = threading.Thread(target=watch, name="idle", daemon=True)
+    thread.start()
+    try:
+        yield moved.set
+    finally:
+        over.set()
+        moved.set()
+        thread.join()
+    if expired.is_set():
+        raise TimedOut(f"{what}: nothing for {_IDLE:g} s", "see whether that machine is overloaded, or its disk hangs")

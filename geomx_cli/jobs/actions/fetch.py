@@ -1,0 +1,291 @@
+"""Fetch what a job's processes have saved, from all its hosts: DIR/JOB/outputs/PROCESS/NAME."""
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from geomx_cli.core.errors import CheckFailed, GeomxError
+from geomx_cli.core.jsonlines import encode
+from geomx_cli.core.lock import locked_folder
+from geomx_cli.core.module_command import module_command
+from geomx_cli.core.process_name import file_name
+from geomx_cli.core.untrusted import decode, first_line, last_line
+from geomx_cli.hosts import Channel, Connector, closing, everywhere
+from geomx_cli.jobs.store.registry import KnownJob
+
+__all__ = ["FETCH_VERSION", "FOLDER", "PARTIAL", "FetchProgress", "Fetched", "Listed", "fetch", "is_safe"]
+
+FETCH_VERSION = 1
+FOLDER, PARTIAL = "outputs", "outputs.part"
+_MOST_FILES = 10_000  # per host
+_LONGEST = 4096  # bytes of a name
+_SHOWN = 500  # characters of a problem
+_LINE = 16 << 20
+_CHUNK = 1 << 18
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LOCAL_HINT = "free disk space or fix permissions here, or choose another folder; fetch again to continue"
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A file that a host has: its process, name below the process's folder, and size."""
+
+    process: str
+    name: str
+    size: int
+
+    @property
+    def path(self) -> str:
+        """Its path below the folder of all outputs. No two processes of a job have the same file name."""
+        return f"{file_name(self.process)}/{self.name}"
+
+
+class _Listing(msgspec.Struct):
+    files: list[Listed]
+    left_out: list[str] = []
+
+
+class _Answer(msgspec.Struct):
+    size: int = -1
+    problem: str = ""
+
+
+class _Digest(msgspec.Struct):
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A file that is here and verified. how: whether it had been fetched before, or in part."""
+
+    host: str
+    process: str
+    name: str
+    size: int
+    sha256: str
+    path: str
+    how: Literal["fetched", "continued", "present"]
+
+
+class FetchProgress(Protocol):
+    """Receives the progress of a fetch, from the threads of several hosts."""
+
+    def begin(self, files: Collection[Listed]) -> None:
+        """A host has these files."""
+
+    def advance(self, file: Listed, done: int) -> None:
+        """The first `done` bytes of a file are here."""
+
+    def end(self, file: Fetched) -> None:
+        """A file is here and verified."""
+
+
+def fetch(job: KnownJob, base: Path, progress: FetchProgress) -> dict[str, Any]:
+    """Fetch all files of a job's outputs to BASE/JOB/outputs; may be repeated, also while the job runs.
+
+    Each file is the host's, by SHA-256, or is not replaced. What has arrived of an interrupted transfer is kept in
+    BASE/JOB/outputs.part and continued. Hosts and files that could not be fetched are among the "problems". Raises
+    CheckFailed if BASE cannot be written.
+    """
+    folder = base / job.plan.job
+    problems: list[dict[str, str]] = []
+
+    def one(host: Connector) -> list[Fetched]:
+        got: list[Fetched] = []
+        try:
+            transfer = _Transfer(job, host, folder, progress)
+            try:
+                files, left_out = transfer.listing()
+                problems.extend({"host": host.name, "problem": what} for what in left_out)
+                progress.begin(files)
+                for listed in files:
+                    try:
+                        got.append(transfer.file(listed))
+                        progress.end(got[-1])
+                    except _Refused as error:
+                        problems.append({"host": host.name, "problem": f"{listed.path}: {error}"})
+            finally:
+                transfer.close()
+        except OSError as error:
+            if error.errno in _FULL or str(error.filename or "").startswith(str(folder)):
+                raise CheckFailed(f"cannot write to {folder}: {error.strerror}", _LOCAL_HINT) from None
+            problems.append({"host": host.name, "problem": first_line(error, host.name)})
+        except (GeomxError, ValueError) as error:
+            problems.append({"host": host.name, "problem": first_line(error, host.name)})
+        return got
+
+    with locked_folder(base), closing(job.open_hosts()) as hosts:
+        try:
+            found = [entry for entries in everywhere(one, hosts.values()) for entry in entries]
+        finally:
+            _remove_empty(folder / PARTIAL)
+    return {
+        "schema_version": FETCH_VERSION,
+        "job": job.plan.job,
+        "folder": str(folder / FOLDER),
+        "complete": not problems,
+        "files": [asdict(entry) for entry in found],
+        "problems": problems,
+    }
+
+
+def is_safe(name: str) -> bool:
+    """Whether a file name from a host stays below the folder that it is put into, and can be printed."""
+    parts = name.split("/")
+    return name.isprintable() and len(name.encode()) <= _LONGEST and not {"", ".", ".."}.intersection(parts)
+
+
+class _Refused(Exception):
+    """A file that cannot be fetched, for a reason that concerns no other."""
+
+
+class _Transfer:
+    """The files of one host over one channel; see agent/outputs.py for the protocol."""
+
+    def __init__(self, job: KnownJob, host: Connector, folder: Path, progress: FetchProgress) -> None:
+        self._host = host.name
+        self._own = {process.name for process in job.plan.on_host(host.name)}
+        self._folder = folder
+        self._progress = progress
+        command = module_command(host.python, "geomx_cli.agent", "outputs", job.directory_on(host.name))
+        self._channel = host.open(command)
+        self._input = _Input(self._channel)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def listing(self) -> tuple[list[Listed], list[str]]:
+        """Return the files that the host has, and problems with others. Raises CheckFailed if it sends no list."""
+        try:
+            found = decode(self._input.line(objects=True), _Listing)
+        except EOFError:
+            what = last_line(self._channel.errors(), "it has sent no list of outputs")
+            raise CheckFailed(what) from None
+        good, bad = [], []
+        for listed in found.files[:_MOST_FILES]:
+            if listed.process in self._own and is_safe(listed.name) and listed.size >= 0:
+                good.append(listed)
+            else:
+                bad.append(f"{listed.path!r} cannot be put below the folder of its process: it is left out")
+        return good, [what[:_SHOWN] for what in (*bad, *found.left_out[:_MOST_FILES])]
+
+    def file(self, listed: Listed) -> Fetched:
+        """Fetch a file. Raises _Refused for it alone, CheckFailed for the rest of this host, OSError for this disk."""
+        target, part = self._folder / FOLDER / listed.path, self._folder / PARTIAL / listed.path
+        if target.is_file() and target.stat().st_size == listed.size:
+            with suppress(_Changed):
+                digest = self._receive(listed, target, listed.size, keep=False)
+                return self._done(listed, digest, target, "present")
+        try:
+            for path in (target, part):
+                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if target.is_dir() or part.is_dir():
+                raise IsADirectoryError
+        except (FileExistsError, NotADirectoryError, IsADirectoryError):
+            raise _Refused("a file and a folder have this name") from None
+        at = part.stat().st_size if part.exists() else 0
+        if 0 < at <= listed.size:
+            with suppress(_Changed):
+                return self._place(listed, part, target, at)
+        try:
+            return self._place(listed, part, target, 0)
+        except _Changed:
+            part.unlink()
+            raise _Refused("it has changed while it was sent; fetch again") from None
+
+    def _place(self, listed: Listed, part: Path, target: Path, at: int) -> Fetched:
+        digest = self._receive(listed, part, at)
+        part.replace(target)
+        return self._done(listed, digest, target, "continued" if at else "fetched")
+
+    def _done(
+        self, listed: Listed, digest: str, target: Path, how: Literal["continued", "fetched", "present"]
+    ) -> Fetched:
+        size = target.stat().st_size
+        self._progress.advance(listed, size)
+        return Fetched(self._host, listed.process, listed.name, size, digest, str(target), how)
+
+    def _receive(self, listed: Listed, path: Path, at: int, *, keep: bool = True) -> str:
+        """Receive a file's bytes from `at` on into `path`, which has those before; return the SHA-256 of all.
+
+        Raises _Changed if the host's file is another. Without `keep` the bytes only count for that.
+        """
+        self._channel.send(encode({"process": listed.process, "name": listed.name, "offset": at}))
+        try:
+            answer = decode(self._input.line(), _Answer)
+            if answer.problem or answer.size < at:
+                raise _Refused(answer.problem[:_SHOWN] or "it has become shorter")
+            if answer.size - at > shutil.disk_usage(path.parent).free:
+                raise OSError(errno.ENOSPC, f"no room for {answer.size - at} bytes", str(path))
+            digest, done = hashlib.sha256(), at
+            with path.open("r+b" if at else "wb") as file:
+                while at > file.tell():
+                    digest.update(file.read(min(_CHUNK, at - file.tell())))
+                while done < answer.size:
+                    data = self._input.some(answer.size - done)
+                    digest.update(data)
+                    done += len(data)
+                    if keep:
+                        file.write(data)
+                        self._progress.advance(listed, done)
+            claimed = decode(self._input.line(), _Digest).sha256
+        except EOFError:
+            what = last_line(self._channel.errors(), "the connection broke")
+            raise CheckFailed(f"{what}; fetch again to continue") from None
+        if claimed != digest.hexdigest() or (not keep and done > at):  # it may have grown
+            raise _Changed
+        return claimed
+
+
+class _Changed(Exception):
+    """The bytes that are here are not the beginning of the host's file."""
+
+
+class _Input:
+    """The bytes of a channel as lines and pieces. Raises EOFError at the end of the stream."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._rest = bytearray()
+
+    def line(self, *, objects: bool = False) -> bytes:
+        """Return the next line; with `objects` the next that begins as an object does, as an interpreter that is a
+        wrapper script may print others first.
+        """
+        while True:
+            while (end := self._rest.find(b"\n")) < 0:
+                if len(self._rest) > _LINE:
+                    raise CheckFailed("it sent a line without end")
+                self._more()
+            line = bytes(self._rest[:end])
+            del self._rest[: end + 1]
+            if not objects or line.startswith(b"{"):
+                return line
+
+    def some(self, most: int) -> bytes:
+        """Return at least one byte and at most `most`."""
+        if not self._rest:
+            self._more()
+        data = bytes(self._rest[:most])
+        del self._rest[:most]
+        return data
+
+    def _more(self) -> None:
+        data = self._channel.receive()
+        if not data:
+            raise EOFError
+        self._rest += data
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder, and those below it, as far as they are empty."""
+    for at, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):
+            Path(at).rmdir()

@@ -1,0 +1,26 @@
+// Numbers as text.
+
+// Seconds as in "1:05" or "2:00:05".
+export function clock(seconds) {
+  const whole = Math.round(seconds), two = number => String(number).padStart(2, "0");
+  const hours = Math.floor(whole / 3600), minutes = Math.floor(whole / 60) % 60;
+  return (hours ? `${hours}:${two(minutes)}` : `${minutes}`) + `:${two(whole % 60)}`;
+}
+
+// Bytes as in "1.2 MB".
+export function size(bytes) {
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
+  let value = bytes, unit = 0;
+  while (value >= 999.5 && unit < units.length - 1) [value, unit] = [value / 1000, unit + 1];
+  return `${unit ? value.toPrecision(3) : Math.round(value)} ${units[unit]}`;
+}
+
+export const percent = part => part == null ? "" : `${Math.round(100 * part)} %`;
+
+export const whole = number => number == null ? "" : Math.round(number).toLocaleString("en");
+
+// A figure of a chart; null stands for one that is not a number.
+export function figure(number, digits) {
+  if (number == null) return "";
+  return Math.abs(number) >= 10 ** digits ? whole(number) : number.toPrecision(digits);
+}

@@ -1,0 +1,114 @@
+"""Results of runs side by side: one row for each group of runs, with means and standard deviations."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from geomx_cli.core.units import format_bytes, format_duration
+from geomx_cli.observe.report.averages import Mean, mean_of
+from geomx_cli.observe.report.groups import RunGroup
+from geomx_cli.observe.report.summary import Summary
+
+__all__ = ["METRICS", "ComparisonRow", "cells", "compared", "csv_rows", "unlike"]
+
+ALIKE = ("parties", "workers", "central_workers", "network", "data", "split", "batch_size", "wan", "slowdown")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """heading: in tables, with {} for the target. of: its value in a run's summary, None if unknown. unit: in CSV."""
+
+    heading: str
+    of: Callable[[Summary], float | None]
+    text: Callable[[float], str]
+    unit: str = ""
+
+
+METRICS: Mapping[str, Metric] = {
+    "time_to_target": Metric(
+        "time to {}", lambda one: one.reached.seconds if one.reached else None, format_duration, "s"
+    ),
+    "bytes_to_target": Metric(
+        "bytes to {}", lambda one: one.reached.wan_bytes if one.reached else None, format_bytes, "B"
+    ),
+    "accuracy": Metric("accuracy", lambda one: one.accuracy, "{:.4f}".format),
+    "samples_per_s": Metric("samples/s", lambda one: one.samples_per_s, "{:.0f}".format),
+    "busy": Metric("computing", lambda one: one.busy, lambda value: f"{100 * value:.0f} %"),
+    "wan_bytes": Metric("bytes", lambda one: one.wan_bytes, format_bytes, "B"),
+    "seconds": Metric("duration", lambda one: one.seconds or None, format_duration, "s"),
+}
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """A group, the summaries of its runs, and each metric's mean; None if unknown."""
+
+    group: RunGroup
+    summaries: Sequence[Summary]
+    means: Mapping[str, Mean | None]
+
+    @property
+    def training(self) -> str:
+        """What it trained, as in "cnn HFA, seed 2"."""
+        return self.group.label if self.group.network else f"{self.group.runs[0].network} {self.group.label}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The group for --json."""
+        means = {name: None if one is None else _json(one) for name, one in self.means.items()}
+        run = self.group.runs[0]
+        return {
+            "training": self.training, "network": run.network, "mode": run.mode, "n": len(self.group.runs),
+            "jobs": [run.name for run in self.group.runs], "differs": dict(self.group.differs), **means,
+        }  # fmt: skip
+
+
+def _json(mean: Mean) -> dict[str, float | int | None]:
+    return {"mean": mean.value, "sd": mean.sd, "n": mean.n}
+
+
+def compared(groups: Sequence[RunGroup], target: float) -> list[ComparisonRow]:
+    """Return a row for each group."""
+    rows = []
+    for group in groups:
+        summaries = [Summary.of(run, target, parity=False) for run in group.runs]
+        means = {name: mean_of(metric.of(one) for one in summaries) for name, metric in METRICS.items()}
+        rows.append(ComparisonRow(group, summaries, means))
+    return rows
+
+
+def cells(row: ComparisonRow) -> list[str]:
+    """Return the metrics as text: mean ± standard deviation; where only some runs reached the target, how many."""
+    return [_cell(metric, row.means[name], len(row.group.runs)) for name, metric in METRICS.items()]
+
+
+def _cell(metric: Metric, mean: Mean | None, runs: int) -> str:
+    if mean is None:
+        return "-"
+    text = metric.text(mean.value)
+    if mean.sd is not None:
+        text += f" ± {metric.text(mean.sd)}"
+    return text if mean.n == runs else f"{text} ({mean.n} of {runs})"
+
+
+def csv_rows(rows: Sequence[ComparisonRow], target: float) -> list[list[Any]]:
+    """Return heading and rows of a CSV file: mean, sd and n of each metric."""
+    heading: list[Any] = ["training", "mode", "n", "jobs"]
+    for name, metric in METRICS.items():
+        full = name.replace("target", f"{target:g}") + (f" ({metric.unit})" if metric.unit else "")
+        heading += [full, f"{full} sd", f"{full} n"]
+    found = [heading]
+    for row in rows:
+        jobs = " ".join(run.name for run in row.group.runs)
+        fields: list[Any] = [row.training, row.group.mode, len(row.group.runs), jobs]
+        for name in METRICS:
+            mean = row.means[name]
+            fields += [None, None, 0] if mean is None else [mean.value, mean.sd, mean.n]
+        found.append(fields)
+    return found
+
+
+def unlike(groups: Sequence[RunGroup]) -> list[str]:
+    """Return the flags of options, other than those of algorithms, in which the runs of the groups differ."""
+    known = [run.metadata.options for group in groups for run in group.runs if run.metadata is not None]
+    differing = [name for name in ALIKE if len({str(options.get(name)) for options in known}) > 1]
+    return sorted(f"--{name.replace('_', '-')}" for name in differing)

@@ -1,0 +1,134 @@
+"""Groups of runs, over which reports average."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from geomx_cli.core.errors import UsageError
+from geomx_cli.core.process_name import file_name
+from geomx_cli.observe.report.modes import place_of, title
+from geomx_cli.observe.report.run_records import RunRecords
+
+__all__ = ["RunGroup", "grouped", "settings"]
+
+_ALIASES = {"codec": "compress", "job": "run", "mode": "algo"}
+_IGNORED_SETTINGS = ("seed", "data_dir", "run", "algo")  # these do not divide runs into groups unless asked for
+_LONGEST = 40
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs of one script (or network of the bundled training) under one mode.
+
+    differs: the values of the settings by which it differs from other groups of its mode; number: its place among
+    them. network: set if the groups are of several.
+    """
+
+    mode: str
+    number: int
+    differs: Mapping[str, str]
+    runs: tuple[RunRecords, ...]
+    network: str = ""
+    suffix: str = ""
+
+    @property
+    def label(self) -> str:
+        """As in "HFA, seed 2"."""
+        words = {name.replace("_", "-"): value for name, value in self.differs.items()}
+        parts = [f"{name} {_short(value)}" if value else f"no {name}" for name, value in words.items()]
+        text = ", ".join([title(self.mode), *parts]) + self.suffix
+        return f"{self.network}: {text}" if self.network else text
+
+    @property
+    def name(self) -> str:
+        """As in "hfa-seed-2", for files."""
+        parts = [f"-{name.replace('_', '-')}-{_short(value)}" for name, value in self.differs.items()]
+        network = f"{self.network}-" if self.network else ""
+        return file_name(f"{network}{self.mode}{''.join(parts)}{self.suffix.replace(' ', '-')}".replace("/", "-"))
+
+
+def grouped(runs: Iterable[RunRecords], by: Sequence[str] = ()) -> list[RunGroup]:
+    """Divide runs into groups by their mode and the settings `by`; without any by all in which runs of a mode differ,
+    except the seed.
+
+    Runs of different scripts, versions of a script, networks or modes are never in one group, nor are runs of which no
+    settings are known. A run that is there twice counts once. Raises UsageError for a setting that no run has.
+    """
+    unique = list({run.name: run for run in runs}.values())
+    wanted = [_ALIASES.get(name, name) for name in (name.strip().replace("-", "_") for name in by) if name]
+    _check(wanted, unique)
+    kinds: dict[tuple[str, ...], list[RunRecords]] = {}
+    for run in sorted(unique, key=lambda run: (run.network, place_of(run.mode))):
+        kinds.setdefault(_kind(run), []).append(run)
+    found = [group for alike in kinds.values() for group in _divided(alike, wanted)]
+    networks = {run.network for run in unique}
+    if len(networks) > 1:
+        found = [replace(group, network=group.runs[0].network) for group in found]
+    return _unique(found)
+
+
+def settings(run: RunRecords) -> dict[str, str]:
+    """Return what runs can be grouped by: the options, arguments of the script, topology and job of a run."""
+    if run.metadata is None:
+        return {"run": run.name}
+    _, arguments = _split(run.metadata.script)
+    known = {name: str(value) for name, value in run.metadata.options.items()}
+    more = {"algo": run.mode, "topology": run.metadata.topology, "run": run.name}
+    return {**known, **more, "args": " ".join(arguments)}
+
+
+def _check(wanted: Sequence[str], runs: Sequence[RunRecords]) -> None:
+    known = [settings(run) for run in runs]
+    for name in wanted:
+        if not any(name in one for one in known):
+            keys = sorted({key for one in known for key in one})
+            differing = [key for key in keys if len({one.get(key) for one in known}) > 1]
+            hint = f"they differ in {', '.join(differing)}" if differing else "all settings are equal"
+            raise UsageError(f"--group-by {name}: no run has such a setting", hint)
+
+
+def _kind(run: RunRecords) -> tuple[str, ...]:
+    """Return what all runs of a group have in common."""
+    if run.metadata is None:
+        return run.network, run.mode, str(run.folder)
+    program, _ = _split(run.metadata.script)
+    return run.network, run.mode, run.metadata.script_digest or " ".join(program)
+
+
+def _split(script: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return a script's command up to the script, and its arguments."""
+    end = next((place for place, word in enumerate(script, 1) if word.endswith(".py")), 1)
+    return script[:end], script[end:]
+
+
+def _divided(runs: Sequence[RunRecords], wanted: Sequence[str]) -> list[RunGroup]:
+    known = [settings(run) for run in runs]
+    differing = [
+        name for name in dict.fromkeys(key for one in known for key in one)
+        if len({one.get(name, "") for one in known}) > 1
+    ]  # fmt: skip
+    keys = [name for name in (wanted or differing) if name in differing and (wanted or name not in _IGNORED_SETTINGS)]
+    found: dict[tuple[str, ...], list[RunRecords]] = {}
+    for run, one in zip(runs, known, strict=True):
+        found.setdefault(tuple(one.get(name, "") for name in keys), []).append(run)
+    ordered = sorted(found.items(), key=lambda item: [(len(value), value) for value in item[0]])  # 2 before 10
+    return [
+        RunGroup(alike[0].mode, number, dict(zip(keys, values, strict=True)), tuple(alike))
+        for number, (values, alike) in enumerate(ordered)
+    ]
+
+
+def _unique(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """Name the first run in labels that would be alike, as those of two versions of a script."""
+    labels = Counter(group.label for group in groups)
+    numbers = Counter[str]()
+    found = []
+    for group in groups:
+        alike = labels[group.label] > 1
+        found.append(replace(group, number=numbers[group.mode], suffix=f" ({group.runs[0].name})" if alike else ""))
+        numbers[group.mode] += 1
+    return found
+
+
+def _short(value: str) -> str:
+    return value if len(value) <= _LONGEST else value[: _LONGEST - 1] + "…"

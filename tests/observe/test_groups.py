@@ -1,0 +1,153 @@
+"""Which runs are averaged, and how."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geomx_cli.core.errors import UsageError
+from geomx_cli.observe.report import RunRecords
+from geomx_cli.observe.report.averages import Curve, Mean, mean_curve, mean_of
+from geomx_cli.observe.report.axes import Axes
+from geomx_cli.observe.report.comparison import cells, compared, csv_rows
+from geomx_cli.observe.report.drawing import figures_of
+from geomx_cli.observe.report.figures import Curves, Series
+from geomx_cli.observe.report.groups import grouped
+from geomx_cli.observe.report.metadata import Metadata
+from geomx_cli.observe.report.metric_curves import LOSS, metric_curve
+from geomx_cli.observe.report.record import RoundRecord, WorkerRecords
+from geomx_cli.observe.report.tables import write_csv
+from geomx_cli.observe.report.terminal import painted
+
+POINTS = st.tuples(st.floats(0, 100), st.floats(0, 1))
+SERIES = st.lists(POINTS, min_size=2, max_size=9, unique_by=lambda point: point[0])
+
+
+def run(mode: str = "fsa", seed: int = 1, job: str = "", rate: float = 1.0, **fields: Any) -> RunRecords:
+    """Four rounds of `rate` seconds, whose accuracies end with 0.8 + seed / 100."""
+    worker = WorkerRecords()
+    for number in range(1, 5):
+        accuracy = 0.8 + seed / 100 - 0.1 * (4 - number)
+        worker.add(RoundRecord(number, {"0": {}}, 100, rate * number, accuracy, compute=0.5))
+    options = {"algo": mode, "seed": seed, "lr": 0.1, "network": "cnn", **fields.pop("options", {})}
+    script = fields.pop("script", [])
+    job = job or f"{mode}-{seed}-{options['lr']}-{' '.join(script)}"
+    metadata = Metadata(job, "central", options, script=script, **fields)
+    return RunRecords(Path(job), "train" if script else "cnn", mode, {"A": {"cpu": worker}}, metadata)
+
+
+def labels(*runs: RunRecords, by: tuple[str, ...] = ()) -> dict[str, int]:
+    return {group.label: len(group.runs) for group in grouped(runs, by)}
+
+
+def test_runs_that_differ_in_their_seed_are_one_group() -> None:
+    three = [run(seed=seed) for seed in (1, 2, 3)]
+    assert labels(*three, run("hfa"), three[0]) == {"FSA": 3, "HFA": 1}, "one that is there twice counts once"
+    fast = run(options={"lr": 0.5})
+    assert labels(*three, fast, run("hfa", options={"lr": 0.2})) == {"FSA, lr 0.1": 3, "FSA, lr 0.5": 1, "HFA": 1}
+    assert labels(*three, fast, by=("algo",)) == {"FSA": 4}
+    seeds = list(labels(*three, run(seed=10), by=("seed",)))
+    assert seeds == ["FSA, seed 1", "FSA, seed 2", "FSA, seed 3", "FSA, seed 10"]
+    assert labels(three[0], run(seed=2, options={"compress": "fp16"}), by=("codec",)) == {
+        "FSA, no compress": 1, "FSA, compress fp16": 1,
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="--group-by speed") as caught:
+        grouped([*three, fast], ("speed",))
+    assert caught.value.hint == "they differ in lr, run, seed"
+
+
+def test_different_scripts_are_never_averaged() -> None:
+    one, other = (run(script=["python", name], job=name) for name in ("a/train.py", "b/train.py"))
+    assert labels(one, other, by=("algo",)) == {"FSA (a/train.py)": 1, "FSA (b/train.py)": 1}
+    versions = [run(script=["python", "train.py"], job=str(digest), script_digest=str(digest)) for digest in (1, 1, 2)]
+    versions[1] = replace(versions[1], metadata=replace_job(versions[1], "again"))
+    assert labels(*versions) == {"FSA (1)": 2, "FSA (2)": 1}
+    arguments = [run(script=["python", "train.py", "--size", size]) for size in ("8", "16")]
+    assert labels(*arguments) == {"FSA, args --size 8": 1, "FSA, args --size 16": 1}
+    assert labels(*arguments, by=("algo",)) == {"FSA": 2}
+    assert labels(one, run()) == {"train: FSA": 1, "cnn: FSA": 1}
+    unknown = [RunRecords(Path(f"{base}/cnn/esync"), "cnn", "esync", {}) for base in "ab"]
+    assert labels(*unknown) == {"ESync (a/cnn/esync)": 1, "ESync (b/cnn/esync)": 1}
+
+
+def replace_job(found: RunRecords, job: str) -> Metadata:
+    assert found.metadata is not None
+    return Metadata(job, "central", found.metadata.options, script=found.metadata.script, script_digest="1")
+
+
+def test_means() -> None:
+    assert mean_of([1.0, None, 3.0]) == Mean(2.0, pytest.approx(2**0.5), 2)
+    assert mean_of([5.0]) == Mean(5.0, None, 1), "one value has no deviation"
+    assert mean_of([None, float("nan")]) is None
+    assert mean_curve([[(1.0, 0.5)], [(3.0, 0.7)]]) == Curve([2.0], [0.6], [pytest.approx(0.2 / 2**0.5)], 2)
+    apart = mean_curve([[(1.0, 0.2), (2.0, 0.5)], [(3.0, 0.6), (4.0, 0.7)]])
+    assert (apart.x, apart.y, apart.n) == ([3.0], [0.6], 2), "no common x: the last points"
+    two = mean_curve([[(0.0, 0.0), (4.0, 4.0)], [(1.0, 1.0), (3.0, 5.0)]])
+    assert (two.x, two.y) == ([1.0, 3.0], [1.0, 4.0]), "where both are"
+
+
+@given(st.lists(SERIES, min_size=2, max_size=4))
+def test_a_mean_curve_is_the_mean_at_each_x(runs: list[list[tuple[float, float]]]) -> None:
+    ordered = [sorted(points) for points in runs]
+    found = mean_curve(ordered)
+    begin, end = max(points[0][0] for points in ordered), min(points[-1][0] for points in ordered)
+    assert found.sd is not None and found.n == len(runs)
+    if begin >= end:
+        assert found.x == [pytest.approx(np.mean([points[-1][0] for points in ordered]))]
+        return
+    assert (found.x[0], found.x[-1]) == (begin, end)
+    values = [np.interp(found.x, *zip(*points, strict=True)) for points in ordered]
+    assert np.allclose(found.y, np.mean(values, axis=0)) and np.allclose(found.sd, np.std(values, axis=0, ddof=1))
+
+
+def test_the_loss_is_averaged_over_workers_at_the_same_times() -> None:
+    """One worker takes a second for each of 10 rounds, the other two for each of 5; the loss is the time."""
+    workers = {"fast": WorkerRecords(), "slow": WorkerRecords(), "silent": WorkerRecords()}
+    for seconds in range(1, 11):
+        loss = float("nan") if seconds == 4 else float(seconds)
+        workers["fast"].add(RoundRecord(seconds, {}, 1, float(seconds), loss=loss))
+        if seconds % 2 == 0:
+            workers["slow"].add(RoundRecord(seconds // 2, {}, 1, float(seconds), loss=float(seconds)))
+    curve = metric_curve(RunRecords(Path(), "cnn", "fsa", {"A": workers}), LOSS)
+    assert [seconds for seconds, _ in curve] == sorted(range(2, 11))
+    assert all(loss == pytest.approx(seconds) for seconds, loss in curve)
+
+
+def test_axes_of_nothing_after_the_first_moment() -> None:
+    figure = Curves("loss", "", "", "", {Series("FSA", "fsa"): Curve([0.0], [1.0])})
+    assert Axes(logx=True).x_limits(figure) == (1.0, 2.0)
+    assert Axes(logx=True, xlim=(3.0, 4.0)).x_limits(figure) == (3.0, 4.0)
+
+
+def test_a_table_with_deviations(tmp_path: Path) -> None:
+    rows = compared(grouped([*(run(seed=seed) for seed in (1, 2, 3)), run("hfa", seed=-3)]), 0.81)
+    fsa, hfa = (dict(zip(row.means, cells(row), strict=True)) for row in rows)
+    assert fsa["accuracy"] == "0.8200 ± 0.0100" and fsa["time_to_target"] == "4.0 s ± 0 ms"
+    assert hfa["accuracy"] == "0.7700" and hfa["time_to_target"] == "-" and hfa["wan_bytes"] == "-"
+    partly = compared(grouped([run(seed=seed) for seed in (1, 2, 3)]), 0.825)
+    assert cells(partly[0])[0] == "4.0 s (1 of 3)"
+    write_csv(tmp_path / "new" / "table.csv", csv_rows(rows, 0.81))
+    with (tmp_path / "new" / "table.csv").open() as file:
+        first, second = csv.DictReader(file)
+    assert first["n"] == "3" and float(first["accuracy sd"]) == pytest.approx(0.01) and second["accuracy sd"] == ""
+    assert second["time_to_0.81 (s)"] == "" and second["time_to_0.81 (s) n"] == "0", "what is unknown is not 0"
+    assert rows[0].to_json()["jobs"] == [f"fsa-{seed}-0.1-" for seed in (1, 2, 3)]
+
+
+def test_figures_of_groups() -> None:
+    found = figures_of([run(seed=1), run(seed=3, rate=2.0), run("hfa")], (), ("accuracy", "computing"))
+    assert [figure.name for figure in found.found] == ["accuracy", "computing"] and not found.missing
+    accuracy = found.found[0]
+    assert isinstance(accuracy, Curves)
+    fsa, hfa = accuracy.curves.values()
+    assert (fsa.n, fsa.x[0], fsa.x[-1]) == (2, 2.0, 4.0) and hfa.sd is None
+    assert fsa.y[-1] == pytest.approx((0.81 + 0.63) / 2), "of the slower one at this time"
+    assert "FSA (mean of 2)" in painted(accuracy, Axes(ylim=(0, 1)))
+    assert Axes(logx=True).x_limits(accuracy) == (1.0, 4.0) and Axes(xlim=(2, 3)).x_limits(accuracy) == (2, 3)
+    with pytest.raises(UsageError, match="--only speed"):
+        figures_of([run()], (), ("speed",))

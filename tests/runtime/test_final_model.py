@@ -1,0 +1,63 @@
+"""The saved model: whole or absent, and what its files contain."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from geomx_cli.core.errors import TrainingFailed
+from geomx_cli.ps.optim import optimizers
+from geomx_cli.runtime.training import networks
+from geomx_cli.runtime.training.final_model import save, save_optimizer
+from geomx_cli.runtime.training.model import ModelAdapter
+
+
+@pytest.fixture
+def model() -> ModelAdapter:
+    """A linear model with known weights."""
+    made = networks.find("linear", (1, 2, 2), 3).build()
+    made.write_weights(np.arange(made.size, dtype=np.float32))
+    return made
+
+
+def test_the_files_have_the_weights_and_a_workers_optimizer(model: ModelAdapter, tmp_path: Path) -> None:
+    adam, gradient = optimizers.create("adam", {"learning_rate": 0.1}), np.full(model.size, 2, np.float32)
+    adam.update((0, 0), np.zeros(model.size, np.float32), gradient)
+    save(tmp_path / "new", model, adam, {"step": 1})
+    weights, kept = load_file(tmp_path / "new/model.safetensors"), load_file(tmp_path / "new/optimizer.safetensors")
+    np.testing.assert_equal(weights["dense.weight"], np.arange(12, dtype=np.float32).reshape(3, 4))
+    np.testing.assert_equal(weights["dense.bias"], np.arange(12, 15, dtype=np.float32))
+    assert kept.pop("step") == [1]
+    shapes = {name.partition("/")[0]: array.shape for name, array in kept.items()}
+    assert shapes == {"dense.weight": (3, 4), "dense.bias": (3,)} and len(kept) == 4
+    manifest = json.loads((tmp_path / "new/manifest.json").read_bytes())
+    assert manifest["step"] == 1 and set(manifest["files"]) == {"model.safetensors", "optimizer.safetensors"}
+    save_optimizer(tmp_path / "root", adam)
+    assert load_file(tmp_path / "root/optimizer.safetensors").keys() == adam.export_state().keys()
+
+
+def test_a_model_that_cannot_be_written_leaves_the_earlier_one(
+    model: ModelAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, model, None, {"step": 1})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert set(before) == {"manifest.json", "model.safetensors"}
+    model.write_weights(np.zeros(model.size, np.float32))
+    opened = os.open
+
+    def full(path: Path, *arguments: int) -> int:
+        if path.name.startswith("model"):
+            raise OSError(28, "No space left on device")
+        return opened(path, *arguments)
+
+    def refuse(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    for name, fails in (("open", full), ("fsync", refuse)):
+        with monkeypatch.context() as patch, pytest.raises(TrainingFailed, match="No space left"):
+            patch.setattr(os, name, fails)
+            save(tmp_path, model, None, {"step": 2})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
